@@ -1,0 +1,1 @@
+//! Carries a plan out: slots, tiers, agent, client, metrics.

@@ -1,0 +1,11 @@
+//! Foreload's policy: what to fetch, when, from where and where to keep it.
+//!
+//! Everything here is a pure function of what is passed in. There is no clock, no dice, no thread and no I/O; time and
+//! measured speeds arrive inside events. The engine and the simulator both carry out what [`Scheduler::step`] orders, so a
+//! run can be predicted before it starts and replayed after it ended.
+//!
+//! The flow: an [`order`] says which sample each position holds; the [`scheduler`] walks it ahead of the consumers and orders
+//! fetches; [`flow`] says how many requests may be in flight; [`replay`] proves that a run obeyed.
+
+#[cfg(feature = "std")]
+pub mod order;

@@ -1,0 +1,1 @@
+//! Python conversions over the engine's client; decides nothing.

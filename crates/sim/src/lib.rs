@@ -1,0 +1,1 @@
+//! Carries a plan out on modelled hardware under a virtual clock.
