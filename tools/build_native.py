@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Builds the three native parts of the package with cargo and puts them where Python looks for them.
+
+`build` runs cargo once for the extension and the agent and once, under its own profile, for the preload library; it
+reads from cargo's messages where the results lie, and copies those that changed into a package directory. The wheel
+(setup.py) and `make develop` both call it, so they can't differ. It uses the standard library only and decides nothing
+about flags that Cargo.toml could hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One file of the package that cargo makes.
+
+    Attributes:
+        target: Name of the cargo target.
+        kind: Its kind, as in cargo's messages.
+        path: Where it goes, relative to the package directory.
+    """
+
+    target: str
+    kind: str
+    path: str
+
+
+EXTENSION = Artefact("_core", "cdylib", "_core.abi3.so")
+AGENT = Artefact("foreload-agent", "bin", "_bin/foreload-agent")
+PRELOAD = Artefact("foreload_preload", "cdylib", "_preload.so")
+
+#: Arguments that select the targets of one cargo call, and what the call yields.
+CALLS = (
+    (("-p", "foreload-py", "--lib", "-p", "foreload-engine", "--bin", "foreload-agent"), None, (EXTENSION, AGENT)),
+    (("-p", "foreload-preload", "--lib"), "preload", (PRELOAD,)),
+)
+ARTEFACTS = (EXTENSION, AGENT, PRELOAD)
+
+
+def build(package: Path, profile: str = "release", strip: bool = False, locked: bool = True) -> None:
+    """Builds everything native and puts it into `package`.
+
+    Args:
+        package: Directory of the package `foreload` (in the source tree or in a build tree).
+        profile: Cargo profile of the extension and the agent; the preload library always has its own.
+        strip: Whether to drop debug information and local symbols, as in a wheel.
+        locked: Whether a Cargo.lock that needs changing is an error.
+
+    Raises:
+        SystemExit: When cargo is missing or fails.
+    """
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise SystemExit("foreload: cargo was not found; building from source needs Rust (see README.md)")
+    for selection, own_profile, artefacts in CALLS:
+        built = _cargo(cargo, [*selection, "--profile", own_profile or profile, *(["--locked"] if locked else [])])
+        for artefact in artefacts:
+            _place(_find(built, artefact), package / artefact.path, strip=strip)
+
+
+def _cargo(cargo: str, arguments: list[str]) -> list[dict[str, object]]:
+    """Runs `cargo build` and returns its artefact messages; diagnostics go to the terminal."""
+    command = [cargo, "build", "--message-format=json-render-diagnostics", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"foreload: {' '.join(command)} failed with status {done.returncode}")
+    messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [message for message in messages if message.get("reason") == "compiler-artifact"]
+
+
+def _find(built: list[dict[str, object]], artefact: Artefact) -> Path:
+    """The file that holds `artefact`; its absence means that the workspace and this table disagree."""
+    for message in built:
+        target = message["target"]
+        assert isinstance(target, dict)
+        if target["name"] == artefact.target and artefact.kind in target["kind"]:
+            files = message["filenames"]
+            assert isinstance(files, list)
+            wanted = [file for file in files if artefact.kind == "bin" or file.endswith(".so")]
+            return Path(wanted[0])
+    raise SystemExit(f"foreload: cargo built no {artefact.kind} named {artefact.target}")
+
+
+def _place(source: Path, target: Path, *, strip: bool) -> None:
+    """Puts `source` at `target` by renaming, so that a running program keeps the file it has mapped."""
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, staged)
+    if strip:
+        subprocess.run(["strip", "--strip-unneeded", staged], check=True)
+    if target.exists() and filecmp.cmp(staged, target, shallow=False):
+        staged.unlink()
+    else:
+        staged.replace(target)
+        print(f"foreload: {source.name} -> {target}", file=sys.stderr)
+
+
+def main() -> None:
+    """Command line: `build_native.py [--profile NAME] [--strip] [--locked] [--into DIR]`."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--profile", default="release", help="cargo profile (default: %(default)s)")
+    parser.add_argument("--strip", action="store_true", help="drop debug information, as in a wheel")
+    parser.add_argument("--into", type=Path, default=ROOT / "python" / "foreload", help="package directory")
+    parser.add_argument("--locked", action="store_true", help="fail when Cargo.lock needs changing")
+    options = parser.parse_args()
+    build(options.into, options.profile, options.strip, options.locked)
+
+
+if __name__ == "__main__":
+    main()
