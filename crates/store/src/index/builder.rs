@@ -1,0 +1,371 @@
+//! Collects objects and samples in order and writes an [`Index`].
+
+use super::column::Values;
+use super::etags::EtagWriter;
+use super::keys::{KeyWriter, MAX_KEY_BYTES};
+use super::layout::{Header, Section, Writer};
+use super::{Index, MAX_SAMPLES, first_half};
+use crate::format::Format;
+use crate::{Error, Result};
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
+/// An object to add.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NewObject<'a> {
+    /// Key relative to the root.
+    pub key: &'a str,
+    /// Bytes.
+    pub size: u64,
+    /// ETag as the store sent it.
+    pub etag: Option<&'a str>,
+    /// Version id or generation.
+    pub version: Option<&'a str>,
+}
+
+/// A sample to add.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NewSample<'a> {
+    /// Object that holds it: a number that [`IndexBuilder::object`] returned.
+    pub object: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Integer label.
+    pub label: Option<i64>,
+    /// CRC-32C of the bytes.
+    pub crc32c: Option<u32>,
+    /// Named parts; empty for a sample that is one piece.
+    pub fields: &'a [NewField<'a>],
+}
+
+/// A named part of a sample.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NewField<'a> {
+    /// Name, such as `jpg`.
+    pub name: &'a str,
+    /// First byte relative to the sample.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Builds an [`Index`] from a stream of objects and samples; sample ids follow the order of the calls.
+///
+/// It holds the packed columns, about as much memory as twice the finished index.
+#[derive(Debug)]
+pub struct IndexBuilder {
+    root: String,
+    format: Format,
+    options: String,
+    classes: Texts,
+    objects: u64,
+    keys: KeyWriter,
+    sizes: Values,
+    etags: EtagWriter,
+    versions: Texts,
+    any_version: bool,
+    samples: u64,
+    sample_object: Values,
+    offsets: Values,
+    lengths: Values,
+    whole: bool,
+    labels: Values,
+    checksums: Values,
+    schemas: Schemas,
+    digest: Digest,
+}
+
+impl IndexBuilder {
+    /// Starts an empty index of objects under `root`.
+    pub fn new(root: impl Into<String>, format: Format) -> Self {
+        let root: String = root.into();
+        Self {
+            root: root.trim_end_matches('/').to_owned(),
+            format,
+            options: String::new(),
+            classes: Texts::default(),
+            objects: 0,
+            keys: KeyWriter::default(),
+            sizes: Values::default(),
+            etags: EtagWriter::default(),
+            versions: Texts::default(),
+            any_version: false,
+            samples: 0,
+            sample_object: Values::default(),
+            offsets: Values::default(),
+            lengths: Values::default(),
+            whole: true,
+            labels: Values::default(),
+            checksums: Values::default(),
+            schemas: Schemas::default(),
+            digest: Digest::new(),
+        }
+    }
+
+    /// Records the options that built it, as JSON.
+    pub fn options(&mut self, json: impl Into<String>) -> &mut Self {
+        self.options = json.into();
+        self
+    }
+
+    /// Names the labels 0, 1, 2, ...
+    pub fn classes<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) -> &mut Self {
+        self.classes = Texts::default();
+        names.into_iter().for_each(|name| self.classes.push(name));
+        self
+    }
+
+    /// Objects added so far.
+    #[must_use]
+    pub fn objects(&self) -> u64 {
+        self.objects
+    }
+
+    /// Samples added so far.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Adds an object and returns its number.
+    ///
+    /// # Errors
+    /// `Invalid` when the key is empty or longer than any store allows.
+    pub fn object(&mut self, new: NewObject<'_>) -> Result<u64> {
+        if new.key.is_empty() || new.key.len() > MAX_KEY_BYTES {
+            return Err(Error::invalid(format!("a key of {} bytes cannot be indexed", new.key.len())));
+        }
+        self.keys.push(new.key);
+        self.sizes.push(new.size);
+        self.etags.push(new.etag);
+        self.versions.push(new.version.unwrap_or(""));
+        self.any_version |= new.version.is_some_and(|v| !v.is_empty());
+        self.digest.texts(b'o', &[new.key, new.etag.unwrap_or("")]);
+        self.digest.numbers(&[new.size]);
+        self.objects += 1;
+        Ok(self.objects - 1)
+    }
+
+    /// Adds an object that is one sample: what folders are made of. Returns the sample's id.
+    ///
+    /// # Errors
+    /// As [`IndexBuilder::object`] and [`IndexBuilder::sample`].
+    pub fn whole_object(&mut self, new: NewObject<'_>, label: Option<i64>, crc32c: Option<u32>) -> Result<u64> {
+        let object = self.object(new)?;
+        self.sample(NewSample { object, offset: 0, length: new.size, label, crc32c, fields: &[] })
+    }
+
+    /// Adds a sample and returns its id.
+    ///
+    /// # Errors
+    /// `Invalid` when it lies outside its object, a field lies outside the sample, or the label is `i64::MIN`.
+    pub fn sample(&mut self, new: NewSample<'_>) -> Result<u64> {
+        let i = self.samples;
+        let size = self.sizes.get(new.object);
+        let size = size.ok_or_else(|| Error::invalid(format!("sample {i} names object {}, not added", new.object)))?;
+        if !new.offset.checked_add(new.length).is_some_and(|end| end <= size) {
+            let range = format!("{}+{}", new.offset, new.length);
+            return Err(Error::invalid(format!("sample {i} ({range}) lies outside its object of {size} bytes")));
+        }
+        let inside = |f: &NewField<'_>| f.offset.checked_add(f.length).is_some_and(|end| end <= new.length);
+        if !new.fields.iter().all(inside) {
+            return Err(Error::invalid(format!("a field of sample {i} lies outside it")));
+        }
+        if new.label == Some(i64::MIN) || i >= MAX_SAMPLES {
+            return Err(Error::invalid(format!("sample {i}: its label or number is out of range")));
+        }
+        self.sample_object.push(new.object);
+        self.offsets.push(new.offset);
+        self.lengths.push(new.length);
+        self.whole &= new.object == i && new.offset == 0 && new.length == size;
+        let coded_label = new.label.map_or(0, |l| ((l as u64) << 1 ^ (l >> 63) as u64) + 1);
+        self.labels.push(coded_label);
+        self.checksums.push(new.crc32c.map_or(0, |c| u64::from(c) + 1));
+        self.schemas.push(new.fields);
+        self.digest.numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
+        for field in new.fields {
+            self.digest.texts(b'f', &[field.name]);
+            self.digest.numbers(&[field.offset, field.length]);
+        }
+        self.samples += 1;
+        Ok(i)
+    }
+
+    /// Writes the index.
+    ///
+    /// # Errors
+    /// `Bug` when the bytes just written do not open.
+    pub fn finish(self) -> Result<Index> {
+        let mut out = Writer::default();
+        out.blob(Section::Root, self.root.as_bytes(), 1);
+        out.blob(Section::Options, self.options.as_bytes(), 1);
+        self.classes.write(&mut out, Section::ClassStarts, Section::ClassText);
+        out.column(Section::KeyBlocks, &self.keys.blocks);
+        out.blob(Section::KeyText, &self.keys.blob, 1);
+        out.column(Section::Sizes, &self.sizes);
+        self.etags.write(&mut out);
+        if self.any_version {
+            self.versions.write(&mut out, Section::VersionStarts, Section::VersionText);
+        }
+        if !(self.whole && self.samples == self.objects) {
+            // The length column marks an index with ranges, so it is written even when the objects are numbered alike.
+            if !self.sample_object.is_identity() {
+                out.column(Section::SampleObject, &self.sample_object);
+            }
+            out.column(Section::SampleOffset, &self.offsets);
+            out.column(Section::SampleLength, &self.lengths);
+        }
+        for (section, values) in [(Section::Labels, &self.labels), (Section::Checksums, &self.checksums)] {
+            if !matches!(values, Values::Constant { value: 0, .. }) {
+                out.column(section, values);
+            }
+        }
+        self.schemas.write(&mut out);
+        let header = Header {
+            samples: self.samples,
+            objects: self.objects,
+            digest: self.digest.finish(),
+            format: self.format.code(),
+        };
+        Index::from_bytes(Bytes::from(out.finish(&header)))
+            .map_err(|e| Error::new(crate::ErrorKind::Bug, "an index just written does not open").with_source(e))
+    }
+}
+
+/// A list of texts: starts and the text itself.
+#[derive(Debug, Default)]
+struct Texts {
+    starts: Values,
+    text: Vec<u8>,
+}
+
+impl Texts {
+    fn push(&mut self, text: &str) {
+        self.starts.push(self.text.len() as u64);
+        self.text.extend_from_slice(text.as_bytes());
+    }
+
+    fn write(mut self, out: &mut Writer, starts: Section, text: Section) {
+        if self.starts.len() > 0 {
+            self.starts.push(self.text.len() as u64);
+            out.column(starts, &self.starts);
+            out.blob(text, &self.text, 1);
+        }
+    }
+}
+
+/// Field names shared by samples (a schema), and where each sample's fields are.
+#[derive(Debug, Default)]
+struct Schemas {
+    known: FxHashMap<Vec<String>, u64>,
+    starts: Values,
+    names: Texts,
+    name_count: u64,
+    of_sample: Values,
+    first: Values,
+    offsets: Values,
+    lengths: Values,
+    widths: Values,
+    last: Option<(Vec<String>, u64)>,
+}
+
+impl Schemas {
+    fn push(&mut self, fields: &[NewField<'_>]) {
+        // A sample in one piece next to samples with parts has the one field "".
+        let schema = match &self.last {
+            Some((names, id)) if names.iter().map(String::as_str).eq(fields.iter().map(|f| f.name)) => *id,
+            _ => {
+                let names: Vec<String> = fields.iter().map(|f| f.name.to_owned()).collect();
+                let id = self.intern(&names);
+                self.last = Some((names, id));
+                id
+            }
+        };
+        self.of_sample.push(schema);
+        self.first.push(self.offsets.len());
+        self.widths.push(fields.len() as u64);
+        for field in fields {
+            self.offsets.push(field.offset);
+            self.lengths.push(field.length);
+        }
+    }
+
+    fn intern(&mut self, names: &[String]) -> u64 {
+        if let Some(&id) = self.known.get(names) {
+            return id;
+        }
+        let id = self.known.len() as u64;
+        self.known.insert(names.to_vec(), id);
+        self.starts.push(self.name_count);
+        names.iter().for_each(|name| self.names.push(name));
+        self.name_count += names.len() as u64;
+        id
+    }
+
+    fn write(mut self, out: &mut Writer) {
+        if self.offsets.len() == 0 {
+            return;
+        }
+        self.starts.push(self.name_count);
+        out.column(Section::SchemaStarts, &self.starts);
+        self.names.write(out, Section::FieldStarts, Section::FieldText);
+        out.column(Section::SampleSchema, &self.of_sample);
+        if !matches!(self.widths, Values::Constant { .. }) {
+            out.column(Section::SampleFields, &self.first);
+        }
+        out.column(Section::FieldOffset, &self.offsets);
+        out.column(Section::FieldLength, &self.lengths);
+    }
+}
+
+/// The data set digest, fed in order; buffered, because many small updates cost more than the hash.
+#[derive(Debug)]
+struct Digest {
+    buffer: Vec<u8>,
+    hash: HashContext,
+}
+
+struct HashContext(ring::digest::Context);
+
+impl std::fmt::Debug for HashContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sha256")
+    }
+}
+
+impl Digest {
+    fn new() -> Self {
+        Self {
+            buffer: b"foreload data set 1".to_vec(),
+            hash: HashContext(ring::digest::Context::new(&ring::digest::SHA256)),
+        }
+    }
+
+    fn texts(&mut self, tag: u8, texts: &[&str]) {
+        self.buffer.push(tag);
+        for text in texts {
+            self.buffer.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            self.buffer.extend_from_slice(text.as_bytes());
+        }
+        self.spill();
+    }
+
+    fn numbers(&mut self, numbers: &[u64]) {
+        numbers.iter().for_each(|n| self.buffer.extend_from_slice(&n.to_le_bytes()));
+        self.spill();
+    }
+
+    fn spill(&mut self) {
+        if self.buffer.len() > 1 << 14 {
+            self.hash.0.update(&self.buffer);
+            self.buffer.clear();
+        }
+    }
+
+    fn finish(mut self) -> [u8; 16] {
+        self.hash.0.update(&self.buffer);
+        first_half(self.hash.0.finish().as_ref())
+    }
+}
