@@ -8,4 +8,19 @@
 //! fetches; [`flow`] says how many requests may be in flight; [`replay`] proves that a run obeyed.
 
 #[cfg(feature = "std")]
+pub mod cost;
+#[cfg(feature = "std")]
+pub mod digest;
+#[cfg(feature = "std")]
+mod error;
+#[cfg(feature = "std")]
 pub mod order;
+#[cfg(feature = "std")]
+pub mod spec;
+#[cfg(feature = "std")]
+pub mod split;
+
+#[cfg(feature = "std")]
+pub use digest::{Digest, DigestBuilder};
+#[cfg(feature = "std")]
+pub use error::{Error, ErrorKind};

@@ -1,1 +1,237 @@
-//! Orders.
+//! Which sample each position of each epoch holds.
+//!
+//! An [`Order`] is made from an [`OrderSpec`] and answers, per epoch, in both directions: the sample at a position, and the position of a
+//! sample. That second direction is what lets the scheduler see, without a table, when a sample is read next and which
+//! node reads it first. How the epochs relate to each other is each kind's own matter:
+//!
+//! - `keyed` computes both directions from (seed, epoch) and stores nothing;
+//! - `sequential`, `contiguous` and `strided` are arithmetic ([`layout`]);
+//! - the torch kinds and explicit lists are tables of 4 bytes per sample, with an inverse that is built when first asked for ([`table`]).
+//!
+//! The tail rule is applied here, once, for every kind: [`EpochOrder`] has [`positions`](EpochOrder::positions) positions, of which those past the
+//! kind's own entries repeat the epoch from its start. Who reads a position is [`split`](crate::split)'s business.
+
+mod keyed;
+mod layout;
+mod mix;
+mod mt19937;
+mod table;
+mod torch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::digest::{Digest, DigestBuilder};
+use crate::error::Error;
+use crate::spec::{OrderKind, OrderSpec};
+
+use keyed::Keyed;
+use layout::Transpose;
+use table::Table;
+use torch::Replay;
+
+/// The order of a run: the samples by position, for any epoch.
+#[derive(Debug)]
+pub struct Order {
+    spec: OrderSpec,
+    digest: Digest,
+    source: Source,
+}
+
+/// What an epoch's order is made from.
+#[derive(Debug)]
+enum Source {
+    Computed,
+    Random(Replay),
+    Same(Arc<Table>),
+    Supplied(BTreeMap<u32, Arc<Table>>),
+}
+
+impl Order {
+    /// Prepares the order that `spec` describes.
+    ///
+    /// # Errors
+    /// When the spec doesn't hold together ([`OrderSpec::check`]), or an explicit list names a sample that doesn't exist.
+    pub fn new(spec: &OrderSpec) -> Result<Self, Error> {
+        spec.check()?;
+        let source = match &spec.kind {
+            OrderKind::TorchRandom { draws } => Source::Random(Replay::new(spec.samples, spec.seed, *draws)),
+            OrderKind::Explicit { list } => Source::Same(Arc::new(Table::from_list(list, spec.samples)?)),
+            OrderKind::Supplied { .. } => Source::Supplied(BTreeMap::new()),
+            _ => Source::Computed,
+        };
+        Ok(Self { spec: spec.clone(), digest: spec.digest(), source })
+    }
+
+    /// The spec it was made from.
+    pub fn spec(&self) -> &OrderSpec {
+        &self.spec
+    }
+
+    /// The spec's digest.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Positions of every epoch, after the tail rule.
+    pub fn positions(&self) -> u64 {
+        self.spec.positions()
+    }
+
+    /// Global batches of every epoch.
+    pub fn batches(&self) -> u64 {
+        self.positions().div_ceil(u64::from(self.spec.global_batch))
+    }
+
+    /// The order of an epoch.
+    ///
+    /// O(1) for computed kinds, O(samples) for the torch kinds, and then with a replay of earlier epochs' draws if those weren't asked for before.
+    ///
+    /// # Errors
+    /// [`Error::EpochNotSupplied`] when the kind is [`OrderKind::Supplied`] and the epoch's list isn't there.
+    pub fn epoch(&self, epoch: u32) -> Result<EpochOrder, Error> {
+        let samples = self.spec.samples;
+        let entry = match (&self.source, &self.spec.kind) {
+            (Source::Random(replay), _) => Entry::Table(Arc::new(replay.epoch(epoch))),
+            (Source::Same(table), _) => Entry::Table(Arc::clone(table)),
+            (Source::Supplied(lists), _) => {
+                Entry::Table(Arc::clone(lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?))
+            }
+            (Source::Computed, OrderKind::Keyed) => match Keyed::new(self.spec.seed, epoch, samples) {
+                Keyed::Small(table) => Entry::Table(Arc::new(table)),
+                Keyed::Feistel(feistel) => Entry::Feistel(feistel),
+            },
+            (Source::Computed, OrderKind::TorchDistributed) => {
+                Entry::Table(Arc::new(torch::distributed(samples, self.spec.seed, epoch)))
+            }
+            (Source::Computed, OrderKind::Contiguous { parts }) => {
+                Entry::Contiguous(Transpose::new(samples, u64::from(*parts)))
+            }
+            (Source::Computed, OrderKind::Strided { stride }) => Entry::Strided(Transpose::new(samples, *stride)),
+            (Source::Computed, _) => Entry::Sequential,
+        };
+        Ok(EpochOrder { epoch, samples, entries: self.spec.entries(), positions: self.positions(), entry })
+    }
+
+    /// Gives an [`OrderKind::Supplied`] order the list of an epoch. The same list again is accepted.
+    ///
+    /// # Errors
+    /// When the list has another length than declared, names a sample that doesn't exist, or differs from one supplied
+    /// before; or when the order isn't of that kind.
+    pub fn supply(&mut self, epoch: u32, list: &[u64]) -> Result<(), Error> {
+        let (expected, found) = (self.spec.entries(), list.len() as u64);
+        let Source::Supplied(lists) = &mut self.source else {
+            return Err(Error::EpochAlreadyKnown { epoch });
+        };
+        if found != expected {
+            return Err(Error::ListLength { epoch, found, expected });
+        }
+        let table = Table::from_list(list, self.spec.samples)?;
+        match lists.entry(epoch).or_insert_with(|| Arc::new(table.clone())).same_list(&table) {
+            true => Ok(()),
+            false => Err(Error::EpochAlreadyKnown { epoch }),
+        }
+    }
+
+    /// Forgets the supplied lists of epochs before `epoch`.
+    pub fn forget_before(&mut self, epoch: u32) {
+        if let Source::Supplied(lists) = &mut self.source {
+            *lists = lists.split_off(&epoch);
+        }
+    }
+
+    /// Names the order of one epoch: what ranks compare when lists are supplied, which the spec's digest doesn't cover.
+    ///
+    /// # Errors
+    /// As [`epoch`](Self::epoch).
+    pub fn epoch_digest(&self, epoch: u32) -> Result<Digest, Error> {
+        let builder = DigestBuilder::new("order-epoch/1").digest(&self.digest).number(u64::from(epoch));
+        Ok(match &self.source {
+            Source::Supplied(lists) => {
+                let table = lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?;
+                (0..table.len()).fold(builder, |builder, at| builder.number(table.sample_at(at))).finish()
+            }
+            _ => builder.finish(),
+        })
+    }
+}
+
+/// The order of one epoch: samples by position and back. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct EpochOrder {
+    epoch: u32,
+    samples: u64,
+    /// Entries before the tail rule.
+    entries: u64,
+    positions: u64,
+    entry: Entry,
+}
+
+#[derive(Clone, Debug)]
+enum Entry {
+    Sequential,
+    Contiguous(Transpose),
+    Strided(Transpose),
+    Feistel(keyed::Feistel),
+    Table(Arc<Table>),
+}
+
+impl EpochOrder {
+    /// The epoch.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Positions, after the tail rule.
+    pub fn positions(&self) -> u64 {
+        self.positions
+    }
+
+    /// The sample at a position.
+    ///
+    /// # Panics
+    /// When there is no such position.
+    pub fn sample_at(&self, position: u64) -> u64 {
+        assert!(position < self.positions, "position {position} of {}", self.positions);
+        let at = if position < self.entries { position } else { position % self.entries };
+        match &self.entry {
+            Entry::Sequential => at,
+            Entry::Contiguous(transpose) => transpose.forward(at),
+            Entry::Strided(transpose) => transpose.backward(at),
+            Entry::Feistel(feistel) => feistel.forward(at),
+            Entry::Table(table) => table.sample_at(at),
+        }
+    }
+
+    /// The first position of a sample; `None` when this epoch doesn't read it or there is no such sample.
+    pub fn position_of(&self, sample: u64) -> Option<u64> {
+        if sample >= self.samples {
+            return None;
+        }
+        let at = match &self.entry {
+            Entry::Sequential => Some(sample),
+            Entry::Contiguous(transpose) => Some(transpose.backward(sample)),
+            Entry::Strided(transpose) => Some(transpose.forward(sample)),
+            Entry::Feistel(feistel) => Some(feistel.backward(sample)),
+            Entry::Table(table) => table.position_of(sample),
+        };
+        at.filter(|&position| position < self.positions)
+    }
+
+    /// The next position after `position` at which the tail rule repeats what is read there; `None` when it doesn't.
+    ///
+    /// Repeats inside an explicit list are not seen by this.
+    pub fn repeat_after(&self, position: u64) -> Option<u64> {
+        Some(position + self.entries).filter(|&next| next < self.positions)
+    }
+
+    /// Whether a sample may be read more than once in this epoch: padded, or an explicit list that repeats.
+    pub fn repeats(&self) -> bool {
+        self.positions > self.entries || matches!(&self.entry, Entry::Table(table) if table.repeats())
+    }
+
+    /// Bytes this order occupies beyond its own few words.
+    pub fn heap_bytes(&self) -> u64 {
+        if let Entry::Table(table) = &self.entry { table.heap_bytes() } else { 0 }
+    }
+}
