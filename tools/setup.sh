@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes the one virtual environment of the project: `tools/setup.sh dev [bench] [integrations]`.
+# Makes the one virtual environment of the project: `tools/setup.sh dev [bench|integrations]`.
 #
+# It holds dev and at most one of the others, which disagree about some versions; changing over moves those few packages.
 # Each argument names a lock in requirements/. What was installed is remembered in the environment by a hash of the lock and
 # the interpreter, so a second call returns at once, an interrupted one is taken up again, and another interpreter starts
 # afresh. What the machine lacks is named all at once, with the command that installs it on Debian. Called by every target
@@ -72,8 +73,12 @@ for name in "$@"; do
         say "$((free >> 20)) GiB free under $VENV; $lock needs 10 GiB (torch with its CUDA libraries)"
         exit 1
     fi
-    say "installing $lock (the first time, about 2 minutes and 6 GB: torch)"
+    say "installing $lock$([ "$name" = dev ] && echo ' (the first time: about 2 minutes and 6 GB, most of it torch)')"
+    if [ "$name" = dev ]; then
+        rm -f "$VENV"/.foreload-{dev,bench,integrations}-*
+    else
+        rm -f "$VENV"/.foreload-{bench,integrations}-*
+    fi
     "$VENV/bin/python" -m pip install --quiet --requirement "$lock"
-    rm -f "$VENV/.foreload-$name-"*
     touch "$stamp"
 done

@@ -1,0 +1,92 @@
+"""What every Python test may rely on: skipping aloud, and refusing to skip.
+
+A test that needs something of the machine says so with `@pytest.mark.needs("fuse")`. Where the machine lacks it, the test is
+skipped with the reason, unless `FORELOAD_REQUIRE` (names separated by commas) lists it: then the test fails, so that a job
+whose purpose is FUSE can't pass without FUSE. The probes are in `NEEDS`; each answers with what is missing, or with nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+
+def _fuse() -> str | None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "no access to /dev/fuse"
+    if os.geteuid() != 0 and not (shutil.which("fusermount3") or shutil.which("fusermount")):
+        return "neither root nor fusermount3"
+    return None
+
+
+def _netns() -> str | None:
+    if shutil.which("ip") is None:
+        return "no `ip` (Debian: apt-get install iproute2)"
+    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return None if tried.returncode == 0 else "no permission to make network namespaces"
+
+
+def _cgroup() -> str | None:
+    root = Path("/sys/fs/cgroup")
+    writable = any(os.access(path, os.W_OK) for path in (root / "cgroup.procs", root / "memory" / "cgroup.procs"))
+    return None if writable else "no writable cgroup"
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "not root"
+
+
+def _cuda() -> str | None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver"
+    return None
+
+
+def _program(name: str) -> Callable[[], str | None]:
+    return lambda: None if shutil.which(name) else f"no `{name}` on the path"
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
+    "cgroup": _cgroup,
+    "cuda": _cuda,
+    "fuse": _fuse,
+    "netns": _netns,
+    "root": _root,
+    "versitygw": _program("versitygw"),
+}
+
+
+@cache
+def missing(name: str) -> str | None:
+    """What the machine lacks for `name`, or None; asked once a run."""
+    return NEEDS[name]()
+
+
+def required() -> frozenset[str]:
+    """The needs that must not be skipped, from `FORELOAD_REQUIRE`."""
+    names = frozenset(filter(None, (name.strip() for name in os.environ.get("FORELOAD_REQUIRE", "").split(","))))
+    if unknown := names - NEEDS.keys():
+        raise pytest.UsageError(f"FORELOAD_REQUIRE: unknown {', '.join(sorted(unknown))}; known: {', '.join(NEEDS)}")
+    return names
+
+
+def pytest_configure() -> None:
+    required()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if reason := missing(name):
+                if name in required():
+                    pytest.fail(f"FORELOAD_REQUIRE names {name}, but: {reason}", pytrace=False)
+                pytest.skip(f"needs {name}: {reason}")

@@ -1,0 +1,47 @@
+"""A test that needs something is skipped aloud, or fails where the run requires it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
+
+
+def run_with(tmp_path: Path, required: str) -> subprocess.CompletedProcess[str]:
+    """Runs one test that needs `lacking`, which no machine has."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text() + "\nNEEDS['lacking'] = lambda: 'not to be had'\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = needs(name): see conftest\n")
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n\n\n@pytest.mark.needs('lacking')\ndef test_one() -> None:\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", str(tmp_path)]
+    environment = {**os.environ, "FORELOAD_REQUIRE": required}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+
+def test_an_unmet_need_is_skipped_aloud(tmp_path: Path) -> None:
+    done = run_with(tmp_path, "")
+    assert done.returncode == 0
+    assert "needs lacking: not to be had" in done.stdout
+
+
+def test_an_unmet_need_fails_where_it_is_required(tmp_path: Path) -> None:
+    done = run_with(tmp_path, "lacking")
+    assert done.returncode == 1
+    assert "FORELOAD_REQUIRE names lacking, but: not to be had" in done.stdout
+
+
+def test_an_unknown_requirement_is_refused(tmp_path: Path) -> None:
+    done = run_with(tmp_path, "fusee")
+    assert done.returncode != 0
+    assert "unknown fusee" in done.stdout + done.stderr
+
+
+@pytest.mark.needs("root", "fuse")
+def test_needs_may_be_stated_together() -> None:
+    assert os.geteuid() == 0

@@ -1,0 +1,185 @@
+"""The checkers check: on the workspace as it is they pass, and for each rule there is an input that fails it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name: str) -> ModuleType:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+check_layers, check_docs, check_wheel, tally = map(load, ("check_layers", "check_docs", "check_wheel", "tally"))
+
+
+@pytest.fixture(scope="module")
+def metadata() -> dict[str, Any]:
+    result: dict[str, Any] = check_layers.cargo_metadata()
+    return result
+
+
+def with_dependency(metadata: dict[str, Any], crate: str, name: str, **overrides: Any) -> dict[str, Any]:
+    """The workspace, with one more dependency in `crate`."""
+    changed = copy.deepcopy(metadata)
+    dependency = {"name": name, "kind": None, "uses_default_features": True, **overrides}
+    package = next(package for package in changed["packages"] if package["name"] == f"foreload-{crate}")
+    package["dependencies"].append(dependency)
+    return changed
+
+
+def test_the_workspace_obeys_the_layers(metadata: dict[str, Any]) -> None:
+    assert list(check_layers.crate_violations(metadata)) == []
+    assert list(check_layers.import_violations(ROOT / "python" / "foreload")) == []
+
+
+@pytest.mark.parametrize(
+    ("crate", "name", "overrides", "complaint"),
+    [
+        ("plan", "foreload-store", {}, "plan uses store; it may use none of ours"),
+        ("sim", "foreload-engine", {}, "sim uses engine; it may use plan"),
+        ("sim", "foreload-engine", {"kind": "dev"}, "sim uses engine; it may use plan"),
+        ("engine", "foreload-testkit", {}, "engine ships testkit; it may only be a dev-dependency"),
+        ("plan", "tokio", {"kind": "dev"}, "plan uses tokio, which is for engine, mount, store, testkit alone"),
+        ("engine", "pyo3", {}, "engine uses pyo3, which is for py alone"),
+        ("py", "foreload-preload", {}, "py uses preload; it may use decode, engine, mount, plan, sim, store"),
+        ("preload", "serde", {}, "preload links serde; it may link foreload-plan, libc"),
+        ("preload", "foreload-plan", {}, "preload uses plan with its default features"),
+    ],
+)
+def test_a_forbidden_dependency_is_reported(
+    metadata: dict[str, Any], crate: str, name: str, overrides: dict[str, Any], complaint: str
+) -> None:
+    found = list(check_layers.crate_violations(with_dependency(metadata, crate, name, **overrides)))
+    assert len(found) == 1
+    assert found[0].startswith(complaint)
+
+
+def test_a_test_kit_for_tests_is_no_violation(metadata: dict[str, Any]) -> None:
+    changed = with_dependency(metadata, "engine", "foreload-testkit", kind="dev")
+    assert list(check_layers.crate_violations(changed)) == []
+
+
+def test_a_crate_outside_the_table_is_reported(metadata: dict[str, Any]) -> None:
+    changed = copy.deepcopy(metadata)
+    changed["packages"].append({"id": "stray", "name": "foreload-stray", "dependencies": []})
+    changed["workspace_members"].append("stray")
+    assert "foreload-stray is in no layer" in "\n".join(check_layers.crate_violations(changed))
+
+
+def test_a_framework_is_imported_only_in_its_directory(tmp_path: Path) -> None:
+    package = tmp_path / "foreload"
+    for directory in ("torch", "jax", "hf"):
+        (package / directory).mkdir(parents=True)
+    (package / "torch" / "loader.py").write_text("import torch.utils.data\nfrom torchvision import transforms\n")
+    (package / "hf" / "trainer.py").write_text("import torch\nimport transformers\n")
+    (package / "door.py").write_text("from .torch import DataLoader\nfrom foreload.torch import wrap\n")
+    assert list(check_layers.import_violations(package)) == []
+
+    (package / "door.py").write_text("def late():\n    import torch\n")
+    (package / "jax" / "loader.py").write_text("from torch import Tensor\n")
+    (package / "lazy.py").write_text("import importlib\nimportlib.import_module('jax.numpy')\n")
+    assert [line.partition(",")[0] for line in check_layers.import_violations(package)] == [
+        "foreload/door.py:2 imports torch",
+        "foreload/jax/loader.py:1 imports torch",
+        "foreload/lazy.py:2 imports jax",
+    ]
+
+
+def test_the_documentation_points_at_what_is_there() -> None:
+    assert list(check_docs.violations(ROOT, check_docs.tracked_markdown(ROOT))) == []
+    semantics = (ROOT / check_docs.SEMANTICS).read_text()
+    assert list(check_docs.promise_violations(semantics, check_docs.known_tests(ROOT))) == []
+
+
+def test_a_dead_link_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A heading, here\n")
+    (tmp_path / "page.md").write_text(
+        "[file](there.md) [anchor](there.md#a-heading-here) [out](https://example.com/x) `[code](no)`\n"
+        "[gone](gone.md) [heading](there.md#nowhere)\n"
+        "Look in /home/someone/data.\n"
+        "```\n[fenced](no.md)\n```\n"
+    )
+    assert list(check_docs.violations(tmp_path, [Path("page.md")])) == [
+        "page.md: names a machine's directory: /home/someone/",
+        "page.md: no file behind gone.md",
+        "page.md: no heading behind there.md#nowhere",
+    ]
+
+
+def test_a_promise_without_its_test_is_reported() -> None:
+    text = (
+        "# Semantics\n\n"
+        "- Proven.\n  On two lines. *Test: `test_one`, `a_fact`*\n"
+        "- Open. *Test: none yet*\n"
+        "- Silent.\n"
+        "- Wrong. *Test: `test_two`*\n"
+        "- Empty. *Test: soon*\n"
+    )
+    assert list(check_docs.promise_violations(text, {"test_one", "a_fact"})) == [
+        "docs/concepts/semantics.md: no *Test: ...* after: Silent.",
+        "docs/concepts/semantics.md: no test test_two",
+        "docs/concepts/semantics.md: *Test: ...* names no test in backquotes after: Empty. *Test: soon*",
+    ]
+    assert check_docs.unproven(text) == 1
+
+
+def compile_shared(source: str, output: Path, *flags: str) -> Path:
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(output), *flags]
+    subprocess.run(command, input=source, text=True, check=True)
+    return output
+
+
+def test_an_unlisted_export_a_search_path_and_symbols_are_reported(tmp_path: Path) -> None:
+    names = (ROOT / "crates" / "preload" / "exports.txt").read_text().split()
+    source = "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
+    clean = compile_shared(source, tmp_path / "clean.so", "-s")
+    assert list(check_wheel.binary_violations("_preload.so", clean)) == []
+
+    dirty = compile_shared(source + "int stray(void) { return 2; }\n", tmp_path / "dirty.so", "-Wl,-rpath,/somewhere")
+    assert sorted(check_wheel.binary_violations("_preload.so", dirty)) == [
+        "_preload.so carries a library search path",
+        "_preload.so exports stray",
+        "_preload.so is not stripped",
+    ]
+    assert (
+        list(check_wheel.binary_violations("_core.abi3.so", clean))[-1] == "_core.abi3.so doesn't export PyInit__core"
+    )
+
+
+def test_a_wheel_with_the_wrong_tag_or_content_is_reported(tmp_path: Path) -> None:
+    import zipfile
+
+    wheel = tmp_path / "foreload-1.0-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("foreload/__init__.py", "")
+        archive.writestr("foreload/_other.so", "")
+    assert list(check_wheel.violations(wheel)) == [
+        f"{wheel.name} is not tagged cp311-abi3 for Linux",
+        "foreload/_bin/foreload-agent is missing",
+        "foreload/_core.abi3.so is missing",
+        "foreload/_preload.so is missing",
+        "foreload/_other.so must not be shipped",
+    ]
+
+
+def test_the_closing_lines_of_all_runners_are_added_up() -> None:
+    log = (
+        "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s\n"
+        "\x1b[32m===== \x1b[1m3 passed\x1b[0m, 2 skipped, 1 xfailed in 0.10s =====\n"
+        "=== 1 failed, 2 passed, 1 error in 61.00s (0:01:01) ===\n"
+    )
+    assert tally.tally(log) == (12 + 3 + 1 + 2, 2, 3)

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Fails when a wheel is not what we promise to ship.
+
+It opens a wheel and checks its tags (one abi3 wheel for CPython 3.11 and later), its size, that it carries the extension,
+the agent and the preload library and nothing built besides, and of each of the three: what it exports, that it carries no
+search path, which libraries it needs, the newest glibc symbol it asks for, and that it is stripped. Called by `make wheel`.
+binutils' readelf does the reading.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from build_native import AGENT, ARTEFACTS, EXTENSION, PRELOAD, ROOT
+
+MAX_BYTES = 20 << 20
+#: Debian 12, Ubuntu 22.04 and RHEL 9 have at least this one; building on something newer must not raise it unnoticed.
+GLIBC_FLOOR = (2, 34)
+#: What every glibc system has: the libraries that a manylinux wheel may rely on, as far as Rust uses them.
+SYSTEM_LIBRARIES = frozenset({"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1"})
+LOADER = re.compile(r"ld-linux[\w-]*\.so\.\d")
+
+
+def violations(wheel: Path) -> Iterator[str]:
+    """One sentence for each promise that `wheel` breaks."""
+    if not re.fullmatch(r"foreload-[\w.]+-cp311-abi3-\w*linux\w*\.whl", wheel.name):
+        yield f"{wheel.name} is not tagged cp311-abi3 for Linux"
+    size = wheel.stat().st_size
+    if size > MAX_BYTES:
+        yield f"{size / (1 << 20):.1f} MiB is more than {MAX_BYTES >> 20} MiB"
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as scratch:
+        names = {info.filename: info for info in archive.infolist()}
+        ours = {f"foreload/{artefact.path}" for artefact in ARTEFACTS}
+        yield from (f"{name} is missing" for name in sorted(ours - names.keys()))
+        yield from (f"{name} must not be shipped" for name in sorted(names.keys() - ours) if _is_foreign(name))
+        for name in sorted(ours & names.keys()):
+            yield from binary_violations(name.removeprefix("foreload/"), Path(archive.extract(name, scratch)))
+        agent = names.get(f"foreload/{AGENT.path}")
+        if agent is not None and not agent.external_attr >> 16 & stat.S_IXUSR:
+            yield f"{AGENT.path} is not executable"
+
+
+def binary_violations(path: str, binary: Path) -> Iterator[str]:
+    """One sentence for each promise that `binary`, shipped as foreload/`path`, breaks."""
+    dynamic = _readelf("--dynamic", binary)
+    if re.search(r"\((RPATH|RUNPATH)\)", dynamic):
+        yield f"{path} carries a library search path"
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
+    foreign = {name for name in needed - SYSTEM_LIBRARIES if not LOADER.fullmatch(name)}
+    yield from (f"{path} needs {name}" for name in sorted(foreign))
+    newest = glibc_floor(binary)
+    if newest > GLIBC_FLOOR:
+        yield f"{path} needs glibc {newest[0]}.{newest[1]}; the floor is {GLIBC_FLOOR[0]}.{GLIBC_FLOOR[1]}"
+    if re.search(r"\.(symtab|debug_info)\b", _readelf("--section-headers", binary)):
+        yield f"{path} is not stripped"
+    exported, promised = exports(binary), expected_exports(path)
+    yield from (f"{path} exports {name}" for name in sorted(exported - promised))
+    yield from (f"{path} doesn't export {name}" for name in sorted(promised - exported))
+
+
+def exports(binary: Path) -> set[str]:
+    """The names that `binary` defines for others, without their versions."""
+    lines = subprocess.check_output(["nm", "--dynamic", "--defined-only", "--format=posix", binary], text=True)
+    return {line.split()[0].partition("@")[0] for line in lines.splitlines()}
+
+
+def expected_exports(path: str) -> set[str]:
+    """The names that the file shipped as foreload/`path` must define, and no others."""
+    if path == EXTENSION.path:
+        return {"PyInit__core"}
+    if path == PRELOAD.path:
+        return set((ROOT / "crates" / "preload" / "exports.txt").read_text().split())
+    return set()
+
+
+def glibc_floor(binary: Path) -> tuple[int, int]:
+    """The newest glibc symbol version that `binary` asks for."""
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", _readelf("--version-info", binary))
+    return max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
+
+
+def _is_foreign(name: str) -> bool:
+    return name.endswith((".so", ".a", ".rs", ".pyc")) or name.startswith(("crates/", "tests/", "tools/"))
+
+
+def _readelf(option: str, binary: Path) -> str:
+    # C locale: the labels that we look for are translated in others.
+    environment = {**os.environ, "LC_ALL": "C"}
+    return subprocess.check_output(["readelf", "--wide", option, binary], text=True, env=environment)
+
+
+def main() -> int:
+    """Checks each wheel named on the command line and prints what it found."""
+    status = 0
+    for wheel in map(Path, sys.argv[1:]):
+        found = list(violations(wheel))
+        for violation in found:
+            print(f"wheel: {wheel.name}: {violation}", file=sys.stderr)
+        if not found:
+            print(f"wheel: {wheel.name}: {wheel.stat().st_size / (1 << 20):.1f} MiB, in order")
+        status |= bool(found)
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
