@@ -1,0 +1,3 @@
+//! The agent's executable: one process per user and cache directory, started by the first client.
+
+fn main() {}
