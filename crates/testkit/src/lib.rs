@@ -1,1 +1,25 @@
-//! S3-compatible test bucket with cloud timing and faults, the bare client, conformance suites; never shipped.
+//! What Foreload's tests, demo and benchmarks stand on; never shipped.
+//!
+//! - [`bucket`]: an S3-compatible server on loopback with the timing of a cloud bucket, injected
+//!   faults and request counters. Binary: `testbucket`.
+//! - [`bare`]: the yardstick, a client that does nothing but concurrent ranged GETs (or local
+//!   reads) into memory it already owns. Binary: `bare`. Every ratio in `bench/` has its rate
+//!   below the line.
+//! - `slowfs` (feature `fuse`): a read-only pass-through file system with a delay and a bandwidth
+//!   cap. Binary: `slowfs`.
+//!
+//! [`sigv4`], [`stamp`], [`draw`] and [`tls`] are the parts the server and the bare client share.
+//! Because a mistake in a shared part could cancel out, `tests/python/test_testbucket.py` checks
+//! the server with boto3 as well.
+
+pub mod bare;
+pub mod bucket;
+pub mod draw;
+pub mod human;
+pub mod sigv4;
+#[cfg(feature = "fuse")]
+pub mod slowfs;
+pub mod stamp;
+pub mod tls;
+
+pub use bucket::{Bucket, Error, Profile, Settings};

@@ -1,0 +1,1 @@
+//! The bare client: the yardstick of all benchmarks.
