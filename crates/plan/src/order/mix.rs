@@ -3,7 +3,7 @@
 //! Everything random in a plan is a function of named numbers (seed, epoch, round, counter), so that it can be computed again
 //! anywhere, in any order. The mixer is *moremur* (P. Evensen, 2019), a bijection of the 64-bit words with stronger avalanche on
 //! counters than the finalisers of MurmurHash3 and SplitMix64; the generator is SplitMix64's (Steele, Lea and Flood, OOPSLA
-//! 2014) with that mixer. `tools/golden_keyed.py` implements both independently.
+//! 2014) with that mixer. `tools/golden_order.py` implements both independently.
 
 /// 2^64 / golden ratio, odd: consecutive multiples are spread evenly.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

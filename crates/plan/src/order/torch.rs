@@ -1,7 +1,7 @@
 //! Torch's orders, bit for bit.
 //!
 //! `torch.randperm(n, generator=g)` on the CPU is a Fisher-Yates shuffle: for i in 0..n-1, swap i with i + r mod (n-i), where r is one
-//! word of the generator, or a double word from n = [`DOUBLE_WORDS_FROM`] on. `DistributedSampler` seeds a generator with seed + epoch
+//! word of the generator. From n = [`INSIDE_OUT_FROM`] on it is the inside-out variant with double words. `DistributedSampler` seeds a generator with seed + epoch
 //! and takes one permutation. `RandomSampler` with a generator of its own goes on drawing from it epoch after epoch, so epoch e
 //! follows only from the state that the epochs before left; [`Replay`] keeps some of those states (2.5 KB each) and skips over the draws in
 //! between. What is drawn besides the permutation that is used, see [`TorchDraws`].
@@ -15,27 +15,39 @@ use super::mt19937::Mt19937;
 use super::table::Table;
 use crate::spec::TorchDraws;
 
-/// From this many on, `randperm` draws double words, because the remainder of one word would no longer be uniform enough: (2^32 - 1) / 20.
-const DOUBLE_WORDS_FROM: u64 = u32::MAX as u64 / 20;
+/// From this many on, `randperm` takes the other algorithm, because the remainder of one word would no longer be uniform enough: (2^32 - 1) / 20.
+const INSIDE_OUT_FROM: u64 = u32::MAX as u64 / 20;
 
 /// States kept by a [`Replay`]: 160 KB. Runs go forward or resume at one epoch, so the latest are the useful ones.
 const KEPT_STATES: usize = 64;
 
 /// `torch.randperm(n, generator=g)`; n is at most `u32::MAX`.
 fn randperm(samples: u64, generator: &mut Mt19937) -> Vec<u32> {
+    if samples >= INSIDE_OUT_FROM {
+        return inside_out(samples, generator);
+    }
     let mut list: Vec<u32> = (0..samples as u32).collect();
-    let double = samples >= DOUBLE_WORDS_FROM;
     for at in 0..list.len().saturating_sub(1) {
-        let left = samples - at as u64;
-        let step = if double { generator.double_word() % left } else { u64::from(generator.word() % left as u32) };
+        let step = generator.word() % (samples as u32 - at as u32);
         list.swap(at, at + step as usize);
+    }
+    list
+}
+
+/// The variant for large n: each number in turn takes a random earlier place, whose number moves to the end.
+fn inside_out(samples: u64, generator: &mut Mt19937) -> Vec<u32> {
+    let mut list: Vec<u32> = Vec::with_capacity(samples as usize);
+    for at in 0..samples {
+        let place = (generator.double_word() % (at + 1)) as usize;
+        list.push(at as u32);
+        list.swap(at as usize, place);
     }
     list
 }
 
 /// Words that a permutation takes from the generator.
 fn randperm_words(samples: u64) -> u64 {
-    (samples - 1) * if samples >= DOUBLE_WORDS_FROM { 2 } else { 1 }
+    if samples >= INSIDE_OUT_FROM { 2 * samples } else { samples - 1 }
 }
 
 /// What `DistributedSampler` reads in an epoch, before padding and over all ranks.
@@ -96,6 +108,50 @@ const BASE_SEED_WORDS: u64 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Torch 2.15 gave these for seed 9: first and last numbers, the sum of (position + 1) * number, and the next `random_()`.
+    #[test]
+    #[ignore = "takes 900 MB and half a minute"]
+    fn torch_changes_its_algorithm_at_this_size() {
+        type Case = (u64, [u32; 4], [u32; 4], u64, u64);
+        let cases: [Case; 2] = [
+            (
+                214_748_363,
+                [44_556_670, 62_109_655, 8_051_366, 211_013_360],
+                [132_765_600, 121_191_309, 176_744_990, 45_811_444],
+                3_149_963_343_791_239_042,
+                7_427_801_224_319_138_773,
+            ),
+            (
+                214_748_364,
+                [42_849_823, 142_754_008, 144_913_577, 165_648_139],
+                [179_263_708, 142_654_550, 210_425_591, 142_033_056],
+                15_108_579_449_589_507_951,
+                3_827_028_636_502_490_750,
+            ),
+        ];
+        for (samples, first, last, sum, next) in cases {
+            let mut generator = Mt19937::new(9);
+            let list = randperm(samples, &mut generator);
+            assert_eq!((&list[..4], &list[list.len() - 4..]), (&first[..], &last[..]), "{samples}");
+            let weighted = |(at, &number): (usize, &u32)| (at as u64 + 1).wrapping_mul(u64::from(number));
+            assert_eq!(list.iter().enumerate().map(weighted).fold(0, u64::wrapping_add), sum, "{samples}");
+            assert_eq!(generator.double_word() & (u64::MAX >> 1), next, "{samples}: what is drawn next");
+        }
+    }
+
+    #[test]
+    fn the_words_counted_are_the_words_drawn() {
+        for samples in [1, 2, 1000] {
+            let (mut drawn, mut skipped) = (Mt19937::new(4), Mt19937::new(4));
+            randperm(samples, &mut drawn);
+            skipped.skip(randperm_words(samples));
+            assert_eq!(drawn, skipped);
+        }
+        let mut list = inside_out(1000, &mut Mt19937::new(4));
+        list.sort_unstable();
+        assert!(list.into_iter().eq(0..1000));
+    }
 
     #[test]
     fn an_epoch_is_the_same_whichever_epochs_were_asked_for_before() {
