@@ -50,12 +50,16 @@ impl FromStr for Digest {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let malformed = || Error::MalformedDigest { text: text.chars().take(64).collect() };
+        let malformed = || Error::MalformedDigest {
+            text: text.chars().take(64).collect(),
+        };
         // `from_str_radix` alone would also take a leading sign.
         if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(malformed());
         }
-        u128::from_str_radix(text, 16).map(|value| Self(value.to_be_bytes())).map_err(|_| malformed())
+        u128::from_str_radix(text, 16)
+            .map(|value| Self(value.to_be_bytes()))
+            .map_err(|_| malformed())
     }
 }
 
@@ -142,7 +146,11 @@ impl Sip128 {
             k0 ^ 0x6c79_6765_6e65_7261,
             k1 ^ 0x7465_6462_7974_6573,
         ];
-        Self { v, tail: [0; 8], written: 0 }
+        Self {
+            v,
+            tail: [0; 8],
+            written: 0,
+        }
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -214,7 +222,10 @@ mod tests {
     fn pieces_do_not_matter_but_field_borders_do() {
         let whole = DigestBuilder::new("test/1").bytes(b"abcdefghijk").finish();
         assert_eq!(whole, Digest::of("test/1", b"abcdefghijk"));
-        assert_ne!(whole, DigestBuilder::new("test/1").bytes(b"abcdef").bytes(b"ghijk").finish());
+        assert_ne!(
+            whole,
+            DigestBuilder::new("test/1").bytes(b"abcdef").bytes(b"ghijk").finish()
+        );
         assert_ne!(whole, Digest::of("test/2", b"abcdefghijk"));
     }
 
@@ -224,7 +235,12 @@ mod tests {
         assert_eq!(digest.to_string().parse::<Digest>().expect("own text"), digest);
         let json = serde_json::to_string(&digest).expect("serialises");
         assert_eq!(serde_json::from_str::<Digest>(&json).expect("own json"), digest);
-        for wrong in ["", "00", "+0000000000000000000000000000000", "zz000000000000000000000000000000"] {
+        for wrong in [
+            "",
+            "00",
+            "+0000000000000000000000000000000",
+            "zz000000000000000000000000000000",
+        ] {
             assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
         }
     }

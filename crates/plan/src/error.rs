@@ -47,7 +47,9 @@ pub enum Error {
         what: &'static str,
     },
     /// The tail rule's multiple doesn't divide the global batch.
-    #[error("the tail is rounded to a multiple of {multiple}, which doesn't divide the global batch of {global_batch} samples; use a divisor of it")]
+    #[error(
+        "the tail is rounded to a multiple of {multiple}, which doesn't divide the global batch of {global_batch} samples; use a divisor of it"
+    )]
     TailMultiple {
         /// What the number of positions is rounded to.
         multiple: u32,
@@ -97,7 +99,9 @@ pub enum Error {
         epoch: u32,
     },
     /// The ranks can't share a global batch equally.
-    #[error("{ranks} data ranks can't share global batches of {samples} samples equally; use a global batch that {ranks} divides, or uneven=\"weights\"")]
+    #[error(
+        "{ranks} data ranks can't share global batches of {samples} samples equally; use a global batch that {ranks} divides, or uneven=\"weights\""
+    )]
     UnevenBatch {
         /// Data ranks.
         ranks: u32,
@@ -105,7 +109,9 @@ pub enum Error {
         samples: u32,
     },
     /// The ranks can't share the epoch's last, short batch equally.
-    #[error("{ranks} data ranks can't share the epoch's last batch of {samples} samples equally; drop it, pad it to the global batch, or use uneven=\"weights\"")]
+    #[error(
+        "{ranks} data ranks can't share the epoch's last batch of {samples} samples equally; drop it, pad it to the global batch, or use uneven=\"weights\""
+    )]
     UnevenLastBatch {
         /// Data ranks.
         ranks: u32,
@@ -113,7 +119,9 @@ pub enum Error {
         samples: u32,
     },
     /// More ranks than samples in a global batch.
-    #[error("{ranks} data ranks share global batches of {global_batch} samples: some would have nothing; use a global batch of at least {ranks}")]
+    #[error(
+        "{ranks} data ranks share global batches of {global_batch} samples: some would have nothing; use a global batch of at least {ranks}"
+    )]
     MoreRanksThanSamples {
         /// Data ranks.
         ranks: u32,
@@ -139,7 +147,9 @@ pub enum Error {
         found: Digest,
     },
     /// A checkpoint inside a batch or past the epoch's end.
-    #[error("position {position} is not the border of a global batch of {global_batch} samples in an epoch of {positions} positions")]
+    #[error(
+        "position {position} is not the border of a global batch of {global_batch} samples in an epoch of {positions} positions"
+    )]
     NotAtABatch {
         /// The checkpoint's position.
         position: u64,
@@ -147,6 +157,14 @@ pub enum Error {
         global_batch: u32,
         /// Positions in an epoch.
         positions: u64,
+    },
+    /// A policy that the engine doesn't carry out.
+    #[error(
+        "policy {policy} runs in the simulator only; the engine runs naive, staging, deli, lru, frequency and foreload"
+    )]
+    SimulatorOnly {
+        /// The policy.
+        policy: String,
     },
     /// Text that is not a digest.
     #[error("{text:?} is not a digest (32 hexadecimal digits)")]

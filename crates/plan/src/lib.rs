@@ -7,6 +7,14 @@
 //! The flow: an [`order`] says which sample each position holds; the [`scheduler`] walks it ahead of the consumers and orders
 //! fetches; [`flow`] says how many requests may be in flight; [`replay`] proves that a run obeyed.
 
+#![deny(clippy::iter_over_hash_type)]
+
+#[cfg(feature = "std")]
+pub mod action;
+#[cfg(feature = "std")]
+pub mod arena;
+#[cfg(feature = "std")]
+pub mod catalog;
 #[cfg(feature = "std")]
 pub mod cost;
 #[cfg(feature = "std")]
@@ -14,7 +22,19 @@ pub mod digest;
 #[cfg(feature = "std")]
 mod error;
 #[cfg(feature = "std")]
+pub mod flow;
+#[cfg(feature = "std")]
+pub mod model;
+#[cfg(feature = "std")]
 pub mod order;
+#[cfg(feature = "std")]
+pub mod policy;
+#[cfg(feature = "std")]
+pub mod replay;
+#[cfg(feature = "std")]
+pub mod scheduler;
+#[cfg(feature = "std")]
+pub mod settings;
 #[cfg(feature = "std")]
 pub mod spec;
 #[cfg(feature = "std")]
@@ -24,3 +44,5 @@ pub mod split;
 pub use digest::{Digest, DigestBuilder};
 #[cfg(feature = "std")]
 pub use error::{Error, ErrorKind};
+#[cfg(feature = "std")]
+pub use scheduler::Scheduler;

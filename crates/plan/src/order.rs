@@ -5,8 +5,8 @@
 //! node reads it first. How the epochs relate to each other is each kind's own matter:
 //!
 //! - `keyed` computes both directions from (seed, epoch) and stores nothing;
-//! - `sequential`, `contiguous` and `strided` are arithmetic ([`layout`]);
-//! - the torch kinds and explicit lists are tables of 4 bytes per sample, with an inverse that is built when first asked for ([`table`]).
+//! - `sequential`, `contiguous` and `strided` are arithmetic;
+//! - the torch kinds and explicit lists are tables of 4 bytes per sample, with an inverse that is built when first asked for (then 8 bytes in all).
 //!
 //! The tail rule is applied here, once, for every kind: [`EpochOrder`] has [`positions`](EpochOrder::positions) positions, of which those past the
 //! kind's own entries repeat the epoch from its start. Who reads a position is [`split`](crate::split)'s business.
@@ -60,7 +60,11 @@ impl Order {
             OrderKind::Supplied { .. } => Source::Supplied(BTreeMap::new()),
             _ => Source::Computed,
         };
-        Ok(Self { spec: spec.clone(), digest: spec.digest(), source })
+        Ok(Self {
+            spec: spec.clone(),
+            digest: spec.digest(),
+            source,
+        })
     }
 
     /// The spec it was made from.
@@ -110,7 +114,13 @@ impl Order {
             (Source::Computed, OrderKind::Strided { stride }) => Entry::Strided(Transpose::new(samples, *stride)),
             (Source::Computed, _) => Entry::Sequential,
         };
-        Ok(EpochOrder { epoch, samples, entries: self.spec.entries(), positions: self.positions(), entry })
+        Ok(EpochOrder {
+            epoch,
+            samples,
+            entries: self.spec.entries(),
+            positions: self.positions(),
+            entry,
+        })
     }
 
     /// Gives an [`OrderKind::Supplied`] order the list of an epoch. The same list again is accepted.
@@ -127,7 +137,11 @@ impl Order {
             return Err(Error::ListLength { epoch, found, expected });
         }
         let table = Table::from_list(list, self.spec.samples)?;
-        match lists.entry(epoch).or_insert_with(|| Arc::new(table.clone())).same_list(&table) {
+        match lists
+            .entry(epoch)
+            .or_insert_with(|| Arc::new(table.clone()))
+            .same_list(&table)
+        {
             true => Ok(()),
             false => Err(Error::EpochAlreadyKnown { epoch }),
         }
@@ -145,11 +159,15 @@ impl Order {
     /// # Errors
     /// As [`epoch`](Self::epoch).
     pub fn epoch_digest(&self, epoch: u32) -> Result<Digest, Error> {
-        let builder = DigestBuilder::new("order-epoch/1").digest(&self.digest).number(u64::from(epoch));
+        let builder = DigestBuilder::new("order-epoch/1")
+            .digest(&self.digest)
+            .number(u64::from(epoch));
         Ok(match &self.source {
             Source::Supplied(lists) => {
                 let table = lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?;
-                (0..table.len()).fold(builder, |builder, at| builder.number(table.sample_at(at))).finish()
+                (0..table.len())
+                    .fold(builder, |builder, at| builder.number(table.sample_at(at)))
+                    .finish()
             }
             _ => builder.finish(),
         })
@@ -193,7 +211,11 @@ impl EpochOrder {
     /// When there is no such position.
     pub fn sample_at(&self, position: u64) -> u64 {
         assert!(position < self.positions, "position {position} of {}", self.positions);
-        let at = if position < self.entries { position } else { position % self.entries };
+        let at = if position < self.entries {
+            position
+        } else {
+            position % self.entries
+        };
         match &self.entry {
             Entry::Sequential => at,
             Entry::Contiguous(transpose) => transpose.forward(at),
@@ -232,6 +254,10 @@ impl EpochOrder {
 
     /// Bytes this order occupies beyond its own few words.
     pub fn heap_bytes(&self) -> u64 {
-        if let Entry::Table(table) = &self.entry { table.heap_bytes() } else { 0 }
+        if let Entry::Table(table) = &self.entry {
+            table.heap_bytes()
+        } else {
+            0
+        }
     }
 }

@@ -222,7 +222,11 @@ impl OrderSpec {
             OrderKind::Explicit { .. } | OrderKind::Supplied { .. } => (MAX_SAMPLES, "explicit"),
         };
         if self.samples.max(self.entries()) > limit {
-            return Err(Error::TooManySamples { samples: self.samples.max(self.entries()), limit, kind });
+            return Err(Error::TooManySamples {
+                samples: self.samples.max(self.entries()),
+                limit,
+                kind,
+            });
         }
         self.check_tail()
     }
@@ -238,8 +242,15 @@ impl OrderSpec {
             }
         }
         if self.positions() == 0 {
-            let unit = if let Tail::Trim { multiple } = self.tail { multiple } else { global_batch };
-            return Err(Error::EmptyEpoch { samples: self.entries(), unit: u64::from(unit) });
+            let unit = if let Tail::Trim { multiple } = self.tail {
+                multiple
+            } else {
+                global_batch
+            };
+            return Err(Error::EmptyEpoch {
+                samples: self.entries(),
+                unit: u64::from(unit),
+            });
         }
         Ok(())
     }

@@ -60,12 +60,18 @@ impl Split {
     pub fn weighted(order: &Order, ranks: u32) -> Result<Self, Error> {
         let global_batch = order.spec().global_batch;
         if ranks == 0 {
-            return Err(Error::Zero { what: "the number of data ranks" });
+            return Err(Error::Zero {
+                what: "the number of data ranks",
+            });
         }
         if ranks > global_batch {
             return Err(Error::MoreRanksThanSamples { ranks, global_batch });
         }
-        Ok(Self { positions: order.positions(), global_batch, ranks })
+        Ok(Self {
+            positions: order.positions(),
+            global_batch,
+            ranks,
+        })
     }
 
     /// Data ranks.
@@ -189,14 +195,21 @@ impl Cursor {
     /// When the cursor is another order's, or isn't at the border of a batch.
     pub fn resume(&self, order: &Order) -> Result<(u32, u64), Error> {
         if self.order != order.digest() {
-            return Err(Error::OtherOrder { expected: order.digest(), found: self.order });
+            return Err(Error::OtherOrder {
+                expected: order.digest(),
+                found: self.order,
+            });
         }
         let (positions, global_batch) = (order.positions(), order.spec().global_batch);
-        if self.position == positions {
+        if self.position == positions && self.epoch < u32::MAX {
             return Ok((self.epoch + 1, 0));
         }
-        if self.position > positions || !self.position.is_multiple_of(u64::from(global_batch)) {
-            return Err(Error::NotAtABatch { position: self.position, global_batch, positions });
+        if self.position >= positions || !self.position.is_multiple_of(u64::from(global_batch)) {
+            return Err(Error::NotAtABatch {
+                position: self.position,
+                global_batch,
+                positions,
+            });
         }
         Ok((self.epoch, self.position / u64::from(global_batch)))
     }

@@ -14,7 +14,14 @@ fn parse<T: for<'de> Deserialize<'de>>(text: &str) -> T {
 }
 
 fn spec(kind: OrderKind, samples: u64, seed: u64, global_batch: u32, tail: Tail) -> OrderSpec {
-    OrderSpec { dataset: Digest::default(), samples, kind, seed, global_batch, tail }
+    OrderSpec {
+        dataset: Digest::default(),
+        samples,
+        kind,
+        seed,
+        global_batch,
+        tail,
+    }
 }
 
 #[derive(Deserialize)]
@@ -31,9 +38,20 @@ fn keyed_equals_its_second_implementation() {
     for case in parse::<Vec<KeyedCase>>(include_str!("../../../tests/golden/keyed_order.json")) {
         let spec = spec(OrderKind::Keyed, case.samples, case.seed, 1, Tail::Drop);
         let epoch = Order::new(&spec).expect("valid").epoch(case.epoch).expect("computed");
-        let found: Vec<u64> = case.positions.iter().map(|&position| epoch.sample_at(position)).collect();
-        assert_eq!(found, case.found, "{} samples, seed {}, epoch {}", case.samples, case.seed, case.epoch);
-        let back: Vec<_> = found.iter().map(|&sample| epoch.position_of(sample).expect("nothing is dropped")).collect();
+        let found: Vec<u64> = case
+            .positions
+            .iter()
+            .map(|&position| epoch.sample_at(position))
+            .collect();
+        assert_eq!(
+            found, case.found,
+            "{} samples, seed {}, epoch {}",
+            case.samples, case.seed, case.epoch
+        );
+        let back: Vec<_> = found
+            .iter()
+            .map(|&sample| epoch.position_of(sample).expect("nothing is dropped"))
+            .collect();
         assert_eq!(back, case.positions);
     }
 }
@@ -120,8 +138,16 @@ fn randperm_is_torchs() {
         let spec = spec(OrderKind::TorchDistributed, case.samples, case.seed, 1, Tail::Drop);
         let epoch = Order::new(&spec).expect("valid").epoch(0).expect("computed");
         let first: Vec<_> = (0..case.samples.min(8)).map(|at| epoch.sample_at(at)).collect();
-        let sum = (0..case.samples).fold(0u64, |sum, at| sum.wrapping_add((at + 1).wrapping_mul(epoch.sample_at(at))));
-        assert_eq!((first, sum), (case.first, case.sum), "{} samples, seed {}", case.samples, case.seed);
+        let sum = (0..case.samples).fold(0u64, |sum, at| {
+            sum.wrapping_add((at + 1).wrapping_mul(epoch.sample_at(at)))
+        });
+        assert_eq!(
+            (first, sum),
+            (case.first, case.sum),
+            "{} samples, seed {}",
+            case.samples,
+            case.seed
+        );
     }
 }
 
@@ -130,14 +156,24 @@ fn batches(order: &Result<Order, Error>, epoch: u32, ranks: u32) -> Vec<Vec<Vec<
     let order = match order {
         Ok(order) => order,
         Err(error) => {
-            assert!(matches!(error, Error::EmptyEpoch { .. }) && error.kind() == ErrorKind::Invalid, "{error}");
+            assert!(
+                matches!(error, Error::EmptyEpoch { .. }) && error.kind() == ErrorKind::Invalid,
+                "{error}"
+            );
             return vec![vec![]; ranks as usize];
         }
     };
     let split = Split::new(order, ranks).expect("torch's tails divide");
     let epoch = order.epoch(epoch).expect("computed");
-    let batch = |batch, rank| split.batch_positions(batch, rank).map(|position| epoch.sample_at(position)).collect();
-    (0..ranks).map(|rank| (0..split.batches()).map(|number| batch(number, rank)).collect()).collect()
+    let batch = |batch, rank| {
+        split
+            .batch_positions(batch, rank)
+            .map(|position| epoch.sample_at(position))
+            .collect()
+    };
+    (0..ranks)
+        .map(|rank| (0..split.batches()).map(|number| batch(number, rank)).collect())
+        .collect()
 }
 
 #[test]
@@ -145,7 +181,13 @@ fn every_rank_gets_the_batches_of_torchs_distributed_sampler() {
     for case in torch().distributed {
         let tail = Tail::torch(case.replicas, case.sampler_drops, case.loader_drops);
         let global_batch = case.batch * case.replicas;
-        let order = Order::new(&spec(OrderKind::TorchDistributed, case.samples, case.seed, global_batch, tail));
+        let order = Order::new(&spec(
+            OrderKind::TorchDistributed,
+            case.samples,
+            case.seed,
+            global_batch,
+            tail,
+        ));
         let about = format!("{} samples, {} replicas, {tail:?}", case.samples, case.replicas);
         assert_eq!(batches(&order, case.epoch, case.replicas), case.ranks, "{about}");
     }
@@ -158,6 +200,10 @@ fn every_epoch_has_the_batches_of_torchs_random_sampler() {
         let tail = Tail::torch(1, false, case.drops);
         let order = Order::new(&spec(kind, case.samples, case.seed, case.batch, tail));
         let found: Vec<_> = (0..4).map(|epoch| batches(&order, epoch, 1).remove(0)).collect();
-        assert_eq!(found, case.epochs, "{} samples, {:?}, {tail:?}", case.samples, case.draws);
+        assert_eq!(
+            found, case.epochs,
+            "{} samples, {:?}, {tail:?}",
+            case.samples, case.draws
+        );
     }
 }

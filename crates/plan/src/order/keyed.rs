@@ -18,7 +18,7 @@ use super::table::Table;
 #[cfg(test)]
 mod statistics;
 
-/// Largest F that is shuffled in a table: 256 KB per epoch, made in half a millisecond. The network passes from 1/256 of it on.
+/// Largest F that is shuffled in a table: 256 KB per epoch, made in a quarter of a millisecond. The network passes from 1/256 of it on.
 const SMALL: u64 = 1 << 16;
 
 /// Rounds of the network. Four fail the tests at every size, six up to about a thousand samples, eight below 256 only.
@@ -34,7 +34,11 @@ pub(super) enum Keyed {
 impl Keyed {
     pub(super) fn new(seed: u64, epoch: u32, samples: u64) -> Self {
         let key = key(&[seed, u64::from(epoch), samples]);
-        if samples <= SMALL { Self::Small(shuffle(samples, key)) } else { Self::Feistel(Feistel::new(samples, key)) }
+        if samples <= SMALL {
+            Self::Small(shuffle(samples, key))
+        } else {
+            Self::Feistel(Feistel::new(samples, key))
+        }
     }
 }
 
@@ -63,7 +67,12 @@ impl<const N: usize> Feistel<N> {
         // Half of the bits that the largest position has, at least one so that both halves matter.
         let bits = ((64 - (samples - 1).leading_zeros()) / 2).max(1);
         let mut counter = Counter::new(key);
-        Self { samples, left: samples.div_ceil(1 << bits), bits, keys: std::array::from_fn(|_| counter.word()) }
+        Self {
+            samples,
+            left: samples.div_ceil(1 << bits),
+            bits,
+            keys: std::array::from_fn(|_| counter.word()),
+        }
     }
 
     /// Position to sample.
@@ -129,7 +138,10 @@ mod tests {
             let mut seen = vec![false; samples as usize];
             for position in 0..samples {
                 let sample = network.forward(position);
-                assert!(!std::mem::replace(&mut seen[sample as usize], true), "{samples}: {sample} twice");
+                assert!(
+                    !std::mem::replace(&mut seen[sample as usize], true),
+                    "{samples}: {sample} twice"
+                );
                 assert_eq!(network.backward(sample), position);
             }
         }
@@ -140,7 +152,10 @@ mod tests {
         for samples in [SMALL + 1, 100_003, 1_281_167, 1 << 20, (1 << 20) + 1, 1_000_000_007] {
             let network = Feistel::<ROUNDS>::new(samples, 0);
             let outside = (network.left << network.bits) - samples;
-            assert!((outside as f64) < 2.0 * (samples as f64).sqrt(), "{samples}: {outside} outside");
+            assert!(
+                (outside as f64) < 2.0 * (samples as f64).sqrt(),
+                "{samples}: {outside} outside"
+            );
         }
     }
 }

@@ -15,7 +15,11 @@ pub(super) struct Transpose {
 
 impl Transpose {
     pub(super) fn new(count: u64, columns: u64) -> Self {
-        Self { columns, short: count / columns, long_columns: count % columns }
+        Self {
+            columns,
+            short: count / columns,
+            long_columns: count % columns,
+        }
     }
 
     /// Dealing order to column order.

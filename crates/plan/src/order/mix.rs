@@ -21,7 +21,9 @@ pub(super) const fn mix(mut x: u64) -> u64 {
 /// A key from numbers that each may be small: absorbed one after the other, so that no two lists of the same length meet
 /// more often than chance has it.
 pub(super) fn key(parts: &[u64]) -> u64 {
-    parts.iter().fold(GOLDEN, |key, &part| mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN))))
+    parts.iter().fold(GOLDEN, |key, &part| {
+        mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))
+    })
 }
 
 /// `word`, uniform over the 64-bit words, scaled down to `0..bound` by its high bits.
@@ -69,10 +71,16 @@ mod tests {
             for _ in 0..TRIES {
                 let x = counter.word() >> 40; // Small inputs, as positions are.
                 let difference = mix(x) ^ mix(x ^ (1 << bit));
-                flips.iter_mut().enumerate().for_each(|(out, count)| *count += (difference >> out & 1) as u32);
+                flips
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(out, count)| *count += (difference >> out & 1) as u32);
             }
             // 4096 tries: standard deviation 32, so 6 of them.
-            assert!(flips.iter().all(|count| count.abs_diff(TRIES / 2) < 192), "input bit {bit}: {flips:?}");
+            assert!(
+                flips.iter().all(|count| count.abs_diff(TRIES / 2) < 192),
+                "input bit {bit}: {flips:?}"
+            );
         }
     }
 

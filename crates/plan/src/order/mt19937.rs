@@ -26,7 +26,9 @@ impl Mt19937 {
         state[0] = seed as u32;
         for at in 1..WORDS {
             let before = state[at - 1];
-            state[at] = 1_812_433_253u32.wrapping_mul(before ^ (before >> 30)).wrapping_add(at as u32);
+            state[at] = 1_812_433_253u32
+                .wrapping_mul(before ^ (before >> 30))
+                .wrapping_add(at as u32);
         }
         Self { state, next: WORDS }
     }

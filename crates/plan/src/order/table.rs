@@ -50,20 +50,32 @@ impl List {
 impl Table {
     /// A permutation of `0..list.len()`.
     pub(super) fn permutation(list: Vec<u32>) -> Self {
-        Self { samples: list.len() as u64, list: List::Narrow(list.into()), inverse: OnceLock::new() }
+        Self {
+            samples: list.len() as u64,
+            list: List::Narrow(list.into()),
+            inverse: OnceLock::new(),
+        }
     }
 
     /// Any list of samples below `samples`.
     pub(super) fn from_list(list: &[u64], samples: u64) -> Result<Self, Error> {
         if let Some(at) = list.iter().position(|&sample| sample >= samples) {
-            return Err(Error::NoSuchSample { position: at as u64, sample: list[at], samples });
+            return Err(Error::NoSuchSample {
+                position: at as u64,
+                sample: list[at],
+                samples,
+            });
         }
         let list = if samples <= u64::from(u32::MAX) {
             List::Narrow(list.iter().map(|&sample| sample as u32).collect())
         } else {
             List::Wide(list.into())
         };
-        Ok(Self { samples, list, inverse: OnceLock::new() })
+        Ok(Self {
+            samples,
+            list,
+            inverse: OnceLock::new(),
+        })
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -103,11 +115,15 @@ impl Table {
         // From the end, so that the first position is what remains.
         if self.len() < u64::from(u32::MAX) {
             let mut inverse = vec![u32::MAX; size];
-            (0..self.len()).rev().for_each(|position| inverse[self.sample_at(position) as usize] = position as u32);
+            (0..self.len())
+                .rev()
+                .for_each(|position| inverse[self.sample_at(position) as usize] = position as u32);
             List::Narrow(inverse.into())
         } else {
             let mut inverse = vec![u64::MAX; size];
-            (0..self.len()).rev().for_each(|position| inverse[self.sample_at(position) as usize] = position);
+            (0..self.len())
+                .rev()
+                .for_each(|position| inverse[self.sample_at(position) as usize] = position);
             List::Wide(inverse.into())
         }
     }
@@ -137,12 +153,23 @@ mod tests {
     #[test]
     fn a_sample_that_does_not_exist_is_refused_by_name() {
         let error = Table::from_list(&[0, 1, 7], 3).expect_err("7 of 3");
-        assert_eq!(error, Error::NoSuchSample { position: 2, sample: 7, samples: 3 });
+        assert_eq!(
+            error,
+            Error::NoSuchSample {
+                position: 2,
+                sample: 7,
+                samples: 3
+            }
+        );
     }
 
     #[test]
     fn wide_samples_keep_all_their_bits() {
-        let table = Table { samples: 3, list: List::Wide([1 << 40, 5].into()), inverse: OnceLock::new() };
+        let table = Table {
+            samples: 3,
+            list: List::Wide([1 << 40, 5].into()),
+            inverse: OnceLock::new(),
+        };
         assert_eq!(table.sample_at(0), 1 << 40);
     }
 }

@@ -47,12 +47,19 @@ fn inside_out(samples: u64, generator: &mut Mt19937) -> Vec<u32> {
 
 /// Words that a permutation takes from the generator.
 fn randperm_words(samples: u64) -> u64 {
-    if samples >= INSIDE_OUT_FROM { 2 * samples } else { samples - 1 }
+    if samples >= INSIDE_OUT_FROM {
+        2 * samples
+    } else {
+        samples - 1
+    }
 }
 
 /// What `DistributedSampler` reads in an epoch, before padding and over all ranks.
 pub(super) fn distributed(samples: u64, seed: u64, epoch: u32) -> Table {
-    Table::permutation(randperm(samples, &mut Mt19937::new(seed.wrapping_add(u64::from(epoch)))))
+    Table::permutation(randperm(
+        samples,
+        &mut Mt19937::new(seed.wrapping_add(u64::from(epoch))),
+    ))
 }
 
 /// A generator that is seeded once and drawn from in every epoch.
@@ -70,7 +77,11 @@ impl Replay {
         if draws == TorchDraws::LoaderOnce {
             generator.skip(BASE_SEED_WORDS);
         }
-        Self { samples, draws, states: Mutex::new(BTreeMap::from([(0, generator)])) }
+        Self {
+            samples,
+            draws,
+            states: Mutex::new(BTreeMap::from([(0, generator)])),
+        }
     }
 
     pub(super) fn epoch(&self, epoch: u32) -> Table {
@@ -81,7 +92,10 @@ impl Replay {
 
     fn state_before(&self, epoch: u32) -> Mt19937 {
         let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let (&from, state) = states.range(..=epoch).next_back().expect("the state before epoch 0 is never dropped");
+        let (&from, state) = states
+            .range(..=epoch)
+            .next_back()
+            .expect("the state before epoch 0 is never dropped");
         let mut generator = state.clone();
         // The permutation used, and the one of which nothing is.
         let per_epoch = self.words_before() + 2 * randperm_words(self.samples);
@@ -98,7 +112,11 @@ impl Replay {
 
     /// Words drawn in each epoch before its permutation.
     fn words_before(&self) -> u64 {
-        if self.draws == TorchDraws::LoaderEachEpoch { BASE_SEED_WORDS } else { 0 }
+        if self.draws == TorchDraws::LoaderEachEpoch {
+            BASE_SEED_WORDS
+        } else {
+            0
+        }
     }
 }
 
@@ -133,10 +151,22 @@ mod tests {
         for (samples, first, last, sum, next) in cases {
             let mut generator = Mt19937::new(9);
             let list = randperm(samples, &mut generator);
-            assert_eq!((&list[..4], &list[list.len() - 4..]), (&first[..], &last[..]), "{samples}");
+            assert_eq!(
+                (&list[..4], &list[list.len() - 4..]),
+                (&first[..], &last[..]),
+                "{samples}"
+            );
             let weighted = |(at, &number): (usize, &u32)| (at as u64 + 1).wrapping_mul(u64::from(number));
-            assert_eq!(list.iter().enumerate().map(weighted).fold(0, u64::wrapping_add), sum, "{samples}");
-            assert_eq!(generator.double_word() & (u64::MAX >> 1), next, "{samples}: what is drawn next");
+            assert_eq!(
+                list.iter().enumerate().map(weighted).fold(0, u64::wrapping_add),
+                sum,
+                "{samples}"
+            );
+            assert_eq!(
+                generator.double_word() & (u64::MAX >> 1),
+                next,
+                "{samples}: what is drawn next"
+            );
         }
     }
 
@@ -156,12 +186,20 @@ mod tests {
     #[test]
     fn an_epoch_is_the_same_whichever_epochs_were_asked_for_before() {
         let list = |replay: &Replay, epoch| (0..50).map(|at| replay.epoch(epoch).sample_at(at)).collect::<Vec<_>>();
-        for draws in [TorchDraws::LoaderEachEpoch, TorchDraws::LoaderOnce, TorchDraws::SamplerOnly] {
+        for draws in [
+            TorchDraws::LoaderEachEpoch,
+            TorchDraws::LoaderOnce,
+            TorchDraws::SamplerOnly,
+        ] {
             let in_turn = Replay::new(50, 3, draws);
             let expected: Vec<_> = (0..200).map(|epoch| list(&in_turn, epoch)).collect();
             let jumping = Replay::new(50, 3, draws);
             for epoch in [150, 3, 199, 0, 150, 149] {
-                assert_eq!(list(&jumping, epoch), expected[epoch as usize], "{draws:?}, epoch {epoch}");
+                assert_eq!(
+                    list(&jumping, epoch),
+                    expected[epoch as usize],
+                    "{draws:?}, epoch {epoch}"
+                );
             }
             assert!(jumping.states.lock().expect("not poisoned").len() <= KEPT_STATES);
         }

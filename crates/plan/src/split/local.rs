@@ -41,15 +41,29 @@ impl LocalStream {
             }
         }
         if ranks.is_empty() {
-            return Err(Error::Zero { what: "the number of ranks on this node" });
+            return Err(Error::Zero {
+                what: "the number of ranks on this node",
+            });
         }
         let last = split.batches() - 1;
-        let shares = |batch| ranks.iter().map(|&rank| u64::from(split.share(batch, rank))).sum::<u64>();
+        let shares = |batch| {
+            ranks
+                .iter()
+                .map(|&rank| u64::from(split.share(batch, rank)))
+                .sum::<u64>()
+        };
         // All batches but the last are full; the last may be full too.
         let (per_batch, in_last) = (shares(0), shares(last));
         let own = last * per_batch + in_last;
         let filled_from = ranks.partition_point(|&rank| !split.is_filler(last, rank));
-        Ok(Self { ranks: ranks.into(), columns: columns.into(), per_batch, own, filled_from, split })
+        Ok(Self {
+            ranks: ranks.into(),
+            columns: columns.into(),
+            per_batch,
+            own,
+            filled_from,
+            split,
+        })
     }
 
     /// This node's ranks, ascending.
@@ -101,7 +115,11 @@ impl LocalStream {
     /// When there is no such index.
     pub fn batch(&self, index: u64) -> u64 {
         assert!(index < self.len(), "index {index} of {}", self.len());
-        if index >= self.own { self.split.batches() - 1 } else { index / self.per_batch }
+        if index >= self.own {
+            self.split.batches() - 1
+        } else {
+            index / self.per_batch
+        }
     }
 
     /// Whether the read at an index is a filler.
@@ -114,8 +132,16 @@ impl LocalStream {
     /// # Panics
     /// When there is no such batch.
     pub fn batch_indices(&self, batch: u64) -> Range<u64> {
-        assert!(batch < self.split.batches(), "batch {batch} of {}", self.split.batches());
-        let end = if batch + 1 == self.split.batches() { self.len() } else { (batch + 1) * self.per_batch };
+        assert!(
+            batch < self.split.batches(),
+            "batch {batch} of {}",
+            self.split.batches()
+        );
+        let end = if batch + 1 == self.split.batches() {
+            self.len()
+        } else {
+            (batch + 1) * self.per_batch
+        };
         batch * self.per_batch..end
     }
 
@@ -125,7 +151,10 @@ impl LocalStream {
             return None;
         }
         let column = self.columns[self.split.rank_of(position) as usize];
-        let (batch, offset) = (self.split.batch_of(position), position % u64::from(self.split.global_batch));
+        let (batch, offset) = (
+            self.split.batch_of(position),
+            position % u64::from(self.split.global_batch),
+        );
         let row = offset / u64::from(self.split.ranks);
         (column != NOT_LOCAL).then(|| batch * self.per_batch + row * self.ranks.len() as u64 + u64::from(column))
     }

@@ -17,7 +17,9 @@ struct Family<'a> {
 fn family_of<const N: usize>(samples: u32) -> impl Fn(u64, u32) -> Vec<u32> {
     move |seed, epoch| {
         let network = Feistel::<N>::new(u64::from(samples), key(&[seed, u64::from(epoch), u64::from(samples)]));
-        (0..u64::from(samples)).map(|position| network.forward(position) as u32).collect()
+        (0..u64::from(samples))
+            .map(|position| network.forward(position) as u32)
+            .collect()
     }
 }
 
@@ -27,8 +29,12 @@ fn half_of(samples: u32) -> u32 {
 
 fn keyed(samples: u32) -> impl Fn(u64, u32) -> Vec<u32> {
     move |seed, epoch| match Keyed::new(seed, epoch, u64::from(samples)) {
-        Keyed::Small(table) => (0..u64::from(samples)).map(|position| table.sample_at(position) as u32).collect(),
-        Keyed::Feistel(network) => (0..u64::from(samples)).map(|position| network.forward(position) as u32).collect(),
+        Keyed::Small(table) => (0..u64::from(samples))
+            .map(|position| table.sample_at(position) as u32)
+            .collect(),
+        Keyed::Feistel(network) => (0..u64::from(samples))
+            .map(|position| network.forward(position) as u32)
+            .collect(),
     }
 }
 
@@ -40,7 +46,10 @@ struct Table2 {
 
 impl Table2 {
     fn new(rows: usize, columns: usize) -> Self {
-        Self { counts: vec![0.0; rows * columns], rows }
+        Self {
+            counts: vec![0.0; rows * columns],
+            rows,
+        }
     }
 
     fn add(&mut self, row: usize, column: usize) {
@@ -53,7 +62,8 @@ impl Table2 {
         let columns = self.counts.len() / self.rows;
         let row = |r: usize| self.counts[r * columns..(r + 1) * columns].iter().sum::<f64>();
         let column = |c: usize| self.counts.iter().skip(c).step_by(columns).sum::<f64>();
-        let (rows, cols): (Vec<f64>, Vec<f64>) = ((0..self.rows).map(row).collect(), (0..columns).map(column).collect());
+        let (rows, cols): (Vec<f64>, Vec<f64>) =
+            ((0..self.rows).map(row).collect(), (0..columns).map(column).collect());
         let total: f64 = rows.iter().sum();
         let cell = |at: usize| {
             let expected = rows[at / columns] * cols[at % columns] / total;
@@ -67,7 +77,11 @@ impl Table2 {
 
 /// Counts against given expectations.
 fn chi_square_z(counts: &[f64], expected: impl Fn(usize) -> f64) -> f64 {
-    let chi2: f64 = counts.iter().enumerate().map(|(at, count)| (count - expected(at)).powi(2) / expected(at)).sum();
+    let chi2: f64 = counts
+        .iter()
+        .enumerate()
+        .map(|(at, count)| (count - expected(at)).powi(2) / expected(at))
+        .sum();
     let freedom = (counts.len() - 1) as f64;
     (chi2 - freedom) / (2.0 * freedom).sqrt()
 }
@@ -80,7 +94,10 @@ fn poisson_z(count: f64, expected: f64) -> f64 {
 fn correlation(pairs: impl Iterator<Item = (u32, u32)>, samples: u32) -> f64 {
     let n = f64::from(samples);
     let (mean, variance) = ((n - 1.0) / 2.0, (n * n - 1.0) / 12.0);
-    pairs.map(|(a, b)| (f64::from(a) - mean) * (f64::from(b) - mean)).sum::<f64>() / (n * variance)
+    pairs
+        .map(|(a, b)| (f64::from(a) - mean) * (f64::from(b) - mean))
+        .sum::<f64>()
+        / (n * variance)
 }
 
 fn inverse(permutation: &[u32]) -> Vec<u32> {
@@ -110,18 +127,24 @@ fn alone(family: &Family, seeds: u64, epochs: u32) -> Vec<(String, f64)> {
                 low.add(position & 7, sample as usize & 7);
                 fixed += f64::from(u8::from(position == sample as usize));
             }
-            adjacent += permutation.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == 1).count() as f64;
+            adjacent += permutation
+                .windows(2)
+                .filter(|pair| pair[0].abs_diff(pair[1]) == 1)
+                .count() as f64;
             for (at, &lag) in lags.iter().enumerate() {
                 let shifted = |p: usize| permutation[(p + lag) % n];
                 serial[at] += correlation((0..n).map(|p| (permutation[p], shifted(p))), family.samples);
-                for p in 0..n {
-                    let step = (shifted(p) as usize + n - permutation[p] as usize) % n;
+                for (p, &sample) in permutation.iter().enumerate() {
+                    let step = (shifted(p) as usize + n - sample as usize) % n;
                     steps[at][(step - 1) * 16 / (n - 1)] += 1.0;
                 }
             }
             // Two positions with the same inner half: does the network keep them together in either half?
             for p in 0..n {
-                for other in (1..4).map(|j| p + j * family.half as usize).take_while(|&other| other < n) {
+                for other in (1..4)
+                    .map(|j| p + j * family.half as usize)
+                    .take_while(|&other| other < n)
+                {
                     let (a, b) = (permutation[p], permutation[other]);
                     pairs += 1.0;
                     same_inner += f64::from(u8::from(a % family.half == b % family.half));
@@ -135,13 +158,25 @@ fn alone(family: &Family, seeds: u64, epochs: u32) -> Vec<(String, f64)> {
         ("places".into(), places.z()),
         ("low bits".into(), low.z()),
         ("fixed points".into(), poisson_z(fixed, runs)),
-        ("adjacent pairs".into(), poisson_z(adjacent, 2.0 * runs * (size - 1.0) / size)),
-        ("same inner half".into(), poisson_z(same_inner, pairs * together(n, family.half as usize, |s, h| s % h))),
-        ("same outer half".into(), poisson_z(same_outer, pairs * together(n, family.half as usize, |s, h| s / h))),
+        (
+            "adjacent pairs".into(),
+            poisson_z(adjacent, 2.0 * runs * (size - 1.0) / size),
+        ),
+        (
+            "same inner half".into(),
+            poisson_z(same_inner, pairs * together(n, family.half as usize, |s, h| s % h)),
+        ),
+        (
+            "same outer half".into(),
+            poisson_z(same_outer, pairs * together(n, family.half as usize, |s, h| s / h)),
+        ),
     ];
     for (at, lag) in lags.iter().enumerate() {
         // The circular correlation of a random permutation has mean -1/(n-1) and variance about 1/n.
-        found.push((format!("serial, lag {lag}"), (serial[at] / runs + 1.0 / (size - 1.0)) * (runs * size).sqrt()));
+        found.push((
+            format!("serial, lag {lag}"),
+            (serial[at] / runs + 1.0 / (size - 1.0)) * (runs * size).sqrt(),
+        ));
         let width = |bucket: usize| ((bucket + 1) * (n - 1)).div_ceil(16) - (bucket * (n - 1)).div_ceil(16);
         let expected = |bucket: usize| runs * size * width(bucket) as f64 / (size - 1.0);
         found.push((format!("steps, lag {lag}"), chi_square_z(&steps[at], expected)));
@@ -164,7 +199,10 @@ fn related(family: &Family, name: &str, pairs: impl Iterator<Item = ((u64, u32),
     let (mut same, mut runs, mut of_samples, mut of_positions) = (0.0, 0.0, 0.0, 0.0);
     let mut steps = vec![0.0; 64.min(n / 4)];
     for (one, other) in pairs {
-        let (a, b) = ((family.permutation)(one.0, one.1), (family.permutation)(other.0, other.1));
+        let (a, b) = (
+            (family.permutation)(one.0, one.1),
+            (family.permutation)(other.0, other.1),
+        );
         let (at_a, at_b) = (inverse(&a), inverse(&b));
         for (&p, &q) in at_a.iter().zip(&at_b) {
             places.add(p as usize * buckets / n, q as usize * buckets / n);
@@ -174,7 +212,8 @@ fn related(family: &Family, name: &str, pairs: impl Iterator<Item = ((u64, u32),
             steps[step * cells / n] += 1.0;
         }
         of_samples += correlation(a.iter().copied().zip(b.iter().copied()), family.samples).powi(2) * (n as f64 - 1.0);
-        of_positions += correlation(at_a.iter().copied().zip(at_b.iter().copied()), family.samples).powi(2) * (n as f64 - 1.0);
+        of_positions +=
+            correlation(at_a.iter().copied().zip(at_b.iter().copied()), family.samples).powi(2) * (n as f64 - 1.0);
         runs += 1.0;
     }
     let cells = steps.len();
@@ -182,24 +221,48 @@ fn related(family: &Family, name: &str, pairs: impl Iterator<Item = ((u64, u32),
     vec![
         (format!("{name}: places"), places.z()),
         (format!("{name}: same position"), poisson_z(same, runs)),
-        (format!("{name}: distance travelled"), chi_square_z(&steps, |cell| runs * width(cell))),
-        (format!("{name}: correlation of samples"), (of_samples - runs) / (2.0 * runs).sqrt()),
-        (format!("{name}: correlation of positions"), (of_positions - runs) / (2.0 * runs).sqrt()),
+        (
+            format!("{name}: distance travelled"),
+            chi_square_z(&steps, |cell| runs * width(cell)),
+        ),
+        (
+            format!("{name}: correlation of samples"),
+            (of_samples - runs) / (2.0 * runs).sqrt(),
+        ),
+        (
+            format!("{name}: correlation of positions"),
+            (of_positions - runs) / (2.0 * runs).sqrt(),
+        ),
     ]
 }
 
 fn battery(family: &Family, seeds: u64, epochs: u32) -> Vec<(String, f64)> {
     let all = || (0..seeds).flat_map(|seed| (0..epochs).map(move |epoch| (seed, epoch)));
     let mut found = alone(family, seeds, epochs);
-    found.extend(related(family, "next epoch", all().map(|(seed, epoch)| ((seed, epoch), (seed, epoch + 1)))));
-    found.extend(related(family, "next seed", all().map(|(seed, epoch)| ((seed, epoch), (seed + 1, epoch)))));
-    found.extend(related(family, "seed for epoch", all().map(|(seed, epoch)| ((seed, epoch + 1), (seed + 1, epoch)))));
+    found.extend(related(
+        family,
+        "next epoch",
+        all().map(|(seed, epoch)| ((seed, epoch), (seed, epoch + 1))),
+    ));
+    found.extend(related(
+        family,
+        "next seed",
+        all().map(|(seed, epoch)| ((seed, epoch), (seed + 1, epoch))),
+    ));
+    found.extend(related(
+        family,
+        "seed for epoch",
+        all().map(|(seed, epoch)| ((seed, epoch + 1), (seed + 1, epoch))),
+    ));
     found
 }
 
 /// The statistic that lies furthest out.
 fn worst(found: &[(String, f64)]) -> (&str, f64) {
-    let furthest = found.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).expect("a battery is not empty");
+    let furthest = found
+        .iter()
+        .max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))
+        .expect("a battery is not empty");
     (&furthest.0, furthest.1)
 }
 
@@ -207,16 +270,38 @@ fn worst(found: &[(String, f64)]) -> (&str, f64) {
 const TOLERATED: f64 = 5.0;
 
 fn passes(samples: u32, permutation: &dyn Fn(u64, u32) -> Vec<u32>, seeds: u64) {
-    let found = battery(&Family { samples, half: half_of(samples), permutation }, seeds, 3);
+    let found = battery(
+        &Family {
+            samples,
+            half: half_of(samples),
+            permutation,
+        },
+        seeds,
+        3,
+    );
     let (name, z) = worst(&found);
-    assert!(z.abs() < TOLERATED, "{samples} samples, {seeds} seeds: {name} is {z:.1} deviations out; all: {found:.1?}");
+    assert!(
+        z.abs() < TOLERATED,
+        "{samples} samples, {seeds} seeds: {name} is {z:.1} deviations out; all: {found:.1?}"
+    );
 }
 
 fn fails(what: &str, permutation: &dyn Fn(u64, u32) -> Vec<u32>) {
     let samples = 4096;
-    let found = battery(&Family { samples, half: half_of(samples), permutation }, 40, 3);
+    let found = battery(
+        &Family {
+            samples,
+            half: half_of(samples),
+            permutation,
+        },
+        40,
+        3,
+    );
     let (name, z) = worst(&found);
-    assert!(z.abs() > 3.0 * TOLERATED, "{what} passes: worst is {name} at {z:.1} deviations");
+    assert!(
+        z.abs() > 3.0 * TOLERATED,
+        "{what} passes: worst is {name} at {z:.1} deviations"
+    );
 }
 
 #[test]
@@ -251,7 +336,9 @@ fn bad_permutations_fail() {
     fails("the identity", &|_, _| (0..4096).collect());
     fails("an affine map", &|seed, epoch| {
         let (factor, shift) = (key(&[seed, u64::from(epoch), 1]) | 1, key(&[seed, u64::from(epoch), 2]));
-        (0..4096u64).map(|p| (p.wrapping_mul(factor).wrapping_add(shift) % 4096) as u32).collect()
+        (0..4096u64)
+            .map(|p| (p.wrapping_mul(factor).wrapping_add(shift) % 4096) as u32)
+            .collect()
     });
     fails("a shuffle inside a window", &|seed, epoch| {
         let window = family_of::<ROUNDS>(512)(seed, epoch);
@@ -263,7 +350,9 @@ fn bad_permutations_fail() {
         list.rotate_left(1234 * epoch as usize);
         list
     });
-    fails("seed plus epoch as the key", &|seed, epoch| good(seed + u64::from(epoch), 0));
+    fails("seed plus epoch as the key", &|seed, epoch| {
+        good(seed + u64::from(epoch), 0)
+    });
     fails("one sample in fifty left where it was", &|seed, epoch| {
         let mut list = good(seed, epoch);
         let at = inverse(&list);
@@ -281,12 +370,17 @@ fn every_permutation_of_a_few_samples_is_as_likely() {
             let mut counts = vec![0.0; permutations];
             for run in 0..runs {
                 let (seed, epoch) = if over_epochs { (7, run) } else { (u64::from(run), 0) };
-                let Keyed::Small(table) = Keyed::new(seed, epoch, samples) else { panic!("few samples are a table") };
+                let Keyed::Small(table) = Keyed::new(seed, epoch, samples) else {
+                    panic!("few samples are a table")
+                };
                 let list: Vec<u64> = (0..samples).map(|position| table.sample_at(position)).collect();
                 counts[rank_of(&list)] += 1.0;
             }
             let z = chi_square_z(&counts, |_| f64::from(runs) / permutations as f64);
-            assert!(z.abs() < TOLERATED, "{samples} samples, over epochs: {over_epochs}: {z:.1}; {counts:?}");
+            assert!(
+                z.abs() < TOLERATED,
+                "{samples} samples, over epochs: {over_epochs}: {z:.1}; {counts:?}"
+            );
         }
     }
 }

@@ -1,0 +1,304 @@
+//! What the scheduler orders, and what comes back.
+//!
+//! An [`Action`] can only be made in this crate and can't be copied: whoever holds one was ordered to carry it out, once. The [`Completion`] is made
+//! from the action that it completes, so a carrier can't report what nobody ordered. Both sides stay plain data for the decision log.
+
+use crate::arena::Slot;
+use serde::{Deserialize, Serialize};
+
+/// Names one stay of a sample in memory: its place in the scheduler's table and how often that place was reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Handle {
+    /// Place in the table.
+    pub index: u32,
+    /// Reuse count: a handle of an earlier stay is refused.
+    pub generation: u32,
+}
+
+/// Where bytes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// The bucket or file system that holds the data set.
+    Bucket,
+    /// A disk tier, by its number, fastest first.
+    Disk(u8),
+}
+
+/// Part of a load: bytes of one sample and where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The sample.
+    pub sample: u64,
+    /// Its stay in memory.
+    pub handle: Handle,
+    /// Where the piece starts in the load's range.
+    pub at: u64,
+    /// Where it goes: offset in the arena.
+    pub slot_offset: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Where it starts in the sample: above 0 only for parts of a large sample.
+    pub sample_offset: u64,
+    /// The sample's whole length.
+    pub sample_len: u64,
+}
+
+/// One request to a source: a range of an object, scattered into slots. Bytes between pieces are dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Where from.
+    pub source: Source,
+    /// The object, by its number in the index. For a disk tier the object that the sample belongs to.
+    pub object: u64,
+    /// First byte in the object.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Pieces in order of `at`, not overlapping.
+    pub pieces: Vec<Piece>,
+    /// Give up at this time.
+    pub deadline_ns: u64,
+    /// 0 for the first try; a corrupt or failed load is ordered once more.
+    pub attempt: u8,
+    /// It races an earlier load of the same samples that is late.
+    pub hedge: bool,
+}
+
+/// One delivered sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item {
+    /// The sample.
+    pub sample: u64,
+    /// What to give back after use.
+    pub handle: Handle,
+    /// Its bytes.
+    pub slot: Slot,
+    /// What this use of the sample cost: the first use of loaded bytes names their source, later ones the RAM tier.
+    pub via: Via,
+}
+
+/// Where a delivered sample was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// It was in memory already.
+    Ram,
+    /// Read from a disk tier for this use.
+    Disk,
+    /// Fetched for this use.
+    Bucket,
+}
+
+/// Why a load failed, as far as the policy cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failure {
+    /// Unavailable until the deadline: network, 5xx, timeouts.
+    Unavailable,
+    /// Bytes that don't match their checksum or length.
+    Corrupt,
+    /// Gone, changed, denied: trying again won't help.
+    Final,
+    /// Called off by [`Command::Cancel`].
+    Cancelled,
+    /// The sample doesn't fit the memory budget, even alone.
+    NoMemory,
+}
+
+/// What to carry out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Command {
+    /// Read bytes into slots. Ends with [`Action::done`] or [`Action::failed`].
+    Load(Load),
+    /// Write a sample that is in memory to a disk tier. Ends like a load.
+    Keep {
+        /// The tier.
+        tier: u8,
+        /// The sample.
+        sample: u64,
+        /// Its bytes, unchanged until the action ends.
+        slot: Slot,
+    },
+    /// Forget a sample in a disk tier. Nothing comes back.
+    Forget {
+        /// The tier.
+        tier: u8,
+        /// The sample.
+        sample: u64,
+    },
+    /// Hand samples over: all that a request asked for, in its order. Nothing comes back but later releases.
+    Deliver {
+        /// The request.
+        request: u64,
+        /// The samples.
+        items: Vec<Item>,
+        /// Take copies and give the leases back at once: too much is leased to keep fetching.
+        copy: bool,
+    },
+    /// Tell a request that it can't be served.
+    Refuse {
+        /// The request.
+        request: u64,
+        /// The first sample that failed; `None`: the request was called off by a later start.
+        sample: Option<u64>,
+        /// Why.
+        failure: Failure,
+    },
+    /// Stop a load if it still runs; it ends all the same, with what it has or as [`Failure::Cancelled`].
+    Cancel {
+        /// The id of the load.
+        load: u64,
+    },
+}
+
+/// An order of the scheduler.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Action {
+    id: u64,
+    command: Command,
+}
+
+impl Action {
+    pub(crate) fn new(id: u64, command: Command) -> Self {
+        Action { id, command }
+    }
+
+    /// Unique within the scheduler.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What to do.
+    #[must_use]
+    pub fn command(&self) -> &Command {
+        &self.command
+    }
+
+    /// It ended well: the first byte came `latency_ns` after the start, the last `total_ns`.
+    #[must_use]
+    pub fn done(self, latency_ns: u64, total_ns: u64) -> Completion {
+        Completion { id: self.id, outcome: Outcome::Done { latency_ns, total_ns, throttled: false } }
+    }
+
+    /// It ended well, but the source asked for fewer requests meanwhile.
+    #[must_use]
+    pub fn done_throttled(self, latency_ns: u64, total_ns: u64) -> Completion {
+        Completion { id: self.id, outcome: Outcome::Done { latency_ns, total_ns, throttled: true } }
+    }
+
+    /// It didn't.
+    #[must_use]
+    pub fn failed(self, failure: Failure) -> Completion {
+        Completion { id: self.id, outcome: Outcome::Failed(failure) }
+    }
+}
+
+/// The end of an action.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Completion {
+    pub(crate) id: u64,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    Done { latency_ns: u64, total_ns: u64, throttled: bool },
+    Failed(Failure),
+}
+
+/// What happened.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Event {
+    /// A rank begins, resumes or jumps: its next batch is `batch` of `epoch`.
+    Start {
+        /// The rank.
+        rank: u32,
+        /// The epoch.
+        epoch: u32,
+        /// The batch, in the epoch.
+        batch: u64,
+    },
+    /// A rank asks for a batch of its own.
+    WantBatch {
+        /// Chosen by the asker, unique while it is open.
+        request: u64,
+        /// The rank.
+        rank: u32,
+        /// The epoch.
+        epoch: u32,
+        /// The batch, in the epoch.
+        batch: u64,
+    },
+    /// A rank asks for samples by number, as a stock loader's worker does.
+    WantSamples {
+        /// Chosen by the asker, unique while it is open.
+        request: u64,
+        /// The rank.
+        rank: u32,
+        /// The samples, in the order of delivery.
+        samples: Vec<u64>,
+    },
+    /// The asker is gone; nothing is delivered.
+    Withdraw {
+        /// The request.
+        request: u64,
+    },
+    /// Leases given back.
+    Release {
+        /// One for each delivered item that is no longer used.
+        handles: Vec<Handle>,
+    },
+    /// An action ended.
+    Completed(Completion),
+    /// Samples found in a disk tier (after a restart, or put there by another job).
+    Found {
+        /// The tier.
+        tier: u8,
+        /// The samples.
+        samples: Vec<u64>,
+    },
+    /// A disk tier takes nothing more (full, or failing).
+    TierClosed {
+        /// The tier.
+        tier: u8,
+    },
+    /// The memory budget changed.
+    Budget {
+        /// Bytes that the RAM tier and staging may use together; never more than at the start.
+        ram_bytes: u64,
+    },
+    /// The order of an epoch became known (explicit orders).
+    Epoch {
+        /// The epoch.
+        epoch: u32,
+        /// Its samples, by position.
+        samples: Vec<u64>,
+    },
+    /// Time passed.
+    Tick,
+}
+
+impl Event {
+    /// A copy for the decision log. Not `Clone`: outside this crate a completion must come from its action.
+    pub(crate) fn duplicate(&self) -> Event {
+        match self {
+            Event::Start { rank, epoch, batch } => Event::Start { rank: *rank, epoch: *epoch, batch: *batch },
+            Event::WantBatch { request, rank, epoch, batch } => Event::WantBatch { request: *request, rank: *rank, epoch: *epoch, batch: *batch },
+            Event::WantSamples { request, rank, samples } => Event::WantSamples { request: *request, rank: *rank, samples: samples.clone() },
+            Event::Withdraw { request } => Event::Withdraw { request: *request },
+            Event::Release { handles } => Event::Release { handles: handles.clone() },
+            Event::Completed(Completion { id, outcome }) => Event::Completed(Completion { id: *id, outcome: *outcome }),
+            Event::Found { tier, samples } => Event::Found { tier: *tier, samples: samples.clone() },
+            Event::TierClosed { tier } => Event::TierClosed { tier: *tier },
+            Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },
+            Event::Epoch { epoch, samples } => Event::Epoch { epoch: *epoch, samples: samples.clone() },
+            Event::Tick => Event::Tick,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! How many requests may be in flight, whether a slow one gets a twin, and when a source is left alone.
+//!
+//! Three small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it raises
+//! the limit while goodput follows, backs off on throttling (additive increase, multiplicative decrease), and probes again now and then.
+//! [`HedgeBudget`] allows twins only as a share of requests, so that a slow bucket is not asked twice for everything.
+//! [`Breaker`] counts consecutive failures, losses of hedged races included, and opens for a growing pause.
+
+use serde::{Deserialize, Serialize};
+
+/// Limits on requests in flight to one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConcurrencySettings {
+    /// Requests in flight at first. 32: a fourth of a second of 110 KB objects at 30 ms latency.
+    pub start: u32,
+    /// Never fewer. 4 keeps a throttled bucket probed.
+    pub least: u32,
+    /// Never more. 256: twice what saturates 1 GB/s at 30 ms and 110 KB (bench/results).
+    pub most: u32,
+}
+
+impl Default for ConcurrencySettings {
+    fn default() -> Self {
+        ConcurrencySettings { start: 32, least: 4, most: 256 }
+    }
+}
+
+impl ConcurrencySettings {
+    /// Exactly `n` requests, never adapted.
+    #[must_use]
+    pub fn fixed(n: u32) -> Self {
+        let n = n.max(1);
+        ConcurrencySettings { start: n, least: n, most: n }
+    }
+}
+
+/// Share by which goodput must rise for a higher limit to be worth it.
+const WORTH: f64 = 1.05;
+/// Windows of steady state between two probes upwards.
+const PROBE_EVERY: u32 = 16;
+
+/// The adaptive limit on requests in flight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Concurrency {
+    settings: ConcurrencySettings,
+    limit: u32,
+    window_start_ns: u64,
+    window_bytes: u64,
+    window_done: u32,
+    saturated: bool,
+    best_per_s: f64,
+    climbing: bool,
+    since_probe: u32,
+    quiet_until_ns: u64,
+}
+
+impl Concurrency {
+    /// Starts at `settings.start`, climbing.
+    #[must_use]
+    pub fn new(settings: ConcurrencySettings) -> Self {
+        let least = settings.least.max(1);
+        let settings = ConcurrencySettings { least, most: settings.most.max(least), start: settings.start.clamp(least, settings.most.max(least)) };
+        Concurrency {
+            settings,
+            limit: settings.start,
+            window_start_ns: 0,
+            window_bytes: 0,
+            window_done: 0,
+            saturated: false,
+            best_per_s: 0.0,
+            climbing: true,
+            since_probe: 0,
+            quiet_until_ns: 0,
+        }
+    }
+
+    /// Requests that may be in flight now.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The limit was reached: more requests were wanted. Only then does goodput say something about the limit.
+    pub fn wanted_more(&mut self) {
+        self.saturated = true;
+    }
+
+    /// One request ended well at `now_ns`. A window closes after three rounds of the limit: fewer are noise.
+    pub fn done(&mut self, now_ns: u64, bytes: u64) {
+        if self.settings.least == self.settings.most {
+            return;
+        }
+        if self.window_done == 0 && self.window_bytes == 0 {
+            self.window_start_ns = now_ns;
+            self.window_bytes = 1;
+            return;
+        }
+        self.window_bytes += bytes;
+        self.window_done += 1;
+        if self.window_done < self.limit * 3 {
+            return;
+        }
+        let seconds = (now_ns.saturating_sub(self.window_start_ns)) as f64 / 1e9;
+        let per_s = self.window_bytes as f64 / seconds.max(1e-6);
+        if self.saturated {
+            self.close_window(per_s, now_ns);
+        }
+        self.window_done = 0;
+        self.window_bytes = 0;
+        self.saturated = false;
+    }
+
+    fn close_window(&mut self, per_s: f64, now_ns: u64) {
+        if self.climbing {
+            if per_s > self.best_per_s * WORTH {
+                self.best_per_s = per_s;
+                self.raise(now_ns);
+            } else {
+                // The last raise bought nothing: step back to what did as well, and stay.
+                self.climbing = false;
+                self.since_probe = 0;
+                self.limit = (self.limit * 4 / 5).max(self.settings.least);
+            }
+        } else {
+            self.best_per_s = 0.9 * self.best_per_s + 0.1 * per_s;
+            self.since_probe += 1;
+            if self.since_probe >= PROBE_EVERY {
+                self.climbing = true;
+                self.raise(now_ns);
+            }
+        }
+    }
+
+    fn raise(&mut self, now_ns: u64) {
+        if now_ns >= self.quiet_until_ns {
+            self.limit = (self.limit + (self.limit / 4).max(1)).min(self.settings.most);
+        }
+    }
+
+    /// The source asked for less (429, 503) or timed out: at most one decrease per second, however many requests were hit.
+    pub fn throttled(&mut self, now_ns: u64) {
+        if now_ns < self.quiet_until_ns {
+            return;
+        }
+        self.limit = (self.limit * 7 / 10).max(self.settings.least);
+        self.climbing = false;
+        self.since_probe = 0;
+        self.quiet_until_ns = now_ns + 1_000_000_000;
+        self.window_done = 0;
+        self.window_bytes = 0;
+    }
+}
+
+/// Twins allowed: a share of all requests, in hundredths, with a small start so that the first slow request can have one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HedgeBudget {
+    per_cent: u32,
+    credit: u32,
+}
+
+impl HedgeBudget {
+    /// `per_cent` twins for each hundred requests; 0 switches hedging off.
+    #[must_use]
+    pub fn new(per_cent: u32) -> Self {
+        HedgeBudget { per_cent, credit: if per_cent == 0 { 0 } else { 200 } }
+    }
+
+    /// A request was issued.
+    pub fn earn(&mut self) {
+        self.credit = (self.credit + self.per_cent).min(2000);
+    }
+
+    /// Takes one twin from the budget, if it is there.
+    pub fn spend(&mut self) -> bool {
+        let can = self.credit >= 100;
+        if can {
+            self.credit -= 100;
+        }
+        can
+    }
+}
+
+/// Opens after [`Breaker::FAILURES`] in a row; closes after a pause that doubles from 100 ms to 5 s; one trial decides.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct Breaker {
+    failures: u32,
+    open_until_ns: u64,
+    pauses: u32,
+}
+
+impl Breaker {
+    /// Consecutive failures that open it.
+    pub const FAILURES: u32 = 5;
+
+    /// May a request be sent at `now_ns`?
+    #[must_use]
+    pub fn allows(&self, now_ns: u64) -> bool {
+        now_ns >= self.open_until_ns
+    }
+
+    /// A request ended well.
+    pub fn succeeded(&mut self) {
+        *self = Breaker::default();
+    }
+
+    /// A request failed, or lost to its twin.
+    pub fn failed(&mut self, now_ns: u64) {
+        self.failures += 1;
+        if self.failures >= Breaker::FAILURES {
+            let pause_ns = (100_000_000u64 << self.pauses.min(6)).min(5_000_000_000);
+            self.open_until_ns = now_ns + pause_ns;
+            self.pauses += 1;
+            self.failures = Breaker::FAILURES - 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source with `rate` bytes/s and a fixed latency: goodput rises to the bandwidth-delay product and stays.
+    fn run(control: &mut Concurrency, rate: f64, latency_s: f64, bytes: u64, rounds: u32) -> f64 {
+        let mut now = 0.0f64;
+        for _ in 0..rounds {
+            let n = control.limit();
+            control.wanted_more();
+            let round_s = latency_s.max(f64::from(n) * bytes as f64 / rate);
+            for i in 0..n {
+                control.done(((now + round_s * f64::from(i + 1) / f64::from(n)) * 1e9) as u64, bytes);
+            }
+            now += round_s;
+        }
+        f64::from(control.limit())
+    }
+
+    #[test]
+    fn the_limit_climbs_to_the_bandwidth_delay_product_and_stays_near() {
+        let mut control = Concurrency::new(ConcurrencySettings { start: 4, least: 2, most: 1024 });
+        let limit = run(&mut control, 1e9, 0.033, 110_000, 600);
+        let product = 1e9 * 0.033 / 110_000.0;
+        assert!(limit > 0.7 * product && limit < 2.0 * product, "{limit} {product}");
+    }
+
+    #[test]
+    fn throttling_lowers_the_limit_once_per_second() {
+        let mut control = Concurrency::new(ConcurrencySettings { start: 100, least: 4, most: 256 });
+        for i in 0..50 {
+            control.throttled(i * 1_000_000);
+        }
+        assert_eq!(control.limit(), 70);
+        control.throttled(2_000_000_000);
+        assert_eq!(control.limit(), 49);
+    }
+
+    #[test]
+    fn a_fixed_limit_stays() {
+        let mut control = Concurrency::new(ConcurrencySettings::fixed(64));
+        run(&mut control, 1e9, 0.03, 110_000, 50);
+        control.throttled(1);
+        assert_eq!(control.limit(), 64);
+    }
+
+    #[test]
+    fn twins_stay_within_their_share() {
+        let mut budget = HedgeBudget::new(5);
+        let mut twins = 0;
+        for _ in 0..1000 {
+            budget.earn();
+            twins += u32::from(budget.spend());
+        }
+        assert!((50..=53).contains(&twins), "{twins}");
+        assert!(!HedgeBudget::new(0).spend());
+    }
+
+    #[test]
+    fn the_breaker_opens_pauses_longer_each_time_and_closes_on_success() {
+        let mut breaker = Breaker::default();
+        (0..5).for_each(|_| breaker.failed(0));
+        assert!(!breaker.allows(99_999_999) && breaker.allows(100_000_000));
+        breaker.failed(100_000_000);
+        assert!(!breaker.allows(299_999_999) && breaker.allows(300_000_000));
+        breaker.succeeded();
+        assert!(breaker.allows(0));
+    }
+}

@@ -1,0 +1,124 @@
+//! The performance model: how long a source takes for so many bytes, learned from what it did.
+//!
+//! Paper 001 (HDMLP) sec. 4 ranks sources by configured throughput: file system t(gamma)/gamma, remote min(b_c, r_j(p)/p_j), local
+//! r_j(p_j)/p_j. Here the same quantities are estimated from completions, and a latency term is added because an object store's first byte
+//! costs more than a small sample's body. A scenario or an experiment pins them instead ([`Pinned`]).
+
+use serde::{Deserialize, Serialize};
+
+/// Weight of a new observation: about the last 32 completions count.
+const ALPHA: f64 = 1.0 / 16.0;
+/// Tail latencies follow faster upwards than downwards; the ratio sets the quantile that is followed: up/(up+down) ~ 0.97.
+const TAIL_UP: f64 = 0.30;
+const TAIL_DOWN: f64 = 0.01;
+
+/// Speeds given instead of measured, per request stream.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pinned {
+    /// Time to first byte, in seconds.
+    pub latency_s: f64,
+    /// Bytes per second of one request's body.
+    pub bytes_per_s: f64,
+}
+
+/// What one source has shown so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    latency_s: f64,
+    bytes_per_s: f64,
+    tail_factor: f64,
+    observations: u64,
+    pinned: bool,
+}
+
+impl Estimate {
+    /// Starts from a prior that the first completions replace quickly.
+    #[must_use]
+    pub fn new(prior: Pinned, pinned: bool) -> Self {
+        Estimate { latency_s: prior.latency_s, bytes_per_s: prior.bytes_per_s, tail_factor: 2.0, observations: 0, pinned }
+    }
+
+    /// Learns from one completed request: first byte after `latency_s`, all `bytes` after `total_s`.
+    pub fn observe(&mut self, bytes: u64, latency_s: f64, total_s: f64) {
+        let expected = self.expected_s(bytes).max(1e-9);
+        let ratio = total_s / expected;
+        let step = if ratio > self.tail_factor { TAIL_UP } else { -TAIL_DOWN };
+        self.tail_factor = (self.tail_factor + step * self.tail_factor.min(4.0) * 0.25).clamp(1.25, 50.0);
+        self.observations += 1;
+        if self.pinned {
+            return;
+        }
+        // The first observations average arithmetically, so that the prior doesn't linger.
+        let alpha = ALPHA.max(1.0 / self.observations as f64);
+        self.latency_s += alpha * (latency_s - self.latency_s);
+        let body_s = total_s - latency_s;
+        if bytes > 0 && body_s > 1e-6 {
+            self.bytes_per_s += alpha * (bytes as f64 / body_s - self.bytes_per_s);
+        }
+    }
+
+    /// Mean seconds for a request of `bytes`.
+    #[must_use]
+    pub fn expected_s(&self, bytes: u64) -> f64 {
+        self.latency_s + bytes as f64 / self.bytes_per_s.max(1.0)
+    }
+
+    /// Seconds after which a request of `bytes` belongs to the slowest few per cent.
+    #[must_use]
+    pub fn tail_s(&self, bytes: u64) -> f64 {
+        self.expected_s(bytes) * self.tail_factor
+    }
+
+    /// Completions seen.
+    #[must_use]
+    pub fn observations(&self) -> u64 {
+        self.observations
+    }
+
+    /// Mean time to first byte, in seconds.
+    #[must_use]
+    pub fn latency_s(&self) -> f64 {
+        self.latency_s
+    }
+
+    /// Bytes per second of one request's body.
+    #[must_use]
+    pub fn bytes_per_s(&self) -> f64 {
+        self.bytes_per_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_estimate_finds_latency_and_rate() {
+        let mut e = Estimate::new(Pinned { latency_s: 1.0, bytes_per_s: 1.0 }, false);
+        for i in 0..200u64 {
+            let bytes = 50_000 + i * 1000;
+            e.observe(bytes, 0.03, 0.03 + bytes as f64 / 35e6);
+        }
+        assert!((e.latency_s() - 0.03).abs() < 1e-3 && (e.bytes_per_s() / 35e6 - 1.0).abs() < 0.01);
+        assert!(e.tail_s(100_000) < 2.0 * e.expected_s(100_000));
+    }
+
+    #[test]
+    fn the_tail_follows_slow_requests() {
+        let mut e = Estimate::new(Pinned { latency_s: 0.03, bytes_per_s: 35e6 }, false);
+        for i in 0..2000u64 {
+            let slow = if i % 20 == 0 { 10.0 } else { 1.0 };
+            e.observe(100_000, 0.03 * slow, 0.033 * slow);
+        }
+        let ratio = e.tail_s(100_000) / e.expected_s(100_000);
+        assert!(ratio > 1.5 && ratio < 20.0, "{ratio}");
+    }
+
+    #[test]
+    fn a_pinned_estimate_keeps_its_speeds() {
+        let mut e = Estimate::new(Pinned { latency_s: 0.5, bytes_per_s: 1e6 }, true);
+        e.observe(1_000_000, 0.001, 0.002);
+        assert!((e.expected_s(1_000_000) - 1.5).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,477 @@
+//! Loads: requests to sources, from the queue to their end.
+//!
+//! A load brings one or more pieces. It waits in its source's queue until flow control lets it fly, and then ends exactly once, whatever happened to those
+//! who wanted it. Slots belong to residents; only the twin of a late load (a *hedge*) brings slots of its own, and whichever of the two ends
+//! first gives the resident its bytes. Failed loads are tried once more before their readers are told.
+
+use super::residents::{Residents, State};
+use super::Scheduler;
+use crate::action::{Action, Command, Completion, Failure, Handle, Load, Outcome, Piece, Source, Via};
+use crate::arena::{Slot, Stay};
+use crate::catalog::Place;
+use crate::flow::{Concurrency, HedgeBudget};
+use crate::model::{Estimate, Pinned};
+use crate::settings::Settings;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Extra tries after a failure that another try may mend.
+const RETRIES: u8 = 1;
+
+struct Part {
+    handle: Handle,
+    sample: u64,
+    at: u64,
+    len: u64,
+    sample_offset: u64,
+    sample_len: u64,
+    /// The hedge's own slot.
+    own: Option<Slot>,
+}
+
+struct Pending {
+    source: Source,
+    object: u64,
+    offset: u64,
+    len: u64,
+    parts: Vec<Part>,
+    line: u64,
+    attempt: u8,
+    twin_of: Option<u64>,
+}
+
+struct Flight {
+    pending: Pending,
+    issued_ns: u64,
+    twin: Option<u64>,
+    cancelled: bool,
+}
+
+enum Running {
+    Load(Flight),
+    Keep { tier: u8, handle: Handle, len: u64, sample: u64 },
+}
+
+pub(super) struct Loads {
+    next_id: u64,
+    bucket: VecDeque<Pending>,
+    disks: Vec<VecDeque<Pending>>,
+    running: BTreeMap<u64, Running>,
+    in_flight: u32,
+    disk_depth: u32,
+    pub concurrency: Concurrency,
+    pub estimate: Estimate,
+    hedges: HedgeBudget,
+}
+
+impl Loads {
+    pub fn new(settings: &Settings) -> Self {
+        // A bucket in the same region as a prior; measured within the first requests.
+        let prior = settings.bucket.unwrap_or(Pinned { latency_s: 0.03, bytes_per_s: 35e6 });
+        Loads {
+            next_id: 0,
+            bucket: VecDeque::new(),
+            disks: settings.tiers.iter().map(|_| VecDeque::new()).collect(),
+            running: BTreeMap::new(),
+            in_flight: 0,
+            disk_depth: settings.disk_depth.max(1),
+            concurrency: Concurrency::new(settings.concurrency),
+            estimate: Estimate::new(prior, settings.bucket.is_some()),
+            hedges: HedgeBudget::new(settings.hedge_per_cent),
+        }
+    }
+
+    /// Nothing is queued or under way.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.bucket.is_empty() && self.disks.iter().all(VecDeque::is_empty)
+    }
+
+    pub fn bucket_in_flight(&self) -> u64 {
+        u64::from(self.in_flight)
+    }
+
+    /// An action with the next id.
+    pub fn action(&mut self, command: Command) -> Action {
+        self.next_id += 1;
+        Action::new(self.next_id, command)
+    }
+
+    pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, line: u64) {
+        let part = whole(place, id, residents, 0);
+        let pending = Pending { source: Source::Disk(tier), object: place.object, offset: place.offset, len: place.len, parts: vec![part], line, attempt: 0, twin_of: None };
+        self.disks[usize::from(tier)].push_back(pending);
+    }
+
+    /// A large sample, in parts that fly in parallel.
+    pub fn queue_parts(&mut self, place: Place, id: u32, part_bytes: u64, residents: &mut Residents, line: u64) {
+        let handle = residents.handle(id);
+        let count = place.len.div_ceil(part_bytes.max(1));
+        let resident = residents.get_mut(id);
+        resident.parts = count as u32;
+        let (sample, attempt) = (resident.sample, resident.attempt);
+        for part in 0..count {
+            // Equal parts: a short last one would be issued at the price of a full one.
+            let (from, to) = (place.len * part / count, place.len * (part + 1) / count);
+            let part = Part { handle, sample, at: 0, len: to - from, sample_offset: from, sample_len: place.len, own: None };
+            let pending =
+                Pending { source: Source::Bucket, object: place.object, offset: place.offset + from, len: to - from, parts: vec![part], line, attempt, twin_of: None };
+            self.bucket.push_back(pending);
+        }
+    }
+
+    /// Samples of one object, in as few requests as gaps of `gap_bytes` allow.
+    pub fn queue_group(&mut self, group: &mut [(Place, u32)], gap_bytes: u64, residents: &mut Residents, line: u64) {
+        group.sort_unstable_by_key(|(place, _)| place.offset);
+        let mut run: Option<Pending> = None;
+        for &(place, id) in group.iter() {
+            let near = run.as_ref().is_some_and(|run| place.offset >= run.offset + run.len && place.offset <= run.offset + run.len + gap_bytes);
+            if !near && let Some(run) = run.take() {
+                self.bucket.push_back(run);
+            }
+            let attempt = residents.get(id).attempt;
+            let run = run.get_or_insert_with(|| Pending {
+                source: Source::Bucket,
+                object: place.object,
+                offset: place.offset,
+                len: 0,
+                parts: Vec::new(),
+                line,
+                attempt,
+                twin_of: None,
+            });
+            run.parts.push(whole(place, id, residents, place.offset - run.offset));
+            run.len = place.offset + place.len - run.offset;
+        }
+        self.bucket.extend(run);
+    }
+
+    /// The source of a load in flight that brings this resident.
+    pub fn in_flight_of(&self, id: u32, residents: &Residents) -> Option<Source> {
+        let handle = residents.handle(id);
+        self.running.values().find_map(|running| match running {
+            Running::Load(flight) if flight.pending.parts.iter().any(|part| part.handle == handle) => Some(flight.pending.source),
+            _ => None,
+        })
+    }
+
+    fn launch(&mut self, pending: Pending, now_ns: u64, deadline_ns: u64, residents: &Residents) -> Action {
+        let pieces = pending.parts.iter().map(|part| {
+            let slot = part.own.unwrap_or_else(|| residents.get(part.handle.index).slot);
+            Piece {
+                sample: part.sample,
+                handle: part.handle,
+                at: part.at,
+                slot_offset: slot.offset + part.sample_offset,
+                len: part.len,
+                sample_offset: part.sample_offset,
+                sample_len: part.sample_len,
+            }
+        });
+        let load = Load {
+            source: pending.source,
+            object: pending.object,
+            offset: pending.offset,
+            len: pending.len,
+            pieces: pieces.collect(),
+            deadline_ns,
+            attempt: pending.attempt,
+            hedge: pending.twin_of.is_some(),
+        };
+        let action = self.action(Command::Load(load));
+        self.running.insert(action.id(), Running::Load(Flight { pending, issued_ns: now_ns, twin: None, cancelled: false }));
+        action
+    }
+}
+
+fn whole(place: Place, id: u32, residents: &mut Residents, at: u64) -> Part {
+    let handle = residents.handle(id);
+    let resident = residents.get_mut(id);
+    resident.parts = 1;
+    Part { handle, sample: resident.sample, at, len: place.len, sample_offset: 0, sample_len: place.len, own: None }
+}
+
+impl Scheduler {
+    /// Lets queued loads fly while flow control allows.
+    pub(super) fn issue(&mut self, actions: &mut Vec<Action>) {
+        let deadline_ns = self.now_ns + self.settings.load_timeout_ns;
+        for tier in 0..self.tiers.len() {
+            while self.tiers[tier].in_flight < self.loads.disk_depth {
+                let Some(mut pending) = self.loads.disks[tier].pop_front() else { break };
+                if !pending.parts.iter().all(|part| self.tiers[tier].has(part.sample)) {
+                    // Evicted since it was planned.
+                    pending.source = Source::Bucket;
+                    self.loads.bucket.push_front(pending);
+                    continue;
+                }
+                let Some(pending) = self.still_wanted(pending, actions) else { continue };
+                self.tiers[tier].in_flight += 1;
+                actions.push(self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents));
+            }
+        }
+        loop {
+            if self.loads.in_flight >= self.loads.concurrency.limit() {
+                if !self.loads.bucket.is_empty() {
+                    self.loads.concurrency.wanted_more();
+                }
+                break;
+            }
+            let Some(pending) = self.loads.bucket.pop_front() else { break };
+            let Some(pending) = self.still_wanted(pending, actions) else { continue };
+            self.loads.in_flight += 1;
+            self.loads.hedges.earn();
+            actions.push(self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents));
+        }
+    }
+
+    /// A queued load that nobody wants any more (its readers were skipped) never flies.
+    fn still_wanted(&mut self, pending: Pending, actions: &mut Vec<Action>) -> Option<Pending> {
+        let wanted = pending.parts.iter().any(|part| {
+            let r = self.residents.get(part.handle.index);
+            r.uses > 0 || r.kept || r.to_tier.is_some()
+        });
+        if wanted {
+            return Some(pending);
+        }
+        for part in pending.parts {
+            self.part_ended(part, false, None, Err(Failure::Cancelled), actions);
+        }
+        None
+    }
+
+    pub(super) fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
+        match self.loads.running.remove(&completion.id) {
+            Some(Running::Keep { tier, handle, len, sample }) => self.written(tier, handle, sample, len, completion.outcome),
+            Some(Running::Load(flight)) => self.landed(completion.id, flight, completion.outcome, actions),
+            None => {}
+        }
+    }
+
+    fn written(&mut self, tier: u8, handle: Handle, sample: u64, len: u64, outcome: Outcome) {
+        let held = &mut self.tiers[usize::from(tier)];
+        match outcome {
+            Outcome::Done { .. } => held.insert(sample, len),
+            Outcome::Failed(_) => held.abandon(len),
+        }
+        self.residents.get_mut(handle.index).writes -= 1;
+        self.residents.drop_if_idle(handle.index, &mut self.arena);
+    }
+
+    fn landed(&mut self, id: u64, flight: Flight, outcome: Outcome, actions: &mut Vec<Action>) {
+        self.learn(&flight, outcome);
+        let result = match outcome {
+            Outcome::Done { .. } => Ok(()),
+            Outcome::Failed(failure) => Err(failure),
+        };
+        let racing = flight.twin.is_some() || flight.pending.twin_of.is_some();
+        let other = flight.twin.or(flight.pending.twin_of);
+        if let (Some(other), Ok(())) = (other, result)
+            && let Some(Running::Load(loser)) = self.loads.running.get_mut(&other)
+            && !loser.cancelled
+        {
+            loser.cancelled = true;
+            actions.push(self.loads.action(Command::Cancel { load: other }));
+        }
+        debug_assert!(!self.loads.running.contains_key(&id));
+        let (line, attempt) = (flight.pending.line, flight.pending.attempt);
+        for part in flight.pending.parts {
+            let Some(part) = self.part_ended(part, racing, other, result, actions) else { continue };
+            let place = self.catalog.place(part.sample);
+            // A failed load is retried before new work.
+            self.loads.bucket.push_front(Pending {
+                source: Source::Bucket,
+                object: place.object,
+                offset: place.offset + part.sample_offset,
+                len: part.len,
+                parts: vec![part],
+                line,
+                attempt: attempt + 1,
+                twin_of: None,
+            });
+        }
+    }
+
+    /// One part of an ended load: its resident is there, waits for more, or failed. Returns the part if it is worth another try.
+    fn part_ended(&mut self, part: Part, racing: bool, other: Option<u64>, result: Result<(), Failure>, actions: &mut Vec<Action>) -> Option<Part> {
+        let index = part.handle.index;
+        let resident = self.residents.get_mut(index);
+        resident.parts -= 1;
+        let (loading, rest) = (resident.state == State::Loading, resident.parts);
+        if let Some(own) = part.own {
+            let lost = if loading && result.is_ok() { std::mem::replace(&mut resident.slot, own) } else { own };
+            self.surrender(lost, part.handle, if lost == own { None } else { other });
+        }
+        let resident = self.residents.get_mut(index);
+        match result {
+            Ok(()) if loading && (racing || rest == 0) => {
+                resident.state = State::Ready;
+                if part.sample_len > 0 && resident.attempt > 0 {
+                    resident.attempt = 0;
+                }
+            }
+            Err(failure) if loading && !(racing && rest > 0) => {
+                let wanted = resident.uses > 0 || resident.kept || resident.to_tier.is_some();
+                if wanted && resident.attempt < RETRIES && matches!(failure, Failure::Unavailable | Failure::Corrupt) {
+                    resident.parts += 1;
+                    resident.attempt += 1;
+                    return Some(Part { at: 0, own: None, ..part });
+                }
+                resident.state = State::Failed(failure);
+            }
+            _ => {}
+        }
+        let resident = self.residents.get(index);
+        if resident.state == State::Ready || resident.parts == 0 {
+            self.settled(index, actions);
+        }
+        None
+    }
+
+    /// A slot that lost its race. When the load that writes into it still runs, it goes to that load and comes back with it.
+    fn surrender(&mut self, slot: Slot, handle: Handle, writer: Option<u64>) {
+        if let Some(Running::Load(flight)) = writer.and_then(|writer| self.loads.running.get_mut(&writer))
+            && let Some(part) = flight.pending.parts.iter_mut().find(|part| part.handle == handle)
+        {
+            part.own = Some(slot);
+            return;
+        }
+        self.arena.give(slot);
+    }
+
+    /// A resident is there, or won't be: on to its disk tier, and tell who waits.
+    fn settled(&mut self, index: u32, actions: &mut Vec<Action>) {
+        let resident = self.residents.get_mut(index);
+        let (state, to_tier, sample, slot) = (resident.state, resident.to_tier.take(), resident.sample, resident.slot);
+        let waiters = std::mem::take(&mut resident.waiters);
+        match (state, to_tier) {
+            (State::Ready, Some(tier)) => {
+                resident.writes += 1;
+                let handle = self.residents.handle(index);
+                let action = self.loads.action(Command::Keep { tier, sample, slot });
+                self.loads.running.insert(action.id(), Running::Keep { tier, handle, len: slot.len, sample });
+                actions.push(action);
+            }
+            (_, Some(tier)) => self.tiers[usize::from(tier)].abandon(slot.len),
+            _ => {}
+        }
+        for request in waiters {
+            match state {
+                State::Failed(failure) => self.refuse(request, sample, failure, actions),
+                _ => self.one_less(request, actions),
+            }
+        }
+        self.residents.drop_if_idle(index, &mut self.arena);
+    }
+
+    fn learn(&mut self, flight: &Flight, outcome: Outcome) {
+        let bytes = flight.pending.len;
+        match flight.pending.source {
+            Source::Bucket => {
+                self.loads.in_flight -= 1;
+                match outcome {
+                    Outcome::Done { latency_ns, total_ns, throttled } => {
+                        self.loads.estimate.observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
+                        self.loads.concurrency.done(self.now_ns, bytes);
+                        if throttled {
+                            self.loads.concurrency.throttled(self.now_ns);
+                        }
+                    }
+                    Outcome::Failed(Failure::Unavailable) => self.loads.concurrency.throttled(self.now_ns),
+                    Outcome::Failed(_) => {}
+                }
+            }
+            Source::Disk(tier) => {
+                let tier = &mut self.tiers[usize::from(tier)];
+                tier.in_flight -= 1;
+                match outcome {
+                    Outcome::Done { latency_ns, total_ns, .. } => {
+                        tier.estimate.observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
+                        tier.breaker.succeeded();
+                    }
+                    Outcome::Failed(Failure::Cancelled) => {}
+                    Outcome::Failed(_) => {
+                        // The entry is quarantined by the engine; here it is no longer there.
+                        tier.breaker.failed(self.now_ns);
+                        for part in &flight.pending.parts {
+                            tier.remove(part.sample, part.sample_len);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Loads a resident again whose load failed: somebody asks for it once more.
+    pub(super) fn reload(&mut self, index: u32, line: u64) {
+        let resident = self.residents.get_mut(index);
+        resident.state = State::Loading;
+        resident.via = Via::Bucket;
+        let place = self.catalog.place(resident.sample);
+        if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
+            self.loads.queue_parts(place, index, self.settings.part_bytes, &mut self.residents, line);
+        } else {
+            self.loads.queue_group(&mut [(place, index)], 0, &mut self.residents, line);
+        }
+    }
+
+    /// Sends twins after loads that are late and needed soon. A twin doesn't queue: it would be late itself.
+    pub(super) fn hedge(&mut self, actions: &mut Vec<Action>) {
+        let late: Vec<u64> = self
+            .loads
+            .running
+            .iter()
+            .filter_map(|(&id, running)| match running {
+                Running::Load(flight) if self.is_late(flight) => Some(id),
+                _ => None,
+            })
+            .collect();
+        for id in late {
+            let Some(Running::Load(flight)) = self.loads.running.get(&id) else { continue };
+            let needs: Vec<(Handle, u64, u64, u64, u64)> = flight
+                .pending
+                .parts
+                .iter()
+                .filter(|part| self.residents.get(part.handle.index).state == State::Loading)
+                .map(|part| (part.handle, part.sample, part.at, part.len, part.sample_len))
+                .collect();
+            let (object, offset, len, line) = (flight.pending.object, flight.pending.offset, flight.pending.len, flight.pending.line);
+            let mut slots = Vec::with_capacity(needs.len());
+            for need in &needs {
+                match Residents::take(&mut self.arena, need.3, Stay::Short, self.ram_bytes) {
+                    Some(slot) => slots.push(slot),
+                    None => break,
+                }
+            }
+            if needs.is_empty() || slots.len() < needs.len() || !self.loads.hedges.spend() {
+                slots.into_iter().for_each(|slot| self.arena.give(slot));
+                continue;
+            }
+            let parts = needs.into_iter().zip(slots).map(|((handle, sample, at, len, sample_len), slot)| {
+                self.residents.get_mut(handle.index).parts += 1;
+                Part { handle, sample, at, len, sample_offset: 0, sample_len, own: Some(slot) }
+            });
+            let pending = Pending { source: Source::Bucket, object, offset, len, parts: parts.collect(), line, attempt: 0, twin_of: Some(id) };
+            let deadline_ns = self.now_ns + self.settings.load_timeout_ns;
+            self.loads.in_flight += 1;
+            let action = self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents);
+            if let Some(Running::Load(flight)) = self.loads.running.get_mut(&id) {
+                flight.twin = Some(action.id());
+            }
+            actions.push(action);
+        }
+    }
+
+    fn is_late(&self, flight: &Flight) -> bool {
+        let pending = &flight.pending;
+        let whole_samples = pending.parts.iter().all(|part| part.len == part.sample_len);
+        if pending.source != Source::Bucket || flight.twin.is_some() || pending.twin_of.is_some() || flight.cancelled || !whole_samples {
+            return false;
+        }
+        let age_s = (self.now_ns - flight.issued_ns) as f64 / 1e9;
+        if self.loads.estimate.observations() < 32 || age_s < self.loads.estimate.tail_s(pending.len) {
+            return false;
+        }
+        let waited_for = pending.parts.iter().any(|part| !self.residents.get(part.handle.index).waiters.is_empty());
+        let lines_left = pending.line.saturating_sub(self.window.head()) as f64;
+        let needed_in_s = lines_left * self.line_interval_ns / 1e9;
+        waited_for || needed_in_s < 2.0 * self.loads.estimate.expected_s(pending.len)
+    }
+}

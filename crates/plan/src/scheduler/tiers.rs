@@ -1,0 +1,140 @@
+//! What the plan knows of a disk tier: which samples it holds, and how much more it takes.
+
+use crate::model::Estimate;
+use crate::settings::TierSettings;
+use crate::{flow::Breaker, model::Pinned};
+use std::collections::VecDeque;
+
+/// Bytes a record adds on disk to a sample's own (header and padding; see the engine's segment format).
+pub const RECORD_BYTES: u64 = 64;
+
+/// A set of sample numbers: one bit each, in chunks that exist only where something is set.
+#[derive(Default)]
+struct Bits(Vec<Option<Box<[u64; 512]>>>);
+
+impl Bits {
+    fn has(&self, n: u64) -> bool {
+        self.0.get((n >> 15) as usize).and_then(Option::as_ref).is_some_and(|chunk| chunk[(n >> 6) as usize & 511] >> (n & 63) & 1 == 1)
+    }
+
+    fn set(&mut self, n: u64, on: bool) {
+        let at = (n >> 15) as usize;
+        if self.0.len() <= at {
+            if !on {
+                return;
+            }
+            self.0.resize_with(at + 1, || None);
+        }
+        let chunk = self.0[at].get_or_insert_with(|| Box::new([0; 512]));
+        let (word, bit) = (&mut chunk[(n >> 6) as usize & 511], 1u64 << (n & 63));
+        if on { *word |= bit } else { *word &= !bit }
+    }
+}
+
+pub(super) struct Tier {
+    capacity_bytes: u64,
+    used_bytes: u64,
+    closed: bool,
+    held: Bits,
+    count: u64,
+    oldest: VecDeque<(u64, u64)>,
+    pub breaker: Breaker,
+    pub estimate: Estimate,
+    pub in_flight: u32,
+}
+
+impl Tier {
+    pub fn new(settings: &TierSettings) -> Self {
+        // A SATA SSD as a prior; measured within the first reads.
+        let prior = settings.pinned.unwrap_or(Pinned { latency_s: 2e-4, bytes_per_s: 5e8 });
+        Tier {
+            capacity_bytes: settings.capacity_bytes,
+            used_bytes: 0,
+            closed: false,
+            held: Bits::default(),
+            count: 0,
+            oldest: VecDeque::new(),
+            breaker: Breaker::default(),
+            estimate: Estimate::new(prior, settings.pinned.is_some()),
+            in_flight: 0,
+        }
+    }
+
+    pub fn has(&self, sample: u64) -> bool {
+        self.held.has(sample)
+    }
+
+    /// Reserves room for a sample of `len` bytes that is going to be written.
+    pub fn admit(&mut self, len: u64) -> bool {
+        let fits = self.fits(len);
+        if fits {
+            self.used_bytes += len + RECORD_BYTES;
+        }
+        fits
+    }
+
+    /// Whether a sample of `len` bytes would be admitted.
+    pub fn fits(&self, len: u64) -> bool {
+        !self.closed && self.used_bytes + len + RECORD_BYTES <= self.capacity_bytes
+    }
+
+    /// Samples it holds.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Gives the room of [`Tier::admit`] back.
+    pub fn abandon(&mut self, len: u64) {
+        self.used_bytes -= len + RECORD_BYTES;
+    }
+
+    /// The admitted sample is written.
+    pub fn insert(&mut self, sample: u64, len: u64) {
+        self.held.set(sample, true);
+        self.count += 1;
+        self.oldest.push_back((sample, len));
+    }
+
+    pub fn remove(&mut self, sample: u64, len: u64) {
+        if self.held.has(sample) {
+            self.held.set(sample, false);
+            self.count -= 1;
+            self.used_bytes -= len + RECORD_BYTES;
+        }
+    }
+
+    /// The oldest sample, for FIFO eviction.
+    pub fn pop_oldest(&mut self) -> Option<(u64, u64)> {
+        while let Some((sample, len)) = self.oldest.pop_front() {
+            if self.held.has(sample) {
+                return Some((sample, len));
+            }
+        }
+        None
+    }
+
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_hold_what_was_set_also_beyond_a_thousand_million() {
+        let mut bits = Bits::default();
+        for n in [0, 63, 64, 32_767, 32_768, 1_000_000_007] {
+            assert!(!bits.has(n));
+            bits.set(n, true);
+            assert!(bits.has(n));
+        }
+        bits.set(64, false);
+        assert!(!bits.has(64) && bits.has(63));
+    }
+}

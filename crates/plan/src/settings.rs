@@ -1,0 +1,81 @@
+//! The scheduler's settings: plain values, with the reason for each default.
+
+use crate::flow::ConcurrencySettings;
+use crate::model::Pinned;
+use crate::policy::Policy;
+use serde::{Deserialize, Serialize};
+
+/// A disk tier's share for one job.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierSettings {
+    /// Bytes it may hold.
+    pub capacity_bytes: u64,
+    /// Speeds to assume instead of measuring.
+    #[serde(default)]
+    pub pinned: Option<Pinned>,
+}
+
+/// Everything that shapes decisions besides the order and the catalog.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Which policy; the default is [`Policy::Foreload`].
+    pub policy: Policy,
+    /// Memory for the RAM tier and staging together, in bytes.
+    pub ram_bytes: u64,
+    /// Of it, what passes through instead of staying. Default: a quarter, but no more than 256 MiB or eight batches of this node.
+    pub staging_bytes: Option<u64>,
+    /// Disk tiers, fastest first.
+    pub tiers: Vec<TierSettings>,
+    /// Neighbours in a shard within a grid of this many bytes share a request. 4 MiB: at 35 MB/s and 30 ms the body is 80 % of the request.
+    pub coalesce_bytes: u64,
+    /// Bytes between two wanted samples that are cheaper to drop than to skip with another request. 16 KiB: several tar headers.
+    pub gap_bytes: u64,
+    /// Larger samples are fetched in parts of this size, in parallel. 8 MiB: as above; above it one slow part stalls the batch.
+    pub part_bytes: u64,
+    /// Requests in flight to the bucket.
+    pub concurrency: ConcurrencySettings,
+    /// Reads in flight per disk tier. 32: NVMe drives reach their rate at this depth.
+    pub disk_depth: u32,
+    /// Twins per hundred requests; 0 switches hedging off. 5 costs little and covers the slowest few per cent.
+    pub hedge_per_cent: u32,
+    /// Time that a load may take, retries included. 60 s outlives a bucket's usual hiccup.
+    pub load_timeout_ns: u64,
+    /// Entries planned ahead at most, whatever the bytes: bounds the scheduler's own memory (about 40 bytes each).
+    pub window_entries: u64,
+    /// Epochs in the run; look-ahead stops there. `None`: unknown, look-ahead never stops.
+    pub epochs: Option<u32>,
+    /// Speeds of the bucket to assume instead of measuring.
+    pub bucket: Option<Pinned>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            policy: Policy::default(),
+            ram_bytes: 1 << 30,
+            staging_bytes: None,
+            tiers: Vec::new(),
+            coalesce_bytes: 4 << 20,
+            gap_bytes: 16 << 10,
+            part_bytes: 8 << 20,
+            concurrency: ConcurrencySettings::default(),
+            disk_depth: 32,
+            hedge_per_cent: 5,
+            load_timeout_ns: 60_000_000_000,
+            window_entries: 1 << 18,
+            epochs: None,
+            bucket: None,
+        }
+    }
+}
+
+impl Settings {
+    /// The bytes that pass through, for a node that reads `batch_bytes` per global batch.
+    #[must_use]
+    pub fn staging_bytes(&self, batch_bytes: u64) -> u64 {
+        let most = (self.ram_bytes / 4).min((256 << 20).max(batch_bytes.saturating_mul(8)));
+        self.staging_bytes.unwrap_or(most).min(self.ram_bytes)
+    }
+}
