@@ -68,7 +68,7 @@ def network(samples: int, source: Iterator[int]) -> Callable[[int], int]:
 
     def once(at: int) -> int:
         left, right = at >> bits, at & (1 << bits) - 1
-        for first, second in zip(keys[::2], keys[1::2]):
+        for first, second in zip(keys[::2], keys[1::2], strict=True):
             left = (left + (mix(right ^ first) * left_size >> 64)) % left_size
             right ^= mix(left ^ second) >> 64 - bits
         return left << bits | right
@@ -91,7 +91,7 @@ def keyed(seed: int, epoch: int, samples: int) -> Callable[[int], int]:
 def siphash_2_4_128(data: bytes, k0: int, k1: int) -> bytes:
     """SipHash-2-4 with 128 bits."""
     marks = (0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 0x7465646279746573)
-    v = [mark ^ part for mark, part in zip(marks, (k0, k1, k0, k1))]
+    v = [mark ^ part for mark, part in zip(marks, (k0, k1, k0, k1), strict=True)]
 
     def half(a: int, b: int, turn: int) -> None:
         v[a] = v[a] + v[b] & WORD

@@ -86,7 +86,13 @@ def golden() -> dict[str, Any]:
     """Everything that is written."""
     both = (False, True)
     sizes = itertools.product((1, 2, 3, 10, 23, 24, 25), (1, 2, 4), itertools.product(both, both))
-    kinds = [("loader_each_epoch", 0), ("loader_each_epoch", 2), ("loader_once", 2), ("sampler_only", 0), ("sampler_only", 2)]
+    kinds = [
+        ("loader_each_epoch", 0),
+        ("loader_each_epoch", 2),
+        ("loader_once", 2),
+        ("sampler_only", 0),
+        ("sampler_only", 2),
+    ]
     seeds = (0, 1, 2**32 + 7, 2**63 + 12345, -3)
     return {
         "torch": torch.__version__.split("+")[0],
@@ -96,11 +102,15 @@ def golden() -> dict[str, Any]:
         ],
         "distributed": [
             distributed(samples, seed, epoch, replicas, drops)
-            for (samples, replicas, drops), (seed, epoch) in zip(sizes, itertools.cycle([(0, 0), (0, 1), (42, 7), (2**32 - 1, 3)]))
+            for (samples, replicas, drops), (seed, epoch) in zip(
+                sizes, itertools.cycle([(0, 0), (0, 1), (42, 7), (2**32 - 1, 3)])
+            )
         ],
         "random": [
             random(samples, seed, draws, workers, drops)
-            for (draws, workers), (samples, seed), drops in itertools.product(kinds, [(3, 5), (12, 0), (13, 2**40 + 1)], both)
+            for (draws, workers), (samples, seed), drops in itertools.product(
+                kinds, [(3, 5), (12, 0), (13, 2**40 + 1)], both
+            )
         ],
     }
 
