@@ -200,6 +200,25 @@ impl Set {
         entries
     }
 
+    /// The samples in order: key, offset and size (of the members' bodies for tar shards).
+    pub fn samples(&self) -> impl Iterator<Item = (String, u64, u64)> {
+        let per_object = self.rule.members.max(1);
+        (0..self.rule.count).flat_map(move |index| {
+            let key = self.key(index);
+            let mut offset = 0;
+            (0..per_object).map(move |member| {
+                let size = self.draw_size(index * per_object + member);
+                if self.rule.members == 0 {
+                    return (key.clone(), 0, size);
+                }
+                let at = offset + 512;
+                // Behind the body: its padding, and the label's header and block.
+                offset = at + size.next_multiple_of(512) + 1024;
+                (key.clone(), at, size)
+            })
+        })
+    }
+
     fn draw_size(&self, number: u64) -> u64 {
         let (low, high) = self.rule.size;
         low + draw::attempt(self.seed, number) % (high - low + 1)
@@ -331,6 +350,19 @@ mod tests {
         assert_ne!(one.etag, two.etag);
         assert_ne!(one.etag, new.etag);
         assert_eq!(one.etag, get("w1/00000001.bin", 0).etag);
+    }
+
+    #[test]
+    fn samples_say_where_their_bytes_are() {
+        for rule in ["w1:9x1-900", "s:3x4x1-2000,tar"] {
+            let set = set(rule);
+            for (number, (key, offset, size)) in set.samples().enumerate() {
+                let object = set.object(&key, 0).unwrap().content.to_bytes().unwrap();
+                let sample = &object[offset as usize..(offset + size) as usize];
+                let window = set.window(number as u64, 0).to_bytes().unwrap();
+                assert_eq!(sample, window, "{rule} {number}");
+            }
+        }
     }
 
     #[test]
