@@ -32,6 +32,8 @@ impl Format {
     /// The format with this number.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
-        [Self::Folder, Self::Flat, Self::Tar, Self::Manifest].into_iter().find(|format| format.code() == code)
+        [Self::Folder, Self::Flat, Self::Tar, Self::Manifest]
+            .into_iter()
+            .find(|format| format.code() == code)
     }
 }

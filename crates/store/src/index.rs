@@ -96,8 +96,10 @@ impl<'a> Iterator for Fields<'a> {
             let name = self.names.next()?;
             let field = self.next;
             self.next += 1;
-            let (offset, length) =
-                (self.index.at(Section::FieldOffset, field)?, self.index.at(Section::FieldLength, field)?);
+            let (offset, length) = (
+                self.index.at(Section::FieldOffset, field)?,
+                self.index.at(Section::FieldLength, field)?,
+            );
             if offset.checked_add(length).is_some_and(|end| end <= self.length) {
                 let name = self.index.text(Section::FieldStarts, Section::FieldText, name)?;
                 return Some((name, offset, length));
@@ -139,10 +141,24 @@ impl Index {
         check_counts(&layout)?;
         let format = Format::from_code(layout.header.format).ok_or_else(|| damaged("its format is not known"))?;
         let root = blob(&file, &layout, Section::Root);
-        let root = std::str::from_utf8(root).map_err(|_| damaged("its root is not text"))?.to_owned();
+        let root = std::str::from_utf8(root)
+            .map_err(|_| damaged("its root is not text"))?
+            .to_owned();
         let fields = layout.column(Section::FieldOffset).map_or(0, |c| c.count);
-        let uniform_fields = if layout.header.samples == 0 { 0 } else { fields / layout.header.samples };
-        Ok(Self { inner: Arc::new(Inner { file, layout, root, format, uniform_fields }) })
+        let uniform_fields = if layout.header.samples == 0 {
+            0
+        } else {
+            fields / layout.header.samples
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                file,
+                layout,
+                root,
+                format,
+                uniform_fields,
+            }),
+        })
     }
 
     /// The whole index, as [`Index::from_bytes`] takes it: write this to a file or into shared memory.
@@ -198,7 +214,9 @@ impl Index {
     /// Class names, where label `i` is `classes()[i]`; empty when the labels have no names.
     #[must_use]
     pub fn classes(&self) -> Vec<&str> {
-        (0..).map_while(|i| self.text(Section::ClassStarts, Section::ClassText, i)).collect()
+        (0..)
+            .map_while(|i| self.text(Section::ClassStarts, Section::ClassText, i))
+            .collect()
     }
 
     /// Sample `i`.
@@ -207,16 +225,31 @@ impl Index {
     /// `Invalid` when there is no such sample; `Corrupt` when a damaged index places it outside its object.
     pub fn sample(&self, i: u64) -> Result<SampleRef<'_>> {
         if i >= self.len() {
-            return Err(Error::invalid(format!("there is no sample {i}: the data set has {}", self.len())));
+            return Err(Error::invalid(format!(
+                "there is no sample {i}: the data set has {}",
+                self.len()
+            )));
         }
         let object = self.object_of(i);
         let offset = self.column_or(Section::SampleOffset, i, 0);
         let length = self.length(i);
         let size = self.at(Section::Sizes, object);
-        if !offset.checked_add(length).zip(size).is_some_and(|(end, size)| end <= size) {
+        if offset
+            .checked_add(length)
+            .zip(size)
+            .is_none_or(|(end, size)| end > size)
+        {
             return Err(damaged(&format!("sample {i} lies outside its object")));
         }
-        Ok(SampleRef { object, offset, length, label: self.label(i), crc32c: self.crc32c(i), index: self, id: i })
+        Ok(SampleRef {
+            object,
+            offset,
+            length,
+            label: self.label(i),
+            crc32c: self.crc32c(i),
+            index: self,
+            id: i,
+        })
     }
 
     /// Object `o`.
@@ -225,13 +258,23 @@ impl Index {
     /// `Invalid` when there is no such object; `Corrupt` when the index is damaged.
     pub fn object(&self, o: u64) -> Result<ObjectRef> {
         if o >= self.objects() {
-            return Err(Error::invalid(format!("there is no object {o}: the data set has {}", self.objects())));
+            return Err(Error::invalid(format!(
+                "there is no object {o}: the data set has {}",
+                self.objects()
+            )));
         }
         let broken = || damaged(&format!("object {o} cannot be read"));
         let size = self.at(Section::Sizes, o).ok_or_else(broken)?;
-        let version = self.text(Section::VersionStarts, Section::VersionText, o).filter(|v| !v.is_empty());
+        let version = self
+            .text(Section::VersionStarts, Section::VersionText, o)
+            .filter(|v| !v.is_empty());
         let etag = etags::read(self, o);
-        Ok(ObjectRef { key: self.key(o).ok_or_else(broken)?, size, etag, version: version.map(str::to_owned) })
+        Ok(ObjectRef {
+            key: self.key(o).ok_or_else(broken)?,
+            size,
+            etag,
+            version: version.map(str::to_owned),
+        })
     }
 
     /// Bytes of sample `i`; 0 when there is no such sample.
@@ -287,13 +330,23 @@ impl Index {
     fn fields(&self, i: u64, length: u64) -> Fields<'_> {
         let stored = self.inner.layout.column(Section::SampleSchema).and_then(|schema| {
             let schema = schema.get(&self.inner.file, i)?;
-            let names = self.inner.layout.column(Section::SchemaStarts)?.span(&self.inner.file, schema)?;
+            let names = self
+                .inner
+                .layout
+                .column(Section::SchemaStarts)?
+                .span(&self.inner.file, schema)?;
             let first = self.column_or(Section::SampleFields, i, i.checked_mul(self.inner.uniform_fields)?);
             Some((names, first))
         });
         let (names, next) = stored.unwrap_or((0..0, 0));
         let whole = names.is_empty();
-        Fields { index: self, length, whole, names, next }
+        Fields {
+            index: self,
+            length,
+            whole,
+            names,
+            next,
+        }
     }
 
     #[inline]
@@ -345,7 +398,9 @@ fn first_half(digest: &[u8]) -> [u8; 16] {
 
 fn blob<'a>(file: &'a [u8], layout: &Layout, section: Section) -> &'a [u8] {
     let place = layout.column(section).filter(|c| c.width == 1);
-    place.and_then(|c| file.get(c.start..c.start.checked_add(usize::try_from(c.count).ok()?)?)).unwrap_or(&[])
+    place
+        .and_then(|c| file.get(c.start..c.start.checked_add(usize::try_from(c.count).ok()?)?))
+        .unwrap_or(&[])
 }
 
 /// Compares the lengths of the columns with one another; O(1).
@@ -366,14 +421,25 @@ fn check_counts(layout: &Layout) -> Result<()> {
         && layout.column(S::EtagMd5).is_none_or(|c| c.width == 16)
         && optional(S::EtagParts, objects)
         && optional(S::VersionStarts, objects.saturating_add(1))
-        && [S::SampleObject, S::SampleOffset, S::SampleLength, S::Labels, S::Checksums, S::SampleSchema]
-            .into_iter()
-            .all(|section| optional(section, samples))
+        && [
+            S::SampleObject,
+            S::SampleOffset,
+            S::SampleLength,
+            S::Labels,
+            S::Checksums,
+            S::SampleSchema,
+        ]
+        .into_iter()
+        .all(|section| optional(section, samples))
         && (ranged || samples == objects || samples == 0)
         && optional(S::SampleFields, samples)
         && required(S::FieldLength, fields)
         && (count(S::SampleSchema).is_none() || count(S::SampleFields).is_some() || uniform || fields == 0);
-    if good { Ok(()) } else { Err(damaged("its sections do not fit together")) }
+    if good {
+        Ok(())
+    } else {
+        Err(damaged("its sections do not fit together"))
+    }
 }
 
 #[cfg(test)]

@@ -18,4 +18,4 @@ pub mod source;
 pub use error::{Error, ErrorKind, Result};
 pub use format::Format;
 pub use index::{Index, IndexBuilder, ObjectRef, SampleRef};
-pub use source::{Credentials, Fetched, ObjectMeta, Retry, Sink, Source, SourceOptions};
+pub use source::{Credentials, Entries, Fetched, ObjectMeta, Retry, Sink, Source, SourceOptions};

@@ -8,13 +8,27 @@
 //! The engine fetches through it, `format` lists and reads headers through it. A source keeps connections but no data,
 //! decides no order, and retries a request only inside the deadline it was given.
 
+mod address;
+mod cloud;
+mod file;
+mod http;
+mod listing;
 mod options;
+mod profile;
+mod retry;
+mod settings;
+mod sign;
 
 pub use options::{Credentials, Retry, SourceOptions};
 
 use crate::{Error, ErrorKind, Result};
+use address::{Address, Place};
 use bytes::Bytes;
+use cloud::{Bucket, Progress};
+use file::Directory;
 use futures::stream::BoxStream;
+use retry::{Attempts, retrying};
+use settings::{Cloud, Settings};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -81,10 +95,28 @@ pub struct Fetched {
     pub transfer: Duration,
 }
 
+/// What lies directly in a prefix.
+#[derive(Debug, Clone, Default)]
+pub struct Entries {
+    /// Objects.
+    pub objects: Vec<ObjectMeta>,
+    /// Prefixes one level deeper, relative to the root, each with a trailing slash.
+    pub prefixes: Vec<String>,
+}
+
 /// A bucket or directory, opened at a root URL; clones share connections and credentials.
 #[derive(Debug, Clone)]
 pub struct Source {
     root: Arc<str>,
+    store: Store,
+    retry: Retry,
+    list_concurrency: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Store {
+    Bucket(Arc<Bucket>),
+    Directory(Arc<Directory>),
 }
 
 /// Pages of a listing.
@@ -92,13 +124,33 @@ pub type Listing = BoxStream<'static, Result<Vec<ObjectMeta>>>;
 
 impl Source {
     /// Opens `url` (`s3://bucket/prefix`, `gs://`, `az://container/prefix`, `http(s)://host/path`, `file:///dir` or a
-    /// plain path). No request is sent; credentials are looked up at the first one.
+    /// plain path). No request is sent; credentials are looked up at the first one. It reads small files (AWS profile,
+    /// certificates), so call it where some milliseconds do not matter.
     ///
     /// # Errors
     /// `Invalid` for a URL or an option that cannot work, with a suggestion.
     pub fn open(url: &str, options: &SourceOptions) -> Result<Self> {
-        let _ = options;
-        Ok(Self { root: url.into() })
+        let address = Address::parse(url)?;
+        let store = match &address.place {
+            Place::Directory(path) => {
+                Settings::resolve(Cloud::Http, options)?; // storage options are checked for every source
+                Store::Directory(Arc::new(Directory::new(path.clone())))
+            }
+            Place::Cloud(cloud) => {
+                let mut settings = Settings::resolve(*cloud, options)?;
+                settings.account = address.account.clone().or(settings.account);
+                Store::Bucket(Arc::new(
+                    Bucket::open(&address, settings).map_err(|e| e.with_object(url))?,
+                ))
+            }
+        };
+        let (retry, list_concurrency) = (options.retry, options.list_concurrency);
+        Ok(Self {
+            root: address.root().into(),
+            store,
+            retry,
+            list_concurrency,
+        })
     }
 
     /// URL that keys are relative to, without a trailing slash.
@@ -113,25 +165,55 @@ impl Source {
         format!("{}/{key}", self.root)
     }
 
+    /// Whether fetching runs into the page cache of this machine (`file`) rather than over the network.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self.store, Store::Directory(_))
+    }
+
     /// Replaces the credentials for all requests from now on; running ones finish with the old ones.
-    pub fn update_credentials(&self, credentials: Credentials) {
-        let _ = credentials;
+    ///
+    /// # Errors
+    /// `Invalid` when the credentials are not of a kind this store takes.
+    pub fn update_credentials(&self, credentials: &Credentials) -> Result<()> {
+        match &self.store {
+            Store::Bucket(bucket) => bucket.identity().update(credentials),
+            Store::Directory(_) => Ok(()),
+        }
     }
 
     /// Makes sure that credentials are valid for some minutes, so that no fetch has to wait for a refresh.
     ///
+    /// Call it before the first fetch and about once a minute.
+    ///
     /// # Errors
     /// `Denied` when there are none.
     pub async fn warm_credentials(&self) -> Result<()> {
-        Ok(())
+        match &self.store {
+            Store::Bucket(bucket) => bucket.authorization().await.map(|_| ()),
+            Store::Directory(_) => Ok(()),
+        }
     }
 
-    /// Lists the objects below `prefix` (relative to the root; empty for all) in pages, ordered within a page.
+    /// Lists the objects below `prefix` (relative to the root; empty for all, otherwise best with a trailing slash) in
+    /// pages.
     ///
     /// Prefixes are listed in parallel where the store has directories, so pages of different prefixes interleave.
     pub fn list(&self, prefix: &str) -> Listing {
-        let _ = prefix;
-        Box::pin(futures::stream::empty())
+        use futures::TryStreamExt;
+        let root = self.root.clone();
+        let pages = listing::all(&self.store, prefix.to_owned(), self.retry, self.list_concurrency);
+        Box::pin(pages.map_err(move |e| e.with_object(root.to_string())))
+    }
+
+    /// Lists what lies directly in `prefix`, which is empty or ends in a slash.
+    ///
+    /// # Errors
+    /// As [`Source::head`].
+    pub async fn list_level(&self, prefix: &str) -> Result<Entries> {
+        listing::level(&self.store, prefix, self.retry)
+            .await
+            .map_err(|e| e.with_object(self.url_of(prefix)))
     }
 
     /// Asks for an object's metadata.
@@ -139,20 +221,25 @@ impl Source {
     /// # Errors
     /// `NotFound`, `Denied`, `Unavailable`, `Timeout`.
     pub async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectMeta> {
-        let _ = (key, deadline);
-        Err(Error::new(ErrorKind::Bug, "not there yet"))
+        let head = retrying(self.retry, deadline, || async {
+            match &self.store {
+                Store::Bucket(bucket) => bucket.head(key, deadline).await,
+                Store::Directory(directory) => directory.head(key, deadline).await,
+            }
+        });
+        head.await.map_err(|e| e.with_object(self.url_of(key)))
     }
 
     /// Fetches `range` of `key` into `sink` and checks that the answer is exactly that.
     ///
     /// With `if_match`, the object must still have that ETag. An empty range answers at once without a request. Failed
-    /// attempts are repeated within `deadline` as [`SourceOptions::retry`] says, each announced by [`Sink::restart`].
-    /// Dropping the future cancels the request and closes its connection; the sink keeps what it got. The future is
-    /// `Send` when the sink is.
+    /// attempts are repeated within `deadline` as [`SourceOptions::retry`] says: with `if_match` a broken transfer goes on
+    /// where it broke, otherwise it begins anew, announced by [`Sink::restart`]. Dropping the future cancels the request
+    /// and closes its connection; the sink keeps what it got. The future is `Send` when the sink is.
     ///
     /// # Errors
     /// `Changed` when the object has another ETag or size, `Corrupt` when the answer is not what was asked for,
-    /// `Timeout` at the deadline, and the kinds of [`ErrorKind`] by the answer's status.
+    /// `Timeout` at the deadline, the sink's own error, and the kinds of [`ErrorKind`] by the answer's status.
     pub async fn fetch<S: Sink + ?Sized>(
         &self,
         key: &str,
@@ -161,8 +248,52 @@ impl Source {
         deadline: Instant,
         sink: &mut S,
     ) -> Result<Fetched> {
-        let _ = (key, range, if_match, deadline, sink);
-        Err(Error::new(ErrorKind::Bug, "not there yet"))
+        let context = |e: Error| e.with_object(self.url_of(key)).with_range(range.clone());
+        if range.start > range.end {
+            return Err(context(Error::invalid("the range ends before it begins")));
+        }
+        let mut progress = Progress::default();
+        let mut attempts = Attempts::new(self.retry, deadline);
+        if range.is_empty() {
+            return Ok(Fetched::default());
+        }
+        loop {
+            attempts.made += 1;
+            let result = match &self.store {
+                Store::Bucket(bucket) => bucket.get(key, &range, if_match, deadline, sink, &mut progress).await,
+                Store::Directory(directory) => {
+                    directory
+                        .get(key, &range, if_match, deadline, sink, &mut progress)
+                        .await
+                }
+            };
+            let Err(error) = result else {
+                let Progress {
+                    bytes,
+                    object_size,
+                    etag,
+                    first_byte,
+                    transfer,
+                } = progress;
+                return Ok(Fetched {
+                    bytes,
+                    object_size,
+                    etag,
+                    attempts: attempts.made,
+                    first_byte,
+                    transfer,
+                });
+            };
+            let is_corrupt = error.kind() == ErrorKind::Corrupt;
+            attempts.after(error).await.map_err(context)?;
+            // Only an object known to be the same may be continued.
+            if is_corrupt || if_match.is_none_or(|etag| etag.starts_with("W/")) {
+                if progress.bytes > 0 {
+                    sink.restart();
+                }
+                progress = Progress::default();
+            }
+        }
     }
 
     /// Reads a whole small object, such as a manifest or a saved index.
@@ -170,7 +301,17 @@ impl Source {
     /// # Errors
     /// `Invalid` when it has more than `limit_bytes`; otherwise as [`Source::fetch`].
     pub async fn read(&self, key: &str, limit_bytes: u64, deadline: Instant) -> Result<(Bytes, ObjectMeta)> {
-        let _ = (key, limit_bytes, deadline);
-        Err(Error::new(ErrorKind::Bug, "not there yet"))
+        let meta = self.head(key, deadline).await?;
+        if meta.size > limit_bytes {
+            let error = Error::invalid(format!(
+                "it has {} bytes, more than the {limit_bytes} expected",
+                meta.size
+            ));
+            return Err(error.with_object(self.url_of(key)));
+        }
+        let mut bytes = Vec::with_capacity(usize::try_from(meta.size).unwrap_or(0));
+        self.fetch(key, 0..meta.size, meta.etag.as_deref(), deadline, &mut bytes)
+            .await?;
+        Ok((bytes.into(), meta))
     }
 }

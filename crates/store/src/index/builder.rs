@@ -135,7 +135,10 @@ impl IndexBuilder {
     /// `Invalid` when the key is empty or longer than any store allows.
     pub fn object(&mut self, new: NewObject<'_>) -> Result<u64> {
         if new.key.is_empty() || new.key.len() > MAX_KEY_BYTES {
-            return Err(Error::invalid(format!("a key of {} bytes cannot be indexed", new.key.len())));
+            return Err(Error::invalid(format!(
+                "a key of {} bytes cannot be indexed",
+                new.key.len()
+            )));
         }
         self.keys.push(new.key);
         self.sizes.push(new.size);
@@ -154,7 +157,14 @@ impl IndexBuilder {
     /// As [`IndexBuilder::object`] and [`IndexBuilder::sample`].
     pub fn whole_object(&mut self, new: NewObject<'_>, label: Option<i64>, crc32c: Option<u32>) -> Result<u64> {
         let object = self.object(new)?;
-        self.sample(NewSample { object, offset: 0, length: new.size, label, crc32c, fields: &[] })
+        self.sample(NewSample {
+            object,
+            offset: 0,
+            length: new.size,
+            label,
+            crc32c,
+            fields: &[],
+        })
     }
 
     /// Adds a sample and returns its id.
@@ -165,16 +175,20 @@ impl IndexBuilder {
         let i = self.samples;
         let size = self.sizes.get(new.object);
         let size = size.ok_or_else(|| Error::invalid(format!("sample {i} names object {}, not added", new.object)))?;
-        if !new.offset.checked_add(new.length).is_some_and(|end| end <= size) {
+        if new.offset.checked_add(new.length).is_none_or(|end| end > size) {
             let range = format!("{}+{}", new.offset, new.length);
-            return Err(Error::invalid(format!("sample {i} ({range}) lies outside its object of {size} bytes")));
+            return Err(Error::invalid(format!(
+                "sample {i} ({range}) lies outside its object of {size} bytes"
+            )));
         }
         let inside = |f: &NewField<'_>| f.offset.checked_add(f.length).is_some_and(|end| end <= new.length);
         if !new.fields.iter().all(inside) {
             return Err(Error::invalid(format!("a field of sample {i} lies outside it")));
         }
         if new.label == Some(i64::MIN) || i >= MAX_SAMPLES {
-            return Err(Error::invalid(format!("sample {i}: its label or number is out of range")));
+            return Err(Error::invalid(format!(
+                "sample {i}: its label or number is out of range"
+            )));
         }
         self.sample_object.push(new.object);
         self.offsets.push(new.offset);
@@ -184,7 +198,8 @@ impl IndexBuilder {
         self.labels.push(coded_label);
         self.checksums.push(new.crc32c.map_or(0, |c| u64::from(c) + 1));
         self.schemas.push(new.fields);
-        self.digest.numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
+        self.digest
+            .numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
         for field in new.fields {
             self.digest.texts(b'f', &[field.name]);
             self.digest.numbers(&[field.offset, field.length]);
@@ -207,7 +222,8 @@ impl IndexBuilder {
         out.column(Section::Sizes, &self.sizes);
         self.etags.write(&mut out);
         if self.any_version {
-            self.versions.write(&mut out, Section::VersionStarts, Section::VersionText);
+            self.versions
+                .write(&mut out, Section::VersionStarts, Section::VersionText);
         }
         if !(self.whole && self.samples == self.objects) {
             // The length column marks an index with ranges, so it is written even when the objects are numbered alike.
@@ -353,7 +369,9 @@ impl Digest {
     }
 
     fn numbers(&mut self, numbers: &[u64]) {
-        numbers.iter().for_each(|n| self.buffer.extend_from_slice(&n.to_le_bytes()));
+        numbers
+            .iter()
+            .for_each(|n| self.buffer.extend_from_slice(&n.to_le_bytes()));
         self.spill();
     }
 

@@ -124,7 +124,12 @@ impl Values {
                 out.extend_from_slice(&(value - base).to_le_bytes()[..usize::from(width)]);
             }
         }
-        Column { start: 0, count: self.len(), width, base }
+        Column {
+            start: 0,
+            count: self.len(),
+            width,
+            base,
+        }
     }
 }
 

@@ -71,12 +71,18 @@ pub(crate) fn read(index: &Index, o: u64) -> Option<String> {
     let (mut low, mut high) = (0, column.count);
     while low < high {
         let middle = low + (high - low) / 2;
-        if column.get(&index.inner.file, middle)? < o { low = middle + 1 } else { high = middle }
+        if column.get(&index.inner.file, middle)? < o {
+            low = middle + 1
+        } else {
+            high = middle
+        }
     }
     if column.get(&index.inner.file, low)? != o {
         return None;
     }
-    index.text(Section::EtagStarts, Section::EtagText, low).map(str::to_owned)
+    index
+        .text(Section::EtagStarts, Section::EtagText, low)
+        .map(str::to_owned)
 }
 
 /// MD5 and number of parts of an ETag of S3's two usual forms.

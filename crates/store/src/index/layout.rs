@@ -109,8 +109,10 @@ impl Layout {
         }
         let version = u32_at(file, 8)?;
         if version != VERSION {
-            return Err(Error::invalid(format!("the index has layout version {version}, this release reads {VERSION}"))
-                .with_remedy("build it again with `foreload index`"));
+            return Err(Error::invalid(format!(
+                "the index has layout version {version}, this release reads {VERSION}"
+            ))
+            .with_remedy("build it again with `foreload index`"));
         }
         let count = u32_at(file, 12)? as usize;
         let table_end = HEADER + count.min(Section::COUNT + 1) * ENTRY;
@@ -127,8 +129,12 @@ impl Layout {
         }
         let mut digest = [0; 16];
         digest.copy_from_slice(&file[32..48]);
-        let header =
-            Header { samples: u64_at(file, 16)?, objects: u64_at(file, 24)?, digest, format: u32_at(file, 48)? };
+        let header = Header {
+            samples: u64_at(file, 16)?,
+            objects: u64_at(file, 24)?,
+            digest,
+            format: u32_at(file, 48)?,
+        };
         let mut columns = [None; Section::COUNT];
         for i in 0..count {
             let (section, column) = read_entry(file, HEADER + i * ENTRY, table_end)?;
@@ -149,8 +155,19 @@ fn read_entry(file: &[u8], at: usize, table_end: usize) -> Result<(Section, Colu
     let fits = count.checked_mul(u64::from(width)) == Some(length)
         && start >= table_end as u64
         && start.checked_add(length).is_some_and(|end| end <= file.len() as u64);
-    let start = usize::try_from(start).ok().filter(|_| fits).ok_or_else(|| damaged("a section lies outside it"))?;
-    Ok((section, Column { start, count, width, base: u64_at(file, at + 8)? }))
+    let start = usize::try_from(start)
+        .ok()
+        .filter(|_| fits)
+        .ok_or_else(|| damaged("a section lies outside it"))?;
+    Ok((
+        section,
+        Column {
+            start,
+            count,
+            width,
+            base: u64_at(file, at + 8)?,
+        },
+    ))
 }
 
 /// Collects sections and writes the file.
@@ -174,7 +191,15 @@ impl Writer {
     pub fn blob(&mut self, section: Section, bytes: &[u8], width: u8) {
         if !bytes.is_empty() {
             let count = bytes.len() as u64 / u64::from(width.max(1));
-            self.entries.push((section, Column { start: self.body.len(), count, width, base: 0 }));
+            self.entries.push((
+                section,
+                Column {
+                    start: self.body.len(),
+                    count,
+                    width,
+                    base: 0,
+                },
+            ));
             self.body.extend_from_slice(bytes);
         }
     }
@@ -218,10 +243,14 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
 
 fn u32_at(file: &[u8], at: usize) -> Result<u32> {
     let bytes = file.get(at..at + 4).and_then(|b| b.try_into().ok());
-    bytes.map(u32::from_le_bytes).ok_or_else(|| damaged("it ends too early"))
+    bytes
+        .map(u32::from_le_bytes)
+        .ok_or_else(|| damaged("it ends too early"))
 }
 
 fn u64_at(file: &[u8], at: usize) -> Result<u64> {
     let bytes = file.get(at..at + 8).and_then(|b| b.try_into().ok());
-    bytes.map(u64::from_le_bytes).ok_or_else(|| damaged("it ends too early"))
+    bytes
+        .map(u64::from_le_bytes)
+        .ok_or_else(|| damaged("it ends too early"))
 }

@@ -16,8 +16,18 @@ fn etag() -> impl Strategy<Value = Option<String>> {
 
 fn object() -> impl Strategy<Value = ObjectRef> {
     let size = prop_oneof![0_u64..1000, 0_u64..1 << 40];
-    ("[a-z/]{0,30}[a-zé]{1,10}", size, etag(), prop::option::of("[a-z0-9]{1,8}"))
-        .prop_map(|(key, size, etag, version)| ObjectRef { key, size, etag, version })
+    (
+        "[a-z/]{0,30}[a-zé]{1,10}",
+        size,
+        etag(),
+        prop::option::of("[a-z0-9]{1,8}"),
+    )
+        .prop_map(|(key, size, etag, version)| ObjectRef {
+            key,
+            size,
+            etag,
+            version,
+        })
 }
 
 fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
@@ -37,8 +47,14 @@ fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
         }
     }
     for (object, offset, length, label, crc32c, fields) in rows {
-        let fields: Vec<_> =
-            fields.iter().map(|(name, offset, length)| NewField { name, offset: *offset, length: *length }).collect();
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(name, offset, length)| NewField {
+                name,
+                offset: *offset,
+                length: *length,
+            })
+            .collect();
         let new = NewSample {
             object: *object,
             offset: *offset,
@@ -56,7 +72,14 @@ fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
     prop::collection::vec(object(), 1..40).prop_flat_map(|objects| {
         let count = objects.len();
         let fields = prop::collection::vec(("[a-z]{0,3}", 0.0..1.0_f64), 0..4);
-        let row = (0..count, 0.0..=1.0_f64, 0.0..=1.0_f64, prop::option::of(-5_i64..5), any::<Option<u32>>(), fields);
+        let row = (
+            0..count,
+            0.0..=1.0_f64,
+            0.0..=1.0_f64,
+            prop::option::of(-5_i64..5),
+            any::<Option<u32>>(),
+            fields,
+        );
         let sizes: Vec<u64> = objects.iter().map(|o| o.size).collect();
         let rows = prop::collection::vec(row, 0..60).prop_map(move |rows| {
             rows.into_iter()
@@ -67,7 +90,14 @@ fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
                         let start = (length as f64 * at) as u64;
                         (name, start, length - start)
                     };
-                    (object as u64, offset, length, label, crc, fields.into_iter().map(field).collect())
+                    (
+                        object as u64,
+                        offset,
+                        length,
+                        label,
+                        crc,
+                        fields.into_iter().map(field).collect(),
+                    )
                 })
                 .collect()
         });
@@ -82,12 +112,24 @@ fn read_everything(index: &Index) {
         if let Ok(sample) = index.sample(i) {
             let _ = sample.fields().take(1000).count();
         }
-        let _ = (index.length(i), index.label(i), index.object_of(i), index.crc32c(i), index.sample_key(i));
+        let _ = (
+            index.length(i),
+            index.label(i),
+            index.object_of(i),
+            index.crc32c(i),
+            index.sample_key(i),
+        );
     }
     for o in (0..=objects).chain([u64::MAX]) {
         let _ = index.object(o);
     }
-    let _ = (index.classes().len(), index.root(), index.options(), index.digest(), index.format());
+    let _ = (
+        index.classes().len(),
+        index.root(),
+        index.options(),
+        index.digest(),
+        index.format(),
+    );
 }
 
 proptest! {
@@ -169,12 +211,31 @@ proptest! {
 
 #[test]
 fn the_digest_covers_content_but_not_place() {
-    let objects = [ObjectRef { key: "a/b".into(), size: 5, etag: Some("\"x\"".into()), version: None }];
+    let objects = [ObjectRef {
+        key: "a/b".into(),
+        size: 5,
+        etag: Some("\"x\"".into()),
+        version: None,
+    }];
     let rows: Vec<Row> = vec![(0, 1, 2, Some(3), None, vec![])];
     let digest = build(&objects, &rows, false).digest();
     let mut moved = IndexBuilder::new("gs://elsewhere", Format::Manifest);
-    moved.object(NewObject { key: "a/b", size: 5, etag: Some("\"x\""), version: None }).unwrap();
-    let sample = NewSample { object: 0, offset: 1, length: 2, label: Some(3), crc32c: Some(9), fields: &[] };
+    moved
+        .object(NewObject {
+            key: "a/b",
+            size: 5,
+            etag: Some("\"x\""),
+            version: None,
+        })
+        .unwrap();
+    let sample = NewSample {
+        object: 0,
+        offset: 1,
+        length: 2,
+        label: Some(3),
+        crc32c: Some(9),
+        fields: &[],
+    };
     moved.sample(sample).unwrap();
     assert_eq!(moved.finish().unwrap().digest(), digest);
     let other: Vec<Row> = vec![(0, 1, 2, Some(4), None, vec![])];
@@ -184,7 +245,12 @@ fn the_digest_covers_content_but_not_place() {
 #[test]
 fn an_empty_index_and_shards_without_samples_open() {
     assert!(build(&[], &[], false).is_empty());
-    let shard = ObjectRef { key: "a.tar".into(), size: 1024, etag: None, version: None };
+    let shard = ObjectRef {
+        key: "a.tar".into(),
+        size: 1024,
+        etag: None,
+        version: None,
+    };
     assert_eq!(build(&[shard], &[], false).len(), 0);
 }
 
@@ -195,11 +261,25 @@ fn imagenet_fits_in_64_mb() {
     let mut random = 1_u64;
     for i in 0..OBJECTS {
         let class = i / 1300;
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let key = format!("train/n{:08}/n{:08}_{}.JPEG", 1_440_764 + class * 977, 1_440_764 + class * 977, i * 37 % 30_000);
+        random = random
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        let key = format!(
+            "train/n{:08}/n{:08}_{}.JPEG",
+            1_440_764 + class * 977,
+            1_440_764 + class * 977,
+            i * 37 % 30_000
+        );
         let etag = format!("\"{:016x}{random:016x}\"", random.rotate_left(17));
-        let new = NewObject { key: &key, size: 50_000 + (random >> 45), etag: Some(&etag), version: None };
-        builder.whole_object(new, Some(class as i64), Some(random as u32)).unwrap();
+        let new = NewObject {
+            key: &key,
+            size: 50_000 + (random >> 45),
+            etag: Some(&etag),
+            version: None,
+        };
+        builder
+            .whole_object(new, Some(class as i64), Some(random as u32))
+            .unwrap();
     }
     let bytes = builder.finish().unwrap().as_bytes().len() as u64;
     let imagenet = bytes * 1_281_167 / OBJECTS;

@@ -53,7 +53,11 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { attempts: 4, pause: Duration::from_millis(50), pause_limit: Duration::from_secs(5) }
+        Self {
+            attempts: 4,
+            pause: Duration::from_millis(50),
+            pause_limit: Duration::from_secs(5),
+        }
     }
 }
 
@@ -61,7 +65,10 @@ impl Retry {
     /// One request, no repetition: for callers that retry themselves.
     #[must_use]
     pub fn never() -> Self {
-        Self { attempts: 1, ..Self::default() }
+        Self {
+            attempts: 1,
+            ..Self::default()
+        }
     }
 }
 

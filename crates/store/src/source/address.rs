@@ -1,0 +1,140 @@
+//! URLs of data sets: scheme, bucket, prefix.
+//!
+//! Keys are text, not URL paths: what follows `s3://bucket/` is taken as it is, including `#`, `?`, `%` and spaces. Only
+//! `http(s)` and `file` URLs are percent-encoded, as their schemes say.
+
+use super::settings::Cloud;
+use crate::{Error, Result};
+use percent_encoding::percent_decode_str;
+use std::path::PathBuf;
+
+/// A parsed URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub place: Place,
+    /// Bucket, container or host (with its port).
+    pub name: String,
+    /// Key prefix without slashes at its ends.
+    pub prefix: String,
+    /// Azure: the account, where the URL names it.
+    pub account: Option<String>,
+    scheme: &'static str,
+}
+
+/// What kind of place it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Cloud(Cloud),
+    Directory(PathBuf),
+}
+
+impl Address {
+    pub fn parse(text: &str) -> Result<Self> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Self::directory(PathBuf::from(text));
+        };
+        let (cloud, scheme) = match scheme.to_ascii_lowercase().as_str() {
+            "s3" | "s3a" | "s3n" => (Cloud::S3, "s3"),
+            "gs" | "gcs" => (Cloud::Gs, "gs"),
+            "az" | "azure" | "abfs" | "abfss" | "adl" => (Cloud::Azure, "az"),
+            "http" => (Cloud::Http, "http"),
+            "https" => (Cloud::Http, "https"),
+            "file" => {
+                let path = rest.strip_prefix("localhost").unwrap_or(rest);
+                let path = percent_decode_str(path).decode_utf8();
+                return Self::directory(PathBuf::from(
+                    path.map_err(|_| invalid(text, "its path is not UTF-8"))?.as_ref(),
+                ));
+            }
+            other => {
+                let error = invalid(text, &format!("the scheme {other:?} is not known"));
+                return Err(error.with_remedy("use s3, gs, az, http, https, file or a path"));
+            }
+        };
+        let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if name.is_empty() {
+            return Err(invalid(text, "it names no bucket").with_remedy("write scheme://bucket/prefix"));
+        }
+        let mut prefix = prefix.trim_matches('/').to_owned();
+        if cloud == Cloud::Http {
+            if prefix.contains(['?', '#']) {
+                return Err(invalid(text, "a URL with a query cannot be the root of a data set"));
+            }
+            prefix = percent_decode_str(&prefix)
+                .decode_utf8()
+                .map_err(|_| invalid(text, "its path is not UTF-8"))?
+                .into_owned();
+        }
+        // abfss://container@account.dfs.core.windows.net/path
+        let (name, account) = match name.split_once('@') {
+            Some((container, host)) if cloud == Cloud::Azure => (container, host.split('.').next().map(str::to_owned)),
+            _ => (name, None),
+        };
+        Ok(Self {
+            place: Place::Cloud(cloud),
+            name: name.to_owned(),
+            prefix,
+            account,
+            scheme,
+        })
+    }
+
+    fn directory(path: PathBuf) -> Result<Self> {
+        let path = std::path::absolute(&path).map_err(|e| Error::io(format!("finding {}", path.display()), e))?;
+        let text = path
+            .to_str()
+            .ok_or_else(|| invalid(&path.to_string_lossy(), "its path is not UTF-8"))?;
+        let prefix = text.trim_end_matches('/').to_owned();
+        Ok(Self {
+            place: Place::Directory(path.clone()),
+            name: String::new(),
+            prefix,
+            account: None,
+            scheme: "file",
+        })
+    }
+
+    /// `scheme://name`.
+    pub fn scheme_and_name(&self) -> String {
+        format!("{}://{}", self.scheme, self.name)
+    }
+
+    /// The URL in its one form, without a trailing slash.
+    pub fn root(&self) -> String {
+        match (&self.place, self.prefix.as_str()) {
+            (Place::Directory(_), prefix) => format!("file://{prefix}"),
+            (_, "") => self.scheme_and_name(),
+            (_, prefix) => format!("{}/{prefix}", self.scheme_and_name()),
+        }
+    }
+}
+
+fn invalid(url: &str, why: &str) -> Error {
+    Error::invalid(format!("{url:?} cannot be opened: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_have_one_form() {
+        let root = |text: &str| Address::parse(text).unwrap().root();
+        assert_eq!(root("s3://bucket"), "s3://bucket");
+        assert_eq!(root("S3A://bucket/a b/#c/"), "s3://bucket/a b/#c");
+        assert_eq!(root("gcs://bucket/x/"), "gs://bucket/x");
+        assert_eq!(root("https://host:8443/a%20b/"), "https://host:8443/a b");
+        assert_eq!(root("file:///tmp/a%20b/"), "file:///tmp/a b");
+        assert_eq!(root("/tmp/x/"), "file:///tmp/x");
+        assert_eq!(
+            Address::parse("abfss://c@acc.dfs.core.windows.net/p")
+                .unwrap()
+                .account
+                .as_deref(),
+            Some("acc")
+        );
+        for bad in ["s3://", "ftp://x/y", "https://h/x?sig=1"] {
+            assert!(Address::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

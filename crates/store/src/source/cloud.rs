@@ -1,0 +1,518 @@
+//! Buckets: how a key becomes a request, who signs it, and what comes back.
+//!
+//! One path serves S3, Google, Azure and plain HTTP servers, because a ranged GET is the same for all: they differ in
+//! where a bucket lives ([`Site`]), in how a request is authorised (`identity`, `sign`) and in how objects are listed
+//! (`listing`).
+
+mod answer;
+pub(crate) mod identity;
+pub(crate) mod listing;
+
+pub(crate) use answer::bare_etag;
+
+use super::address::Address;
+use super::http::adapter::RequestWriter;
+use super::http::{Client, Connector, Limits, Origin, Proxy, ProxyRules, Request, Response};
+use super::profile::Profile;
+use super::settings::{Cloud, Settings};
+use super::sign::{Signer, ToSign};
+use super::{ObjectMeta, Sink};
+use crate::{Error, ErrorKind, Result, env};
+use answer::Accepted;
+use identity::{Authorization, Identity};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::ops::Range;
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+
+// What AWS calls UriEncode: everything but unreserved characters, with the slashes of a path kept.
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+const MAX_REDIRECTS: usize = 5;
+
+/// Where the bucket is: the store may correct the region.
+#[derive(Debug, Clone)]
+pub(crate) struct Site {
+    origin: Origin,
+    /// Encoded path before the key, without a trailing slash.
+    path: String,
+    region: String,
+}
+
+/// A bucket (or web server) below a prefix.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    cloud: Cloud,
+    name: String,
+    /// Keys start with it: empty, or ending in a slash.
+    prefix: String,
+    site: RwLock<Arc<Site>>,
+    client: Client,
+    identity: Identity,
+    signer: Signer,
+    settings: Settings,
+    /// The region can be followed: no endpoint was given.
+    follows_region: bool,
+}
+
+/// One body received so far.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub bytes: u64,
+    pub object_size: Option<u64>,
+    pub etag: Option<String>,
+    pub first_byte: Duration,
+    pub transfer: Duration,
+}
+
+impl Bucket {
+    /// Opens the place that `address` names; sends nothing.
+    pub fn open(address: &Address, settings: Settings) -> Result<Self> {
+        let (cloud, name) = (settings.cloud, address.name.clone());
+        let prefix = if address.prefix.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", address.prefix)
+        };
+        let profile = if cloud == Cloud::S3 && !(settings.explicit_credentials && settings.options.profile.is_none()) {
+            Profile::load(settings.options.profile.as_deref())?
+        } else {
+            None
+        };
+        let site = site_of(address, &settings, profile.as_ref())?;
+        let options = &settings.options;
+        if !site.origin.is_tls() && options.allow_http == Some(false) {
+            return Err(
+                Error::invalid(format!("{} is not encrypted", site.origin)).with_remedy("use https, or set allow_http")
+            );
+        }
+        let limits = Limits {
+            connect_timeout: options.connect_timeout,
+            read_timeout: options.read_timeout,
+            idle_timeout: options.idle_timeout,
+            idle_connections: options.idle_connections,
+        };
+        // Credential services may need TLS even where the bucket does not; but a bucket on loopback needs neither.
+        let needs_tls = site.origin.is_tls() || !(is_loopback(&site.origin) && options.credentials.is_some());
+        let connector = Connector::new(
+            needs_tls,
+            options.ca_file.as_deref(),
+            proxies(options.proxy.as_deref())?,
+        )?;
+        let client = Client::new(connector, limits);
+        // Keys from the environment count like those of a file: a profile asked for by name goes first.
+        let identity = Identity::new(&settings, profile, &client)?;
+        let follows_region = cloud == Cloud::S3 && options.endpoint.is_none();
+        let (site, signer) = (RwLock::new(Arc::new(site)), Signer::default());
+        Ok(Self {
+            cloud,
+            name,
+            prefix,
+            site,
+            client,
+            identity,
+            signer,
+            settings,
+            follows_region,
+        })
+    }
+
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The key's part below the root; `None` when it lies elsewhere.
+    fn relative<'a>(&self, key: &'a str) -> Option<&'a str> {
+        key.strip_prefix(&self.prefix)
+    }
+
+    fn site(&self) -> Arc<Site> {
+        self.site.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Asks for an object's metadata.
+    pub async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectMeta> {
+        let response = self.send("HEAD", key, None, None, deadline).await?;
+        let head = &response.head;
+        let size = head.get("content-length").and_then(|l| l.trim().parse().ok());
+        let size = size.ok_or_else(|| Error::corrupt("the store did not say the object's size"))?;
+        let version = head.get("x-amz-version-id").or_else(|| head.get("x-goog-generation"));
+        Ok(ObjectMeta {
+            key: key.to_owned(),
+            size,
+            etag: head.get("etag").map(str::to_owned),
+            version: version.map(str::to_owned),
+            modified: None,
+        })
+    }
+
+    /// One attempt to get `range`, from byte `progress.bytes` of it on.
+    pub async fn get<S: Sink + ?Sized>(
+        &self,
+        key: &str,
+        range: &Range<u64>,
+        if_match: Option<&str>,
+        deadline: Instant,
+        sink: &mut S,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let rest = range.start + progress.bytes..range.end;
+        let mut response = self.send("GET", key, Some(&rest), if_match, deadline).await?;
+        let Accepted { object_size, etag } = answer::check(&response, &rest, if_match)?;
+        (progress.object_size, progress.etag) = (object_size, etag);
+        let mut first = None;
+        loop {
+            let more = response.next(|frame| {
+                first.get_or_insert_with(|| start.elapsed());
+                let end = progress.bytes + frame.len() as u64;
+                if end > range.end - range.start {
+                    return Err(Error::corrupt("the store sent more bytes than the range has"));
+                }
+                sink.write(progress.bytes, frame)?;
+                progress.bytes = end;
+                Ok(())
+            });
+            if !more.await? {
+                break;
+            }
+        }
+        (progress.first_byte, progress.transfer) = (first.unwrap_or_default(), start.elapsed());
+        let wanted = range.end - range.start;
+        if progress.bytes != wanted {
+            return Err(Error::corrupt(format!(
+                "the store sent {} of {wanted} bytes",
+                progress.bytes
+            )));
+        }
+        Ok(())
+    }
+
+    /// Sends a GET or HEAD for an object; follows redirects and a corrected region.
+    async fn send(
+        &self,
+        method: &str,
+        key: &str,
+        range: Option<&Range<u64>>,
+        if_match: Option<&str>,
+        deadline: Instant,
+    ) -> Result<Response> {
+        let mut site = self.site();
+        let mut path = format!(
+            "{}/{}{}",
+            site.path,
+            utf8_percent_encode(&self.prefix, PATH),
+            utf8_percent_encode(key, PATH)
+        );
+        let mut redirected = false;
+        for _ in 0..=MAX_REDIRECTS {
+            let authorization = if redirected {
+                Authorization::None
+            } else {
+                self.authorization().await?
+            };
+            let bytes = self.encode(method, &site, &path, "", range, if_match, &authorization)?;
+            let request = Request {
+                origin: &site.origin,
+                bytes: &bytes,
+                is_head: method == "HEAD",
+            };
+            let mut response = self.client.send(request, deadline).await?;
+            if matches!(response.head.status, 200 | 206) {
+                return Ok(response);
+            }
+            if let Some(corrected) = self.corrected(&response, &site) {
+                path = format!("{}{}", corrected.path, &path[site.path.len()..]);
+                site = corrected;
+            } else if let Some((origin, target)) = self.redirect(&response, &site, &path)? {
+                redirected |= origin != site.origin;
+                site = Arc::new(Site {
+                    origin,
+                    ..(*site).clone()
+                });
+                path = target;
+            } else {
+                return Err(answer::error_of(&mut response).await);
+            }
+        }
+        Err(Error::new(ErrorKind::Invalid, "the server redirects in a circle"))
+    }
+
+    pub async fn authorization(&self) -> Result<Authorization> {
+        self.identity.current().await
+    }
+
+    /// Encodes a request without body.
+    #[allow(clippy::too_many_arguments)]
+    fn encode(
+        &self,
+        method: &str,
+        site: &Site,
+        path: &str,
+        query: &str,
+        range: Option<&Range<u64>>,
+        if_match: Option<&str>,
+        authorization: &Authorization,
+    ) -> Result<Vec<u8>> {
+        let separator = if query.is_empty() { "" } else { "?" };
+        let mut target = format!("{path}{separator}{query}");
+        let mut azure = http::HeaderMap::new();
+        let range = range.map(|r| format!("bytes={}-{}", r.start, r.end.saturating_sub(1)));
+        // A weak ETag never matches If-Match (RFC 9110, 13.1.1); it is compared when the answer comes.
+        let if_match = if_match.filter(|e| !e.starts_with("W/"));
+        if let Authorization::Azure(credential) = authorization {
+            (target, azure) = sign_azure(
+                method,
+                site,
+                &target,
+                &range,
+                if_match,
+                credential,
+                self.settings.account.as_deref(),
+            )?;
+        }
+        let mut writer = RequestWriter::new(&self.client, method, &site.origin, &target);
+        writer.field("user-agent", concat!("foreload/", env!("CARGO_PKG_VERSION")).as_bytes());
+        match self.cloud {
+            // Without this, Google unpacks objects stored with gzip coding, and length and ranges no longer fit.
+            Cloud::Gs => writer.field("accept-encoding", b"gzip"),
+            Cloud::Http => writer.field("accept-encoding", b"identity"),
+            Cloud::Azure => {
+                let version: (&str, &[u8]) = ("x-ms-version", b"2023-11-03");
+                if azure.is_empty() {
+                    writer.field(version.0, version.1);
+                }
+            }
+            Cloud::S3 => {}
+        }
+        if azure.is_empty() {
+            if let Some(range) = &range {
+                writer.field("range", range.as_bytes());
+            }
+            if let Some(etag) = if_match {
+                writer.field("if-match", etag.as_bytes());
+            }
+        }
+        for (name, value) in &azure {
+            writer.field(name.as_str(), value.as_bytes());
+        }
+        match authorization {
+            Authorization::Aws(key) => {
+                let request_payer = self.settings.options.request_payer;
+                let host = site.origin.authority();
+                let to_sign = ToSign {
+                    method,
+                    host,
+                    path,
+                    query,
+                    request_payer,
+                };
+                let now = SystemTime::now();
+                self.signer.sign(&to_sign, key, &site.region, now, |name, value| {
+                    writer.field(name, value.as_bytes())
+                });
+            }
+            Authorization::Bearer(token) => writer.field("authorization", format!("Bearer {token}").as_bytes()),
+            Authorization::None | Authorization::Azure(_) => {}
+        }
+        Ok(writer.finish(&http::Method::GET, &[]))
+    }
+
+    /// The site in the region that the store says the bucket is in.
+    fn corrected(&self, response: &Response, site: &Site) -> Option<Arc<Site>> {
+        let region = response
+            .head
+            .get("x-amz-bucket-region")
+            .filter(|r| self.follows_region && *r != site.region)?;
+        if !matches!(response.head.status, 301 | 307 | 400 | 403) {
+            return None;
+        }
+        let corrected = Arc::new(amazon_site(&self.name, region, self.settings.options.virtual_host).ok()?);
+        *self.site.write().unwrap_or_else(|e| e.into_inner()) = corrected.clone();
+        Some(corrected)
+    }
+
+    fn redirect(&self, response: &Response, site: &Site, path: &str) -> Result<Option<(Origin, String)>> {
+        if self.cloud != Cloud::Http || !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
+            return Ok(None);
+        }
+        let Some(location) = response.head.get("location") else {
+            return Ok(None);
+        };
+        let bad = || Error::corrupt(format!("the server redirects to {location:?}"));
+        let base = url::Url::parse(&format!("{}{path}", site.origin)).map_err(|_| bad())?;
+        let url = base.join(location).map_err(|_| bad())?;
+        if site.origin.is_tls() && url.scheme() != "https" {
+            return Err(bad().with_remedy("a redirect from https to http is not followed"));
+        }
+        Ok(Some((
+            Origin::of(&url)?,
+            url[url::Position::BeforePath..url::Position::AfterQuery].to_owned(),
+        )))
+    }
+}
+
+/// Lets object_store sign for Azure: its shared-key form covers all headers.
+fn sign_azure(
+    method: &str,
+    site: &Site,
+    target: &str,
+    range: &Option<String>,
+    if_match: Option<&str>,
+    credential: &object_store::azure::AzureCredential,
+    account: Option<&str>,
+) -> Result<(String, http::HeaderMap)> {
+    let bug = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Bug, format!("a request cannot be signed: {e}"));
+    let mut request = http::Request::builder()
+        .method(method)
+        .uri(format!("{}{target}", site.origin));
+    if let Some(range) = range {
+        request = request.header("range", range);
+    }
+    if let Some(etag) = if_match {
+        request = request.header("if-match", etag);
+    }
+    let body = object_store::client::HttpRequestBody::empty();
+    let mut request = request.body(body).map_err(|e| bug(&e))?;
+    let account = account.unwrap_or_default();
+    let authorizer = object_store::azure::AzureAuthorizer::new(credential, account);
+    authorizer.try_authorize(&mut request).map_err(|e| bug(&e))?;
+    let target = request.uri().path_and_query().map_or(target, |t| t.as_str()).to_owned();
+    Ok((target, std::mem::take(request.headers_mut())))
+}
+
+fn parse(text: &str) -> Result<url::Url> {
+    let wrong =
+        |_| Error::invalid(format!("{text:?} is no URL")).with_remedy("write the endpoint as https://host[:port]");
+    url::Url::parse(text).map_err(wrong)
+}
+
+fn site_of(address: &Address, settings: &Settings, profile: Option<&Profile>) -> Result<Site> {
+    let (cloud, name, options) = (settings.cloud, address.name.as_str(), &settings.options);
+    let from_profile = |key: &str| profile.and_then(|p| p.get(key)).map(str::to_owned);
+    let endpoint = options
+        .endpoint
+        .clone()
+        .or_else(|| from_profile("endpoint_url").filter(|_| cloud == Cloud::S3));
+    let region = options
+        .region
+        .clone()
+        .or_else(|| from_profile("region"))
+        .unwrap_or_else(|| "us-east-1".to_owned());
+    let full = match (cloud, endpoint) {
+        (Cloud::Http, _) => {
+            return Ok(Site {
+                origin: Origin::of(&parse(&address.scheme_and_name())?)?,
+                path: String::new(),
+                region,
+            });
+        }
+        (Cloud::S3, None) => return amazon_site(name, &region, options.virtual_host),
+        (Cloud::S3, Some(endpoint)) if options.virtual_host == Some(true) => {
+            let (scheme, host) = endpoint.split_once("://").unwrap_or(("https", &endpoint));
+            if host.starts_with(&format!("{name}.")) {
+                endpoint.clone()
+            } else {
+                format!("{scheme}://{name}.{host}")
+            }
+        }
+        (Cloud::Gs, None) => format!("https://storage.googleapis.com/{name}"),
+        (Cloud::Azure, endpoint) => {
+            let account = settings.account.as_deref().unwrap_or("devstoreaccount1");
+            if settings.account.is_none() && !settings.emulator {
+                return Err(Error::invalid("the Azure account is not named")
+                    .with_remedy("set the storage option account_name or AZURE_STORAGE_ACCOUNT_NAME"));
+            }
+            match endpoint {
+                Some(endpoint) => format!("{}/{name}", endpoint.trim_end_matches('/')),
+                None if settings.emulator => format!("http://127.0.0.1:10000/{account}/{name}"),
+                None => format!("https://{account}.blob.core.windows.net/{name}"),
+            }
+        }
+        (_, Some(endpoint)) => format!("{}/{name}", endpoint.trim_end_matches('/')),
+    };
+    let url = parse(&full)?;
+    Ok(Site {
+        origin: Origin::of(&url)?,
+        path: url.path().trim_end_matches('/').to_owned(),
+        region,
+    })
+}
+
+/// Where Amazon keeps a bucket. Names with dots do not fit its certificates as host names.
+fn amazon_site(name: &str, region: &str, virtual_host: Option<bool>) -> Result<Site> {
+    let domain = if region.starts_with("cn-") {
+        "amazonaws.com.cn"
+    } else {
+        "amazonaws.com"
+    };
+    let text = if virtual_host.unwrap_or(!name.contains('.')) {
+        format!("https://{name}.s3.{region}.{domain}/")
+    } else {
+        format!("https://s3.{region}.{domain}/{name}")
+    };
+    let wrong = |_| Error::invalid(format!("bucket {name:?} in region {region:?} gives no valid address"));
+    let url = url::Url::parse(&text).map_err(wrong)?;
+    Ok(Site {
+        origin: Origin::of(&url)?,
+        path: url.path().trim_end_matches('/').to_owned(),
+        region: region.to_owned(),
+    })
+}
+
+fn is_loopback(origin: &Origin) -> bool {
+    let host = origin.host();
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn proxies(option: Option<&str>) -> Result<ProxyRules> {
+    let parse = |text: Option<String>| text.map(|t| Proxy::parse(&t)).transpose();
+    if let Some(proxy) = option {
+        let proxy = parse(Some(proxy.to_owned()))?;
+        return Ok(ProxyRules {
+            http: proxy.clone(),
+            https: proxy,
+            direct: Vec::new(),
+        });
+    }
+    let direct = env::first(&["NO_PROXY", "no_proxy"]).unwrap_or_default();
+    let mut direct: Vec<String> = direct
+        .split(',')
+        .map(|h| h.trim().to_ascii_lowercase())
+        .filter(|h| !h.is_empty())
+        .collect();
+    // A proxy of the environment is for the outside.
+    direct.extend(["localhost", "127.0.0.1", "::1", "169.254.169.254", "169.254.170.2"].map(str::to_owned));
+    Ok(ProxyRules {
+        http: parse(env::first(&["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"]))?,
+        https: parse(env::first(&["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]))?,
+        direct,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_encoded_as_signatures_want() {
+        let encoded = utf8_percent_encode("a b/ä+~(1).jpg", PATH).to_string();
+        assert_eq!(encoded, "a%20b/%C3%A4%2B~%281%29.jpg");
+    }
+
+    #[test]
+    fn amazon_addresses_follow_name_and_region() {
+        let site = amazon_site("data", "eu-west-1", None).unwrap();
+        assert_eq!(
+            (site.origin.authority(), site.path.as_str()),
+            ("data.s3.eu-west-1.amazonaws.com", "")
+        );
+        let site = amazon_site("my.data", "cn-north-1", None).unwrap();
+        assert_eq!(
+            (site.origin.authority(), site.path.as_str()),
+            ("s3.cn-north-1.amazonaws.com.cn", "/my.data")
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! What an answer says: whether it is what was asked for, and if not, whose turn it is.
+
+use crate::source::http::{Head, Response};
+use crate::{Error, ErrorKind};
+use std::ops::Range;
+use std::time::Duration;
+
+// Error documents of the stores have a few hundred bytes.
+const MAX_ERROR_BYTES: usize = 16 << 10;
+
+/// Turns an answer without the wanted status into an error; reads its body for the store's own words.
+pub(crate) async fn error_of(response: &mut Response) -> Error {
+    let body = response.collect(MAX_ERROR_BYTES).await.unwrap_or_default();
+    classify(&response.head, &String::from_utf8_lossy(&body))
+}
+
+fn classify(head: &Head, body: &str) -> Error {
+    let code = tag(body, "Code").or_else(|| head.get("x-ms-error-code")).unwrap_or("");
+    let words = tag(body, "Message")
+        .map(|m| m.chars().take(300).collect::<String>())
+        .unwrap_or_default();
+    let (kind, remedy) = kind_of(head.status, code);
+    let mut detail = format!("the store answered {}", head.status);
+    for part in [code, &words] {
+        if !part.is_empty() {
+            detail.push_str(if detail.contains(": ") { ", " } else { ": " });
+            detail.push_str(part);
+        }
+    }
+    let error = Error::new(kind, detail).with_retry_after(retry_after(head));
+    if remedy.is_empty() {
+        error
+    } else {
+        error.with_remedy(remedy)
+    }
+}
+
+fn kind_of(status: u16, code: &str) -> (ErrorKind, &'static str) {
+    use ErrorKind as K;
+    match (status, code) {
+        (_, "ExpiredToken" | "TokenRefreshRequired" | "RequestExpired") => (
+            K::Denied,
+            "the session has ended: sign in again, or pass a credential_provider that renews itself",
+        ),
+        (_, "RequestTimeTooSkewed") => (K::Denied, "this machine's clock is wrong: set it, best by NTP"),
+        (_, "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken") => (
+            K::Denied,
+            "access key, secret or session token are wrong for this endpoint",
+        ),
+        (_, "SlowDown" | "RequestLimitExceeded" | "ServerBusy" | "Throttling") | (429, _) => (K::Throttled, ""),
+        (_, "RequestTimeout") => (K::Unavailable, ""),
+        (_, "NoSuchBucket" | "ContainerNotFound") => (K::NotFound, "check the bucket's name and the endpoint"),
+        (404 | 410, _) => (
+            K::NotFound,
+            "the object is gone: `foreload index --update` renews the index",
+        ),
+        (401 | 403, _) => (
+            K::Denied,
+            "the credentials lack the right to read this; S3 also says so of a missing object without list right",
+        ),
+        (412, _) => (
+            K::Changed,
+            "the object was replaced: `foreload index --update` renews the index",
+        ),
+        (416, _) => (
+            K::Changed,
+            "the object is shorter than indexed: `foreload index --update` renews the index",
+        ),
+        (408 | 500 | 502 | 504, _) => (K::Unavailable, ""),
+        (503, _) => (K::Throttled, ""),
+        (301 | 307, _) => (K::Invalid, "the bucket is in another region: set `region`"),
+        (501, _) => (K::Invalid, "the store does not implement this"),
+        (500..600, _) => (K::Unavailable, ""),
+        _ => (K::Invalid, ""),
+    }
+}
+
+fn retry_after(head: &Head) -> Option<Duration> {
+    let seconds = head.get("retry-after")?.trim().parse::<u32>().ok()?;
+    Some(Duration::from_secs(u64::from(seconds.min(600))))
+}
+
+/// The text of the first XML element called `name`.
+fn tag<'a>(body: &'a str, name: &str) -> Option<&'a str> {
+    let after = body.split_once(&format!("<{name}>"))?.1;
+    after.split_once("</").map(|(text, _)| text.trim())
+}
+
+/// What the head of a good answer to a ranged GET says.
+pub(crate) struct Accepted {
+    pub object_size: Option<u64>,
+    pub etag: Option<String>,
+}
+
+/// Compares the head with the question: status, range, length, coding, ETag.
+pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&str>) -> Result<Accepted, Error> {
+    let head = &response.head;
+    let wanted = range.end - range.start;
+    let object_size = match head.status {
+        206 => {
+            let text = head.get("content-range").unwrap_or("");
+            let (got, size) = content_range(text)
+                .ok_or_else(|| Error::corrupt(format!("the answer has no usable Content-Range ({text:?})")))?;
+            if got.start != range.start || got.end != range.end {
+                let short = got.start == range.start && size.is_some_and(|s| s < range.end);
+                let kind = if short { ErrorKind::Changed } else { ErrorKind::Corrupt };
+                return Err(Error::new(
+                    kind,
+                    format!("the store sent bytes {}..{} instead", got.start, got.end),
+                ));
+            }
+            size
+        }
+        // The server ignores ranges: fine when the range is the whole object.
+        200 if range.start == 0 && response.length() == Some(wanted) => Some(wanted),
+        200 => {
+            return Err(Error::invalid(format!(
+                "the server sent the whole object ({} bytes) instead of a range",
+                response
+                    .length()
+                    .map_or_else(|| "unknown".to_owned(), |l| l.to_string())
+            ))
+            .with_remedy("it does not support range requests: serve the data from another one"));
+        }
+        other => {
+            return Err(Error::new(
+                ErrorKind::Bug,
+                format!("status {other} was taken for success"),
+            ));
+        }
+    };
+    if let Some(length) = response.length().filter(|&length| length != wanted) {
+        return Err(Error::corrupt(format!(
+            "the store announced {length} bytes for a range of {wanted}"
+        )));
+    }
+    let etag = head.get("etag").map(str::to_owned);
+    if let (Some(asked), Some(got)) = (if_match, &etag)
+        && bare_etag(asked) != bare_etag(got)
+    {
+        return Err(Error::new(
+            ErrorKind::Changed,
+            format!("the object has ETag {got}, indexed was {asked}"),
+        )
+        .with_remedy("`foreload index --update` renews the index"));
+    }
+    Ok(Accepted { object_size, etag })
+}
+
+/// An ETag without weakness mark and quotes: listings and headers of one store differ in them.
+pub(crate) fn bare_etag(etag: &str) -> &str {
+    etag.trim().trim_start_matches("W/").trim_matches('"')
+}
+
+/// `bytes first-last/size`, where size may be `*`.
+fn content_range(text: &str) -> Option<(Range<u64>, Option<u64>)> {
+    let (span, size) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = span.split_once('-')?;
+    let range = first.trim().parse().ok()?..last.trim().parse::<u64>().ok()?.checked_add(1)?;
+    let size = if size == "*" { None } else { Some(size.parse().ok()?) };
+    (range.start < range.end && size.is_none_or(|s| range.end <= s)).then_some((range, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges_are_read_strictly() {
+        assert_eq!(content_range("bytes 0-9/10"), Some((0..10, Some(10))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5..10, None)));
+        for bad in [
+            "",
+            "bytes 9-0/10",
+            "bytes 0-9/5",
+            "items 0-1/2",
+            "bytes 0-18446744073709551615/*",
+        ] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn errors_get_the_kind_that_says_what_to_do() {
+        let kind = |status, code| kind_of(status, code).0;
+        assert_eq!(kind(403, "ExpiredToken"), ErrorKind::Denied);
+        assert_eq!(kind(503, "SlowDown"), ErrorKind::Throttled);
+        assert_eq!(kind(500, "InternalError"), ErrorKind::Unavailable);
+        assert_eq!(kind(404, "NoSuchKey"), ErrorKind::NotFound);
+        assert_eq!(kind(412, ""), ErrorKind::Changed);
+        assert_eq!(kind(400, "RequestTimeout"), ErrorKind::Unavailable);
+        assert_eq!(
+            tag("<Error><Code>A</Code><Message>b c</Message></Error>", "Message"),
+            Some("b c")
+        );
+    }
+
+    #[test]
+    fn etags_compare_without_quotes() {
+        assert_eq!(bare_etag("W/\"a\""), bare_etag("a"));
+    }
+}

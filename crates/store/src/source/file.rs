@@ -1,0 +1,228 @@
+//! Directories: local disks and parallel file systems.
+//!
+//! System calls run on tokio's blocking pool, never on the caller's thread, and at most [`CALLS`] at a time, so that a
+//! file system that hangs takes a bounded number of threads with it. Pieces of a file are read into buffers that are used
+//! again, and handed to the sink on the caller's thread. A file has a pseudo-ETag made of size, modification time and
+//! inode; it is compared before and after reading.
+
+use super::cloud::{Progress, bare_etag};
+use super::{Entries, ObjectMeta, Sink};
+use crate::{Error, ErrorKind, Result};
+use std::fs::{File, Metadata};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// System calls in progress at a time: enough to keep a parallel file system with 10 ms latency busy, well below the
+/// 512 threads that tokio's pool may have.
+const CALLS: usize = 128;
+
+// Large enough that the hand-over between threads costs little, small enough to stay in the cache until it is copied.
+const PIECE_BYTES: usize = 512 << 10;
+
+/// A directory.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    root: PathBuf,
+    calls: Arc<Semaphore>,
+    buffers: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Directory {
+    pub fn new(root: PathBuf) -> Self {
+        Self {
+            root,
+            calls: Arc::new(Semaphore::new(CALLS)),
+            buffers: Mutex::default(),
+        }
+    }
+
+    fn path(&self, key: &str) -> Result<PathBuf> {
+        let path = Path::new(key);
+        let is_inside = path.components().all(|c| matches!(c, Component::Normal(_)));
+        if !is_inside || key.contains('\0') {
+            return Err(Error::invalid(format!(
+                "the key {key:?} leaves the data set's directory"
+            )));
+        }
+        Ok(self.root.join(path))
+    }
+
+    pub async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectMeta> {
+        let (path, key) = (self.path(key)?, key.to_owned());
+        let metadata = self.call(deadline, move || std::fs::metadata(path)).await?;
+        let metadata = metadata.map_err(|e| Error::io("looking it up", e))?;
+        if !metadata.is_file() {
+            return Err(Error::new(ErrorKind::NotFound, "it is not a file"));
+        }
+        Ok(describe(key, &metadata))
+    }
+
+    /// Reads `range`, from byte `progress.bytes` of it on.
+    pub async fn get<S: Sink + ?Sized>(
+        &self,
+        key: &str,
+        range: &Range<u64>,
+        if_match: Option<&str>,
+        deadline: Instant,
+        sink: &mut S,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let path = self.path(key)?;
+        let mut open: Option<File> = None;
+        let wanted = range.end - range.start;
+        while progress.bytes < wanted {
+            let at = range.start + progress.bytes;
+            let length = (range.end - at).min(PIECE_BYTES as u64) as usize;
+            let is_last = at + length as u64 == range.end;
+            let (path, range, asked) = (path.clone(), range.clone(), if_match.map(str::to_owned));
+            let mut buffer = self
+                .buffers
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .pop()
+                .unwrap_or_default();
+            let file = open.take();
+            let read = self.call(deadline, move || -> Result<_> {
+                let is_first = file.is_none();
+                let file = match file {
+                    Some(file) => file,
+                    None => File::open(path).map_err(|e| Error::io("opening it", e))?,
+                };
+                let mut etag = None;
+                if is_first {
+                    etag = Some(unchanged(&file, &range, asked.as_deref())?);
+                }
+                buffer.resize(buffer.len().max(length), 0);
+                file.read_exact_at(&mut buffer[..length], at)
+                    .map_err(|e| Error::io("reading it", e))?;
+                if is_last {
+                    unchanged(
+                        &file,
+                        &range,
+                        etag.as_ref().map(|(e, _)| e.as_str()).or(asked.as_deref()),
+                    )?;
+                }
+                Ok((file, buffer, etag))
+            });
+            let (file, buffer, etag) = read.await??;
+            if let Some((etag, size)) = etag {
+                (progress.etag, progress.object_size) = (Some(etag), Some(size));
+                progress.first_byte = start.elapsed();
+            }
+            open = Some(file);
+            sink.write(progress.bytes, &buffer[..length])?;
+            progress.bytes += length as u64;
+            let mut buffers = self.buffers.lock().unwrap_or_else(|e| e.into_inner());
+            if buffers.len() < 32 {
+                buffers.push(buffer);
+            }
+        }
+        progress.transfer = start.elapsed();
+        Ok(())
+    }
+
+    /// The files and directories directly in `prefix`, which is empty or ends in a slash.
+    pub async fn entries(&self, prefix: &str, deadline: Instant) -> Result<Entries> {
+        let path = if prefix.is_empty() {
+            self.root.clone()
+        } else {
+            self.path(prefix.trim_end_matches('/'))?
+        };
+        let prefix = prefix.to_owned();
+        self.call(deadline, move || read_directory(&path, &prefix)).await?
+    }
+
+    /// Runs a blocking call on the pool. At the deadline the caller goes on; the thread ends with its call.
+    async fn call<T: Send + 'static>(&self, deadline: Instant, call: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let late = |_| Error::new(ErrorKind::Timeout, "the file system did not answer before the deadline");
+        let permit = tokio::time::timeout_at(deadline, self.calls.clone().acquire_owned())
+            .await
+            .map_err(late)?;
+        let permit = permit.map_err(|_| Error::new(ErrorKind::Closed, "the source is closed"))?;
+        let task = tokio::task::spawn_blocking(move || {
+            let result = call();
+            drop(permit);
+            result
+        });
+        let done = tokio::time::timeout_at(deadline, task).await.map_err(late)?;
+        done.map_err(|e| Error::new(ErrorKind::Bug, format!("a file system call panicked: {e}")))
+    }
+}
+
+/// ETag and size of an open file, when it is the one asked for and holds the range.
+fn unchanged(file: &File, range: &Range<u64>, asked: Option<&str>) -> Result<(String, u64)> {
+    let metadata = file.metadata().map_err(|e| Error::io("looking it up", e))?;
+    let etag = etag(&metadata);
+    let changed =
+        |how: String| Error::new(ErrorKind::Changed, how).with_remedy("`foreload index --update` renews the index");
+    if let Some(asked) = asked.filter(|asked| bare_etag(asked) != bare_etag(&etag)) {
+        return Err(changed(format!(
+            "the file was changed: it is {etag}, indexed was {asked}"
+        )));
+    }
+    if !metadata.is_file() {
+        return Err(Error::invalid("it is not a file"));
+    }
+    if range.end > metadata.len() {
+        return Err(changed(format!(
+            "the file has {} bytes, fewer than indexed",
+            metadata.len()
+        )));
+    }
+    Ok((etag, metadata.len()))
+}
+
+fn etag(metadata: &Metadata) -> String {
+    let time = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
+    format!("\"f-{:x}-{time:x}-{:x}\"", metadata.len(), metadata.ino())
+}
+
+fn describe(key: String, metadata: &Metadata) -> ObjectMeta {
+    ObjectMeta {
+        key,
+        size: metadata.len(),
+        etag: Some(etag(metadata)),
+        version: None,
+        modified: metadata.modified().ok(),
+    }
+}
+
+fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
+    // Links may form a circle; no sane data set is deeper than this.
+    if prefix.matches('/').count() > 64 {
+        return Err(
+            Error::invalid(format!("{} is nested over 64 directories deep", path.display()))
+                .with_remedy("does a link lead back to one of its parents?"),
+        );
+    }
+    let failed = |e| Error::io(format!("listing {}", path.display()), e);
+    let mut entries = Entries::default();
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().into_string().map_err(|name| {
+            Error::invalid(format!("the file name {name:?} in {} is not UTF-8", path.display()))
+                .with_remedy("rename it")
+        })?;
+        let key = format!("{prefix}{name}");
+        // Follows links, as ImageFolder does; a link to nowhere is not data.
+        match std::fs::metadata(entry.path()) {
+            Ok(metadata) if metadata.is_dir() => entries.prefixes.push(key + "/"),
+            Ok(metadata) if metadata.is_file() => entries.objects.push(describe(key, &metadata)),
+            Ok(_) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    entries.objects.sort_by(|a, b| a.key.cmp(&b.key));
+    entries.prefixes.sort();
+    Ok(entries)
+}
+
+/// How long one directory may take to list: file systems answer in milliseconds, sick ones in minutes.
+pub(crate) const LIST_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,0 +1,318 @@
+//! The body of an answer, pulled piece by piece.
+
+use super::{Client, Connection, Head, Request, Watch, broken, connect::Origin, failed};
+use crate::{Error, Result};
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, ReadBuf};
+
+// Big enough that a read takes what the socket holds, small enough to stay in the second-level cache between the
+// read and the copy to where the bytes belong.
+const SCRATCH_BYTES: usize = 128 << 10;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
+}
+
+/// How the end of a body is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Framing {
+    /// Bytes still to come.
+    Length(u64),
+    Chunked(Chunks),
+    UntilClose,
+    Done,
+}
+
+/// An answer whose head has been read.
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub head: Head,
+    framing: Framing,
+    connection: Option<Connection>,
+    origin: Origin,
+    keep: bool,
+    watch: Watch,
+    client: Client,
+}
+
+impl Response {
+    pub(super) fn new(
+        connection: Connection,
+        head: Head,
+        request: &Request<'_>,
+        watch: Watch,
+        client: Client,
+    ) -> Result<Self> {
+        let framing = framing_of(&head, request.is_head)?;
+        let closes = head.has_token("connection", "close")
+            || (head.is_http10 && !head.has_token("connection", "keep-alive"))
+            || framing == Framing::UntilClose;
+        let origin = request.origin.clone();
+        let mut response = Self {
+            head,
+            framing,
+            connection: Some(connection),
+            origin,
+            keep: !closes,
+            watch,
+            client,
+        };
+        if response.framing == Framing::Done {
+            response.finish();
+        }
+        Ok(response)
+    }
+
+    /// Length of the body when the head says it.
+    pub fn length(&self) -> Option<u64> {
+        match self.framing {
+            Framing::Length(length) => Some(length),
+            Framing::Done => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Hands the next pieces of the body to `take` until one wait is over; `false` at the end of the body.
+    ///
+    /// `take` runs while the bytes lie in this thread's scratch buffer, which is why it is not async.
+    pub async fn next(&mut self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        let Some(connection) = self.connection.as_mut() else {
+            return Ok(false);
+        };
+        if !connection.pending.is_empty() {
+            let pending = std::mem::take(&mut connection.pending);
+            self.framing = accept(self.framing, &pending, &mut take)?;
+        } else {
+            let Connection { stream, .. } = connection;
+            let framing = self.framing;
+            self.framing = self
+                .watch
+                .run(|cx| poll_piece(stream, framing, &mut take, cx))
+                .await??;
+        }
+        if self.framing == Framing::Done {
+            self.finish();
+        }
+        Ok(self.framing != Framing::Done)
+    }
+
+    /// Reads the rest of a small body.
+    pub async fn collect(&mut self, limit: usize) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut take = |piece: &[u8]| {
+            if all.len() + piece.len() > limit {
+                return Err(Error::corrupt(format!("the answer has more than {limit} bytes")));
+            }
+            all.extend_from_slice(piece);
+            Ok(())
+        };
+        while self.next(&mut take).await? {}
+        Ok(all)
+    }
+
+    fn finish(&mut self) {
+        if let Some(connection) = self.connection.take().filter(|_| self.keep)
+            && connection.pending.is_empty()
+        {
+            self.client.give_back(&self.origin, connection);
+        }
+    }
+}
+
+fn framing_of(head: &Head, is_head: bool) -> Result<Framing> {
+    if is_head || matches!(head.status, 204 | 304) {
+        return Ok(Framing::Done);
+    }
+    if head.get("transfer-encoding").is_some() {
+        let chunked = head.has_token("transfer-encoding", "chunked");
+        return if chunked {
+            Ok(Framing::Chunked(Chunks::default()))
+        } else {
+            Ok(Framing::UntilClose)
+        };
+    }
+    match head.get("content-length") {
+        Some(text) => match text.trim().parse() {
+            Ok(0) => Ok(Framing::Done),
+            Ok(length) => Ok(Framing::Length(length)),
+            Err(_) => Err(Error::corrupt(format!(
+                "the answer has an impossible Content-Length {text:?}"
+            ))),
+        },
+        None => Ok(Framing::UntilClose),
+    }
+}
+
+/// Reads once from the socket into the scratch buffer and hands the bytes on.
+fn poll_piece(
+    stream: &mut super::Stream,
+    framing: Framing,
+    take: &mut impl FnMut(&[u8]) -> Result<()>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Framing>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let most = match framing {
+            Framing::Length(left) => usize::try_from(left).unwrap_or(usize::MAX).min(SCRATCH_BYTES),
+            _ => SCRATCH_BYTES,
+        };
+        let mut buffer = ReadBuf::new(&mut scratch[..most]);
+        match Pin::new(stream).poll_read(cx, &mut buffer) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(failed("reading the answer", error))),
+            Poll::Ready(Ok(())) => {
+                let piece = buffer.filled();
+                Poll::Ready(match (piece.is_empty(), framing) {
+                    (true, Framing::UntilClose) => Ok(Framing::Done),
+                    (true, _) => Err(broken("the connection closed before the end of the answer")),
+                    (false, _) => accept(framing, piece, take),
+                })
+            }
+        }
+    })
+}
+
+/// Hands `piece` on as far as it belongs to the body, and returns what is to come.
+fn accept(framing: Framing, piece: &[u8], take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<Framing> {
+    match framing {
+        Framing::Length(left) => {
+            let inside = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+            take(&piece[..inside])?;
+            if inside < piece.len() {
+                return Err(Error::corrupt("the answer is longer than its Content-Length"));
+            }
+            let left = left - inside as u64;
+            Ok(if left == 0 {
+                Framing::Done
+            } else {
+                Framing::Length(left)
+            })
+        }
+        Framing::Chunked(mut chunks) => {
+            chunks.accept(piece, take)?;
+            Ok(if chunks.state == ChunkState::End {
+                Framing::Done
+            } else {
+                Framing::Chunked(chunks)
+            })
+        }
+        Framing::UntilClose => take(piece).map(|()| framing),
+        Framing::Done => Err(Error::corrupt("the answer goes on after its end")),
+    }
+}
+
+/// Decoder of the chunked coding.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Chunks {
+    state: ChunkState,
+    /// Size being read, or bytes left in the chunk.
+    size: u64,
+    /// Whether the current trailer line has a byte.
+    line: bool,
+    digits: u8,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum ChunkState {
+    #[default]
+    Size,
+    Extension,
+    Data,
+    AfterData,
+    Trailer,
+    End,
+}
+
+impl Chunks {
+    fn accept(&mut self, mut piece: &[u8], take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let bad = || Error::corrupt("the answer's chunks are malformed");
+        while let Some((&byte, rest)) = piece.split_first() {
+            match self.state {
+                ChunkState::Data => {
+                    let inside = usize::try_from(self.size).unwrap_or(usize::MAX).min(piece.len());
+                    take(&piece[..inside])?;
+                    piece = &piece[inside..];
+                    self.size -= inside as u64;
+                    if self.size == 0 {
+                        self.state = ChunkState::AfterData;
+                    }
+                    continue;
+                }
+                ChunkState::Size if byte.is_ascii_hexdigit() && self.digits < 15 => {
+                    let digit = (byte as char).to_digit(16).unwrap_or(0);
+                    self.size = self.size << 4 | u64::from(digit);
+                    self.digits += 1;
+                }
+                ChunkState::Size | ChunkState::Extension if byte == b'\n' && self.digits > 0 => {
+                    self.digits = 0;
+                    self.line = false;
+                    self.state = if self.size == 0 {
+                        ChunkState::Trailer
+                    } else {
+                        ChunkState::Data
+                    };
+                }
+                ChunkState::Size if self.digits > 0 && matches!(byte, b';' | b'\r' | b' ' | b'\t') => {
+                    self.state = ChunkState::Extension;
+                }
+                ChunkState::Extension => {}
+                ChunkState::AfterData if byte == b'\r' => {}
+                ChunkState::AfterData if byte == b'\n' => self.state = ChunkState::Size,
+                ChunkState::Trailer if byte == b'\n' && !self.line => {
+                    self.state = ChunkState::End;
+                }
+                ChunkState::Trailer => self.line = byte != b'\n' && (self.line || byte != b'\r'),
+                _ => return Err(bad()),
+            }
+            piece = rest;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decode(pieces: &[&[u8]]) -> Result<(Vec<u8>, bool)> {
+        let mut out = Vec::new();
+        let mut framing = Framing::Chunked(Chunks::default());
+        for piece in pieces {
+            framing = accept(framing, piece, &mut |bytes: &[u8]| {
+                out.extend_from_slice(bytes);
+                Ok(())
+            })?;
+        }
+        Ok((out, framing == Framing::Done))
+    }
+
+    proptest! {
+        #[test]
+        fn proptest_chunks_decode_however_they_are_cut(
+            parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..50), 0..5), step in 1_usize..40)
+        {
+            let mut coded = Vec::new();
+            for part in &parts {
+                coded.extend_from_slice(format!("{:X};x=1\r\n", part.len()).as_bytes());
+                coded.extend_from_slice(part);
+                coded.extend_from_slice(b"\r\n");
+            }
+            coded.extend_from_slice(b"0\r\nTrailer: yes\r\n\r\n");
+            let pieces: Vec<&[u8]> = coded.chunks(step).collect();
+            prop_assert_eq!(decode(&pieces).unwrap(), (parts.concat(), true));
+        }
+
+        #[test]
+        fn proptest_noise_in_chunks_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = decode(&[&bytes]);
+        }
+    }
+
+    #[test]
+    fn bytes_beyond_the_content_length_are_an_error() {
+        assert!(accept(Framing::Length(2), b"abc", &mut |_: &[u8]| Ok(())).is_err());
+        assert!(decode(&[b"zz\r\n"]).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! The head of an answer: status and header fields, parsed in place.
+
+use crate::{Error, Result};
+use std::ops::Range;
+
+/// Largest head accepted; S3's take about 500 bytes.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+const MAX_FIELDS: usize = 100;
+
+/// Status and fields of an answer.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub status: u16,
+    /// HTTP/1.0 closes by default.
+    pub is_http10: bool,
+    text: Vec<u8>,
+    fields: Vec<(Range<u32>, Range<u32>)>,
+}
+
+impl Head {
+    /// Takes a complete head from the front of `pending`; what follows it stays there. `None` while it is incomplete.
+    pub fn parse(pending: &mut Vec<u8>) -> Result<Option<Self>> {
+        let bad = |how: String| Error::corrupt(format!("the answer is not HTTP: {how}"));
+        let mut storage = [httparse::EMPTY_HEADER; MAX_FIELDS];
+        let mut response = httparse::Response::new(&mut storage);
+        let length = match response.parse(pending).map_err(|e| bad(e.to_string()))? {
+            httparse::Status::Complete(length) => length,
+            httparse::Status::Partial if pending.len() > MAX_HEAD_BYTES => {
+                return Err(bad(format!("its head has over {MAX_HEAD_BYTES} bytes")));
+            }
+            httparse::Status::Partial => return Ok(None),
+        };
+        let base = pending.as_ptr() as usize;
+        let place = |part: &[u8]| {
+            let start = (part.as_ptr() as usize - base) as u32;
+            start..start + part.len() as u32
+        };
+        let fields = response
+            .headers
+            .iter()
+            .map(|h| (place(h.name.as_bytes()), place(h.value)))
+            .collect();
+        let (status, is_http10) = (response.code.unwrap_or(0), response.version == Some(0));
+        let text = pending[..length].to_vec();
+        pending.drain(..length);
+        Ok(Some(Self {
+            status,
+            is_http10,
+            text,
+            fields,
+        }))
+    }
+
+    /// The first field called `name`, as text.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let (_, value) = self
+            .fields()
+            .find(|(found, _)| found.eq_ignore_ascii_case(name.as_bytes()))?;
+        std::str::from_utf8(value).ok()
+    }
+
+    /// All fields in order.
+    pub fn fields(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.fields
+            .iter()
+            .map(|(name, value)| (self.slice(name), self.slice(value)))
+    }
+
+    /// Whether a comma-separated field contains `token`.
+    pub fn has_token(&self, name: &str, token: &str) -> bool {
+        let same = |(found, value): (&[u8], &[u8])| {
+            found.eq_ignore_ascii_case(name.as_bytes())
+                && value
+                    .split(|&b| b == b',')
+                    .any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
+        };
+        self.fields().any(same)
+    }
+
+    fn slice(&self, range: &Range<u32>) -> &[u8] {
+        &self.text[range.start as usize..range.end as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_head_is_taken_and_the_body_stays() {
+        let mut pending = b"HTTP/1.1 206 Partial Content\r\nETag: \"x\"\r\nconnection: a, Close\r\n\r\nbody".to_vec();
+        let head = Head::parse(&mut pending).unwrap().unwrap();
+        assert_eq!(
+            (head.status, head.get("etag"), head.get("none")),
+            (206, Some("\"x\""), None)
+        );
+        assert!(head.has_token("Connection", "close"));
+        assert_eq!(pending, b"body");
+    }
+
+    proptest! {
+        #[test]
+        fn proptest_any_bytes_are_a_head_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Head::parse(&mut bytes.clone());
+            let mut after = [b"HTTP/1.1 200 OK\r\n".to_vec(), bytes].concat();
+            if let Ok(Some(head)) = Head::parse(&mut after) {
+                let _ = (head.fields().count(), head.get("content-length"));
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Walks a source in parallel.
+//!
+//! A listing is paged, and each page names the next, so one prefix cannot be listed faster than page after page. But
+//! different prefixes can: one request tells the directories at the top, and these are listed side by side. Where the
+//! top has more entries than a page, a fan-out could cost more requests than it saves, and pages follow one another.
+
+use super::cloud::Bucket;
+use super::cloud::listing::Page;
+use super::file::{Directory, LIST_TIMEOUT};
+use super::retry::retrying;
+use super::{Entries, Listing, ObjectMeta, Retry, Store};
+use crate::Result;
+use futures::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+// A page takes 0.1-1 s; a store that needs longer for a request with its repetitions is not there.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Everything below `prefix`, many prefixes at a time.
+pub(crate) fn all(store: &Store, prefix: String, retry: Retry, concurrency: usize) -> Listing {
+    match store {
+        Store::Directory(directory) => walk(directory.clone(), prefix, concurrency),
+        Store::Bucket(bucket) => {
+            let bucket = bucket.clone();
+            stream::once(async move { fan_out(bucket, prefix, retry, concurrency).await })
+                .try_flatten()
+                .boxed()
+        }
+    }
+}
+
+/// One level: the objects and directories directly in `prefix`.
+pub(crate) async fn level(store: &Store, prefix: &str, retry: Retry) -> Result<Entries> {
+    match store {
+        Store::Directory(directory) => directory.entries(prefix, Instant::now() + LIST_TIMEOUT).await,
+        Store::Bucket(bucket) if !bucket.lists_pages() => {
+            retrying(retry, Instant::now() + PAGE_TIMEOUT, || bucket.entries(prefix, true)).await
+        }
+        Store::Bucket(bucket) => {
+            let (mut entries, mut token) = (Entries::default(), None);
+            loop {
+                let page = page(bucket, prefix, true, token.as_deref(), retry).await?;
+                entries.objects.extend(page.objects);
+                entries.prefixes.extend(page.prefixes);
+                token = page.next;
+                if token.is_none() {
+                    return Ok(entries);
+                }
+            }
+        }
+    }
+}
+
+async fn page(bucket: &Bucket, prefix: &str, by_directory: bool, token: Option<&str>, retry: Retry) -> Result<Page> {
+    let deadline = Instant::now() + PAGE_TIMEOUT;
+    retrying(retry, deadline, || bucket.page(prefix, by_directory, token, deadline)).await
+}
+
+async fn fan_out(bucket: Arc<Bucket>, mut prefix: String, retry: Retry, concurrency: usize) -> Result<Listing> {
+    if !bucket.lists_pages() {
+        let deadline = Instant::now() + PAGE_TIMEOUT * 10;
+        let entries = retrying(retry, deadline, || bucket.entries(&prefix, false)).await?;
+        return Ok(stream::iter([Ok(entries.objects)]).boxed());
+    }
+    loop {
+        let top = page(&bucket, &prefix, true, None, retry).await?;
+        if top.next.is_some() {
+            return Ok(pages(bucket, prefix, retry));
+        }
+        match top.prefixes.as_slice() {
+            [] => return Ok(stream::iter([Ok(top.objects)]).boxed()),
+            // One directory at the top (s3://bucket/imagenet/train/...): what is inside decides.
+            [only] if top.objects.is_empty() && only.len() > prefix.len() => prefix = only.clone(),
+            _ => {
+                let below = stream::iter(top.prefixes.clone()).map(move |p| pages(bucket.clone(), p, retry));
+                let objects = stream::iter([Ok(top.objects)]);
+                return Ok(objects.chain(below.flatten_unordered(concurrency.max(1))).boxed());
+            }
+        }
+    }
+}
+
+/// The pages of one prefix, one after the other.
+fn pages(bucket: Arc<Bucket>, prefix: String, retry: Retry) -> Listing {
+    let state = Some((bucket, prefix, None::<String>));
+    stream::try_unfold(state, move |state| async move {
+        let Some((bucket, prefix, token)) = state else {
+            return Ok(None);
+        };
+        let page = page(&bucket, &prefix, false, token.as_deref(), retry).await?;
+        let next = page.next.map(|token| (bucket, prefix, Some(token)));
+        Ok(Some((page.objects, next)))
+    })
+    .boxed()
+}
+
+/// All directories below `prefix`, several at a time, in no particular order.
+fn walk(directory: Arc<Directory>, prefix: String, concurrency: usize) -> Listing {
+    let (waiting, running) = (VecDeque::from([prefix]), FuturesUnordered::new());
+    stream::try_unfold(
+        (directory, waiting, running),
+        move |(directory, mut waiting, mut running)| async move {
+            loop {
+                while running.len() < concurrency.max(1) {
+                    let Some(prefix) = waiting.pop_front() else { break };
+                    let directory = directory.clone();
+                    running.push(async move { directory.entries(&prefix, Instant::now() + LIST_TIMEOUT).await });
+                }
+                let Some(entries) = running.next().await else {
+                    return Ok(None);
+                };
+                let entries: Entries = entries?;
+                waiting.extend(entries.prefixes);
+                let objects: Vec<ObjectMeta> = entries.objects;
+                if !objects.is_empty() {
+                    return Ok(Some((objects, (directory, waiting, running))));
+                }
+            }
+        },
+    )
+    .boxed()
+}

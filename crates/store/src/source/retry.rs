@@ -1,0 +1,118 @@
+//! Repeats what may succeed the next time, inside a deadline.
+
+use super::Retry;
+use crate::{Error, ErrorKind, Result};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Counts attempts and says whether and when the next one comes.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    retry: Retry,
+    deadline: Instant,
+    pub made: u32,
+    corrupt: u32,
+}
+
+impl Attempts {
+    pub fn new(retry: Retry, deadline: Instant) -> Self {
+        Self {
+            retry,
+            deadline,
+            made: 0,
+            corrupt: 0,
+        }
+    }
+
+    /// Waits before the next attempt, or returns `error` when there is none.
+    ///
+    /// Damaged data is asked for once more: it may have been the wire, but the second time it is the object.
+    pub async fn after(&mut self, error: Error) -> Result<()> {
+        let again = match error.kind() {
+            ErrorKind::Corrupt => {
+                self.corrupt += 1;
+                self.corrupt < 2
+            }
+            kind => kind.is_transient(),
+        };
+        let pause = self.pause(error.retry_after());
+        // An attempt that could not even connect before the deadline is not worth the request.
+        if !again || self.made >= self.retry.attempts || Instant::now() + pause >= self.deadline {
+            return Err(error);
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Full jitter (a random part of the limit), so that clients that failed together do not come back together.
+    fn pause(&self, asked: Option<Duration>) -> Duration {
+        let doubled = self
+            .retry
+            .pause
+            .saturating_mul(1 << self.made.saturating_sub(1).min(16));
+        let random = RandomState::new().build_hasher().finish() >> 11;
+        let share = random as f64 / (1_u64 << 53) as f64;
+        doubled
+            .min(self.retry.pause_limit)
+            .mul_f64(share)
+            .max(asked.unwrap_or(Duration::ZERO))
+    }
+}
+
+/// Calls `attempt` until it succeeds, fails for good, or time is up.
+pub(crate) async fn retrying<T, F>(retry: Retry, deadline: Instant, mut attempt: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let mut attempts = Attempts::new(retry, deadline);
+    loop {
+        attempts.made += 1;
+        match tokio::time::timeout_at(deadline, attempt()).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => attempts.after(error).await?,
+            Err(_) => {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "the deadline passed while waiting for the store",
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn count(kind: ErrorKind, retry: Retry, limit: Duration) -> (u32, Duration) {
+        let start = Instant::now();
+        let mut calls = 0;
+        let result: Result<()> = retrying(retry, start + limit, || {
+            calls += 1;
+            std::future::ready(Err(
+                Error::new(kind, "no").with_retry_after(Some(Duration::from_secs(2)))
+            ))
+        })
+        .await;
+        assert_eq!(result.unwrap_err().kind(), kind);
+        (calls, start.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_pass_is_repeated_and_the_wish_of_the_store_respected() {
+        let retry = Retry {
+            attempts: 4,
+            ..Retry::default()
+        };
+        let long = Duration::from_secs(60);
+        assert_eq!(
+            count(ErrorKind::Throttled, retry, long).await,
+            (4, Duration::from_secs(6))
+        );
+        assert_eq!(count(ErrorKind::Denied, retry, long).await.0, 1);
+        assert_eq!(count(ErrorKind::Corrupt, retry, long).await.0, 2);
+        assert_eq!(count(ErrorKind::Unavailable, Retry::never(), long).await.0, 1);
+        assert_eq!(count(ErrorKind::Unavailable, retry, Duration::from_secs(3)).await.0, 2);
+    }
+}
