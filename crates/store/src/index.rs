@@ -145,11 +145,7 @@ impl Index {
             .map_err(|_| damaged("its root is not text"))?
             .to_owned();
         let fields = layout.column(Section::FieldOffset).map_or(0, |c| c.count);
-        let uniform_fields = if layout.header.samples == 0 {
-            0
-        } else {
-            fields / layout.header.samples
-        };
+        let uniform_fields = fields.checked_div(layout.header.samples).unwrap_or(0);
         Ok(Self {
             inner: Arc::new(Inner {
                 file,

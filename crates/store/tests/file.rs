@@ -1,0 +1,85 @@
+//! The `file` source: directories as data sets.
+
+use foreload_store::{ErrorKind, Source, SourceOptions};
+use futures::StreamExt;
+use std::fs;
+use std::time::Duration;
+use tokio::time::Instant;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn open(directory: &tempfile::TempDir) -> Source {
+    Source::open(directory.path().to_str().unwrap(), &SourceOptions::default()).unwrap()
+}
+
+#[tokio::test]
+async fn files_are_listed_and_read_in_ranges() {
+    let directory = tempfile::tempdir().unwrap();
+    let data: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
+    fs::create_dir_all(directory.path().join("a/b")).unwrap();
+    fs::write(directory.path().join("a/b/x.bin"), &data).unwrap();
+    fs::write(directory.path().join("a/y"), b"yy").unwrap();
+    fs::write(directory.path().join("z"), b"").unwrap();
+    std::os::unix::fs::symlink("nowhere", directory.path().join("broken")).unwrap();
+    let source = open(&directory);
+    let mut objects = source.list("").map(Result::unwrap).collect::<Vec<_>>().await.concat();
+    objects.sort_by(|a, b| a.key.cmp(&b.key));
+    let keys: Vec<_> = objects.iter().map(|o| (o.key.as_str(), o.size)).collect();
+    assert_eq!(keys, [("a/b/x.bin", 3_000_000), ("a/y", 2), ("z", 0)]);
+    let etag = objects[0].etag.clone();
+    for range in [0..3_000_000, 7..1_500_000, 2_999_999..3_000_000, 4..4] {
+        let mut bytes = Vec::new();
+        source
+            .fetch("a/b/x.bin", range.clone(), etag.as_deref(), soon(), &mut bytes)
+            .await
+            .unwrap();
+        assert!(bytes == data[range.start as usize..range.end as usize]);
+    }
+    assert_eq!(source.head("a/y", soon()).await.unwrap().size, 2);
+}
+
+#[tokio::test]
+async fn a_changed_file_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x");
+    fs::write(&path, b"before").unwrap();
+    let source = open(&directory);
+    let etag = source.head("x", soon()).await.unwrap().etag;
+    fs::write(&path, b"after!").unwrap();
+    fs::File::open(&path)
+        .unwrap()
+        .set_modified(std::time::UNIX_EPOCH)
+        .unwrap();
+    let error = source
+        .fetch("x", 0..6, etag.as_deref(), soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed);
+    let error = source
+        .fetch("x", 0..7, None, soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed);
+}
+
+#[tokio::test]
+async fn keys_cannot_leave_the_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("in")).unwrap();
+    fs::write(directory.path().join("secret"), b"s").unwrap();
+    let source = Source::open(directory.path().join("in").to_str().unwrap(), &SourceOptions::default()).unwrap();
+    for key in ["../secret", "/etc/hostname", "a/../../secret", ".", "", "a\0b"] {
+        let error = source
+            .fetch(key, 0..1, None, soon(), &mut Vec::new())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{key:?}");
+    }
+    let missing = source
+        .fetch("none", 0..1, None, soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+}
