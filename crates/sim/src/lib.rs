@@ -1,1 +1,131 @@
 //! Carries a plan out on modelled hardware under a virtual clock.
+//!
+//! A [`Scenario`] says what there is: data set, training, cluster, source, tiers. [`run`] carries each [`Policy`] out on it and reports
+//! hours, stalls, requests and bytes by source, next to a [lower bound](bound) that no policy which reads everything in order can
+//! beat. So a user sees what a run takes before renting anything, and the papers' experiments can be repeated and compared with our default.
+//!
+//! Three models share the same order, sizes and shared [`source`]: [`paper`] is the simulator of paper 001 with its performance model and
+//! policies; [`deli`] is paper 000's prefetch service; [`foreload`] is our default, with every device a queue. All of them stream over the
+//! order with constant work per access and arrays of a few bytes per sample: 10^8 accesses take seconds.
+//!
+//! Nothing here reads a clock, and the only file is a list of sizes that a scenario names. `foreload-sim`, the Python package and the
+//! scripts in `bench/papers` call [`run_json`].
+
+mod access;
+pub mod analysis;
+pub mod bound;
+mod consumer;
+mod curve;
+pub mod deli;
+mod error;
+pub mod foreload;
+mod hardware;
+pub mod paper;
+mod policy;
+mod random;
+mod report;
+mod scenario;
+mod sizes;
+pub mod source;
+mod totals;
+
+pub use access::Access;
+pub use consumer::Consumer;
+pub use curve::Curve;
+pub use error::{Error, ErrorKind};
+pub use hardware::{Hardware, TierSpeed};
+pub use policy::Policy;
+pub use random::Random;
+pub use report::{Fabric, MbBySource, Outcome, Report};
+pub use scenario::{Cluster, Dataset, Deli, Negative, Scenario, Share, Source, Tier, TierKind, Training};
+pub use sizes::Sizes;
+pub use totals::{Compute, Totals};
+
+/// Everything a policy's run looks at, made once per scenario.
+#[derive(Debug)]
+pub struct Setup<'a> {
+    /// As read.
+    pub scenario: &'a Scenario,
+    /// Of every sample.
+    pub sizes: &'a Sizes,
+    /// Who reads what, when.
+    pub access: &'a Access,
+    /// Bytes and compute times that the order fixes.
+    pub totals: &'a Totals,
+    /// What the machines can do.
+    pub hardware: &'a Hardware,
+    /// t(gamma).
+    pub curve: &'a Curve,
+    /// Seconds per sample.
+    pub compute: Compute,
+}
+
+/// Simulates `policies` on `scenario`.
+///
+/// # Errors
+/// When the sizes can't be read or the order can't be made. A policy that can't run the scenario is no error: its
+/// [`Outcome`] says why.
+pub fn run(scenario: &Scenario, policies: &[Policy]) -> Result<Report, Error> {
+    run_with_sizes(scenario, Sizes::new(&scenario.dataset)?, policies, &mut |_, _| {})
+}
+
+/// The same for sizes that were read from an index, telling `progress` (policy, how many are done) before each policy.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_sizes(
+    scenario: &Scenario,
+    sizes: Sizes,
+    policies: &[Policy],
+    progress: &mut dyn FnMut(Policy, usize),
+) -> Result<Report, Error> {
+    let access = Access::new(scenario, sizes.samples())?;
+    let totals = Totals::new(scenario, &sizes, &access)?;
+    let (hardware, curve) = (Hardware::new(scenario), scenario.curve()?);
+    let compute = Compute::new(scenario);
+    let setup = Setup {
+        scenario,
+        sizes: &sizes,
+        access: &access,
+        totals: &totals,
+        hardware: &hardware,
+        curve: &curve,
+        compute,
+    };
+    let bound_s = bound::lower_bound_s(scenario, &sizes, &totals)?;
+    let mut results = Vec::with_capacity(policies.len());
+    for (done, policy) in policies.iter().enumerate() {
+        progress(*policy, done);
+        results.push(match policy {
+            Policy::Deli => deli::run(&setup)?,
+            Policy::Foreload => foreload::run(&setup)?,
+            paper => paper::run(&setup, *paper)?,
+        });
+    }
+    Ok(Report {
+        scenario: scenario.name.clone(),
+        lower_bound_hours: bound_s / 3600.0,
+        dataset_mb: sizes.total_mb,
+        results,
+    })
+}
+
+/// Simulates the scenario in `toml` with `overrides` (`key=value`) and returns the report as JSON. No policy names mean all.
+///
+/// # Errors
+/// When the scenario, a policy or an override is not valid, or as [`run`].
+pub fn run_json(toml: &str, policies: &[String], overrides: &[String]) -> Result<String, Error> {
+    let scenario = Scenario::parse(toml, overrides)?;
+    let policies: Vec<Policy> = match policies.is_empty() {
+        true => Policy::ALL.to_vec(),
+        false => policies
+            .iter()
+            .map(|name| Policy::from_name(name))
+            .collect::<Result<_, _>>()?,
+    };
+    let report = run(&scenario, &policies)?;
+    Ok(serde_json::to_string(&report).expect("a report is plain numbers and strings"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Who reads what, when: the order of `plan`, cut into one access sequence per node.
+//!
+//! Position p of an epoch belongs to node `p mod N`. Where N divides the global batch that is exactly `plan::split`; where it doesn't, the
+//! surplus rotates, so that nodes differ by one sample per epoch and not by one per batch. Access f of node i is therefore
+//! position `f*N + i`: nothing is stored per node.
+//!
+//! An epoch's samples are laid out once, as four bytes each, while any node is in it ([`Epochs`]); a simulation streams
+//! over them.
+
+use crate::{Error, Scenario};
+use foreload_plan::{
+    DigestBuilder,
+    order::{EpochOrder, Order},
+    spec::{OrderKind, OrderSpec, Tail},
+};
+use std::rc::Rc;
+
+/// The access sequences of a scenario.
+#[derive(Debug)]
+pub struct Access {
+    orders: Vec<EpochOrder>,
+    samples: u32,
+    nodes: u32,
+    epochs: u32,
+    batch: u32,
+}
+
+impl Access {
+    /// The sequences for `samples` samples under `scenario`.
+    ///
+    /// # Errors
+    /// When the order can't be made.
+    pub fn new(scenario: &Scenario, samples: u32) -> Result<Self, Error> {
+        let training = &scenario.training;
+        let kind = match training.order.as_str() {
+            "sequential" => OrderKind::Sequential,
+            _ => OrderKind::Keyed,
+        };
+        let spec = OrderSpec {
+            dataset: DigestBuilder::new("simulated").number(u64::from(samples)).finish(),
+            samples: u64::from(samples),
+            kind,
+            seed: training.seed,
+            global_batch: training.global_batch,
+            tail: Tail::Uneven,
+        };
+        let order = Order::new(&spec)?;
+        let orders = (0..training.epochs).map(|e| order.epoch(e)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            orders,
+            samples,
+            nodes: scenario.cluster.nodes,
+            epochs: training.epochs,
+            batch: training.global_batch,
+        })
+    }
+
+    /// F.
+    #[must_use]
+    pub fn samples(&self) -> u32 {
+        self.samples
+    }
+
+    /// N.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// E.
+    #[must_use]
+    pub fn epochs(&self) -> u32 {
+        self.epochs
+    }
+
+    /// Samples in a global batch.
+    #[must_use]
+    pub fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// Accesses of one node in every epoch.
+    #[must_use]
+    pub fn per_epoch(&self, node: u32) -> u32 {
+        (self.samples + self.nodes - 1 - node) / self.nodes
+    }
+
+    /// All samples of an epoch, by position.
+    ///
+    /// # Errors
+    /// When the order can't tell (it always can for the simulated kinds).
+    pub fn lay_out(&self, epoch: u32) -> Result<Vec<u32>, Error> {
+        let order = &self.orders[epoch as usize];
+        Ok((0..u64::from(self.samples))
+            .map(|p| order.sample_at(p) as u32)
+            .collect())
+    }
+
+    /// How often `node` reads `sample` in epochs after `epoch`.
+    pub fn reads_after(&self, node: u32, sample: u32, epoch: u32) -> u32 {
+        let reads = |order: &&EpochOrder| {
+            order
+                .position_of(u64::from(sample))
+                .is_some_and(|p| p % u64::from(self.nodes) == u64::from(node))
+        };
+        self.orders[epoch as usize + 1..].iter().filter(reads).count() as u32
+    }
+}
+
+/// What changes an epoch's layout before it is read.
+pub type Rearrange<'a> = Box<dyn Fn(u32, Vec<u32>) -> Vec<u32> + 'a>;
+
+/// Laid-out epochs, kept while a node is in them.
+pub struct Epochs<'a> {
+    access: &'a Access,
+    rearrange: Option<Rearrange<'a>>,
+    laid_out: Vec<Option<Rc<[u32]>>>,
+    readers_past: Vec<u32>,
+}
+
+impl<'a> Epochs<'a> {
+    /// Lays epochs out as they are asked for, each changed by `rearrange` if given.
+    pub fn new(access: &'a Access, rearrange: Option<Rearrange<'a>>) -> Self {
+        let epochs = access.epochs() as usize;
+        Self {
+            access,
+            rearrange,
+            laid_out: vec![None; epochs],
+            readers_past: vec![0; epochs],
+        }
+    }
+
+    /// The samples of an epoch, by position.
+    ///
+    /// # Errors
+    /// When the order can't tell.
+    pub fn get(&mut self, epoch: u32) -> Result<Rc<[u32]>, Error> {
+        let slot = &mut self.laid_out[epoch as usize];
+        if let Some(samples) = slot {
+            return Ok(Rc::clone(samples));
+        }
+        let samples = self.access.lay_out(epoch)?;
+        let samples = match &self.rearrange {
+            Some(f) => f(epoch, samples),
+            None => samples,
+        };
+        Ok(Rc::clone(slot.insert(samples.into())))
+    }
+
+    /// A node is through with an epoch; the last one frees it.
+    pub fn leave(&mut self, epoch: u32) {
+        self.readers_past[epoch as usize] += 1;
+        if self.readers_past[epoch as usize] == self.access.nodes() {
+            self.laid_out[epoch as usize] = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::tests::SMALL;
+
+    #[test]
+    fn every_epoch_is_dealt_to_the_nodes_completely() {
+        let scenario = Scenario::parse(SMALL, &["dataset.samples=1003"]).expect("valid");
+        let access = Access::new(&scenario, 1003).expect("valid");
+        let mut seen = access.lay_out(1).expect("an epoch");
+        assert_ne!(seen, access.lay_out(2).expect("an epoch"));
+        seen.sort_unstable();
+        assert_eq!(seen, (0..1003).collect::<Vec<_>>());
+        assert_eq!((0..4).map(|n| access.per_epoch(n)).sum::<u32>(), 1003);
+    }
+
+    #[test]
+    fn future_reads_are_counted_from_the_order() {
+        let scenario = Scenario::parse(SMALL, &["training.epochs=8"]).expect("valid");
+        let access = Access::new(&scenario, 1000).expect("valid");
+        let by_layout = |node: u32, sample: u32| {
+            (3..8)
+                .filter(|e| {
+                    access
+                        .lay_out(*e)
+                        .expect("an epoch")
+                        .iter()
+                        .position(|s| *s == sample)
+                        .expect("read")
+                        % 4
+                        == node as usize
+                })
+                .count()
+        };
+        for sample in [0, 17, 999] {
+            assert_eq!((0..4).map(|n| access.reads_after(n, sample, 2)).sum::<u32>(), 5);
+            assert_eq!(access.reads_after(1, sample, 2) as usize, by_layout(1, sample));
+        }
+    }
+}

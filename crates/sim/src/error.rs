@@ -1,0 +1,82 @@
+//! What can be wrong with a scenario, and how to fix it.
+
+/// Why a scenario can't be read or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The text is not TOML.
+    #[error("the scenario is not valid TOML: {0}")]
+    Syntax(String),
+    /// A key that no section has.
+    #[error("unknown key {key:?} in {section}{}", suggestion(.nearest))]
+    UnknownKey {
+        /// The key as written.
+        key: String,
+        /// Where it stands.
+        section: String,
+        /// The closest known key.
+        nearest: Option<String>,
+    },
+    /// A value that doesn't fit its key.
+    #[error("{key}: {problem}")]
+    Invalid {
+        /// The key, with its section.
+        key: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+    /// A policy that doesn't exist.
+    #[error("unknown policy {name:?}{}", suggestion(.nearest))]
+    UnknownPolicy {
+        /// The name as written.
+        name: String,
+        /// The closest known name.
+        nearest: Option<String>,
+    },
+    /// The list of sizes can't be read.
+    #[error("dataset.sizes_file {path:?}: {problem}")]
+    Sizes {
+        /// The file.
+        path: String,
+        /// What is wrong, with its line.
+        problem: String,
+    },
+    /// The order can't be made.
+    #[error("training.order: {0}")]
+    Order(#[from] foreload_plan::Error),
+}
+
+/// What the caller can do about an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Fix the scenario or the call.
+    Invalid,
+    /// Supply the file.
+    NotFound,
+}
+
+impl Error {
+    /// What the caller can do.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Sizes { .. } => ErrorKind::NotFound,
+            _ => ErrorKind::Invalid,
+        }
+    }
+
+    pub(crate) fn invalid(key: &str, problem: impl Into<String>) -> Self {
+        Self::Invalid {
+            key: key.to_owned(),
+            problem: problem.into(),
+        }
+    }
+}
+
+fn suggestion(nearest: &Option<String>) -> String {
+    nearest
+        .as_ref()
+        .map(|n| format!("; did you mean {n:?}?"))
+        .unwrap_or_default()
+}

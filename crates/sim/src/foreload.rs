@@ -1,0 +1,331 @@
+//! The default policy on modelled hardware: coverage first, read-ahead by bytes, every device a queue.
+//!
+//! Each node admits the samples of its sequence as long as its staging memory has room for their bytes, across epoch borders. An admitted
+//! sample is asked for at once, wherever it is: the node's own tier, another node's, or the source, so a slow source read never
+//! holds up a disk read behind it. Devices are first-come queues at their aggregate throughput: each tier of each node, each node's network in
+//! and out; the source is shared fluidly ([`crate::source`]), bounded per node by requests in flight and by what one connection
+//! delivers. Samples are preprocessed and consumed in order.
+//!
+//! Placement (`placement`): a sample's home is the node that reads it first, while that has room, else another node with room; so the
+//! source is read once per sample and job as long as the nodes hold the data set together. Room that coverage doesn't need goes
+//! to copies of what a node reads most often. A node that is ahead and wants a sample before its first
+//! reader has it waits for that.
+
+mod devices;
+mod node;
+mod placement;
+
+use crate::access::Epochs;
+use crate::paper::pipeline::Counts;
+use crate::source::{Ordered, SharedSource};
+use crate::{Error, Fabric, Outcome, Policy, Setup};
+use devices::Devices;
+use node::{Node, Pending};
+use placement::{Placement, Where};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+/// Runs the policy.
+///
+/// # Errors
+/// When the order can't tell.
+pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
+    if setup.hardware.nodes > 1 && !setup.hardware.has_network {
+        let reason = "nodes share their caches: cluster.network_mb_s is needed".to_owned();
+        return Ok(Outcome::unsupported(Policy::Foreload, reason));
+    }
+    Run::new(setup).run()
+}
+
+struct Run<'a> {
+    setup: &'a Setup<'a>,
+    nodes: Vec<Node>,
+    placement: Placement<'a>,
+    devices: Devices,
+    source: SharedSource,
+    /// Nodes that can admit (id) or start another request (nodes + id), by time.
+    ready: BinaryHeap<Reverse<(Ordered, u32)>>,
+    /// Who else waits for a sample that its home is reading: (node, sequence number).
+    waiting: HashMap<u32, Vec<(u32, u64)>>,
+    counts: Counts,
+    epoch_ends: Vec<f64>,
+}
+
+impl<'a> Run<'a> {
+    fn new(setup: &'a Setup<'a>) -> Self {
+        let nodes = setup.hardware.nodes;
+        let weights = vec![setup.hardware.staging_threads; nodes as usize];
+        Self {
+            setup,
+            nodes: (0..nodes).map(|_| Node::new(setup.hardware)).collect(),
+            placement: Placement::new(setup),
+            devices: Devices::new(setup.hardware),
+            source: SharedSource::new(setup.curve.clone(), setup.hardware.share, (0..nodes).collect(), weights),
+            ready: (0..nodes).map(|n| Reverse((Ordered(0.0), n))).collect(),
+            waiting: HashMap::new(),
+            counts: Counts::default(),
+            epoch_ends: vec![0.0; setup.access.epochs() as usize],
+        }
+    }
+
+    fn run(mut self) -> Result<Outcome, Error> {
+        let mut epochs = Epochs::new(self.setup.access, None);
+        loop {
+            let ready = self.ready.peek().map(|Reverse((at, _))| at.0);
+            match (ready, self.source.next_end()) {
+                (None, None) => break,
+                (Some(at), end) if end.is_none_or(|end| at <= end) => {
+                    let Some(Reverse((_, who))) = self.ready.pop() else {
+                        break;
+                    };
+                    match who.checked_sub(self.setup.hardware.nodes) {
+                        None => self.admit(who, at, &mut epochs)?,
+                        Some(node) => self.request(node, at),
+                    }
+                }
+                _ => {
+                    let Some((node, at)) = self.source.end_next() else {
+                        break;
+                    };
+                    self.received(node, at, &mut epochs)?;
+                }
+            }
+        }
+        Ok(self.outcome())
+    }
+
+    fn horizon(&self) -> f64 {
+        let ready = self.ready.peek().map_or(f64::INFINITY, |Reverse((at, _))| at.0);
+        ready.min(self.source.next_end().unwrap_or(f64::INFINITY))
+    }
+
+    /// Admits samples of `node` until its staging memory is full or another event is due.
+    fn admit(&mut self, node: u32, mut at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+        let horizon = self.horizon();
+        loop {
+            let n = &mut self.nodes[node as usize];
+            let Some(sample) = n.next_sample(self.setup, node, epochs)? else {
+                return Ok(());
+            };
+            let mb = self.setup.sizes.of(sample);
+            match n.room_at(mb, at) {
+                None => return Ok(()),
+                Some(room) => at = room,
+            }
+            if at > horizon {
+                self.ready.push(Reverse((Ordered(at), node)));
+                return Ok(());
+            }
+            let epoch = n.epoch;
+            let seq = n.admit(mb);
+            if n.advance(self.setup, node) {
+                epochs.leave(epoch);
+            }
+            match self.locate(node, sample, epoch, mb, at) {
+                Some(fetched) => self.fetched(node, seq, fetched),
+                // The source gained a reader, which may end before what was due next.
+                None => {
+                    self.ready.push(Reverse((Ordered(at), node)));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Asks for a sample; `Some` when it is known when it will be there, `None` when the source has to say.
+    fn locate(&mut self, node: u32, sample: u32, epoch: u32, mb: f64, at: f64) -> Option<f64> {
+        let seq = self.nodes[node as usize].last_seq();
+        match self.placement.find(node, sample, epoch) {
+            Where::Own(tier) => {
+                let done = self.devices.tier_done(node, tier, mb, at);
+                if self.source_is_better(node, mb, at, done) {
+                    return self.ask_source(
+                        node,
+                        Pending {
+                            seq,
+                            sample,
+                            mb,
+                            keep: None,
+                        },
+                        at,
+                    );
+                }
+                self.devices.read_tier(node, tier, mb, at);
+                self.counts.local(self.setup.hardware.tiers[tier].kind, mb);
+                Some(done)
+            }
+            Where::Peer(home, tier) => {
+                let done = self.devices.peer_done(node, home, tier, mb, at);
+                if self.source_is_better(node, mb, at, done) {
+                    return self.ask_source(
+                        node,
+                        Pending {
+                            seq,
+                            sample,
+                            mb,
+                            keep: None,
+                        },
+                        at,
+                    );
+                }
+                self.devices.read_peer(node, home, tier, mb, at);
+                self.counts.mb.peer += mb;
+                self.placement.consider_copy(node, home, sample, tier, epoch);
+                Some(done)
+            }
+            Where::Coming => {
+                self.waiting.entry(sample).or_default().push((node, seq));
+                None
+            }
+            Where::Nowhere => {
+                let home = self
+                    .placement
+                    .choose_home(node, sample, |n, tier| self.devices.can_write(n, tier, at));
+                match home {
+                    Some((home, tier)) if home != node => {
+                        self.waiting.entry(sample).or_default().push((node, seq));
+                        self.ask_source(
+                            home,
+                            Pending {
+                                seq: u64::MAX,
+                                sample,
+                                mb,
+                                keep: Some(tier),
+                            },
+                            at,
+                        )
+                    }
+                    kept => self.ask_source(
+                        node,
+                        Pending {
+                            seq,
+                            sample,
+                            mb,
+                            keep: kept.map(|(_, tier)| tier),
+                        },
+                        at,
+                    ),
+                }
+            }
+        }
+    }
+
+    /// Whether a queue is so long that the sample would be late, and the source would have it sooner.
+    fn source_is_better(&self, node: u32, mb: f64, at: f64, done: f64) -> bool {
+        let n = &self.nodes[node as usize];
+        if done <= n.needed_at(self.setup, at) {
+            return false;
+        }
+        let threads = self.setup.hardware.staging_threads;
+        let mb_s = self.source.per_thread(node, threads) * threads;
+        at + self.setup.hardware.latency_s + (n.queued_mb + mb) / mb_s < done
+    }
+
+    fn ask_source(&mut self, node: u32, pending: Pending, at: f64) -> Option<f64> {
+        self.counts.source(pending.mb);
+        let n = &mut self.nodes[node as usize];
+        n.queued_mb += pending.mb;
+        n.queue.push_back(pending);
+        self.request(node, at);
+        None
+    }
+
+    /// Starts the next request of `node` if it may have another one in flight.
+    fn request(&mut self, node: u32, at: f64) {
+        let n = &mut self.nodes[node as usize];
+        let at = at.max(n.request_at);
+        n.request_at = at;
+        if n.reading_since.is_some() {
+            return;
+        }
+        let Some(mb) = n.queue.front().map(|p| p.mb) else {
+            return;
+        };
+        if n.in_flight.len() >= self.setup.hardware.requests_in_flight as usize {
+            let first = n.in_flight[0];
+            if first > at {
+                self.ready
+                    .push(Reverse((Ordered(first), self.setup.hardware.nodes + node)));
+                return;
+            }
+            n.in_flight.pop_front();
+        }
+        n.reading_since = Some(at);
+        self.source.start(node, mb, at);
+    }
+
+    /// The source delivered what `node` was reading.
+    fn received(&mut self, node: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+        let hardware = self.setup.hardware;
+        let n = &mut self.nodes[node as usize];
+        let since = n.reading_since.take().expect("the source ends only what was started");
+        let pending = n.queue.pop_front().expect("what is read is queued");
+        n.queued_mb = (n.queued_mb - pending.mb).max(0.0);
+        let arrived = at.max(since + pending.mb / hardware.connection_mb_s) + hardware.latency_s;
+        if hardware.latency_s > 0.0 || hardware.connection_mb_s.is_finite() {
+            n.in_flight.push_back(arrived);
+        }
+        if let Some(tier) = pending.keep {
+            self.devices.write_tier(node, tier, pending.mb, arrived);
+            self.placement.present(pending.sample);
+        }
+        self.request(node, at);
+        if pending.seq != u64::MAX {
+            self.fetched(node, pending.seq, arrived);
+            self.unblock(node, at, epochs)?;
+        }
+        for (other, seq) in self.waiting.remove(&pending.sample).unwrap_or_default() {
+            let done = match other == node {
+                true => arrived,
+                false => {
+                    self.counts.mb.peer += pending.mb;
+                    self.devices.send(node, other, pending.mb, arrived)
+                }
+            };
+            self.fetched(other, seq, done);
+            self.unblock(other, at, epochs)?;
+        }
+        Ok(())
+    }
+
+    /// It is known when a sample will be in staging memory: what can be consumed in order, is.
+    fn fetched(&mut self, node: u32, seq: u64, at: f64) {
+        self.nodes[node as usize].fetched(self.setup, node, seq, at, &mut self.epoch_ends);
+    }
+
+    fn unblock(&mut self, node: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+        match std::mem::take(&mut self.nodes[node as usize].blocked) {
+            true => self.admit(node, at, epochs),
+            false => Ok(()),
+        }
+    }
+
+    fn outcome(self) -> Outcome {
+        let mut outcome = Outcome::new(Policy::Foreload);
+        let last = self.nodes.iter().max_by(|a, b| a.free_at.total_cmp(&b.free_at));
+        outcome.set_times(&self.epoch_ends, last.map_or(0.0, |n| n.computed_s));
+        self.counts
+            .report(&mut outcome, self.placement.coverage(), self.setup.sizes.samples());
+        outcome.fabric = (self.setup.hardware.nodes > 1).then(|| self.fabric());
+        outcome
+    }
+
+    fn fabric(&self) -> Fabric {
+        let (nodes, scenario) = (self.setup.hardware.nodes, self.setup.scenario);
+        let largest = |mb: &[f64]| mb.iter().copied().fold(0.0, f64::max);
+        let total_mb = self.setup.sizes.total_mb;
+        let needed = (total_mb / scenario.node_capacity_mb().max(f64::MIN_POSITIVE)).ceil();
+        let group = needed.clamp(1.0, f64::from(nodes)) as u32;
+        let kept = f64::from(group) * scenario.node_capacity_mb();
+        let again = (total_mb - kept).max(0.0) * f64::from(self.setup.access.epochs().saturating_sub(1));
+        Fabric {
+            peer_mb: self.counts.mb.peer,
+            most_sent_mb: largest(self.devices.sent_mb()),
+            most_received_mb: largest(self.devices.received_mb()),
+            most_queued_s: self.devices.longest_queue_s(),
+            connections_per_node: nodes - 1,
+            cache_group_nodes: group,
+            cache_group_source_mb: f64::from(nodes.div_ceil(group)) * total_mb + again,
+        }
+    }
+}

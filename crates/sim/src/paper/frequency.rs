@@ -1,0 +1,141 @@
+//! Paper 001's own policy: each node keeps the samples that it reads most often.
+//!
+//! From the access sequence each node counts how often it will read each sample, puts the most frequent into its fastest tier and
+//! so on until its tiers are full, and prefetches each tier's samples in the order of first access. Nodes place
+//! independently; ties in frequency go to the sample that is needed first. A sample that the staging threads fetched before the
+//! tier's prefetcher came to it is kept.
+
+use super::pipeline::{Mode, Pipeline};
+use super::store::{Found, Store};
+use crate::{Error, Outcome, Policy, Setup, access::Epochs};
+
+const PRESENT: u8 = 0x80;
+const UNSEEN: u8 = 0;
+const ELSEWHERE: u8 = 0x7f;
+
+/// By node and sample: 0 unseen, 1.. tier plus one, the top bit once it is there.
+struct Frequent {
+    samples: usize,
+    place: Vec<u8>,
+    /// Copies present, by sample, and the fastest tier among them.
+    fastest: Vec<u8>,
+    copies: u64,
+}
+
+impl Store for Frequent {
+    fn find(&self, node: u32, sample: u32) -> Found {
+        let place = self.place[node as usize * self.samples + sample as usize];
+        let own = (place & PRESENT != 0).then_some((place & !PRESENT).wrapping_sub(1));
+        let fastest = self.fastest[sample as usize];
+        Found {
+            own,
+            peer: (fastest != u8::MAX).then_some(fastest),
+        }
+    }
+
+    fn arrived(&mut self, node: u32, sample: u32) {
+        let place = &mut self.place[node as usize * self.samples + sample as usize];
+        if *place == UNSEEN || *place == ELSEWHERE || *place & PRESENT != 0 {
+            return;
+        }
+        let fastest = &mut self.fastest[sample as usize];
+        *fastest = (*fastest).min(*place - 1);
+        *place |= PRESENT;
+        self.copies += 1;
+    }
+
+    fn coverage(&self) -> (u64, u64) {
+        (
+            self.fastest.iter().filter(|t| **t != u8::MAX).count() as u64,
+            self.copies,
+        )
+    }
+}
+
+/// Bytes of placement that a simulation may use: 2 GB.
+const MOST_PLACES: u64 = 2 << 30;
+
+/// Runs the policy.
+///
+/// # Errors
+/// When the order can't tell.
+pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
+    let places = u64::from(setup.access.nodes()) * u64::from(setup.sizes.samples());
+    if places > MOST_PLACES {
+        let reason =
+            format!("every node places every sample: {places} places are more than the simulator's {MOST_PLACES}");
+        return Ok(Outcome::unsupported(Policy::Frequency, reason));
+    }
+    let counts = count(setup)?;
+    let (place, wanted) = assign(setup, &counts)?;
+    drop(counts);
+    let samples = setup.sizes.samples() as usize;
+    let store = Frequent {
+        samples,
+        place,
+        fastest: vec![u8::MAX; samples],
+        copies: 0,
+    };
+    let mut pipeline = Pipeline::new(setup, Policy::Frequency, store, Mode::Prefetch);
+    pipeline.prefetch(wanted);
+    pipeline.run(Epochs::new(setup.access, None))
+}
+
+/// r_k: reads by node and sample, up to 255.
+fn count(setup: &Setup<'_>) -> Result<Vec<u8>, Error> {
+    let (nodes, samples) = (setup.access.nodes() as usize, setup.sizes.samples() as usize);
+    let mut counts = vec![0u8; nodes * samples];
+    for epoch in 0..setup.access.epochs() {
+        let mut node = 0;
+        for sample in setup.access.lay_out(epoch)? {
+            let count = &mut counts[node * samples + sample as usize];
+            *count = count.saturating_add(1);
+            node = if node + 1 == nodes { 0 } else { node + 1 };
+        }
+    }
+    Ok(counts)
+}
+
+/// Places by node and sample, and each tier's samples in the order of first access.
+fn assign(setup: &Setup<'_>, counts: &[u8]) -> Result<(Vec<u8>, Vec<Vec<u32>>), Error> {
+    let (nodes, samples) = (setup.access.nodes() as usize, setup.sizes.samples() as usize);
+    let tiers = &setup.hardware.tiers;
+    // Sorted by frequency, then by first access, a sample's offset is what lies before it: all more frequent ones, and those as
+    // frequent that come earlier. The offset says its tier, so nothing needs sorting.
+    let mut offset_mb = vec![[0.0f64; 256]; nodes];
+    for (node, offsets) in offset_mb.iter_mut().enumerate() {
+        let mut by_count = [0.0f64; 256];
+        let own = &counts[node * samples..][..samples];
+        own.iter()
+            .zip(&setup.sizes.mb)
+            .for_each(|(count, mb)| by_count[*count as usize] += f64::from(*mb));
+        let mut before = 0.0;
+        for count in (1..256).rev() {
+            offsets[count] = before;
+            before += by_count[count];
+        }
+    }
+    let mut ends = Vec::with_capacity(tiers.len());
+    for tier in tiers {
+        ends.push(ends.last().copied().unwrap_or(0.0) + tier.capacity_mb);
+    }
+    let mut place = vec![UNSEEN; nodes * samples];
+    let mut wanted = vec![Vec::new(); nodes * tiers.len()];
+    for epoch in 0..setup.access.epochs() {
+        let mut node = 0;
+        for sample in setup.access.lay_out(epoch)? {
+            let at = node * samples + sample as usize;
+            if place[at] == UNSEEN {
+                let offset = &mut offset_mb[node][counts[at] as usize];
+                *offset += setup.sizes.of(sample);
+                let tier = ends.iter().position(|end| *offset <= *end);
+                place[at] = tier.map_or(ELSEWHERE, |t| t as u8 + 1);
+                if let Some(tier) = tier {
+                    wanted[node * tiers.len() + tier].push(sample);
+                }
+            }
+            node = if node + 1 == nodes { 0 } else { node + 1 };
+        }
+    }
+    Ok((place, wanted))
+}

@@ -1,0 +1,245 @@
+//! Policies that change who reads what: DeepIO's optimistic mode, parallel staging, and locality-aware loading.
+
+use super::pipeline::Counts;
+use super::store::{Found, Homes, Shelves, Store};
+use crate::{Consumer, Error, Outcome, Policy, Random, Setup, TierKind, access::Rearrange};
+
+/// Locality-aware loading (Yang & Cong): within each global batch, samples go to the node that keeps them, as long as every
+/// node gets as many as before; the rest is dealt out to whoever has room.
+pub fn local_first<'a>(homes: &Homes, nodes: u32, batch: u32) -> Rearrange<'a> {
+    let table = homes.table();
+    Box::new(move |epoch, samples| {
+        if epoch == 0 {
+            samples
+        } else {
+            rearrange(&table, nodes as usize, batch as usize, samples)
+        }
+    })
+}
+
+fn rearrange(home: &[u16], nodes: usize, batch: usize, mut samples: Vec<u32>) -> Vec<u32> {
+    let mut rest = Vec::with_capacity(batch);
+    let mut slot = vec![0usize; nodes];
+    let mut filled = vec![false; batch];
+    let mut dealt = vec![0u32; batch];
+    for (b, chunk) in samples.chunks_mut(batch).enumerate() {
+        let start = b * batch;
+        // The first slot of this batch that belongs to each node.
+        for (node, s) in slot.iter_mut().enumerate() {
+            *s = (node + nodes - start % nodes) % nodes;
+        }
+        filled[..chunk.len()].fill(false);
+        rest.clear();
+        for sample in chunk.iter() {
+            let s = slot
+                .get_mut(usize::from(home[*sample as usize]))
+                .filter(|s| **s < chunk.len());
+            match s {
+                Some(s) => {
+                    (dealt[*s], filled[*s]) = (*sample, true);
+                    *s += nodes;
+                }
+                None => rest.push(*sample),
+            }
+        }
+        let mut rest = rest.iter();
+        for (i, sample) in chunk.iter_mut().enumerate() {
+            *sample = if filled[i] {
+                dealt[i]
+            } else {
+                *rest.next().expect("as many samples as slots")
+            };
+        }
+    }
+    samples
+}
+
+/// DeepIO's optimistic mode: in order until RAM is full; from then on, what isn't cached is replaced by a sample that the node has.
+pub struct Pool {
+    homes: Vec<u16>,
+    shelves: Shelves,
+    sizes_mb: Vec<f32>,
+    tier: Vec<u8>,
+    own: Vec<Vec<u32>>,
+    full: Vec<bool>,
+    random: Random,
+    kept: u64,
+}
+
+impl Pool {
+    /// Empty pools.
+    pub fn new(setup: &Setup<'_>) -> Self {
+        let nodes = setup.access.nodes() as usize;
+        Self {
+            homes: vec![u16::MAX; setup.sizes.samples() as usize],
+            shelves: Shelves::ram(setup),
+            sizes_mb: setup.sizes.mb.clone(),
+            tier: vec![0; setup.sizes.samples() as usize],
+            own: vec![Vec::new(); nodes],
+            full: vec![false; nodes],
+            random: Random::new(setup.scenario.training.seed),
+            kept: 0,
+        }
+    }
+}
+
+impl Store for Pool {
+    fn choose(&mut self, node: u32, sample: u32) -> u32 {
+        let own = &self.own[node as usize];
+        if self.homes[sample as usize] != u16::MAX || !self.full[node as usize] || own.is_empty() {
+            return sample;
+        }
+        own[self.random.below(own.len() as u64) as usize]
+    }
+
+    fn find(&self, node: u32, sample: u32) -> Found {
+        let tier = Some(self.tier[sample as usize]);
+        match self.homes[sample as usize] {
+            u16::MAX => Found::default(),
+            home if u32::from(home) == node => Found { own: tier, peer: None },
+            _ => Found { own: None, peer: tier },
+        }
+    }
+
+    fn arrived(&mut self, node: u32, sample: u32) {
+        if self.homes[sample as usize] != u16::MAX || self.full[node as usize] {
+            return;
+        }
+        match self.shelves.place(node, f64::from(self.sizes_mb[sample as usize])) {
+            None => self.full[node as usize] = true,
+            Some(tier) => {
+                self.homes[sample as usize] = node as u16;
+                self.tier[sample as usize] = tier;
+                self.own[node as usize].push(sample);
+                self.kept += 1;
+            }
+        }
+    }
+
+    fn coverage(&self) -> (u64, u64) {
+        (self.kept, self.kept)
+    }
+}
+
+/// Seconds to read each node's homes from the source and write them to their tiers, all nodes at once, before training.
+pub fn preload_s(setup: &Setup<'_>, homes: &Homes) -> f64 {
+    let mut mb = vec![0.0; setup.access.nodes() as usize];
+    for sample in 0..setup.sizes.samples() {
+        if let Some(home) = homes.home(sample) {
+            mb[home as usize] += setup.sizes.of(sample);
+        }
+    }
+    let largest = mb.iter().copied().fold(0.0, f64::max);
+    let ram = setup.hardware.tiers.iter().find(|t| t.kind == TierKind::Ram);
+    copy_s(
+        setup,
+        largest,
+        ram.map_or(1.0, |t| t.threads),
+        largest / ram.map_or(f64::INFINITY, |t| t.write_mb_s),
+    )
+}
+
+/// Seconds until a node with `mb` has copied it from the source, all nodes at once, and written it in `write_s`.
+fn copy_s(setup: &Setup<'_>, mb: f64, threads: f64, write_s: f64) -> f64 {
+    let nodes = setup.access.nodes();
+    let total = setup.curve.total(nodes);
+    let node_mb_s = match setup.hardware.share {
+        crate::Share::Shared => total / f64::from(nodes),
+        crate::Share::Literal => threads * total / f64::from(nodes),
+    };
+    (mb / node_mb_s).max(write_s)
+}
+
+/// Parallel staging: each node copies its shard to its tiers, as far as they hold it, and trains on nothing else.
+pub fn parallel_staging(setup: &Setup<'_>) -> Result<Outcome, Error> {
+    let (nodes, hardware) = (setup.access.nodes(), setup.hardware);
+    let mut shelves = Shelves::all(setup);
+    let mut shard: Vec<Vec<(u32, u8)>> = vec![Vec::new(); nodes as usize];
+    for sample in 0..setup.sizes.samples() {
+        let node = sample % nodes;
+        if let Some(tier) = shelves.place(node, setup.sizes.of(sample)) {
+            shard[node as usize].push((sample, tier));
+        }
+    }
+    if shard.iter().any(Vec::is_empty) {
+        let reason = "a node's tiers hold no sample of its shard".to_owned();
+        return Ok(Outcome::unsupported(Policy::ParallelStaging, reason));
+    }
+    let threads: f64 = hardware.tiers.iter().map(|t| t.threads).sum();
+    let mut counts = Counts::default();
+    let mut staged_s = 0.0f64;
+    for own in &shard {
+        let mut by_tier = vec![0.0; hardware.tiers.len()];
+        own.iter()
+            .for_each(|(sample, tier)| by_tier[*tier as usize] += setup.sizes.of(*sample));
+        let write_s = by_tier
+            .iter()
+            .zip(&hardware.tiers)
+            .map(|(mb, t)| mb / t.write_mb_s)
+            .fold(0.0, f64::max);
+        let mb = by_tier.iter().sum();
+        staged_s = staged_s.max(copy_s(setup, mb, threads, write_s));
+        counts.mb.source += mb;
+        counts.requests += own.len() as u64;
+    }
+    let mut ends = vec![0.0f64; setup.access.epochs() as usize];
+    let (mut last, mut last_computed) = (0.0f64, 0.0);
+    for (node, own) in shard.iter().enumerate() {
+        let mut consumer = Consumer::new(hardware.staging_mb, staged_s);
+        let (mut threads_free, mut random) = (staged_s, Random::new(setup.scenario.training.seed ^ node as u64));
+        let mut sequence: Vec<u32> = (0..own.len() as u32).collect();
+        let mut at = sequence.len();
+        for end in &mut ends {
+            for _ in 0..setup.access.per_epoch(node as u32) {
+                if at == sequence.len() {
+                    shuffle(&mut sequence, &mut random);
+                    at = 0;
+                }
+                let (sample, tier) = own[sequence[at] as usize];
+                at += 1;
+                let (mb, tier) = (setup.sizes.of(sample), &hardware.tiers[tier as usize]);
+                let start = consumer.room_at(mb, threads_free);
+                let read_s = mb / tier.per_thread_mb_s() + mb * hardware.write_s_per_mb;
+                threads_free = start + read_s / hardware.staging_threads;
+                consumer.deliver(mb, threads_free, setup.compute.seconds(mb));
+                counts.local(tier.kind, mb);
+            }
+            *end = end.max(consumer.free_at());
+        }
+        if consumer.free_at() > last {
+            (last, last_computed) = (consumer.free_at(), consumer.computed_s());
+        }
+    }
+    let mut outcome = Outcome::new(Policy::ParallelStaging);
+    outcome.set_times(&ends, last_computed);
+    let kept = shard.iter().map(Vec::len).sum::<usize>() as u64;
+    counts.report(&mut outcome, (kept, kept), setup.sizes.samples());
+    Ok(outcome)
+}
+
+fn shuffle(list: &mut [u32], random: &mut Random) {
+    for i in (1..list.len()).rev() {
+        list.swap(i, random.below(i as u64 + 1) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rearranged_batch_keeps_its_samples_and_prefers_homes() {
+        // Batches of 4 over 3 nodes; samples 0..6 live on node (sample / 2), the rest nowhere.
+        let home: Vec<u16> = (0..10).map(|k| if k < 6 { k / 2 } else { u16::MAX }).collect();
+        let before = vec![5, 0, 8, 2, 1, 3, 9, 4, 6, 7];
+        let after = rearrange(&home, 3, 4, before.clone());
+        for (b, a) in before.chunks(4).zip(after.chunks(4)) {
+            let (mut b, mut a) = (b.to_vec(), a.to_vec());
+            b.sort_unstable();
+            a.sort_unstable();
+            assert_eq!(b, a);
+        }
+        let at_home = |p: usize| home[after[p] as usize] == (p % 3) as u16;
+        assert_eq!((0..8).filter(|p| at_home(*p)).count(), 6, "{after:?}");
+    }
+}

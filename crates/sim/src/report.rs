@@ -1,0 +1,164 @@
+//! What a simulation reports, as it appears in JSON.
+
+use crate::Policy;
+use foreload_plan::cost::Usage;
+use serde::{Deserialize, Serialize};
+
+/// Results of all policies for one scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The scenario's name.
+    pub scenario: String,
+    /// No policy that reads the whole data set in order is faster ([`crate::bound`]).
+    pub lower_bound_hours: f64,
+    /// S.
+    pub dataset_mb: f64,
+    /// One per policy, in the order asked for.
+    pub results: Vec<Outcome>,
+}
+
+/// Bytes by where they came from, in MB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MbBySource {
+    /// The node's own RAM tiers.
+    pub ram: f64,
+    /// The node's own disks.
+    pub disk: f64,
+    /// Another node.
+    pub peer: f64,
+    /// The bucket or filesystem.
+    pub source: f64,
+}
+
+impl MbBySource {
+    /// All four.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.ram + self.disk + self.peer + self.source
+    }
+}
+
+/// Traffic between nodes, for clusters that are too large to try.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fabric {
+    /// MB over the network between nodes.
+    pub peer_mb: f64,
+    /// What the busiest node sent: a hot spot when far above the mean.
+    pub most_sent_mb: f64,
+    /// What the busiest node received.
+    pub most_received_mb: f64,
+    /// Longest time that a request found one tier of one node busy with earlier ones: incast on a hot node.
+    pub most_queued_s: f64,
+    /// Connections a node needs when every node may ask every other.
+    pub connections_per_node: u32,
+    /// Nodes per cache group that the tool proposes: the fewest that hold the data set together, so that connections stay few and
+    /// each group reads it once.
+    pub cache_group_nodes: u32,
+    /// MB read from the source for the whole job with groups of that size.
+    pub cache_group_source_mb: f64,
+}
+
+/// One policy's run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its name.
+    pub policy: Policy,
+    /// Whether it can run this scenario.
+    pub supported: bool,
+    /// Why not.
+    pub reason: Option<String>,
+    /// Until the last node is through.
+    pub hours: f64,
+    /// Of these, time that the last node waited for data.
+    pub stall_hours: f64,
+    /// By epoch: from the previous epoch's end (of the last node) to this one's.
+    pub epoch_hours: Vec<f64>,
+    /// Where the bytes came from.
+    pub mb_by_source: MbBySource,
+    /// Reads of the source.
+    pub requests: u64,
+    /// Share of the samples that are cached anywhere at the end.
+    pub coverage: f64,
+    /// Copies per cached sample at the end.
+    pub copies: f64,
+    /// Reads every sample in every epoch.
+    pub reads_whole_dataset: bool,
+    /// Every rank reads what the order gives it.
+    pub keeps_order: bool,
+    /// The engine can run it.
+    pub runs_in_engine: bool,
+    /// `deli`: share of accesses that the cache didn't have, by epoch.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub miss_rate: Option<Vec<f64>>,
+    /// `deli`: seconds a node waited for data, by epoch, mean over nodes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub load_s: Option<Vec<f64>>,
+    /// Traffic between nodes, where the policy exchanges samples.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub fabric: Option<Fabric>,
+}
+
+impl Outcome {
+    /// A run that hasn't measured anything yet.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            supported: true,
+            reason: None,
+            hours: 0.0,
+            stall_hours: 0.0,
+            epoch_hours: Vec::new(),
+            mb_by_source: MbBySource::default(),
+            requests: 0,
+            coverage: 0.0,
+            copies: 0.0,
+            reads_whole_dataset: policy.reads_whole_dataset(),
+            keeps_order: policy.keeps_order(),
+            runs_in_engine: policy.runs_in_engine(),
+            miss_rate: None,
+            load_s: None,
+            fabric: None,
+        }
+    }
+
+    /// A run that can't be.
+    #[must_use]
+    pub fn unsupported(policy: Policy, reason: String) -> Self {
+        Self {
+            supported: false,
+            reason: Some(reason),
+            ..Self::new(policy)
+        }
+    }
+
+    /// Fills the times from each epoch's end, in seconds, and the last node's compute time.
+    pub(crate) fn set_times(&mut self, epoch_ends_s: &[f64], last_compute_s: f64) {
+        let last = epoch_ends_s.last().copied().unwrap_or(0.0);
+        self.hours = last / 3600.0;
+        self.stall_hours = (last - last_compute_s).max(0.0) / 3600.0;
+        let starts = std::iter::once(0.0).chain(epoch_ends_s.iter().copied());
+        self.epoch_hours = epoch_ends_s
+            .iter()
+            .zip(starts)
+            .map(|(end, start)| (end - start) / 3600.0)
+            .collect();
+    }
+
+    /// The run's counts, as a price sheet wants them: one object per sample, listed `list_requests` times, no charged network.
+    #[must_use]
+    pub fn usage(&self, nodes: u32, dataset_mb: f64, disk_mb_per_node: f64, list_requests: u64) -> Usage {
+        let bytes = |mb: f64| (mb * 1_048_576.0) as u64;
+        Usage {
+            nodes: u64::from(nodes),
+            hours: self.hours,
+            class_a_requests: list_requests,
+            class_b_requests: self.requests,
+            source_bytes: bytes(self.mb_by_source.source),
+            egress_bytes: 0,
+            cross_zone_bytes: 0,
+            bucket_bytes: bytes(dataset_mb),
+            disk_bytes_per_node: bytes(disk_mb_per_node),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Properties that hold for every scenario, on random ones; the seed of a failing one is in its message.
+
+use super::*;
+use crate::scenario::tests::SMALL;
+
+/// A random cluster, data set and set of tiers.
+fn random_scenario(seed: u64) -> Scenario {
+    let mut random = Random::new(seed);
+    let mut pick = |choices: &[&str]| choices[random.below(choices.len() as u64) as usize].to_owned();
+    let nodes = pick(&["1", "2", "3", "4", "7"]);
+    let set = [
+        format!("dataset.seed={seed}"),
+        format!("training.seed={seed}"),
+        format!("dataset.samples={}", pick(&["40", "333", "1000", "2500"])),
+        format!("dataset.std_mb={}", pick(&["0", "0.1", "0.4"])),
+        format!("training.epochs={}", pick(&["1", "2", "5"])),
+        format!("training.global_batch={}", pick(&["1", "20", "28"])),
+        format!("cluster.nodes={nodes}"),
+        format!("cluster.compute_mb_s={}", pick(&["20", "100", "1000"])),
+        format!("cluster.network_mb_s={}", pick(&["50", "10000"])),
+        format!("source.share={}", pick(&["shared", "shared", "literal"])),
+        format!("source.latency_s={}", pick(&["0", "0", "0.01"])),
+        format!("source.requests_in_flight={}", pick(&["1", "64"])),
+        format!("source.connection_mb_s={}", pick(&["30", "1000"])),
+        format!("tier.staging.capacity_mb={}", pick(&["0", "1", "10", "500"])),
+        format!("tier.ram.capacity_mb={}", pick(&["0", "3", "40", "800"])),
+        format!("tier.disk.capacity_mb={}", pick(&["0", "40", "800"])),
+        format!("tier.disk.read_mb_s={}", pick(&["5", "86", "2000"])),
+        format!("tier.disk.write_behind_mb={}", pick(&["0", "1024"])),
+    ];
+    Scenario::parse(SMALL, &set).expect("a valid scenario")
+}
+
+/// Rounding of four-byte sizes in long sums.
+const SLACK: f64 = 1.0 - 1e-6;
+
+#[test]
+fn no_policy_that_reads_everything_in_order_beats_the_bound() {
+    for seed in 0..150 {
+        let report = run(&random_scenario(seed), &Policy::ALL).expect("runs");
+        for r in report.results.iter().filter(|r| r.supported && r.policy.obeys_bound()) {
+            let bound = report.lower_bound_hours;
+            assert!(
+                r.hours >= bound * SLACK,
+                "seed {seed}: {:?} {} h, bound {bound} h",
+                r.policy,
+                r.hours
+            );
+        }
+    }
+}
+
+#[test]
+fn every_byte_of_every_epoch_is_delivered_exactly_once() {
+    for seed in 0..100 {
+        let scenario = random_scenario(seed);
+        let report = run(&scenario, &Policy::ALL).expect("runs");
+        let all_mb = report.dataset_mb * f64::from(scenario.training.epochs);
+        // What frequency's and DELI's prefetchers and preloading read comes on top.
+        let exactly = [
+            Policy::Naive,
+            Policy::Staging,
+            Policy::DeepioOrdered,
+            Policy::LbannDynamic,
+            Policy::LocalityAware,
+        ];
+        for r in report
+            .results
+            .iter()
+            .filter(|r| r.supported && exactly.contains(&r.policy))
+        {
+            let mb = r.mb_by_source.total();
+            assert!(
+                (mb / all_mb - 1.0).abs() < 1e-6,
+                "seed {seed}: {:?} {mb} MB of {all_mb}",
+                r.policy
+            );
+            assert_eq!(r.epoch_hours.len(), scenario.training.epochs as usize);
+        }
+    }
+}
+
+#[test]
+fn the_default_reads_the_source_once_per_sample_while_the_nodes_hold_it() {
+    for nodes in 1..6 {
+        let set = [format!("cluster.nodes={nodes}"), "tier.disk.capacity_mb=400".to_owned()];
+        let scenario = Scenario::parse(SMALL, &set).expect("valid");
+        let out = run(&scenario, &[Policy::Foreload]).expect("runs").results.remove(0);
+        assert_eq!((out.requests, out.coverage), (1000, 1.0), "{nodes} nodes");
+    }
+}
+
+#[test]
+fn beyond_capacity_the_default_reads_what_exceeds_it_in_every_epoch() {
+    let scenario = Scenario::parse(SMALL, &["tier.disk.capacity_mb=0", "training.epochs=4"]).expect("valid");
+    let report = run(&scenario, &[Policy::Foreload]).expect("runs");
+    // 4 x 25 MB stay; a sample that doesn't fit any more is not cut, hence the one per cent.
+    let least = report.dataset_mb + 3.0 * (report.dataset_mb - 100.0);
+    let source = report.results[0].mb_by_source.source;
+    assert!(
+        source >= least && source < 1.01 * least,
+        "{source} MB, at least {least} MB"
+    );
+}
+
+#[test]
+fn the_default_is_close_to_the_bound_and_no_whole_data_set_policy_is_faster() {
+    for set in [
+        ["tier.disk.capacity_mb=400"],
+        ["tier.disk.capacity_mb=60"],
+        ["tier.disk.capacity_mb=10"],
+    ] {
+        let sized = [
+            set[0],
+            "tier.staging.capacity_mb=0.5",
+            "dataset.samples=20000",
+            "dataset.mean_mb=0.015",
+            "dataset.std_mb=0.005",
+        ];
+        let report = run(&Scenario::parse(SMALL, &sized).expect("valid"), &Policy::ALL).expect("runs");
+        let ours = report
+            .results
+            .iter()
+            .find(|r| r.policy == Policy::Foreload)
+            .expect("asked for")
+            .hours;
+        assert!(
+            ours <= 1.01 * report.lower_bound_hours,
+            "{set:?}: {ours} h of {} h",
+            report.lower_bound_hours
+        );
+        for r in report
+            .results
+            .iter()
+            .filter(|r| r.supported && r.reads_whole_dataset && r.policy != Policy::Perfect)
+        {
+            assert!(ours <= r.hours, "{set:?}: {ours} h, {:?} {} h", r.policy, r.hours);
+        }
+    }
+}
+
+#[test]
+fn the_same_scenario_gives_the_same_report() {
+    let scenario = random_scenario(11);
+    assert_eq!(
+        run(&scenario, &Policy::ALL).expect("runs"),
+        run(&scenario, &Policy::ALL).expect("runs")
+    );
+}
+
+#[test]
+fn lbann_refuses_what_does_not_fit_in_ram_and_says_so() {
+    let report = run(
+        &Scenario::parse(SMALL, &["cluster.nodes=4"]).expect("valid"),
+        &[Policy::LbannDynamic],
+    )
+    .expect("runs");
+    let r = &report.results[0];
+    assert!(!r.supported && r.reason.as_ref().is_some_and(|reason| reason.contains("RAM")));
+}
+
+#[test]
+fn the_json_has_the_documented_keys() {
+    let json = run_json(
+        SMALL,
+        &["deli".to_owned(), "foreload".to_owned()],
+        &["training.epochs=2".to_owned()],
+    )
+    .expect("runs");
+    let value: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
+    let keys = |v: &serde_json::Value| v.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&value), ["dataset_mb", "lower_bound_hours", "results", "scenario"]);
+    let result = keys(&value["results"][1]);
+    for key in [
+        "policy",
+        "supported",
+        "reason",
+        "hours",
+        "stall_hours",
+        "epoch_hours",
+        "mb_by_source",
+        "requests",
+        "coverage",
+    ] {
+        assert!(result.iter().any(|k| k == key), "{key}");
+    }
+    for key in ["copies", "reads_whole_dataset", "keeps_order", "runs_in_engine"] {
+        assert!(result.iter().any(|k| k == key), "{key}");
+    }
+    assert_eq!(
+        keys(&value["results"][0]["mb_by_source"]),
+        ["disk", "peer", "ram", "source"]
+    );
+    assert!(value["results"][0]["miss_rate"].is_array() && value["results"][0]["load_s"].is_array());
+}
+
+#[test]
+fn literal_shares_give_each_thread_a_full_one() {
+    let hours = |share: &str| {
+        let set = [format!("source.share={share}"), "tier.staging.threads=2".to_owned()];
+        run(&Scenario::parse(SMALL, &set).expect("valid"), &[Policy::Staging])
+            .expect("runs")
+            .results[0]
+            .hours
+    };
+    assert!(hours("literal") < 0.7 * hours("shared"));
+}
