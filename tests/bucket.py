@@ -24,7 +24,7 @@ import urllib.request
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,12 +36,16 @@ def binary(name: str = "testbucket") -> Path | None:
         name: `testbucket`, `bare` or `slowfs`.
 
     Returns:
-        What `FORELOAD_TESTBUCKET` (for other names: `FORELOAD_BARE`, `FORELOAD_SLOWFS`) names, else the
-        release build, else the debug build, else None.
+        What `FORELOAD_TESTBUCKET` (for other names: `FORELOAD_BARE`, `FORELOAD_SLOWFS`) names, else the one
+        in the directory `FORELOAD_TESTKIT_BIN`, else the release build, else the debug build, else None.
     """
-    named = os.environ.get(f"FORELOAD_{name.upper()}")
-    target = Path(os.environ.get("CARGO_TARGET_DIR", _ROOT / "target"))
-    choices = [Path(named)] if named else [target / "release" / name, target / "debug" / name]
+    if named := os.environ.get(f"FORELOAD_{name.upper()}"):
+        choices = [Path(named)]
+    elif directory := os.environ.get("FORELOAD_TESTKIT_BIN"):
+        choices = [Path(directory) / name]
+    else:
+        target = Path(os.environ.get("CARGO_TARGET_DIR", _ROOT / "target"))
+        choices = [target / "release" / name, target / "debug" / name]
     return next((choice for choice in choices if choice.is_file()), None)
 
 
@@ -236,7 +240,7 @@ class Bucket:
             self._process.stderr.close()
         self._scratch.cleanup()
 
-    def __enter__(self) -> Bucket:
+    def __enter__(self) -> Self:
         """Returns itself."""
         return self
 

@@ -126,7 +126,10 @@ struct Clock {
 
 impl Clock {
     fn start() -> Self {
-        Self { wall: std::time::Instant::now(), cpu: cpu_seconds() }
+        Self {
+            wall: std::time::Instant::now(),
+            cpu: cpu_seconds(),
+        }
     }
 
     fn read(&self) -> (f64, f64) {
@@ -166,9 +169,8 @@ pub fn from_file(path: &Path) -> Result<Vec<Range>, Error> {
     let text = std::fs::read_to_string(path).map_err(Error::io(&name))?;
     let mut ranges = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let range = parse_line(line).ok_or_else(|| {
-            Error::Setting(format!("{name}:{}: expected KEY\\tOFFSET\\tSIZE", number + 1))
-        })?;
+        let range = parse_line(line)
+            .ok_or_else(|| Error::Setting(format!("{name}:{}: expected KEY\\tOFFSET\\tSIZE", number + 1)))?;
         ranges.push(range);
     }
     Ok(ranges)
@@ -223,7 +225,11 @@ mod tests {
 
     #[test]
     fn lines_are_key_offset_size() {
-        let expected = Range { key: "a b".into(), offset: 5, size: 7 };
+        let expected = Range {
+            key: "a b".into(),
+            offset: 5,
+            size: 7,
+        };
         assert_eq!(parse_line("a b\t5\t7"), Some(expected));
         assert_eq!(parse_line("a b\t5"), None);
         assert_eq!(parse_line("a\t5\t7\t8"), None);

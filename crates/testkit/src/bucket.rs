@@ -3,7 +3,7 @@
 //! A request goes through [`service`]: its signature is checked ([`auth`]), it is counted
 //! ([`counters`]), the faults that hit it are chosen ([`fault`]), the profile's time to the first
 //! byte passes ([`profile`]), then it is answered from [`storage`] by [`read`], [`list`] or
-//! [`write`]. The body of a GET is paced while it is sent ([`body`]). `/_testkit/...`
+//! [`mod@write`]. The body of a GET is paced while it is sent ([`body`]). `/_testkit/...`
 //! ([`control`]) sets faults and reads counters while the server runs.
 //!
 //! [`Bucket::start`] runs a server on a thread of its own with a current-thread runtime, so tests
@@ -143,8 +143,17 @@ impl Bucket {
                     eprintln!("testbucket: {error}");
                 }
             })
-            .map_err(|source| Error::Io { what: "a thread".into(), source })?;
-        Ok(Self { state, address, ca_pem, stop: Some(stop), thread: Some(thread) })
+            .map_err(|source| Error::Io {
+                what: "a thread".into(),
+                source,
+            })?;
+        Ok(Self {
+            state,
+            address,
+            ca_pem,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Starts a server with default settings.
@@ -198,7 +207,10 @@ impl Bucket {
     /// When the directory can't be written.
     pub fn create_bucket(&self, bucket: &str) -> Result<(), Error> {
         let made = self.state.storage.create_bucket(bucket);
-        made.map(drop).map_err(|source| Error::Io { what: bucket.into(), source })
+        made.map(drop).map_err(|source| Error::Io {
+            what: bucket.into(),
+            source,
+        })
     }
 
     /// Puts an object there without a request, making its bucket; returns its ETag.
@@ -218,7 +230,10 @@ impl Bucket {
             checksum: None,
         };
         let what = format!("{bucket}/{key}");
-        self.state.storage.put(bucket, key, object).map_err(|source| Error::Io { what, source })
+        self.state
+            .storage
+            .put(bucket, key, object)
+            .map_err(|source| Error::Io { what, source })
     }
 
     /// Removes an object without a request.
@@ -228,7 +243,10 @@ impl Bucket {
     /// When the directory can't be written.
     pub fn delete(&self, bucket: &str, key: &str) -> Result<(), Error> {
         let what = format!("{bucket}/{key}");
-        self.state.storage.delete(bucket, key).map_err(|source| Error::Io { what, source })
+        self.state
+            .storage
+            .delete(bucket, key)
+            .map_err(|source| Error::Io { what, source })
     }
 
     /// An object's bytes, read without a request; `None` when there is no such object.
@@ -241,7 +259,10 @@ impl Bucket {
             let object = self.state.storage.get(bucket, key)?;
             object.map(|object| object.content.to_bytes()).transpose()
         };
-        read().map_err(|source| Error::Io { what: format!("{bucket}/{key}"), source })
+        read().map_err(|source| Error::Io {
+            what: format!("{bucket}/{key}"),
+            source,
+        })
     }
 
     /// All keys of a bucket with their sizes and ETags, listed without a request.
@@ -251,7 +272,10 @@ impl Bucket {
     /// When the directory can't be read.
     pub fn entries(&self, bucket: &str, prefix: &str) -> Result<Vec<storage::Entry>, Error> {
         let page = self.state.storage.page(bucket, prefix, "", usize::MAX);
-        page.map_err(|source| Error::Io { what: format!("{bucket}/{prefix}"), source })
+        page.map_err(|source| Error::Io {
+            what: format!("{bucket}/{prefix}"),
+            source,
+        })
     }
 
     /// Gives a synthetic object its next version: other bytes, other ETag.

@@ -5,7 +5,7 @@
 //! - [`bare`]: the yardstick, a client that does nothing but concurrent ranged GETs (or local
 //!   reads) into memory it already owns. Binary: `bare`. Every ratio in `bench/` has its rate
 //!   below the line.
-//! - `slowfs` (feature `fuse`): a read-only pass-through file system with a delay and a bandwidth
+//! - [`slowfs`]: a read-only pass-through file system with a delay and a bandwidth
 //!   cap. Binary: `slowfs`.
 //!
 //! [`sigv4`], [`stamp`], [`draw`] and [`tls`] are the parts the server and the bare client share.
@@ -15,9 +15,9 @@
 pub mod bare;
 pub mod bucket;
 pub mod draw;
+pub mod ending;
 pub mod human;
 pub mod sigv4;
-#[cfg(feature = "fuse")]
 pub mod slowfs;
 pub mod stamp;
 pub mod tls;

@@ -16,8 +16,7 @@ pub const UNSIGNED_PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 pub const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 /// Everything but the letters that AWS leaves as they are.
-const QUERY: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const PATH: &AsciiSet = &QUERY.remove(b'/');
 
 /// Encodes a key for a URL path; slashes stay.
@@ -42,7 +41,9 @@ pub fn decode_path(path: &str) -> Option<String> {
 #[must_use]
 pub fn query_pairs(raw: &str) -> Vec<(String, String)> {
     let decode = |part: &str| {
-        percent_decode_str(&part.replace('+', " ")).decode_utf8_lossy().into_owned()
+        percent_decode_str(&part.replace('+', " "))
+            .decode_utf8_lossy()
+            .into_owned()
     };
     raw.split('&')
         .filter(|part| !part.is_empty())
@@ -101,9 +102,7 @@ impl Key {
     /// Derives the key. `date` is `YYYYMMDD`.
     #[must_use]
     pub fn derive(secret: &str, date: &str, region: &str, service: &str) -> Self {
-        let step = |key: &[u8], text: &str| {
-            hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes())
-        };
+        let step = |key: &[u8], text: &str| hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes());
         let day = step(format!("AWS4{secret}").as_bytes(), date);
         let region_key = step(day.as_ref(), region);
         let service_key = step(region_key.as_ref(), service);

@@ -40,7 +40,9 @@ impl Identity {
         let mut parameters = rcgen::CertificateParams::new(names)?;
         // Clients want an authority to trust, and some refuse an authority as a leaf: rustls
         // takes a self-signed end certificate as a root, and so does OpenSSL.
-        parameters.distinguished_name.push(rcgen::DnType::CommonName, "foreload test bucket");
+        parameters
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, "foreload test bucket");
         let certificate = parameters.self_signed(&key)?;
         let pem = certificate.pem();
         Ok(Self { certificate, key, pem })

@@ -116,20 +116,23 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
         .map(|(sender, memory)| tokio::task::spawn_local(read(Rc::clone(&shared), sender, memory)))
         .collect();
     for task in tasks {
-        task.await.map_err(|error| Error::Setting(format!("a task failed: {error}")))??;
+        task.await
+            .map_err(|error| Error::Setting(format!("a task failed: {error}")))??;
     }
     let (requests, bytes, crc) = (shared.requests.get(), shared.bytes.get(), shared.crc.get());
     Ok(Report::new(connections, requests, bytes, &clock, crc))
 }
 
-async fn open(
-    host: &str,
-    connector: Option<&tokio_rustls::TlsConnector>,
-) -> Result<SendRequest<Empty<Bytes>>, Error> {
+async fn open(host: &str, connector: Option<&tokio_rustls::TlsConnector>) -> Result<SendRequest<Empty<Bytes>>, Error> {
     let stream = TcpStream::connect(host).await.map_err(Error::io(host))?;
     stream.set_nodelay(true).map_err(Error::io(host))?;
-    let Some(connector) = connector else { return handshake(host, stream).await };
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
+    let Some(connector) = connector else {
+        return handshake(host, stream).await;
+    };
+    let name = host
+        .rsplit_once(':')
+        .map_or(host, |(name, _)| name)
+        .trim_matches(['[', ']']);
     let name = rustls::pki_types::ServerName::try_from(name.to_owned())
         .map_err(|error| Error::Setting(format!("{host}: {error}")))?;
     let stream = connector.connect(name, stream).await.map_err(Error::io(host))?;
@@ -140,9 +143,14 @@ async fn handshake<S>(host: &str, stream: S) -> Result<SendRequest<Empty<Bytes>>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let failed = |source| Error::Http { what: host.into(), source };
-    let (sender, connection) =
-        http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(failed)?;
+    let failed = |source| Error::Http {
+        what: host.into(),
+        source,
+    };
+    let (sender, connection) = http1::Builder::new()
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(failed)?;
     tokio::task::spawn_local(async move {
         // What goes wrong here is reported by the request that it happens to.
         let _ = connection.await;
@@ -151,14 +159,12 @@ where
 }
 
 /// Reads range after range on one connection, into its memory from begin to end and around.
-async fn read(
-    shared: Rc<Shared>,
-    mut sender: SendRequest<Empty<Bytes>>,
-    mut memory: Vec<u8>,
-) -> Result<(), Error> {
+async fn read(shared: Rc<Shared>, mut sender: SendRequest<Empty<Bytes>>, mut memory: Vec<u8>) -> Result<(), Error> {
     let mut at = 0;
     loop {
-        let Some(range) = shared.waiting.borrow_mut().pop_front() else { return Ok(()) };
+        let Some(range) = shared.waiting.borrow_mut().pop_front() else {
+            return Ok(());
+        };
         let size = range.size as usize;
         if at + size > memory.len() {
             at = 0;
@@ -177,7 +183,10 @@ async fn fetch(
     range: &Range,
     slot: &mut [u8],
 ) -> Result<u32, Error> {
-    let failed = |source| Error::Http { what: range.key.clone(), source };
+    let failed = |source| Error::Http {
+        what: range.key.clone(),
+        source,
+    };
     let wrong = |expected: String, got: String| Error::Answer {
         object: range.key.clone(),
         expected,
@@ -193,9 +202,14 @@ async fn fetch(
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     let mut filled = 0;
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(failed)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(failed)?.into_data() else {
+            continue;
+        };
         let room = slot.get_mut(filled..filled + data.remaining()).ok_or_else(|| {
-            wrong(format!("{} bytes", range.size), format!("{} or more", filled + data.len()))
+            wrong(
+                format!("{} bytes", range.size),
+                format!("{} or more", filled + data.len()),
+            )
         })?;
         room.copy_from_slice(&data);
         digest.update(room);
@@ -220,13 +234,14 @@ impl Shared {
         headers.extend(bytes.as_ref().map(|bytes| ("range", bytes.as_str())));
         headers.push(("x-amz-content-sha256", sigv4::UNSIGNED_PAYLOAD));
         headers.push(("x-amz-date", now.as_str()));
-        let canonical =
-            sigv4::canonical_request("GET", &path, "", &headers, sigv4::UNSIGNED_PAYLOAD);
+        let canonical = sigv4::canonical_request("GET", &path, "", &headers, sigv4::UNSIGNED_PAYLOAD);
         let mut signer = self.signer.borrow_mut();
         if signer.0 != now[..8] {
             let Settings { secret_key, region, .. } = &self.settings;
-            *signer =
-                (now[..8].to_owned(), sigv4::Key::derive(secret_key, &now[..8], region, "s3"));
+            *signer = (
+                now[..8].to_owned(),
+                sigv4::Key::derive(secret_key, &now[..8], region, "s3"),
+            );
         }
         let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
         let authorization = format!(

@@ -36,8 +36,11 @@ pub fn files(root: &Path, ranges: &[Range], threads: usize) -> Result<Report, Er
 pub fn direct(path: &Path, ranges: &[Range], depth: usize) -> Result<Report, Error> {
     let name = || Error::io(path.display().to_string());
     let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    let file =
-        std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(name())?;
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(name())?;
     run(ranges, depth, |range, memory| {
         let first = range.offset / BLOCK * BLOCK;
         let end = (range.offset + range.size).next_multiple_of(BLOCK);
@@ -48,7 +51,9 @@ pub fn direct(path: &Path, ranges: &[Range], depth: usize) -> Result<Report, Err
         let needed = within + range.size as usize;
         while filled < needed {
             // Only the last read of the file is short, and what is needed ends before it.
-            let count = file.read_at(&mut slot[filled..], first + filled as u64).map_err(name())?;
+            let count = file
+                .read_at(&mut slot[filled..], first + filled as u64)
+                .map_err(name())?;
             if count == 0 {
                 return Err(name()(std::io::ErrorKind::UnexpectedEof.into()));
             }
@@ -85,14 +90,19 @@ fn run(
     let results: Vec<Result<u32, Error>> = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let panicked = || Err(Error::Setting("a reading thread panicked".into()));
-        handles.into_iter().map(|handle| handle.join().unwrap_or_else(|_| panicked())).collect()
+        handles
+            .into_iter()
+            .map(|handle| handle.join().unwrap_or_else(|_| panicked()))
+            .collect()
     });
     let mut combined = 0;
     for result in results {
         combined ^= result?;
     }
     let bytes = ranges.iter().map(|range| range.size).sum();
-    let clock = clock.get().ok_or_else(|| Error::Setting("no thread was started".into()))?;
+    let clock = clock
+        .get()
+        .ok_or_else(|| Error::Setting("no thread was started".into()))?;
     Ok(Report::new(threads, ranges.len() as u64, bytes, clock, combined))
 }
 
@@ -108,7 +118,11 @@ mod tests {
         let path = directory.path().join("file");
         std::fs::write(&path, &content).unwrap();
         let ranges: Vec<Range> = [(0, 1), (4095, 2), (999_000, 1001), (5000, 123_456)]
-            .map(|(offset, size)| Range { key: "file".into(), offset, size })
+            .map(|(offset, size)| Range {
+                key: "file".into(),
+                offset,
+                size,
+            })
             .into();
         let expected = ranges.iter().fold(0, |crc_so_far, range| {
             let (from, to) = (range.offset as usize, (range.offset + range.size) as usize);
@@ -130,7 +144,11 @@ mod tests {
     fn a_range_past_the_end_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("file"), b"abc").unwrap();
-        let range = Range { key: "file".into(), offset: 1, size: 3 };
+        let range = Range {
+            key: "file".into(),
+            offset: 1,
+            size: 3,
+        };
         assert!(files(directory.path(), &[range], 2).is_err());
     }
 }

@@ -170,7 +170,10 @@ fn run(command: Command) -> Result<(), Error> {
         Command::Get(get) => {
             let (settings, ranges) = (get.settings()?, get.which.ranges()?);
             for connections in get.connections {
-                let settings = http::Settings { connections, ..settings.clone() };
+                let settings = http::Settings {
+                    connections,
+                    ..settings.clone()
+                };
                 print(&http::run(settings, ranges.clone())?)?;
             }
         }

@@ -1,15 +1,13 @@
 //! `testbucket serve`: the test bucket as a process.
 
-use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use foreload_testkit::bucket::server::Server;
 use foreload_testkit::bucket::{Error, Fault, Keys, Profile, Rule, Settings};
-use foreload_testkit::human;
-use tokio::signal::unix::{SignalKind, signal};
+use foreload_testkit::{ending, human};
 
 /// An S3-compatible bucket on loopback for tests and benchmarks.
 #[derive(Parser)]
@@ -145,50 +143,25 @@ impl Serve {
             "pid": std::process::id(),
         });
         if let (Some(path), Some(pem)) = (&self.ca_file, &server.ca_pem) {
-            write(path, pem)?;
+            announce(path, pem)?;
         }
         if let Some(path) = &self.ready_file {
-            write(path, &format!("{ready}\n"))?;
+            announce(path, &format!("{ready}\n"))?;
         }
         println!("{ready}");
-        let until_eof = self.until_eof;
-        let ran = server.run(async move { finish(until_eof).await });
-        ran.map_err(|source| Error::Io { what: "its socket".into(), source })
+        let ran = server.run(ending::requested(self.until_eof));
+        ran.map_err(|source| Error::Io {
+            what: "its socket".into(),
+            source,
+        })
     }
 }
 
-/// Writes a file in one step, so that whoever waits for it never reads half of it.
-fn write(path: &std::path::Path, text: &str) -> Result<(), Error> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(".draft");
-    std::fs::write(&draft, text)
-        .and_then(|()| std::fs::rename(&draft, path))
-        .map_err(|source| Error::Io { what: path.display().to_string(), source })
-}
-
-async fn finish(until_eof: bool) {
-    let (eof, at_eof) = tokio::sync::oneshot::channel::<()>();
-    if until_eof {
-        // Stdin can't be polled when it is a file, so a thread blocks on it; it ends with us.
-        std::thread::spawn(move || {
-            let mut stdin = std::io::stdin().lock();
-            let mut buffer = [0; 4096];
-            while matches!(stdin.read(&mut buffer), Ok(count) if count > 0) {}
-            drop(eof);
-        });
-    } else {
-        std::mem::forget(eof);
-    }
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return;
-    };
-    tokio::select! {
-        _ = at_eof => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+fn announce(path: &Path, text: &str) -> Result<(), Error> {
+    ending::announce(path, text).map_err(|source| Error::Io {
+        what: path.display().to_string(),
+        source,
+    })
 }
 
 fn main() -> ExitCode {

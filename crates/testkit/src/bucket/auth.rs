@@ -63,7 +63,7 @@ pub enum Payload {
     /// Its SHA-256 in hexadecimal.
     Hash(String),
     /// It is in chunks; signed when there is a chain.
-    Chunks(Option<Chain>),
+    Chunks(Option<Box<Chain>>),
 }
 
 /// Checks requests.
@@ -100,8 +100,7 @@ impl Verifier {
         };
         check_claim(&claim, keys, now)?;
         let key = self.key(keys, &claim.scope)?;
-        let path = sigv4::decode_path(parts.uri.path())
-            .ok_or_else(|| Refusal::argument("the path is not UTF-8"))?;
+        let path = sigv4::decode_path(parts.uri.path()).ok_or_else(|| Refusal::argument("the path is not UTF-8"))?;
         let values: Vec<(&str, String)> = claim
             .signed
             .iter()
@@ -126,7 +125,11 @@ impl Verifier {
             text if text.starts_with("STREAMING-UNSIGNED") => Payload::Chunks(None),
             text if text.starts_with("STREAMING-AWS4-HMAC") => {
                 let seed = claim.signature.clone();
-                Payload::Chunks(Some(Chain { key, stamp: claim.stamp, seed }))
+                Payload::Chunks(Some(Box::new(Chain {
+                    key,
+                    stamp: claim.stamp,
+                    seed,
+                })))
             }
             _ => Payload::Hash(claim.payload),
         })
@@ -159,7 +162,9 @@ fn denied(code: &'static str, message: impl Into<String>) -> Refusal {
 }
 
 fn unsigned_payload(headers: &HeaderMap) -> Payload {
-    let hash = headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok());
+    let hash = headers
+        .get("x-amz-content-sha256")
+        .and_then(|value| value.to_str().ok());
     match hash {
         Some(text) if text.starts_with("STREAMING-") => Payload::Chunks(None),
         _ => Payload::Unsigned,
@@ -173,7 +178,9 @@ fn claim(headers: &HeaderMap, pairs: &[(String, String)]) -> Result<Option<Claim
         return header_claim(text, &header).map(Some);
     }
     let query = |name: &str| pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-    let Some(signature) = query("X-Amz-Signature") else { return Ok(None) };
+    let Some(signature) = query("X-Amz-Signature") else {
+        return Ok(None);
+    };
     let need = |name: &str| {
         query(name).ok_or_else(|| {
             Refusal::new(
@@ -195,14 +202,13 @@ fn claim(headers: &HeaderMap, pairs: &[(String, String)]) -> Result<Option<Claim
         stamp: need("X-Amz-Date")?,
         token: query("X-Amz-Security-Token"),
         lifetime: Some(Duration::from_secs(lifetime)),
-        payload: header("x-amz-content-sha256").unwrap_or(sigv4::UNSIGNED_PAYLOAD).to_owned(),
+        payload: header("x-amz-content-sha256")
+            .unwrap_or(sigv4::UNSIGNED_PAYLOAD)
+            .to_owned(),
     }))
 }
 
-fn header_claim<'a>(
-    text: &str,
-    header: &impl Fn(&str) -> Option<&'a str>,
-) -> Result<Claim, Refusal> {
+fn header_claim<'a>(text: &str, header: &impl Fn(&str) -> Option<&'a str>) -> Result<Claim, Refusal> {
     let malformed = || {
         Refusal::new(
             StatusCode::BAD_REQUEST,
@@ -213,11 +219,16 @@ fn header_claim<'a>(
     let fields = text.strip_prefix(sigv4::ALGORITHM).ok_or_else(malformed)?;
     let field = |name: &str| {
         let mut found = fields.split(',').filter_map(|field| field.trim().split_once('='));
-        found.find(|(n, _)| *n == name).map(|(_, value)| value.trim().to_owned())
+        found
+            .find(|(n, _)| *n == name)
+            .map(|(_, value)| value.trim().to_owned())
     };
     let (access_key, scope) = credential(&field("Credential").ok_or_else(malformed)?)?;
-    let signed: Vec<String> =
-        field("SignedHeaders").ok_or_else(malformed)?.split(';').map(str::to_owned).collect();
+    let signed: Vec<String> = field("SignedHeaders")
+        .ok_or_else(malformed)?
+        .split(';')
+        .map(str::to_owned)
+        .collect();
     if !signed.iter().any(|name| name == "host") {
         return Err(denied("AccessDenied", "the host header must be signed"));
     }
@@ -268,9 +279,7 @@ fn check_claim(claim: &Claim, keys: &Keys, now: SystemTime) -> Result<(), Refusa
         return Err(skewed());
     }
     match claim.lifetime {
-        Some(lifetime) if now > signed_at + lifetime => {
-            Err(denied("AccessDenied", "Request has expired"))
-        }
+        Some(lifetime) if now > signed_at + lifetime => Err(denied("AccessDenied", "Request has expired")),
         None if now > signed_at + SKEW => Err(skewed()),
         _ => Ok(()),
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -13,6 +14,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::content::Content;
 use super::profile::Line;
 use super::server::{Connection, State};
+
+/// How long the bytes before a break may take to be sent.
+const SETTLE: Duration = Duration::from_millis(5);
 
 /// Counts a request as in flight for as long as it exists.
 pub struct InFlight(Arc<State>);
@@ -52,6 +56,20 @@ pub struct Harm {
     pub flips: Option<u64>,
 }
 
+/// A part of an object.
+pub struct Part {
+    /// The object's bytes.
+    pub content: Content,
+    /// Which of them.
+    pub range: std::ops::Range<u64>,
+    /// When the first may leave.
+    pub start: Instant,
+    /// What faults do to it.
+    pub harm: Harm,
+    /// `BUCKET/KEY`, for the counts.
+    pub name: String,
+}
+
 /// A part of an object on its way.
 pub struct Shaped {
     content: Content,
@@ -65,37 +83,30 @@ pub struct Shaped {
     piece: u64,
     rates: (u64, u64),
     timer: Option<Pin<Box<Sleep>>>,
-    ready: bool,
+    waiting: bool,
+    broken: bool,
     _in_flight: InFlight,
 }
 
 impl Shaped {
-    /// The bytes `range` of the content, not before `start`.
+    /// The part, on its way over this connection.
     #[must_use]
-    pub fn new(
-        content: Content,
-        range: std::ops::Range<u64>,
-        start: Instant,
-        harm: Harm,
-        name: String,
-        state: &Arc<State>,
-        connection: &Arc<Connection>,
-        in_flight: InFlight,
-    ) -> Self {
+    pub fn new(part: Part, state: &Arc<State>, connection: &Arc<Connection>, in_flight: InFlight) -> Self {
         let profile = state.profile();
         Self {
-            content,
-            at: range.start,
-            end: range.end,
-            start,
-            harm,
-            name,
+            content: part.content,
+            at: part.range.start,
+            end: part.range.end,
+            start: part.start,
+            harm: part.harm,
+            name: part.name,
             state: Arc::clone(state),
             connection: Arc::clone(connection),
             piece: profile.piece_bytes,
             rates: (profile.connection_bytes_per_s, profile.total_bytes_per_s),
             timer: None,
-            ready: false,
+            waiting: false,
+            broken: false,
             _in_flight: in_flight,
         }
     }
@@ -124,6 +135,18 @@ impl Shaped {
             line.busy_until(due);
         }
         (due > now).then_some(due)
+    }
+
+    /// Waits a moment before a break, so that what came before it is sent: hyper flushes when a
+    /// body has to wait, and drops what it holds when a body fails.
+    fn settle(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.broken {
+            self.broken = true;
+            self.timer = Some(Box::pin(sleep_until(Instant::now() + SETTLE)));
+        }
+        self.timer
+            .as_mut()
+            .map_or(Poll::Ready(()), |timer| timer.as_mut().poll(context))
     }
 
     fn piece(&mut self) -> io::Result<Bytes> {
@@ -162,10 +185,7 @@ impl Body for Reply {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let body = match &mut *self {
             Self::Sized(_) => return Poll::Ready(None),
             Self::Full(bytes) => {
@@ -177,6 +197,7 @@ impl Body for Reply {
         if let Some((at, how)) = body.harm.breaks
             && body.at >= at
         {
+            std::task::ready!(body.settle(context));
             let kind = match how {
                 Break::Stall => return Poll::Pending,
                 Break::Close => io::ErrorKind::UnexpectedEof,
@@ -190,20 +211,20 @@ impl Body for Reply {
         if body.at >= body.end {
             return Poll::Ready(None);
         }
-        if !body.ready {
-            if let Some(due) = body.due() {
-                match &mut body.timer {
-                    Some(timer) => timer.as_mut().reset(due),
-                    timer => *timer = Some(Box::pin(sleep_until(due))),
-                }
-                body.ready = true;
+        if !body.waiting
+            && let Some(due) = body.due()
+        {
+            match &mut body.timer {
+                Some(timer) => timer.as_mut().reset(due),
+                timer => *timer = Some(Box::pin(sleep_until(due))),
             }
+            body.waiting = true;
         }
-        if body.ready {
+        if body.waiting {
             if let Some(timer) = &mut body.timer {
                 std::task::ready!(timer.as_mut().poll(context));
             }
-            body.ready = false;
+            body.waiting = false;
         }
         Poll::Ready(Some(body.piece().map(Frame::data)))
     }

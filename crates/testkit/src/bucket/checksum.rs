@@ -32,7 +32,7 @@ pub fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Undoes [`base64`].
+/// Undoes [`base64()`].
 #[must_use]
 pub fn unbase64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
@@ -45,9 +45,7 @@ pub fn compute(algorithm: &str, body: &[u8]) -> Option<String> {
     Some(match algorithm {
         "crc32" => base64(&crc32(CrcAlgorithm::Crc32IsoHdlc)),
         "crc32c" => base64(&crc32(CrcAlgorithm::Crc32Iscsi)),
-        "crc64nvme" => {
-            base64(&crc_fast::checksum(CrcAlgorithm::Crc64Nvme, body).to_be_bytes())
-        }
+        "crc64nvme" => base64(&crc_fast::checksum(CrcAlgorithm::Crc64Nvme, body).to_be_bytes()),
         "sha1" => base64(digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, body).as_ref()),
         "sha256" => base64(digest::digest(&digest::SHA256, body).as_ref()),
         _ => return None,
@@ -60,11 +58,7 @@ pub fn compute(algorithm: &str, body: &[u8]) -> Option<String> {
 /// # Errors
 ///
 /// 400 `BadDigest` or `InvalidDigest`.
-pub fn verify(
-    body: &[u8],
-    headers: &HeaderMap,
-    trailers: &[(String, String)],
-) -> Result<Option<Checksum>, Refusal> {
+pub fn verify(body: &[u8], headers: &HeaderMap, trailers: &[(String, String)]) -> Result<Option<Checksum>, Refusal> {
     let refuse = |code, message: String| Refusal::new(StatusCode::BAD_REQUEST, code, message);
     if let Some(value) = headers.get("content-md5") {
         let given = value.to_str().ok().and_then(unbase64);
@@ -79,13 +73,19 @@ pub fn verify(
     for algorithm in ALGORITHMS {
         let name = format!("x-amz-checksum-{algorithm}");
         let header = headers.get(&name).and_then(|value| value.to_str().ok());
-        let trailer = trailers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.as_str());
+        let trailer = trailers
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, value)| value.as_str());
         let Some(given) = header.or(trailer) else { continue };
         let computed = compute(algorithm, body);
         if computed.as_deref() != Some(given) {
             return Err(refuse("BadDigest", format!("{name} does not match the body")));
         }
-        return Ok(Some(Checksum { algorithm: algorithm.into(), value: given.into() }));
+        return Ok(Some(Checksum {
+            algorithm: algorithm.into(),
+            value: given.into(),
+        }));
     }
     Ok(None)
 }

@@ -22,8 +22,8 @@ pub fn decode(body: &[u8], chain: Option<&Chain>) -> Result<Decoded, Refusal> {
     loop {
         let (line, after) = line(rest)?;
         let (size, extension) = line.split_once(';').unwrap_or((line, ""));
-        let size = usize::from_str_radix(size.trim(), 16)
-            .map_err(|_| malformed(format!("{size:?} is not a chunk size")))?;
+        let size =
+            usize::from_str_radix(size.trim(), 16).map_err(|_| malformed(format!("{size:?} is not a chunk size")))?;
         let chunk = after.get(..size).ok_or_else(|| malformed("a chunk is short"))?;
         if let Some(chain) = chain {
             let expected = chain.key.sign_chunk(&chain.stamp, &previous, chunk);
@@ -37,24 +37,24 @@ pub fn decode(body: &[u8], chain: Option<&Chain>) -> Result<Decoded, Refusal> {
             break;
         }
         decoded.extend_from_slice(chunk);
-        rest = rest.strip_prefix(b"\r\n").ok_or_else(|| malformed("a chunk has no end"))?;
+        rest = rest
+            .strip_prefix(b"\r\n")
+            .ok_or_else(|| malformed("a chunk has no end"))?;
     }
     let trailers = trailers(rest, chain, &previous)?;
     Ok((decoded.into(), trailers))
 }
 
-fn trailers(
-    mut rest: &[u8],
-    chain: Option<&Chain>,
-    previous: &str,
-) -> Result<Vec<(String, String)>, Refusal> {
+fn trailers(mut rest: &[u8], chain: Option<&Chain>, previous: &str) -> Result<Vec<(String, String)>, Refusal> {
     let mut trailers = Vec::new();
     let mut signed = Vec::new();
     let mut signature = None;
     while !rest.is_empty() {
         let (line, after) = line(rest)?;
         rest = after;
-        let Some((name, value)) = line.split_once(':') else { continue };
+        let Some((name, value)) = line.split_once(':') else {
+            continue;
+        };
         let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().to_owned());
         if name == "x-amz-trailer-signature" {
             signature = Some(value);

@@ -123,11 +123,18 @@ impl Counters {
     /// Sets all to zero, attempts included; what is open now stays counted as open.
     pub fn reset(&self) {
         let mut inner = self.lock();
-        let (connections, in_flight) =
-            (inner.counts.connections.now, inner.counts.in_flight.now);
+        let (connections, in_flight) = (inner.counts.connections.now, inner.counts.in_flight.now);
         *inner = Inner::default();
-        inner.counts.connections = Level { total: 0, now: connections, peak: connections };
-        inner.counts.in_flight = Level { total: 0, now: in_flight, peak: in_flight };
+        inner.counts.connections = Level {
+            total: 0,
+            now: connections,
+            peak: connections,
+        };
+        inner.counts.in_flight = Level {
+            total: 0,
+            now: in_flight,
+            peak: in_flight,
+        };
     }
 
     /// Counts a request and returns how many came before it with the same hash (attempts).

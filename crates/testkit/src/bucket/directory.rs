@@ -42,7 +42,11 @@ impl Directory {
     /// When it can't be made.
     pub fn new(root: &Path) -> io::Result<Self> {
         fs::create_dir_all(root)?;
-        Ok(Self { root: root.to_owned(), extras: Mutex::default(), writes: AtomicU64::new(0) })
+        Ok(Self {
+            root: root.to_owned(),
+            extras: Mutex::default(),
+            writes: AtomicU64::new(0),
+        })
     }
 
     /// All buckets.
@@ -85,7 +89,9 @@ impl Directory {
     ///
     /// When the file can't be read.
     pub fn get(&self, bucket: &str, key: &str) -> io::Result<Option<Object>> {
-        let Ok(path) = self.path(bucket, Some(key)) else { return Ok(None) };
+        let Ok(path) = self.path(bucket, Some(key)) else {
+            return Ok(None);
+        };
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if absent(&error) => return Ok(None),
@@ -130,9 +136,22 @@ impl Directory {
         }
         fs::rename(&draft, &path)?;
         let etag = etag(&fs::metadata(&path)?);
-        let Object { content_type, metadata, checksum, .. } = object;
-        let extra = Extra { etag: etag.clone(), content_type, metadata, checksum };
-        self.extras.lock().unwrap_or_else(PoisonError::into_inner).insert(path, extra);
+        let Object {
+            content_type,
+            metadata,
+            checksum,
+            ..
+        } = object;
+        let extra = Extra {
+            etag: etag.clone(),
+            content_type,
+            metadata,
+            checksum,
+        };
+        self.extras
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(path, extra);
         Ok(etag)
     }
 
@@ -142,11 +161,11 @@ impl Directory {
     ///
     /// When the file can't be removed.
     pub fn delete(&self, bucket: &str, key: &str) -> io::Result<()> {
-        let Ok(path) = self.path(bucket, Some(key)) else { return Ok(()) };
+        let Ok(path) = self.path(bucket, Some(key)) else {
+            return Ok(());
+        };
         match fs::remove_file(path) {
-            Err(error) if !absent(&error) && error.kind() != io::ErrorKind::IsADirectory => {
-                Err(error)
-            }
+            Err(error) if !absent(&error) && error.kind() != io::ErrorKind::IsADirectory => Err(error),
             _ => Ok(()),
         }
     }
@@ -156,13 +175,7 @@ impl Directory {
     /// # Errors
     ///
     /// When the directory can't be read.
-    pub fn page(
-        &self,
-        bucket: &str,
-        prefix: &str,
-        after: &str,
-        limit: usize,
-    ) -> io::Result<Vec<Entry>> {
+    pub fn page(&self, bucket: &str, prefix: &str, after: &str, limit: usize) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         if self.has_bucket(bucket) {
             let walk = Walk { prefix, after, limit };

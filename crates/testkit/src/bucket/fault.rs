@@ -132,8 +132,7 @@ impl Fault {
                 };
                 fields.insert(name.into(), value);
             }
-            serde_json::from_value(fields.into())
-                .map_err(|e| format!("{text:?} is not a fault: {e}"))?
+            serde_json::from_value(fields.into()).map_err(|e| format!("{text:?} is not a fault: {e}"))?
         };
         fault.check()?;
         Ok(fault)
@@ -195,7 +194,13 @@ impl Faults {
     /// Adds a fault.
     pub fn add(&mut self, fault: Fault) {
         let tokens = fault.per_s.unwrap_or(100.0);
-        self.0.push(Armed { fault, seen: 0, hit: 0, tokens, refilled_s: 0.0 });
+        self.0.push(Armed {
+            fault,
+            seen: 0,
+            hit: 0,
+            tokens,
+            refilled_s: 0.0,
+        });
     }
 
     /// Removes all faults.
@@ -206,7 +211,10 @@ impl Faults {
     /// Each fault with how often it matched and how often it hit.
     #[must_use]
     pub fn list(&self) -> Vec<(Fault, u64, u64)> {
-        self.0.iter().map(|armed| (armed.fault.clone(), armed.seen, armed.hit)).collect()
+        self.0
+            .iter()
+            .map(|armed| (armed.fault.clone(), armed.seen, armed.hit))
+            .collect()
     }
 
     /// The faults that hit this request.
@@ -263,13 +271,21 @@ mod tests {
     use super::*;
 
     fn target(name: &str, attempt: u64) -> Target<'_> {
-        Target { class: Class::Get, name, hash: draw::name(1, name), attempt, now_s: 0.0 }
+        Target {
+            class: Class::Get,
+            name,
+            hash: draw::name(1, name),
+            attempt,
+            now_s: 0.0,
+        }
     }
 
     fn count(fault: &str, requests: u64) -> usize {
         let mut faults = Faults::default();
         faults.add(Fault::parse(fault).unwrap());
-        (0..requests).filter(|i| !faults.hits(&target(&format!("b/{i}"), 0)).is_empty()).count()
+        (0..requests)
+            .filter(|i| !faults.hits(&target(&format!("b/{i}"), 0)).is_empty())
+            .count()
     }
 
     #[test]

@@ -30,7 +30,10 @@ struct Page {
 
 impl Listing<'_> {
     fn field(&self, name: &str) -> Option<&str> {
-        self.pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+        self.pairs
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// Answers with a page.
@@ -55,14 +58,25 @@ impl Listing<'_> {
         let token = self.field("continuation-token").map(read_token).transpose()?;
         let after_name = if second { "start-after" } else { "marker" };
         let after = token.clone().or_else(|| self.field(after_name).map(str::to_owned));
-        let page = page(storage, self.bucket, prefix, delimiter, after.unwrap_or_default(), limit)?;
+        let page = page(
+            storage,
+            self.bucket,
+            prefix,
+            delimiter,
+            after.unwrap_or_default(),
+            limit,
+        )?;
         Ok(xml(document("ListBucketResult", &self.render(&page, second, limit))))
     }
 
     fn render(&self, page: &Page, second: bool, limit: usize) -> String {
         let encodes = self.field("encoding-type") == Some("url");
         let encode = |text: &str| {
-            if encodes { sigv4::encode_path(text) } else { text.to_owned() }
+            if encodes {
+                sigv4::encode_path(text)
+            } else {
+                text.to_owned()
+            }
         };
         let mut text = element("Name", self.bucket);
         text += &element("Prefix", &encode(self.field("prefix").unwrap_or("")));
@@ -118,7 +132,11 @@ fn page(
     after: String,
     limit: usize,
 ) -> Result<Page, Refusal> {
-    let mut page = Page { entries: Vec::new(), prefixes: Vec::new(), more: None };
+    let mut page = Page {
+        entries: Vec::new(),
+        prefixes: Vec::new(),
+        more: None,
+    };
     let mut cursor = after;
     if limit == 0 {
         return Ok(page);
@@ -131,10 +149,14 @@ fn page(
     loop {
         let count = page.entries.len() + page.prefixes.len();
         let batch = storage.page(bucket, prefix, &cursor, limit + 1 - count)?;
-        let Some(last) = batch.last().map(|entry| entry.key.clone()) else { return Ok(page) };
+        let Some(last) = batch.last().map(|entry| entry.key.clone()) else {
+            return Ok(page);
+        };
         cursor = last;
         for entry in batch {
-            let below = entry.key[prefix.len()..].find(delimiter).filter(|_| !delimiter.is_empty());
+            let below = entry.key[prefix.len()..]
+                .find(delimiter)
+                .filter(|_| !delimiter.is_empty());
             let common = below.map(|at| entry.key[..prefix.len() + at + delimiter.len()].to_owned());
             if page.entries.len() + page.prefixes.len() == limit {
                 let last_key = page.entries.last().map(|entry| entry.key.clone());

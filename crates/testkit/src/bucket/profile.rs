@@ -53,7 +53,10 @@ impl Profile {
     /// Nothing added: as fast as the machine is.
     #[must_use]
     pub fn fast() -> Self {
-        Self { piece_bytes: 256 << 10, ..Self::default() }
+        Self {
+            piece_bytes: 256 << 10,
+            ..Self::default()
+        }
     }
 
     /// A cloud bucket seen from one machine: 30 ms (sigma 0.3) to the first byte, 35 MB/s per
@@ -124,7 +127,9 @@ pub struct Line {
 
 impl Default for Line {
     fn default() -> Self {
-        Self { free: Mutex::new(Instant::now()) }
+        Self {
+            free: Mutex::new(Instant::now()),
+        }
     }
 }
 
@@ -173,8 +178,9 @@ mod tests {
     #[test]
     fn the_first_byte_has_the_median_and_spread_of_the_profile() {
         let profile = Profile::cloud();
-        let mut draws: Vec<f64> =
-            (0..9999).map(|i| profile.first_byte(crate::draw::mix(i)).as_secs_f64()).collect();
+        let mut draws: Vec<f64> = (0..9999)
+            .map(|i| profile.first_byte(crate::draw::mix(i)).as_secs_f64())
+            .collect();
         draws.sort_by(f64::total_cmp);
         assert!((draws[4999] - 0.030).abs() < 0.001, "median {}", draws[4999]);
         assert!((draws[8412] / draws[4999] - 0.3_f64.exp()).abs() < 0.03, "one sigma");

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tokio::time::Instant;
 
-use super::body::{Break, Harm, InFlight, Reply, Shaped};
+use super::body::{Break, Harm, InFlight, Part, Reply, Shaped};
 use super::fault::{Fault, Kind};
 use super::refusal::Refusal;
 use super::server::{Connection, State};
@@ -56,8 +56,11 @@ impl Read<'_> {
         let size = object.content.size();
         let whole = self.faults.iter().any(|fault| fault.kind == Kind::Whole);
         let asked = if whole { None } else { range(self.headers, &object)? };
-        let status =
-            if asked.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+        let status = if asked.is_some() {
+            StatusCode::PARTIAL_CONTENT
+        } else {
+            StatusCode::OK
+        };
         let mut part = asked.clone().unwrap_or(0..size);
         let harm = self.harm(&mut part);
         let mut response = Response::new(Reply::Sized(part.end - part.start));
@@ -70,16 +73,16 @@ impl Read<'_> {
             set(headers, "content-range", &format!("bytes {}-{last}/{size}", part.start))?;
         }
         if !self.head {
-            *response.body_mut() = Reply::Shaped(Box::new(Shaped::new(
-                object.content,
-                part,
-                self.start,
+            let name = format!("{}/{}", self.bucket, self.key);
+            let part = Part {
+                content: object.content,
+                range: part,
+                start: self.start,
                 harm,
-                format!("{}/{}", self.bucket, self.key),
-                self.state,
-                self.connection,
-                in_flight,
-            )));
+                name,
+            };
+            let body = Shaped::new(part, self.state, self.connection, in_flight);
+            *response.body_mut() = Reply::Shaped(Box::new(body));
         }
         Ok(response)
     }
@@ -119,7 +122,11 @@ impl Read<'_> {
             && wanted
             && !self.headers.contains_key(header::RANGE)
         {
-            set(headers, &format!("x-amz-checksum-{}", checksum.algorithm), &checksum.value)?;
+            set(
+                headers,
+                &format!("x-amz-checksum-{}", checksum.algorithm),
+                &checksum.value,
+            )?;
             let composite = checksum.value.contains('-');
             let kind = if composite { "COMPOSITE" } else { "FULL_OBJECT" };
             set(headers, "x-amz-checksum-type", kind)?;
@@ -148,7 +155,9 @@ fn set(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), Refusal> 
 fn check_conditions(headers: &HeaderMap, object: &Object) -> Result<(), Refusal> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let date = |name| {
-        text(name).and_then(|value| httpdate::parse_http_date(value).ok()).map(stamp::seconds)
+        text(name)
+            .and_then(|value| httpdate::parse_http_date(value).ok())
+            .map(stamp::seconds)
     };
     let modified = stamp::seconds(object.modified.max(UNIX_EPOCH));
     let failed = || {
@@ -178,9 +187,9 @@ fn check_conditions(headers: &HeaderMap, object: &Object) -> Result<(), Refusal>
 
 /// Whether a list of tags holds this one; S3 accepts tags without quotes.
 pub(super) fn tag_matches(tags: &str, etag: &str) -> bool {
-    tags.split(',').map(str::trim).any(|tag| {
-        tag == "*" || tag.strip_prefix("W/").unwrap_or(tag).trim_matches('"') == etag
-    })
+    tags.split(',')
+        .map(str::trim)
+        .any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag).trim_matches('"') == etag)
 }
 
 /// The range asked for, if it is one range in bytes; others are ignored, as in S3.
@@ -216,8 +225,7 @@ enum Asked {
 }
 
 fn parse_range(text: &str, size: u64) -> Asked {
-    let Some((first, last)) = text.strip_prefix("bytes=").and_then(|text| text.split_once('-'))
-    else {
+    let Some((first, last)) = text.strip_prefix("bytes=").and_then(|text| text.split_once('-')) else {
         return Asked::Everything;
     };
     match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {

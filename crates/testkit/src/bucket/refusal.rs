@@ -27,7 +27,14 @@ impl Refusal {
     #[must_use]
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { status, code, message, retry_after_s: None, size: None, etag: None }
+        Self {
+            status,
+            code,
+            message,
+            retry_after_s: None,
+            size: None,
+            etag: None,
+        }
     }
 
     /// 400 `InvalidArgument`.
@@ -53,7 +60,11 @@ impl Refusal {
     /// 503 `SlowDown`.
     #[must_use]
     pub fn slow_down() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "Please reduce your request rate.")
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "SlowDown",
+            "Please reduce your request rate.",
+        )
     }
 
     /// The refusal for an injected status.

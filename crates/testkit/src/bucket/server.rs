@@ -168,7 +168,13 @@ impl Server {
             Some(identity) => (Some(identity.ca_pem().to_owned()), Some(identity.acceptor()?)),
             None => (None, None),
         };
-        Ok(Self { state: Arc::new(state), address, ca_pem, listener, tls })
+        Ok(Self {
+            state: Arc::new(state),
+            address,
+            ca_pem,
+            listener,
+            tls,
+        })
     }
 
     /// Serves on a current-thread runtime until `stop` completes; then all connections end.
@@ -223,7 +229,10 @@ async fn connect(state: Arc<State>, stream: TcpStream, tls: Option<tokio_rustls:
     if stream.set_nodelay(true).is_err() {
         return;
     }
-    let stream = Resettable { stream, connection: Arc::clone(&connection) };
+    let stream = Resettable {
+        stream,
+        connection: Arc::clone(&connection),
+    };
     match tls {
         None => serve(state, connection, stream).await,
         Some(acceptor) => {
@@ -238,11 +247,12 @@ async fn serve<S>(state: Arc<State>, connection: Arc<Connection>, stream: S)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let service = service_fn(move |request| {
-        service::handle(Arc::clone(&state), Arc::clone(&connection), request)
-    });
+    let service = service_fn(move |request| service::handle(Arc::clone(&state), Arc::clone(&connection), request));
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(None).keep_alive(true);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(None)
+        .keep_alive(true);
     // An error here is a client that went away, or a fault that broke the connection on purpose.
     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
@@ -273,11 +283,7 @@ impl AsyncRead for Resettable {
 }
 
 impl AsyncWrite for Resettable {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 

@@ -33,8 +33,7 @@ struct Asked {
 
 impl Asked {
     fn new(parts: &Parts) -> Result<Self, Refusal> {
-        let path = sigv4::decode_path(parts.uri.path())
-            .ok_or_else(|| Refusal::argument("the path is not UTF-8"))?;
+        let path = sigv4::decode_path(parts.uri.path()).ok_or_else(|| Refusal::argument("the path is not UTF-8"))?;
         let path = path.strip_prefix('/').unwrap_or(&path);
         // `bucket.localhost` addresses a bucket by its host name, as virtual-hosted S3 does.
         let host = parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -45,7 +44,12 @@ impl Asked {
         };
         let (bucket, key) = (bucket.to_owned(), key.to_owned());
         let pairs = sigv4::query_pairs(parts.uri.query().unwrap_or(""));
-        let mut asked = Self { bucket, key, pairs, class: Class::Bucket };
+        let mut asked = Self {
+            bucket,
+            key,
+            pairs,
+            class: Class::Bucket,
+        };
         asked.class = asked.classify(parts);
         Ok(asked)
     }
@@ -66,7 +70,10 @@ impl Asked {
     }
 
     fn field(&self, name: &str) -> Option<&str> {
-        self.pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+        self.pairs
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, value)| value.as_str())
     }
 
     fn has(&self, name: &str) -> bool {
@@ -129,7 +136,10 @@ async fn answer(
     if faults.iter().any(|fault| fault.kind == Kind::Hang) {
         std::future::pending::<()>().await;
     }
-    if faults.iter().any(|fault| fault.kind == Kind::Reset && fault.at.unwrap_or(0.0) == 0.0) {
+    if faults
+        .iter()
+        .any(|fault| fault.kind == Kind::Reset && fault.at.unwrap_or(0.0) == 0.0)
+    {
         connection.reset();
         return Err(io::ErrorKind::ConnectionReset.into());
     }
@@ -158,12 +168,7 @@ async fn answer(
 }
 
 /// Counts the request, and draws the faults that hit it and its delay.
-fn choose(
-    state: &Arc<State>,
-    parts: &Parts,
-    asked: &Asked,
-    arrived: Instant,
-) -> (Vec<Fault>, u64) {
+fn choose(state: &Arc<State>, parts: &Parts, asked: &Asked, arrived: Instant) -> (Vec<Fault>, u64) {
     let name = format!("{}/{}", asked.bucket, asked.key);
     let range = parts.headers.get(header::RANGE).and_then(|value| value.to_str().ok());
     let method = draw::name(state.seed, parts.method.as_str());
@@ -171,7 +176,13 @@ fn choose(
     let hash = draw::name(draw::name(method, about), &name);
     let attempt = state.counters.request(asked.class, &name, hash);
     let now_s = arrived.duration_since(state.started).as_secs_f64();
-    let target = Target { class: asked.class, name: &name, hash, attempt, now_s };
+    let target = Target {
+        class: asked.class,
+        name: &name,
+        hash,
+        attempt,
+        now_s,
+    };
     let faults = state.faults().hits(&target);
     for fault in &faults {
         let kind = serde_json::to_value(fault.kind).ok();
@@ -200,18 +211,17 @@ fn refused(faults: &[Fault]) -> Option<Refusal> {
 }
 
 /// Everything but GET and HEAD of objects.
-fn dispatch(
-    state: &State,
-    parts: &Parts,
-    asked: &Asked,
-    received: Received,
-) -> Result<Response<Reply>, Refusal> {
+fn dispatch(state: &State, parts: &Parts, asked: &Asked, received: Received) -> Result<Response<Reply>, Refusal> {
     let storage = &state.storage;
     let headers = &parts.headers;
     let (bucket, key) = (asked.bucket.as_str(), asked.key.as_str());
     let upload = asked.field("uploadId").unwrap_or("");
     match (asked.class, &parts.method) {
-        (Class::List, _) => Listing { bucket, pairs: &asked.pairs }.answer(storage),
+        (Class::List, _) => Listing {
+            bucket,
+            pairs: &asked.pairs,
+        }
+        .answer(storage),
         (Class::Put, _) => write::put(storage, bucket, key, headers, received),
         (Class::Copy, _) => write::copy(storage, bucket, key, headers),
         (Class::Delete, &Method::POST) => write::delete_many(storage, bucket, headers, &received),
@@ -231,14 +241,14 @@ fn dispatch(
     }
 }
 
-fn about_bucket(
-    storage: &Storage,
-    method: &Method,
-    asked: &Asked,
-) -> Result<Response<Reply>, Refusal> {
+fn about_bucket(storage: &Storage, method: &Method, asked: &Asked) -> Result<Response<Reply>, Refusal> {
     let bucket = asked.bucket.as_str();
     let known = || {
-        if storage.has_bucket(bucket) { Ok(()) } else { Err(Refusal::no_bucket(bucket)) }
+        if storage.has_bucket(bucket) {
+            Ok(())
+        } else {
+            Err(Refusal::no_bucket(bucket))
+        }
     };
     let mut response = Response::new(Reply::Full(None));
     match *method {

@@ -77,7 +77,11 @@ impl Storage {
             Some(directory) => Writable::Directory(directory),
             None => Writable::Memory(Mutex::default()),
         };
-        Self { writable, sets, versions: Mutex::default() }
+        Self {
+            writable,
+            sets,
+            versions: Mutex::default(),
+        }
     }
 
     fn version(&self, bucket: &str, key: &str) -> u64 {
@@ -152,9 +156,7 @@ impl Storage {
     /// When the directory can't be read.
     pub fn get(&self, bucket: &str, key: &str) -> io::Result<Option<Object>> {
         let written = match &self.writable {
-            Writable::Memory(memory) => {
-                lock(memory).get(bucket).and_then(|objects| objects.get(key)).cloned()
-            }
+            Writable::Memory(memory) => lock(memory).get(bucket).and_then(|objects| objects.get(key)).cloned(),
             Writable::Directory(directory) => directory.get(bucket, key)?,
         };
         Ok(written.or_else(|| self.synthetic(bucket, key, self.version(bucket, key))))
@@ -181,7 +183,10 @@ impl Storage {
             Writable::Memory(memory) => {
                 let etag = object.etag.clone();
                 let mut memory = lock(memory);
-                memory.entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
+                memory
+                    .entry(bucket.to_owned())
+                    .or_default()
+                    .insert(key.to_owned(), object);
                 Ok(etag)
             }
             Writable::Directory(directory) => directory.put(bucket, key, object),
@@ -210,7 +215,9 @@ impl Storage {
     pub fn touch(&self, bucket: &str, key: &str) -> bool {
         let known = self.synthetic(bucket, key, 0).is_some();
         if known {
-            *lock(&self.versions).entry((bucket.to_owned(), key.to_owned())).or_default() += 1;
+            *lock(&self.versions)
+                .entry((bucket.to_owned(), key.to_owned()))
+                .or_default() += 1;
         }
         known
     }
@@ -220,13 +227,7 @@ impl Storage {
     /// # Errors
     ///
     /// When the directory can't be read.
-    pub fn page(
-        &self,
-        bucket: &str,
-        prefix: &str,
-        after: &str,
-        limit: usize,
-    ) -> io::Result<Vec<Entry>> {
+    pub fn page(&self, bucket: &str, prefix: &str, after: &str, limit: usize) -> io::Result<Vec<Entry>> {
         let mut entries = match &self.writable {
             Writable::Memory(memory) => memory_page(&lock(memory), bucket, prefix, after, limit),
             Writable::Directory(directory) => directory.page(bucket, prefix, after, limit)?,
@@ -243,15 +244,15 @@ impl Storage {
     }
 }
 
-fn memory_page(
-    memory: &Memory,
-    bucket: &str,
-    prefix: &str,
-    after: &str,
-    limit: usize,
-) -> Vec<Entry> {
-    let Some(objects) = memory.get(bucket) else { return Vec::new() };
-    let from = if prefix > after { Bound::Included(prefix) } else { Bound::Excluded(after) };
+fn memory_page(memory: &Memory, bucket: &str, prefix: &str, after: &str, limit: usize) -> Vec<Entry> {
+    let Some(objects) = memory.get(bucket) else {
+        return Vec::new();
+    };
+    let from = if prefix > after {
+        Bound::Included(prefix)
+    } else {
+        Bound::Excluded(after)
+    };
     objects
         .range::<str, _>((from, Bound::Unbounded))
         .take_while(|(key, _)| key.starts_with(prefix))

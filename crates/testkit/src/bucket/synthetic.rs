@@ -113,7 +113,12 @@ impl Set {
     pub fn new(rule: Rule, blob: Blob, seed: u64) -> Self {
         let shards = if rule.members > 0 { rule.count } else { 0 };
         let seed = draw::name(seed, &rule.prefix);
-        Self { rule, blob, seed, shards: (0..shards).map(|_| OnceLock::new()).collect() }
+        Self {
+            rule,
+            blob,
+            seed,
+            shards: (0..shards).map(|_| OnceLock::new()).collect(),
+        }
     }
 
     /// The bucket that holds the set.
@@ -125,7 +130,14 @@ impl Set {
     /// The key of object `index`.
     #[must_use]
     pub fn key(&self, index: u64) -> String {
-        let Rule { prefix, count, classes, extension, members, .. } = &self.rule;
+        let Rule {
+            prefix,
+            count,
+            classes,
+            extension,
+            members,
+            ..
+        } = &self.rule;
         match (*members, *classes) {
             (0, 0) => format!("{prefix}/{index:08}.{extension}"),
             (0, classes) => {
@@ -149,7 +161,11 @@ impl Set {
         let (mut low, mut high) = (0, self.rule.count);
         while low < high {
             let middle = low.midpoint(high);
-            if self.key(middle).as_str() <= key { low = middle + 1 } else { high = middle }
+            if self.key(middle).as_str() <= key {
+                low = middle + 1
+            } else {
+                high = middle
+            }
         }
         low
     }
@@ -170,13 +186,7 @@ impl Set {
 
     /// Up to `limit` entries after `after`, with the prefix.
     #[must_use]
-    pub fn page(
-        &self,
-        prefix: &str,
-        after: &str,
-        limit: usize,
-        version: impl Fn(&str) -> u64,
-    ) -> Vec<Entry> {
+    pub fn page(&self, prefix: &str, after: &str, limit: usize, version: impl Fn(&str) -> u64) -> Vec<Entry> {
         let mut index = self.rank(after);
         if prefix > after {
             index = index.max(self.rank(prefix).saturating_sub(1));
@@ -225,7 +235,11 @@ impl Set {
     }
 
     fn size(&self, index: u64) -> u64 {
-        if self.rule.members > 0 { self.content(index, 0).size() } else { self.draw_size(index) }
+        if self.rule.members > 0 {
+            self.content(index, 0).size()
+        } else {
+            self.draw_size(index)
+        }
     }
 
     /// Distinct numbers start at distinct places: the step is odd, the period prime.
@@ -326,7 +340,10 @@ mod tests {
         let all: Vec<String> = (0..100).map(|i| set.key(i)).collect();
         assert!(all.is_sorted());
         let page = |prefix: &str, after: &str, limit| -> Vec<String> {
-            set.page(prefix, after, limit, |_| 0).into_iter().map(|e| e.key).collect()
+            set.page(prefix, after, limit, |_| 0)
+                .into_iter()
+                .map(|e| e.key)
+                .collect()
         };
         assert_eq!(page("", "", 1000), all);
         assert_eq!(page("a/b/", "", 3), all[..3]);
@@ -345,7 +362,10 @@ mod tests {
         let one = get("w1/00000001.bin", 0);
         let two = get("w1/00000002.bin", 0);
         let new = get("w1/00000001.bin", 1);
-        assert_ne!(one.content.to_bytes().unwrap()[..99], two.content.to_bytes().unwrap()[..99]);
+        assert_ne!(
+            one.content.to_bytes().unwrap()[..99],
+            two.content.to_bytes().unwrap()[..99]
+        );
         assert_ne!(one.content.to_bytes().unwrap(), new.content.to_bytes().unwrap());
         assert_ne!(one.etag, two.etag);
         assert_ne!(one.etag, new.etag);
@@ -367,7 +387,16 @@ mod tests {
 
     #[test]
     fn bad_rules_are_refused_with_the_usage() {
-        for rule in ["", "w1", "w1:", "w1:0x5", "w1:5x9-3", "w1:5x5,tar", "w1:5x5x5", "w1:5x5,a=b"] {
+        for rule in [
+            "",
+            "w1",
+            "w1:",
+            "w1:0x5",
+            "w1:5x9-3",
+            "w1:5x5,tar",
+            "w1:5x5x5",
+            "w1:5x5,a=b",
+        ] {
             assert!(rule.parse::<Rule>().is_err(), "{rule}");
         }
     }

@@ -45,7 +45,7 @@ pub fn receive(body: Bytes, headers: &HeaderMap, payload: &Payload) -> Result<Re
             }
         }
         Payload::Chunks(chain) => {
-            let (body, trailers) = chunked::decode(&body, chain.as_ref())?;
+            let (body, trailers) = chunked::decode(&body, chain.as_deref())?;
             let named = headers.get("x-amz-decoded-content-length");
             let named = named.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
             if named.is_some_and(|size| size != body.len()) {
@@ -55,7 +55,10 @@ pub fn receive(body: Bytes, headers: &HeaderMap, payload: &Payload) -> Result<Re
             return Ok(Received { body, trailers });
         }
     }
-    Ok(Received { body, trailers: Vec::new() })
+    Ok(Received {
+        body,
+        trailers: Vec::new(),
+    })
 }
 
 /// The headers that a PUT stores.
@@ -71,8 +74,7 @@ fn stored_headers(headers: &HeaderMap) -> (Option<String>, Vec<(String, String)>
             }
             "content-encoding" => {
                 // `aws-chunked` is how the body came, not what it is.
-                let kept: Vec<&str> =
-                    text.split(',').map(str::trim).filter(|c| *c != "aws-chunked").collect();
+                let kept: Vec<&str> = text.split(',').map(str::trim).filter(|c| *c != "aws-chunked").collect();
                 if !kept.is_empty() && !kept[0].is_empty() {
                     metadata.push(("content-encoding".into(), kept.join(",")));
                 }
@@ -137,12 +139,7 @@ pub fn put(
     Ok(tagged(&etag, sum.as_ref()))
 }
 
-fn check_write(
-    storage: &Storage,
-    bucket: &str,
-    key: &str,
-    headers: &HeaderMap,
-) -> Result<(), Refusal> {
+fn check_write(storage: &Storage, bucket: &str, key: &str, headers: &HeaderMap) -> Result<(), Refusal> {
     if !storage.has_bucket(bucket) {
         return Err(Refusal::no_bucket(bucket));
     }
@@ -155,7 +152,11 @@ fn check_write(
     let matches = |tags: &str| present.as_ref().is_some_and(|etag| tag_matches(tags, etag));
     if matching.is_some_and(|tags| !matches(tags)) || unless.is_some_and(matches) {
         let message = "At least one of the pre-conditions you specified did not hold";
-        return Err(Refusal::new(StatusCode::PRECONDITION_FAILED, "PreconditionFailed", message));
+        return Err(Refusal::new(
+            StatusCode::PRECONDITION_FAILED,
+            "PreconditionFailed",
+            message,
+        ));
     }
     Ok(())
 }
@@ -177,16 +178,12 @@ fn copy_source(headers: &HeaderMap) -> Result<(String, String), Refusal> {
 /// # Errors
 ///
 /// 404 when the source or the bucket is missing.
-pub fn copy(
-    storage: &Storage,
-    bucket: &str,
-    key: &str,
-    headers: &HeaderMap,
-) -> Result<Response<Reply>, Refusal> {
+pub fn copy(storage: &Storage, bucket: &str, key: &str, headers: &HeaderMap) -> Result<Response<Reply>, Refusal> {
     let (from_bucket, from_key) = copy_source(headers)?;
     check_write(storage, bucket, key, headers)?;
-    let source =
-        storage.get(&from_bucket, &from_key)?.ok_or_else(|| Refusal::no_key(&from_key))?;
+    let source = storage
+        .get(&from_bucket, &from_key)?
+        .ok_or_else(|| Refusal::no_key(&from_key))?;
     let body = source.content.to_bytes()?;
     let mut copied = Object {
         etag: checksum::etag(&body),
@@ -194,7 +191,10 @@ pub fn copy(
         modified: SystemTime::now(),
         ..source
     };
-    if headers.get("x-amz-metadata-directive").is_some_and(|value| value == "REPLACE") {
+    if headers
+        .get("x-amz-metadata-directive")
+        .is_some_and(|value| value == "REPLACE")
+    {
         (copied.content_type, copied.metadata) = stored_headers(headers);
     }
     let modified = stamp::iso8601(copied.modified);
@@ -319,7 +319,10 @@ impl Uploads {
         let upload = uploads.1.get_mut(id).ok_or_else(|| no_upload(id))?;
         upload.parts.insert(number, (body, etag.clone(), sum.clone()));
         if copied {
-            return Ok(xml(document("CopyPartResult", &element("ETag", &format!("\"{etag}\"")))));
+            return Ok(xml(document(
+                "CopyPartResult",
+                &element("ETag", &format!("\"{etag}\"")),
+            )));
         }
         Ok(tagged(&etag, sum.as_ref()))
     }
@@ -351,12 +354,7 @@ impl Uploads {
     /// # Errors
     ///
     /// 404 without the upload, 400 when the parts don't agree.
-    pub fn complete(
-        &self,
-        storage: &Storage,
-        id: &str,
-        received: &Received,
-    ) -> Result<Response<Reply>, Refusal> {
+    pub fn complete(&self, storage: &Storage, id: &str, received: &Received) -> Result<Response<Reply>, Refusal> {
         let completion: Completion = documents::read(&received.body)?;
         let mut uploads = self.lock();
         let upload = uploads.1.get(id).ok_or_else(|| no_upload(id))?;

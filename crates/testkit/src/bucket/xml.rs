@@ -35,9 +35,7 @@ pub fn element(name: &str, text: &str) -> String {
 /// A document whose root has S3's namespace.
 #[must_use]
 pub fn document(root: &str, inside: &str) -> String {
-    format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{root} xmlns=\"{NAMESPACE}\">{inside}</{root}>"
-    )
+    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{root} xmlns=\"{NAMESPACE}\">{inside}</{root}>")
 }
 
 /// The body of `DeleteObjects`.
@@ -84,9 +82,7 @@ pub struct CompletedPart {
 ///
 /// 400 `MalformedXML`.
 pub fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
-    let malformed = |why: String| {
-        Refusal::new(http::StatusCode::BAD_REQUEST, "MalformedXML", why)
-    };
+    let malformed = |why: String| Refusal::new(http::StatusCode::BAD_REQUEST, "MalformedXML", why);
     let text = std::str::from_utf8(body).map_err(|error| malformed(error.to_string()))?;
     quick_xml::de::from_str(text).map_err(|error| malformed(error.to_string()))
 }
