@@ -254,6 +254,109 @@ class Bucket:
         self.stop()
 
 
+class SlowFs:
+    """A directory mirrored as a slow, read-only file system; needs `/dev/fuse` and root or fusermount3.
+
+    Args:
+        source: The directory to mirror.
+        target: The directory to mount it at.
+        delay_ms: Delay of each open and each read request.
+        mb_s: Megabytes per second of all reads together; 0 is unlimited.
+        cpu: The CPU to pin the server to.
+        options: More options of `slowfs`.
+
+    Raises:
+        FileNotFoundError: The binary is not built.
+        RuntimeError: It can't be mounted.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        target: str | os.PathLike[str],
+        *,
+        delay_ms: float = 5.0,
+        mb_s: float = 500.0,
+        cpu: int | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """Mounts it and waits until it is there."""
+        program = binary("slowfs")
+        if program is None:
+            raise FileNotFoundError("no slowfs binary: run `cargo build -p foreload-testkit`")
+        self.target = Path(target)
+        command = [str(program), str(source), str(target), f"--delay-ms={delay_ms}", f"--mb-s={mb_s}", "--until-eof"]
+        self._process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        if cpu is not None:
+            os.sched_setaffinity(self._process.pid, {cpu})
+        deadline = time.monotonic() + 20
+        while not os.path.ismount(self.target):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                _, errors = self._process.communicate()
+                raise RuntimeError(errors.decode(errors="replace").strip())
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Unmounts it; may be called twice."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            subprocess.run(["umount", "-l", str(self.target)], check=False)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Unmounts it."""
+        self.stop()
+
+
+def bare(verb: str, *options: str, bucket: Bucket | None = None, cpu: int | None = None) -> list[dict[str, Any]]:
+    """Runs the yardstick.
+
+    Args:
+        verb: `get` (from a bucket), `files` (below a directory) or `direct` (ranges of a file, O_DIRECT).
+        options: Options of that verb, such as `--synthetic=w1:10000x110000`, `--connections=64`.
+        bucket: The bucket to read from, for `get`.
+        cpu: The CPU to pin it to.
+
+    Returns:
+        A report per number of connections: connections, requests, bytes, seconds, samples_per_s, mb_per_s,
+        cpu_s, cpu_s_per_gb, crc32c.
+
+    Raises:
+        FileNotFoundError: The binary is not built.
+        RuntimeError: A request failed.
+    """
+    program = binary("bare")
+    if program is None:
+        raise FileNotFoundError("no bare binary: run `cargo build -p foreload-testkit`")
+    command = [str(program), verb, *options]
+    if bucket is not None:
+        keys = ["--access-key", bucket.access_key, "--secret-key", bucket.secret_key]
+        command += ["--endpoint", bucket.endpoint, *keys]
+        command += ["--ca", bucket.ca_file] if bucket.ca_file is not None else []
+    if cpu is not None:
+        command = ["taskset", "-c", str(cpu), *command]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError(ran.stderr.strip())
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
 def quote(key: str) -> str:
     """Encodes a key for a URL path."""
     return urllib.parse.quote(key, safe="/~")

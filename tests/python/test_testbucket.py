@@ -623,3 +623,45 @@ class TestProcess:
             start = time.monotonic()
             fetch(f"{slow.endpoint}/bench/w1/00000000.bin")
             assert time.monotonic() - start < took
+
+
+class TestBare:
+    def test_it_reports_what_it_read(self, server: Any) -> None:
+        (one, two) = bucket_module.bare(
+            "get", f"--synthetic={LIST_RULE}", "--connections=1,8", "--shuffle", bucket=server
+        )
+        assert (one["connections"], two["connections"]) == (1, 8)
+        assert one["requests"] == two["requests"] == 2500
+        assert one["bytes"] == two["bytes"]
+        assert one["crc32c"] == two["crc32c"]
+        assert server.counters()["requests"] == {"get": 5000}
+
+    def test_the_same_bytes_lie_in_files(self, server: Any, s3: Any, tmp_path: Path) -> None:
+        ranges = []
+        for number in range(20):
+            key = f"w1/{number:08}.bin"
+            body = s3.get_object(Bucket="bench", Key=key)["Body"].read()
+            (tmp_path / Path(key).name).write_bytes(body)
+            ranges.append(f"{Path(key).name}\t0\t{len(body)}")
+        (tmp_path / "ranges").write_text("\n".join(ranges))
+        (files,) = bucket_module.bare("files", f"--root={tmp_path}", f"--ranges={tmp_path / 'ranges'}", "--threads=4")
+        (got,) = bucket_module.bare("get", f"--synthetic={LIST_RULE}", "--limit=20", bucket=server)
+        assert files["crc32c"] == got["crc32c"]
+
+    def test_an_error_is_an_error(self, server: Any) -> None:
+        server.add_fault("status", nth=7)
+        with pytest.raises(RuntimeError, match="expected status 206, got 500"):
+            bucket_module.bare("get", f"--synthetic={LIST_RULE}", bucket=server)
+
+
+@pytest.mark.needs("fuse")
+def test_a_slow_file_system_is_there_until_it_is_stopped(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "file").write_bytes(b"content")
+    with bucket_module.SlowFs(source, target, delay_ms=20) as slow:
+        start = time.monotonic()
+        assert (slow.target / "file").read_bytes() == b"content"
+        assert time.monotonic() - start >= 0.040
+    assert not (target / "file").exists()

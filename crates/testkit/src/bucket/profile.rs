@@ -13,9 +13,11 @@ use tokio::time::Instant;
 
 use crate::draw;
 
+/// How much of what it missed a line makes up for.
+///
 /// Two hyper-threads shared with a client delay a timer by up to some tens of milliseconds; what
 /// was missed for longer than that is lost, as on a real line.
-const SLACK: Duration = Duration::from_millis(50);
+pub const SLACK: Duration = Duration::from_millis(50);
 
 /// The server's timing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
