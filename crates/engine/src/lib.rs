@@ -1,1 +1,20 @@
-//! Carries a plan out: slots, tiers, agent, client, metrics.
+//! Carries a plan out: fetches, tiers, slots, and the agent that does it for all processes of a node.
+//!
+//! [`agent`] is a process that serves clients over a Unix socket; each [`job`] in it owns one scheduler of `foreload_plan` and carries out what that orders:
+//! fetches through `foreload_store` into the cache arena ([`slots`], [`scatter`]), reads and writes of [`disk`] tiers, deliveries to the
+//! [`connection`] that asked. [`client`] is the other side of the [`protocol`]: it runs in the user's process, has no thread
+//! and no runtime, and maps the arenas. Nothing here decides what to fetch, when, or where to keep it.
+
+pub mod agent;
+pub mod batches;
+pub mod calls;
+pub mod client;
+pub mod connection;
+pub mod dataset;
+pub mod disk;
+pub mod env;
+pub mod job;
+mod listing;
+pub mod protocol;
+pub mod scatter;
+pub mod slots;

@@ -314,7 +314,7 @@ impl Scheduler {
         let mut budget = STEP_ENTRIES;
         while let Some(&(line, entry)) = self.wanted.first() {
             let it = self.window.peek(line).map(|l| l.entries[entry]);
-            if let Some(it) = it.filter(|it| it.read == Read::Unplanned && it.waiter != 0)
+            if let Some(_waited_for) = it.filter(|it| it.read == Read::Unplanned && it.waiter != 0)
                 && self.plan_read(line, entry, true, actions).is_err()
             {
                 if self.is_stuck() {
@@ -672,6 +672,12 @@ impl Scheduler {
             }
         }
         false
+    }
+
+    /// The current stay of a sample in memory, if it has one.
+    #[must_use]
+    pub fn handle_of(&self, sample: u64) -> Option<crate::action::Handle> {
+        self.residents.find(sample).map(|id| self.residents.handle(id))
     }
 
     /// What a request waits for, oldest first; for the watchdog.

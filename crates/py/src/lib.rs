@@ -1,9 +1,35 @@
 //! Python conversions over the engine's client; decides nothing.
+//!
+//! `foreload._core` is what `python/foreload` is built on: the connection to the agent ([`agent`]), jobs and their deliveries ([`job`]), memory
+//! seen from Python ([`buffer`]), the index ([`index`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
+//! function checks its arguments, releases the GIL for whatever may take time, and turns errors into the classes of
+//! `foreload.errors` ([`errors`]). The package's documentation of these classes is `_core.pyi`.
+
+mod agent;
+mod buffer;
+mod errors;
+mod index;
+mod job;
+mod plan;
+mod tools;
 
 /// The native half of the package `foreload`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::agent::Agent;
+    #[pymodule_export]
+    use crate::buffer::{Sample, Slot};
+    #[pymodule_export]
+    use crate::index::Index;
+    #[pymodule_export]
+    use crate::job::{Delivery, Job};
+    #[pymodule_export]
+    use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::tools::{price, simulate};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

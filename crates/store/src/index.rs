@@ -16,6 +16,9 @@ mod column;
 mod etags;
 mod keys;
 mod layout;
+mod select;
+
+pub(crate) use etags::bare_etag;
 
 pub use builder::{IndexBuilder, NewField, NewObject, NewSample};
 
@@ -380,7 +383,7 @@ pub fn content_key(root: &str, object: &ObjectRef, range: std::ops::Range<u64>) 
     part(root.as_bytes());
     part(object.key.as_bytes());
     // The size is part of the identity too: it is all there is when a store sends neither ETag nor version.
-    part(object.etag.as_deref().unwrap_or("").as_bytes());
+    part(bare_etag(object.etag.as_deref().unwrap_or("")).as_bytes());
     part(object.version.as_deref().unwrap_or("").as_bytes());
     for number in [object.size, range.start, range.end] {
         part(&number.to_le_bytes());

@@ -1,3 +1,67 @@
-//! The agent's executable: one process per user and cache directory, started by the first client.
+//! The agent's program. Clients start it; nobody has to.
+//!
+//! `foreload-agent start SOCKET CACHE_DIR LINGER_S` starts a detached agent and ends; `serve` with the same arguments is that agent.
 
-fn main() {}
+use foreload_engine::agent::{AgentSettings, run};
+use foreload_engine::client::own_directory;
+use rustix::fs::FlockOperation;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, verb, socket, cache_dir, linger_s] = arguments.as_slice() else {
+        eprintln!("usage: foreload-agent start|serve SOCKET CACHE_DIR LINGER_S (clients start it by themselves)");
+        return ExitCode::from(2);
+    };
+    let Some(linger) = linger_s.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()) else {
+        eprintln!("foreload-agent: {linger_s} is no number of seconds");
+        return ExitCode::from(2);
+    };
+    let settings = AgentSettings { socket: PathBuf::from(socket), cache_dir: PathBuf::from(cache_dir), linger };
+    let ended = match verb.as_str() {
+        "start" => detach(&arguments),
+        "serve" => serve(settings),
+        _ => Err(io::Error::other(format!("unknown verb {verb}"))),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("foreload-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Starts the same program as `serve` in a session of its own: signals of the user's terminal don't reach it, and the user's process has no child.
+fn detach(arguments: &[String]) -> io::Result<()> {
+    let program = std::env::current_exe()?;
+    Command::new(program).arg("serve").args(&arguments[2..]).current_dir("/").spawn().map(drop)
+}
+
+fn serve(settings: AgentSettings) -> io::Result<()> {
+    // Fails only for a process that leads a session already.
+    let _ = rustix::process::setsid();
+    let directory = settings.socket.parent().unwrap_or(Path::new("/"));
+    own_directory(directory)?;
+    std::fs::create_dir_all(&settings.cache_dir)?;
+    let lock = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(settings.socket.with_extension("lock"))?;
+    // The kernel drops the lock with the process, however it ends: nothing to clean up. Who doesn't get it leaves the place to who has it.
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(());
+    }
+    // A socket left by a killed agent; we have the lock, so nobody serves it.
+    match std::fs::remove_file(&settings.socket) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&settings.socket)?;
+    let socket = settings.socket.clone();
+    let ended = run(settings, listener);
+    let _ = std::fs::remove_file(socket);
+    drop(lock);
+    ended
+}

@@ -1,0 +1,454 @@
+//! The agent: one process per user and cache directory that runs the jobs of all its clients.
+//!
+//! Clients connect to a Unix socket that only their user can open. The agent reads their messages, hands wants and releases to the [`Job`] they belong
+//! to, and answers calls. It holds no state that must survive it: a client that finds no agent starts one, a killed agent leaves nothing but its
+//! disk tier, and what a dead client held comes back when its socket closes. It ends when nobody has been attached for `linger`.
+
+use crate::calls::{Attach, Call, JobStatus, Open, Reply};
+use crate::connection::Connection;
+use crate::dataset::Dataset;
+use crate::disk::{DiskSettings, DiskTier};
+use crate::job::{Job, SharedTier};
+use crate::protocol::{Ask, Frames, Malformed, Say, Trouble, VERSION};
+use foreload_plan::action::Event;
+use rustc_hash::FxHashMap;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How the agent runs.
+#[derive(Clone, Debug)]
+pub struct AgentSettings {
+    /// Where clients find it.
+    pub socket: PathBuf,
+    /// Indexes, logs and, unless a job names another, disk tiers.
+    pub cache_dir: PathBuf,
+    /// How long it outlives its last client. Default 60 s: a restarted job finds its memory warm.
+    pub linger: Duration,
+}
+
+/// The agent's state. One thread; everything is shared by `Rc`.
+pub struct Agent {
+    settings: AgentSettings,
+    connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
+    datasets: RefCell<Vec<Rc<Dataset>>>,
+    jobs: RefCell<BTreeMap<u32, Rc<Job>>>,
+    tiers: RefCell<FxHashMap<PathBuf, SharedTier>>,
+    next: Cell<u64>,
+    last_seen: Cell<Instant>,
+    retire: Cell<bool>,
+    changed: Notify,
+}
+
+enum Fds {
+    None,
+    Index(Rc<Dataset>),
+    Arenas(Rc<Job>),
+}
+
+impl Agent {
+    /// An agent without clients.
+    #[must_use]
+    pub fn new(settings: AgentSettings) -> Rc<Self> {
+        Rc::new(Agent {
+            settings,
+            connections: RefCell::default(),
+            datasets: RefCell::default(),
+            jobs: RefCell::default(),
+            tiers: RefCell::default(),
+            next: Cell::new(1),
+            last_seen: Cell::new(Instant::now()),
+            retire: Cell::new(false),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Serves clients until nobody has been attached for the lingering time. Must run inside a `LocalSet`.
+    ///
+    /// # Errors
+    /// When the listener breaks.
+    pub async fn serve(self: Rc<Self>, listener: UnixListener) -> io::Result<()> {
+        loop {
+            let rest = self.settings.linger.saturating_sub(self.last_seen.get().elapsed());
+            let alone = self.connections.borrow().is_empty();
+            if alone && (rest.is_zero() || self.retire.get()) {
+                return Ok(());
+            }
+            tokio::select! {
+                accepted = listener.accept() => {
+                    let (stream, _) = accepted?;
+                    tokio::task::spawn_local(Rc::clone(&self).attend(stream));
+                }
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep(rest), if alone => {}
+            }
+        }
+    }
+
+    async fn attend(self: Rc<Self>, stream: UnixStream) {
+        // The socket's directory admits our user only; this also refuses a descriptor that was passed on.
+        let ours = stream.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::getuid().as_raw());
+        if !ours {
+            return;
+        }
+        let id = self.next.replace(self.next.get() + 1);
+        let connection = Rc::new(Connection::new(id, stream));
+        self.connections.borrow_mut().insert(id, Rc::clone(&connection));
+        let drain = {
+            let connection = Rc::clone(&connection);
+            tokio::task::spawn_local(async move { connection.drain().await })
+        };
+        if let Err(error) = Rc::clone(&self).listen(&connection).await {
+            eprintln!("foreload-agent: connection {id}: {error}");
+        }
+        self.part(&connection);
+        drain.abort();
+    }
+
+    async fn listen(self: Rc<Self>, connection: &Rc<Connection>) -> Result<(), Malformed> {
+        let (mut frames, mut buffer) = (Frames::default(), vec![0u8; 64 << 10]);
+        loop {
+            if connection.stream().readable().await.is_err() {
+                return Ok(());
+            }
+            match connection.stream().try_read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(n) => {
+                    frames.feed(&buffer[..n]);
+                    frames.drain(|frame| {
+                        self.take(connection, Ask::decode(frame)?);
+                        Ok::<_, Malformed>(())
+                    })?;
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// A client is gone: everything it held comes back.
+    fn part(&self, connection: &Rc<Connection>) {
+        self.connections.borrow_mut().remove(&connection.id);
+        let jobs: Vec<Rc<Job>> = self.jobs.borrow().values().cloned().collect();
+        let mut leases = connection.close();
+        for job in jobs {
+            job.withdraw(connection, None);
+            job.batches.borrow_mut().reclaim(connection.id);
+            if let Some(handles) = leases.remove(&job.id) {
+                job.step(Event::Release { handles });
+            }
+            if connection.jobs.borrow().contains(&job.id) {
+                job.clients.set(job.clients.get() - 1);
+                if job.clients.get() == 0 {
+                    job.idle_since.set(Some(Instant::now()));
+                    self.drop_idle_later(&job);
+                }
+            }
+        }
+        self.last_seen.set(Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// Keeps a job that nobody is attached to for the lingering time: whoever restarts finds its memory warm.
+    fn drop_idle_later(&self, job: &Rc<Job>) {
+        let (job, linger) = (Rc::clone(job), self.settings.linger);
+        let Some(agent) = self.this() else { return };
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(linger).await;
+            if job.idle_since.get().is_some_and(|since| since.elapsed() >= linger) {
+                agent.drop_job(&job);
+            }
+        });
+    }
+
+    fn drop_job(&self, job: &Rc<Job>) {
+        job.close();
+        self.jobs.borrow_mut().remove(&job.id);
+    }
+
+    fn this(&self) -> Option<Rc<Self>> {
+        CURRENT.with(|current| current.borrow().clone())
+    }
+
+    fn take(self: &Rc<Self>, connection: &Rc<Connection>, ask: Ask) {
+        let find = |job: u32| self.jobs.borrow().get(&job).cloned();
+        let gone = |id: u64| {
+            let body = serde_json::to_string(&Trouble::new("closed", "the job has ended; attach again")).unwrap_or_default();
+            connection.say(&Say::Refuse { id, body });
+        };
+        match ask {
+            Ask::Call { id, body } => {
+                let (agent, connection) = (Rc::clone(self), Rc::clone(connection));
+                tokio::task::spawn_local(agent.answer(connection, id, body));
+            }
+            Ask::Start { job, rank, epoch, batch } => {
+                if let Some(job) = find(job) {
+                    job.step(Event::Start { rank, epoch, batch });
+                }
+            }
+            Ask::WantBatch { id, job, rank, epoch, batch } => match find(job) {
+                Some(job) => job.want(connection, id, |request| Event::WantBatch { request, rank, epoch, batch }),
+                None => gone(id),
+            },
+            Ask::WantSamples { id, job, rank, samples } => match find(job) {
+                Some(job) => job.want(connection, id, |request| Event::WantSamples { request, rank, samples }),
+                None => gone(id),
+            },
+            Ask::Withdraw { job, id } => {
+                if let Some(job) = find(job) {
+                    job.withdraw(connection, Some(id));
+                }
+            }
+            Ask::Release { job, handles, slots } => {
+                if let Some(found) = find(job) {
+                    slots.into_iter().for_each(|slot| found.batches.borrow_mut().give(slot, connection.id));
+                    let handles = connection.unlease(job, handles);
+                    if !handles.is_empty() {
+                        found.step(Event::Release { handles });
+                    }
+                }
+            }
+            Ask::WantSlot { id, job, len } => {
+                let taken = find(job).and_then(|job| job.batches.borrow_mut().take(len, connection.id));
+                let (slot, offset, len) = taken.map_or((0, 0, 0), |(id, slot)| (id, slot.offset, len));
+                connection.say(&Say::Slot { id, slot, offset, len });
+            }
+            Ask::Adopt { id, job, from, handles, slots } => {
+                let whole = find(job).is_some_and(|found| self.adopt(&found, connection, from, &handles, &slots));
+                connection.say(&Say::Adopted { id, whole });
+            }
+        }
+    }
+
+    fn adopt(&self, job: &Rc<Job>, to: &Rc<Connection>, from: u64, handles: &[foreload_plan::action::Handle], slots: &[u64]) -> bool {
+        let Some(from) = self.connections.borrow().get(&from).cloned() else { return false };
+        if !from.hand_over(job.id, handles, to) {
+            return false;
+        }
+        let whole = job.batches.borrow_mut().adopt(slots, from.id, to.id);
+        if !whole {
+            to.hand_over(job.id, handles, &from);
+        }
+        whole
+    }
+
+    async fn answer(self: Rc<Self>, connection: Rc<Connection>, id: u64, body: String) {
+        let answered = match serde_json::from_str::<Call>(&body) {
+            Ok(call) => Rc::clone(&self).call(&connection, id, call).await,
+            Err(error) => Err(Trouble::new("invalid", format!("malformed call: {error}"))),
+        };
+        let (reply, fds) = answered.unwrap_or_else(|trouble| (Reply::Failed(trouble), Fds::None));
+        let say = Say::Reply { id, body: serde_json::to_string(&reply).unwrap_or_default() };
+        let sent = match &fds {
+            Fds::None => {
+                connection.say(&say);
+                Ok(())
+            }
+            Fds::Index(dataset) => connection.say_with(&say, &[dataset.shared.as_fd()]).await,
+            Fds::Arenas(job) => {
+                let batches = job.batches.borrow().shared().as_fd().try_clone_to_owned();
+                match batches {
+                    Ok(batches) => connection.say_with(&say, &[job.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>]).await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        if let Err(error) = sent {
+            eprintln!("foreload-agent: answering connection {}: {error}", connection.id);
+        }
+    }
+
+    async fn call(self: Rc<Self>, connection: &Rc<Connection>, id: u64, call: Call) -> Result<(Reply, Fds), Trouble> {
+        match call {
+            Call::Hello { version, pid } => {
+                if version != VERSION {
+                    let message = format!(
+                        "the agent of process {} speaks protocol {VERSION}, the client of process {pid} speaks {version}: two versions of foreload share one cache directory; end the older run, or give FORELOAD_CACHE_DIR another",
+                        std::process::id()
+                    );
+                    return Err(Trouble::new("invalid", message));
+                }
+                Ok((Reply::Welcome { version: VERSION, pid: std::process::id(), connection: connection.id }, Fds::None))
+            }
+            Call::Open(open) => self.open(connection, id, open).await,
+            Call::Subset { dataset, samples } => {
+                let whole = self.dataset(dataset)?;
+                let subset = Rc::new(whole.subset(&samples)?);
+                let known = self.datasets.borrow().iter().position(|d| d.index.digest() == subset.index.digest() && d.open == subset.open);
+                let number = known.unwrap_or_else(|| {
+                    self.datasets.borrow_mut().push(subset);
+                    self.datasets.borrow().len() - 1
+                });
+                self.opened(number)
+            }
+            Call::Attach(attach) => self.attach(connection, *attach),
+            Call::Credentials { dataset, storage_options } => {
+                let dataset = self.dataset(dataset)?;
+                dataset.renew(&storage_options)?;
+                Ok((Reply::Done, Fds::None))
+            }
+            Call::Supply { job, epoch, samples } => {
+                self.job(job)?.step(Event::Epoch { epoch, samples });
+                Ok((Reply::Done, Fds::None))
+            }
+            Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),
+            Call::Status => {
+                let jobs = self.jobs.borrow();
+                let jobs = jobs.values().map(|job| JobStatus {
+                    job: job.id,
+                    url: job.dataset.open.url.clone(),
+                    clients: job.clients.get(),
+                    ram_bytes: job.attach.ram_bytes,
+                });
+                let jobs = jobs.collect();
+                Ok((Reply::Status { pid: std::process::id(), connections: self.connections.borrow().len() as u64, jobs }, Fds::None))
+            }
+            Call::Retire => {
+                self.retire.set(true);
+                self.changed.notify_one();
+                Ok((Reply::Done, Fds::None))
+            }
+        }
+    }
+
+    fn dataset(&self, id: u32) -> Result<Rc<Dataset>, Trouble> {
+        self.datasets.borrow().get(id as usize).cloned().ok_or_else(|| Trouble::new("invalid", format!("no data set {id} is open")))
+    }
+
+    fn job(&self, id: u32) -> Result<Rc<Job>, Trouble> {
+        self.jobs.borrow().get(&id).cloned().ok_or_else(|| Trouble::new("closed", format!("job {id} has ended; attach again")))
+    }
+
+    async fn open(&self, connection: &Rc<Connection>, id: u64, open: Open) -> Result<(Reply, Fds), Trouble> {
+        let opened = self.datasets.borrow().iter().position(|dataset| dataset.open == open && !open.refresh);
+        let number = match opened {
+            Some(number) => number,
+            None => {
+                let progress = |progress| {
+                    connection.say(&Say::Progress { id, body: serde_json::to_string(&progress).unwrap_or_default() });
+                };
+                let dataset = Rc::new(Dataset::open(open, &self.settings.cache_dir, progress).await?);
+                self.datasets.borrow_mut().push(dataset);
+                self.datasets.borrow().len() - 1
+            }
+        };
+        self.opened(number)
+    }
+
+    fn opened(&self, number: usize) -> Result<(Reply, Fds), Trouble> {
+        let dataset = self.dataset(number as u32)?;
+        let reply = Reply::Opened { dataset: number as u32, index_bytes: dataset.index.as_bytes().len() as u64, origin: dataset.origin.to_owned() };
+        Ok((reply, Fds::Index(dataset)))
+    }
+
+    fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
+        let dataset = self.dataset(attach.dataset)?;
+        if attach.order.dataset != dataset.digest() || attach.order.samples != dataset.index.len() {
+            return Err(Trouble::new("invalid", "the order was made for another data set (its digest or number of samples differs)"));
+        }
+        // Equal words join; a job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
+        let same = |job: &&Rc<Job>| {
+            let alike = Attach { session: attach.session.clone(), ..job.attach.clone() } == attach;
+            alike && (job.attach.session == attach.session || job.clients.get() == 0)
+        };
+        let running = self.jobs.borrow().values().find(same).cloned();
+        let mut warnings = Vec::new();
+        let (job, joined) = match running {
+            Some(job) => (job, true),
+            None => {
+                // What lingers makes room for what is wanted now.
+                let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(|job| job.clients.get() == 0).cloned().collect();
+                idle.iter().for_each(|job| self.drop_job(job));
+                let tiers = attach.disks.iter().map(|disk| self.tier(disk, &mut warnings)).collect::<Result<Vec<_>, _>>()?;
+                let id = self.next.replace(self.next.get() + 1) as u32;
+                let job = Job::start(id, attach, dataset, tiers)?;
+                self.jobs.borrow_mut().insert(id, Rc::clone(&job));
+                (job, false)
+            }
+        };
+        if connection.jobs.borrow_mut().insert(job.id) {
+            job.clients.set(job.clients.get() + 1);
+        }
+        job.idle_since.set(None);
+        let reply = Reply::Attached {
+            job: job.id,
+            cache_bytes: job.cache.map().len(),
+            batch_bytes: job.attach.batch_bytes,
+            joined,
+            found: job.found,
+            plan: job.plan_digest(),
+            warnings,
+        };
+        Ok((reply, Fds::Arenas(job)))
+    }
+
+    fn tier(&self, disk: &crate::calls::DiskShare, warnings: &mut Vec<String>) -> Result<SharedTier, Trouble> {
+        if let Some(tier) = self.tiers.borrow().get(&disk.directory) {
+            return Ok(Rc::clone(tier));
+        }
+        let settings = DiskSettings::new(disk.capacity_bytes);
+        let (tier, report) = DiskTier::open(&disk.directory, settings)
+            .map_err(|e| Trouble::new("invalid", format!("opening the disk tier at {}: {e}", disk.directory.display())))?;
+        for (path, damage) in &report.damaged {
+            warnings.push(format!("the cache file {} was damaged and is gone: {damage:?}; what it held is fetched again", path.display()));
+        }
+        let tier = Rc::new(RefCell::new(tier));
+        self.tiers.borrow_mut().insert(disk.directory.clone(), Rc::clone(&tier));
+        Ok(tier)
+    }
+
+    /// Proves that every job obeyed its plan; for tests, with everything recorded.
+    ///
+    /// # Errors
+    /// The first difference, in words.
+    pub fn replay_all(&self) -> Result<u64, String> {
+        let mut jobs = 0;
+        for job in self.jobs.borrow().values() {
+            job.replay()?;
+            jobs += 1;
+        }
+        Ok(jobs)
+    }
+}
+
+thread_local! {
+    /// The agent of this thread, for tasks that outlive the call that made them.
+    static CURRENT: RefCell<Option<Rc<Agent>>> = const { RefCell::new(None) };
+}
+
+/// Runs an agent on this thread until it retires.
+///
+/// # Errors
+/// When the runtime can't be made or the listener breaks.
+pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // Disk reads at depth 32, some writes, and lookups of names.
+        .max_blocking_threads(48)
+        .build()?;
+    listener.set_nonblocking(true)?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        let agent = Agent::new(settings);
+        CURRENT.with(|current| *current.borrow_mut() = Some(Rc::clone(&agent)));
+        let served = Rc::clone(&agent).serve(UnixListener::from_std(listener)?).await;
+        if std::env::var_os("FORELOAD_UNSTABLE_RECORD").is_some() {
+            match agent.replay_all() {
+                Ok(jobs) => eprintln!("foreload-agent: {jobs} jobs replay to equality"),
+                Err(difference) => {
+                    eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
+                    std::process::exit(70);
+                }
+            }
+        }
+        CURRENT.with(|current| current.borrow_mut().take());
+        served
+    })
+}

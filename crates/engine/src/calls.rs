@@ -1,0 +1,292 @@
+//! The calls of the protocol: what a client asks once per data set or job, and the answers, as JSON.
+
+use foreload_plan::Digest;
+use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::model::Pinned;
+use foreload_plan::policy::Policy;
+use foreload_plan::scheduler::Gauges;
+use foreload_plan::spec::OrderSpec;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What a client can call.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Call {
+    /// The first call of a connection.
+    Hello {
+        /// The client's [`VERSION`](crate::protocol::VERSION).
+        version: u32,
+        /// Its process, for messages.
+        pid: u32,
+    },
+    /// Opens a data set; the answer carries its index as a memfd.
+    Open(Open),
+    /// Some samples of a data set as a data set of its own; answered like [`Call::Open`].
+    Subset {
+        /// The data set's id.
+        dataset: u32,
+        /// Its samples, in their new order.
+        samples: Vec<u64>,
+    },
+    /// Joins or starts a job; the answer carries its two arenas.
+    Attach(Box<Attach>),
+    /// New credentials for a data set, from the client's provider.
+    Credentials {
+        /// The data set's id.
+        dataset: u32,
+        /// As in [`Open::storage_options`].
+        storage_options: BTreeMap<String, String>,
+    },
+    /// The samples of an epoch, for orders that are supplied.
+    Supply {
+        /// The job.
+        job: u32,
+        /// The epoch.
+        epoch: u32,
+        /// Samples by position.
+        samples: Vec<u64>,
+    },
+    /// What happened in a job so far.
+    Stats {
+        /// The job.
+        job: u32,
+    },
+    /// What the agent is doing.
+    Status,
+    /// Ends the agent once nobody is attached any more, without lingering.
+    Retire,
+}
+
+/// A data set to open.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Open {
+    /// `s3://bucket/prefix` and so on.
+    pub url: String,
+    /// `auto`, `folder`, `flat`, `tar`, `manifest`.
+    pub format: String,
+    /// Endpoint, region, credentials and other options of the store.
+    pub storage_options: BTreeMap<String, String>,
+    /// A saved index: a local path or a URL. Default: the one saved in the cache directory, then one saved beside the data, then a listing.
+    pub index: Option<String>,
+    /// List again even if an index is saved.
+    pub refresh: bool,
+    /// Which files are samples, as suffixes (`jpg`); empty: all.
+    pub extensions: Vec<String>,
+}
+
+/// A disk tier of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskShare {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Bytes it may use.
+    pub capacity_bytes: u64,
+    /// Speeds to assume instead of measuring.
+    #[serde(default)]
+    pub pinned: Option<Pinned>,
+}
+
+/// A job to join or start. Clients with equal values join the same job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    /// The data set's id.
+    pub dataset: u32,
+    /// Tells two jobs with equal plans apart; the ranks of one job use the same word. A job that nobody is attached to is taken over whatever its word.
+    pub session: String,
+    /// The order.
+    pub order: OrderSpec,
+    /// Data ranks in the run.
+    pub world: u32,
+    /// Those of this node.
+    pub ranks: Vec<u32>,
+    /// Share short batches unequally.
+    pub uneven: bool,
+    /// The policy.
+    #[serde(default)]
+    pub policy: Policy,
+    /// Memory of the job: RAM tier, staging and batches together.
+    pub ram_bytes: u64,
+    /// Of it, for collated batches.
+    pub batch_bytes: u64,
+    /// Of it, for what passes through; `None`: the plan's default.
+    #[serde(default)]
+    pub staging_bytes: Option<u64>,
+    /// Disk tiers, fastest first.
+    #[serde(default)]
+    pub disks: Vec<DiskShare>,
+    /// Requests in flight.
+    #[serde(default)]
+    pub concurrency: ConcurrencySettings,
+    /// Twins per hundred requests.
+    #[serde(default = "hedges")]
+    pub hedge_per_cent: u32,
+    /// Longest time of a load, retries included, in seconds.
+    #[serde(default = "timeout")]
+    pub timeout_s: f64,
+    /// Waiting longer than this is reported, in seconds.
+    #[serde(default = "stall")]
+    pub stall_s: f64,
+    /// Epochs in the run, if known.
+    #[serde(default)]
+    pub epochs: Option<u32>,
+    /// Speeds of the bucket to assume instead of measuring.
+    #[serde(default)]
+    pub bucket: Option<Pinned>,
+    /// Writes one line of JSON per second of activity to this file.
+    #[serde(default)]
+    pub metrics_log: Option<PathBuf>,
+}
+
+fn hedges() -> u32 {
+    5
+}
+
+// Half a minute outlives a bucket's usual hiccup and is still far below any collective's time-out.
+fn timeout() -> f64 {
+    30.0
+}
+
+// Ten seconds without a sample never happen to a healthy run.
+fn stall() -> f64 {
+    10.0
+}
+
+/// The answer to a [`Call`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Reply {
+    /// The agent's side of the handshake.
+    Welcome {
+        /// The agent's [`VERSION`](crate::protocol::VERSION).
+        version: u32,
+        /// Its process.
+        pid: u32,
+        /// This connection's id, which hand-overs name.
+        connection: u64,
+    },
+    /// An opened data set. Carries one fd: the index.
+    Opened {
+        /// Its id.
+        dataset: u32,
+        /// Bytes of the index.
+        index_bytes: u64,
+        /// Where the index came from: `listed`, `cache`, `saved`.
+        origin: String,
+    },
+    /// A job. Carries two fds: cache arena, batch arena.
+    Attached {
+        /// Its id.
+        job: u32,
+        /// Bytes of the cache arena.
+        cache_bytes: u64,
+        /// Bytes of the batch arena.
+        batch_bytes: u64,
+        /// Whether it was running already.
+        joined: bool,
+        /// Samples found in the disk tiers.
+        found: u64,
+        /// The plan's digest, which ranks compare.
+        plan: Digest,
+        /// What was wrong with the tiers and could be mended.
+        warnings: Vec<String>,
+    },
+    /// Done, and nothing to say.
+    Done,
+    /// Counters of a job.
+    Stats(Box<Stats>),
+    /// The agent's state.
+    Status {
+        /// Its process.
+        pid: u32,
+        /// Connections.
+        connections: u64,
+        /// Jobs.
+        jobs: Vec<JobStatus>,
+    },
+    /// It failed.
+    Failed(crate::protocol::Trouble),
+}
+
+/// How far a long call is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What it does: `listing`, `reading headers`, ...
+    pub step: String,
+    /// Done so far.
+    pub done: u64,
+    /// In all, when known.
+    pub total: Option<u64>,
+}
+
+/// A job, in the agent's status.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// Its id.
+    pub job: u32,
+    /// The data set's URL.
+    pub url: String,
+    /// Connections attached.
+    pub clients: u64,
+    /// Memory of its arenas.
+    pub ram_bytes: u64,
+}
+
+/// Counters of a job since it started.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// Samples delivered.
+    pub samples: u64,
+    /// Bytes delivered.
+    pub bytes: u64,
+    /// Of the samples, found in memory.
+    pub ram_hits: u64,
+    /// Read from disk.
+    pub disk_hits: u64,
+    /// Fetched from the bucket.
+    pub bucket_reads: u64,
+    /// Bytes found in memory.
+    pub ram_bytes: u64,
+    /// Bytes read from disk.
+    pub disk_bytes: u64,
+    /// Bytes of delivered samples that were fetched for it.
+    pub bucket_bytes: u64,
+    /// Ranged GETs sent, retries included.
+    pub requests: u64,
+    /// Bytes asked of the bucket.
+    pub requested_bytes: u64,
+    /// GETs repeated after a failure.
+    pub retries: u64,
+    /// Twins sent after late GETs.
+    pub hedges: u64,
+    /// Twins that came first.
+    pub hedges_won: u64,
+    /// Loads that failed for good.
+    pub failures: u64,
+    /// Samples written to disk.
+    pub kept_samples: u64,
+    /// Samples whose disk record failed its checksum and was fetched again.
+    pub quarantined: u64,
+    /// Seconds in which at least one consumer waited.
+    pub waited_s: f64,
+    /// The slowest loads: object and seconds.
+    pub slowest: Vec<(String, f64)>,
+    /// Where memory and requests stand.
+    pub gauges: Option<GaugesOnWire>,
+}
+
+/// [`Gauges`], as JSON.
+pub type GaugesOnWire = serde_json::Value;
+
+impl Stats {
+    /// Adds the gauges.
+    #[must_use]
+    pub fn with(mut self, gauges: &Gauges) -> Self {
+        self.gauges = serde_json::to_value(gauges).ok();
+        self
+    }
+}

@@ -1,0 +1,487 @@
+//! The agent's client: what runs inside the user's processes.
+//!
+//! It has no thread and no runtime, so that fork, signals and interpreter exit are harmless. Several threads of a process may use one client: whoever
+//! waits first reads from the socket and puts what belongs to others into the inbox. Waiting wakes up every [`PULSE`] to let the caller look for
+//! signals. A forked child must not use its parent's client ([`ClientError::Forked`]); it connects anew.
+//!
+//! A client that finds no agent starts one: it executes the agent's program, which detaches itself, and connects until it answers.
+
+mod start;
+
+pub use start::{Place, own_directory};
+
+use crate::calls::{Call, Progress, Reply};
+use crate::protocol::{Ask, Frames, MAX_FRAME, Malformed, Say, Sent, Trouble, VERSION};
+use crate::slots::Mapping;
+use foreload_plan::action::Handle;
+use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Longest time between two looks for signals.
+pub const PULSE: Duration = Duration::from_millis(50);
+/// Releases are sent with the next message, or when so many have gathered.
+const RELEASE_AT: usize = 32;
+
+/// Why a client can't do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The agent says why.
+    #[error("{}", .0.message)]
+    Trouble(Trouble),
+    /// The agent is gone.
+    #[error("the foreload agent ended ({0}); its log is agent.log in the cache directory. Start the loader again: a new agent starts by itself and finds the disk cache warm")]
+    Closed(String),
+    /// It can't be started or reached.
+    #[error("no foreload agent: {0}")]
+    NoAgent(String),
+    /// The caller's pulse asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+    /// The caller's time is over.
+    #[error("no answer within {0:.1} s")]
+    TimedOut(f64),
+    /// This client belongs to the parent process.
+    #[error("this connection belongs to the parent process; a forked process connects anew")]
+    Forked,
+}
+
+/// Asked now and then while waiting; false: stop.
+pub type Pulse<'a> = &'a mut dyn FnMut() -> bool;
+
+enum Incoming {
+    Say(Say),
+    Fds(Reply, Vec<OwnedFd>),
+}
+
+#[derive(Default)]
+struct Inbox {
+    reading: bool,
+    frames: Frames,
+    fds: VecDeque<OwnedFd>,
+    mail: FxHashMap<u64, Incoming>,
+    progress: FxHashMap<u64, VecDeque<Progress>>,
+    notices: VecDeque<Trouble>,
+    closed: Option<String>,
+}
+
+/// A connection to the agent.
+pub struct Client {
+    stream: UnixStream,
+    pid: u32,
+    connection: u64,
+    agent_pid: u32,
+    next: AtomicU64,
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+    releases: Mutex<FxHashMap<u32, (Vec<Handle>, Vec<u64>)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while holding it is a bug that was reported already; the data is still whole.
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Client {
+    /// Connects to the agent of a place, starting it if there is none.
+    ///
+    /// # Errors
+    /// [`ClientError::NoAgent`] with what its log says last.
+    pub fn connect(place: &Place, pulse: Pulse<'_>) -> Result<Arc<Self>, ClientError> {
+        let stream = start::connect(place, pulse)?;
+        let mut client = Client {
+            stream,
+            pid: std::process::id(),
+            connection: 0,
+            agent_pid: 0,
+            next: AtomicU64::new(1),
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+            releases: Mutex::default(),
+        };
+        match client.call(&Call::Hello { version: VERSION, pid: client.pid }, pulse)? {
+            (Reply::Welcome { connection, pid, .. }, _) => (client.connection, client.agent_pid) = (connection, pid),
+            (other, _) => return Err(ClientError::NoAgent(format!("unexpected answer {other:?}"))),
+        }
+        Ok(Arc::new(client))
+    }
+
+    /// This connection's number, which hand-overs name.
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.connection
+    }
+
+    /// The agent's process.
+    #[must_use]
+    pub fn agent_pid(&self) -> u32 {
+        self.agent_pid
+    }
+
+    /// Whether this process made the client: false after a fork.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Whether the agent is known to be gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        lock(&self.inbox).closed.is_some()
+    }
+
+    /// Calls the agent and waits for its answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Trouble`] when the agent refuses, otherwise as [`Client::wait`].
+    pub fn call(&self, call: &Call, pulse: Pulse<'_>) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        self.call_with(call, pulse, &mut |_| ())
+    }
+
+    /// As [`Client::call`], telling how far a long call is.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn call_with(&self, call: &Call, pulse: Pulse<'_>, progress: &mut dyn FnMut(Progress)) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let body = serde_json::to_string(call).map_err(|e| ClientError::NoAgent(e.to_string()))?;
+        self.send(&Ask::Call { id, body })?;
+        let mut pulse = || {
+            let told: Vec<Progress> = lock(&self.inbox).progress.get_mut(&id).map(std::mem::take).unwrap_or_default().into();
+            told.into_iter().for_each(&mut *progress);
+            pulse()
+        };
+        let answer = self.receive(id, None, &mut pulse);
+        lock(&self.inbox).progress.remove(&id);
+        match answer? {
+            Incoming::Fds(Reply::Failed(trouble), _) => Err(ClientError::Trouble(trouble)),
+            Incoming::Fds(reply, fds) => Ok((reply, fds)),
+            Incoming::Say(other) => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
+        }
+    }
+
+    /// A number for a want.
+    #[must_use]
+    pub fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends a message, and before it the releases that have gathered.
+    ///
+    /// # Errors
+    /// [`ClientError::Closed`], [`ClientError::Forked`].
+    pub fn send(&self, ask: &Ask) -> Result<(), ClientError> {
+        if !self.is_ours() {
+            return Err(ClientError::Forked);
+        }
+        let mut bytes = Vec::new();
+        let mut releases = lock(&self.releases);
+        let mut jobs: Vec<u32> = releases.keys().copied().collect();
+        jobs.sort_unstable();
+        for job in jobs {
+            if let Some((handles, slots)) = releases.remove(&job) {
+                bytes.extend(Ask::Release { job, handles, slots }.encode());
+            }
+        }
+        bytes.extend(ask.encode());
+        // Still under the lock of the releases: it also keeps two threads' messages apart.
+        self.write(&bytes)
+    }
+
+    fn write(&self, mut bytes: &[u8]) -> Result<(), ClientError> {
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(ClientError::Closed(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives leases back, soon.
+    pub fn release(&self, job: u32, handle: Option<Handle>, slot: Option<u64>) {
+        if !self.is_ours() {
+            return;
+        }
+        let mut releases = lock(&self.releases);
+        let (handles, slots) = releases.entry(job).or_default();
+        handles.extend(handle);
+        slots.extend(slot);
+        if handles.len() + slots.len() >= RELEASE_AT {
+            let (handles, slots) = (std::mem::take(handles), std::mem::take(slots));
+            // An agent that is gone holds no leases.
+            let _ = self.write(&Ask::Release { job, handles, slots }.encode());
+        }
+    }
+
+    /// Sends the releases that have gathered.
+    pub fn flush(&self) {
+        let mut releases = lock(&self.releases);
+        for (job, (handles, slots)) in releases.drain() {
+            if self.is_ours() && !(handles.is_empty() && slots.is_empty()) {
+                let _ = self.write(&Ask::Release { job, handles, slots }.encode());
+            }
+        }
+    }
+
+    /// Waits for the answer to a want.
+    ///
+    /// # Errors
+    /// [`ClientError::Trouble`] when the agent refuses, [`ClientError::Interrupted`], [`ClientError::TimedOut`], [`ClientError::Closed`].
+    pub fn wait(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<Say, ClientError> {
+        match self.receive(id, timeout, pulse)? {
+            Incoming::Say(Say::Refuse { body, .. }) => Err(ClientError::Trouble(
+                serde_json::from_str(&body).unwrap_or_else(|_| Trouble::new("bug", format!("unreadable refusal {body:?}"))),
+            )),
+            Incoming::Say(say) => Ok(say),
+            Incoming::Fds(reply, _) => Err(ClientError::Closed(format!("unexpected answer {reply:?}"))),
+        }
+    }
+
+    /// Whether the answer to a want is there already.
+    #[must_use]
+    pub fn has(&self, id: u64) -> bool {
+        lock(&self.inbox).mail.contains_key(&id)
+    }
+
+    /// What the agent wants somebody to read: stalls, for instance.
+    #[must_use]
+    pub fn notices(&self) -> Vec<Trouble> {
+        std::mem::take(&mut lock(&self.inbox).notices).into()
+    }
+
+    fn receive(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<Incoming, ClientError> {
+        let end = timeout.map(|timeout| Instant::now() + timeout);
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if let Some(incoming) = inbox.mail.remove(&id) {
+                return Ok(incoming);
+            }
+            if !self.is_ours() {
+                return Err(ClientError::Forked);
+            }
+            if let Some(why) = &inbox.closed {
+                return Err(ClientError::Closed(why.clone()));
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Err(ClientError::TimedOut(timeout.unwrap_or_default().as_secs_f64()));
+            }
+            let nap = end.map_or(PULSE, |end| end.saturating_duration_since(Instant::now()).min(PULSE));
+            if inbox.reading {
+                inbox = self.arrived.wait_timeout(inbox, nap).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            } else {
+                inbox.reading = true;
+                drop(inbox);
+                let came = self.read(nap);
+                inbox = lock(&self.inbox);
+                inbox.reading = false;
+                if let Err(error) = came.and_then(|(bytes, fds)| inbox.sort(&bytes, fds)) {
+                    inbox.closed = Some(error.to_string());
+                }
+                self.arrived.notify_all();
+            }
+            if !inbox.mail.contains_key(&id) {
+                drop(inbox);
+                if !pulse() {
+                    return Err(ClientError::Interrupted);
+                }
+                inbox = lock(&self.inbox);
+            }
+        }
+    }
+
+    /// Reads what there is; nothing after `nap`.
+    fn read(&self, nap: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let mut poll_fds = [PollFd::new(&self.stream, PollFlags::IN)];
+        let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
+        match poll(&mut poll_fds, Some(&nap)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok((Vec::new(), Vec::new())),
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut buffer = vec![0u8; 32 << 10];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(self.stream.as_fd(), &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, flags) {
+            Ok(message) if message.bytes == 0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "its socket closed")),
+            Ok(message) => {
+                buffer.truncate(message.bytes);
+                let mut fds = Vec::new();
+                for part in ancillary.drain() {
+                    if let RecvAncillaryMessage::ScmRights(rights) = part {
+                        fds.extend(rights);
+                    }
+                }
+                Ok((buffer, fds))
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok((Vec::new(), Vec::new())),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+impl Inbox {
+    fn sort(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
+        self.fds.extend(fds);
+        self.frames.feed(bytes);
+        let mut frames = std::mem::take(&mut self.frames);
+        let sorted = frames.drain(|frame| {
+            let say = Say::decode(frame)?;
+            self.file(say);
+            Ok::<_, Malformed>(())
+        });
+        self.frames = frames;
+        sorted.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    }
+
+    fn file(&mut self, say: Say) {
+        let id = match &say {
+            Say::Reply { id, body } => {
+                let reply = serde_json::from_str(body).unwrap_or_else(|e| Reply::Failed(Trouble::new("bug", format!("unreadable reply: {e}"))));
+                let count = match reply {
+                    Reply::Opened { .. } => 1,
+                    Reply::Attached { .. } => 2,
+                    _ => 0,
+                };
+                let fds = self.fds.drain(..count.min(self.fds.len())).collect();
+                self.mail.insert(*id, Incoming::Fds(reply, fds));
+                return;
+            }
+            Say::Progress { id, body } => {
+                if let Ok(progress) = serde_json::from_str(body) {
+                    self.progress.entry(*id).or_default().push_back(progress);
+                }
+                return;
+            }
+            Say::Notice { body } => {
+                if let Ok(trouble) = serde_json::from_str(body)
+                    && self.notices.len() < 256
+                {
+                    self.notices.push_back(trouble);
+                }
+                return;
+            }
+            Say::Deliver { id, .. } | Say::Refuse { id, .. } | Say::Slot { id, .. } | Say::Adopted { id, .. } => *id,
+        };
+        self.mail.insert(id, Incoming::Say(say));
+    }
+}
+
+/// A job that this client is attached to: its arenas, mapped.
+pub struct Attached {
+    /// The connection.
+    pub client: Arc<Client>,
+    /// The job's number.
+    pub job: u32,
+    /// The cache arena, read-only.
+    pub cache: Mapping,
+    /// The batch arena.
+    pub batches: Mapping,
+    /// What the agent said.
+    pub reply: Reply,
+}
+
+impl Attached {
+    /// Joins or starts a job.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn new(client: &Arc<Client>, attach: crate::calls::Attach, pulse: Pulse<'_>) -> Result<Self, ClientError> {
+        let (reply, fds) = client.call(&Call::Attach(Box::new(attach)), pulse)?;
+        let Reply::Attached { job, cache_bytes, batch_bytes, .. } = &reply else {
+            return Err(ClientError::Closed(format!("unexpected answer {reply:?}")));
+        };
+        let [cache, batches] = fds.as_slice() else {
+            return Err(ClientError::Closed("the agent sent no memory".into()));
+        };
+        let map = |fd: &OwnedFd, len, writable| {
+            Mapping::new(fd.as_fd(), len, writable).map_err(|e| ClientError::Closed(format!("mapping the agent's memory: {e}")))
+        };
+        Ok(Attached { job: *job, cache: map(cache, *cache_bytes, false)?, batches: map(batches, *batch_bytes, true)?, client: Arc::clone(client), reply })
+    }
+
+    /// Asks for a batch of a rank; wait for the number that comes back.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub fn want_batch(&self, rank: u32, epoch: u32, batch: u64) -> Result<u64, ClientError> {
+        let id = self.client.next_id();
+        self.client.send(&Ask::WantBatch { id, job: self.job, rank, epoch, batch })?;
+        Ok(id)
+    }
+
+    /// Asks for samples by number.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub fn want_samples(&self, rank: u32, samples: Vec<u64>) -> Result<u64, ClientError> {
+        let id = self.client.next_id();
+        self.client.send(&Ask::WantSamples { id, job: self.job, rank, samples })?;
+        Ok(id)
+    }
+
+    /// Waits for samples.
+    ///
+    /// # Errors
+    /// As [`Client::wait`].
+    pub fn delivered(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<(Vec<Sent>, bool), ClientError> {
+        match self.client.wait(id, timeout, pulse)? {
+            Say::Deliver { items, copy, .. } => Ok((items, copy)),
+            other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
+        }
+    }
+
+    /// The bytes of a delivered sample; empty only for an empty sample.
+    ///
+    /// # Errors
+    /// [`ClientError::Closed`] when the agent named memory that doesn't exist.
+    pub fn bytes(&self, item: &Sent) -> Result<&[u8], ClientError> {
+        self.cache.bytes(item.offset, item.len).ok_or_else(|| ClientError::Closed("the agent delivered memory outside the arena".into()))
+    }
+
+    /// Leases `len` bytes to collate into; `None` when the arena is full.
+    ///
+    /// # Errors
+    /// As [`Client::wait`].
+    pub fn batch_slot(&self, len: u64, pulse: Pulse<'_>) -> Result<Option<(u64, u64)>, ClientError> {
+        let id = self.client.next_id();
+        self.client.send(&Ask::WantSlot { id, job: self.job, len })?;
+        match self.client.wait(id, None, pulse)? {
+            Say::Slot { slot, offset, len: given, .. } if given == len && len > 0 => Ok(Some((slot, offset))),
+            Say::Slot { .. } => Ok(None),
+            other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
+        }
+    }
+
+    /// Makes leases of another connection of this session ours; false when that connection is gone and with it the leases.
+    ///
+    /// # Errors
+    /// As [`Client::wait`].
+    pub fn adopt(&self, from: u64, handles: Vec<Handle>, slots: Vec<u64>, pulse: Pulse<'_>) -> Result<bool, ClientError> {
+        let id = self.client.next_id();
+        self.client.send(&Ask::Adopt { id, job: self.job, from, handles, slots })?;
+        match self.client.wait(id, None, pulse)? {
+            Say::Adopted { whole, .. } => Ok(whole),
+            other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
+        }
+    }
+}
+
+const _: () = assert!(MAX_FRAME < u32::MAX as usize);

@@ -1,0 +1,162 @@
+//! An opened data set: its index and the source of its bytes.
+
+use crate::calls::{Open, Progress};
+use crate::protocol::Trouble;
+use crate::slots::Shared;
+use foreload_plan::Digest;
+use foreload_plan::catalog::{Catalog, Place};
+use foreload_store::{Credentials, Index, Source, SourceOptions};
+use std::path::{Path, PathBuf};
+
+/// A data set, opened.
+pub struct Dataset {
+    /// What it was opened with.
+    pub open: Open,
+    /// Samples, objects, ranges, labels.
+    pub index: Index,
+    /// Where the bytes are.
+    pub source: Source,
+    /// The index for clients to map.
+    pub shared: Shared,
+    /// Where the index came from.
+    pub origin: &'static str,
+}
+
+/// The plan's view of an index.
+pub struct IndexCatalog(pub Index);
+
+impl Catalog for IndexCatalog {
+    fn samples(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn place(&self, sample: u64) -> Place {
+        match self.0.sample(sample) {
+            Ok(found) => Place { object: found.object, offset: found.offset, len: found.length },
+            Err(_) => Place { object: u64::MAX, offset: 0, len: 0 },
+        }
+    }
+}
+
+impl Dataset {
+    /// Opens it: from a saved index if there is one, otherwise by listing; then saves the index in `cache_dir`.
+    ///
+    /// # Errors
+    /// [`Trouble`] with what the store said.
+    pub async fn open(open: Open, cache_dir: &Path, progress: impl FnMut(Progress)) -> Result<Self, Trouble> {
+        let options = SourceOptions { storage_options: open.storage_options.clone(), ..SourceOptions::default() };
+        let source = Source::open(&open.url, &options).map_err(|e| trouble(&e))?;
+        let (index, origin) = find_index(&open, &source, &options, cache_dir, progress).await?;
+        let shared = Shared::of("foreload-index", index.as_bytes()).map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
+        Ok(Dataset { open, index, source, shared, origin })
+    }
+
+    /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both.
+    ///
+    /// # Errors
+    /// `invalid` for a sample that doesn't exist.
+    pub fn subset(&self, samples: &[u64]) -> Result<Self, Trouble> {
+        let index = self.index.select(samples).map_err(|e| trouble(&e))?;
+        let shared = Shared::of("foreload-index", index.as_bytes()).map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
+        Ok(Dataset { open: self.open.clone(), index, source: self.source.clone(), shared, origin: "subset" })
+    }
+
+    /// Takes new credentials, from the client's provider.
+    ///
+    /// # Errors
+    /// `invalid` when the options name none.
+    pub fn renew(&self, options: &std::collections::BTreeMap<String, String>) -> Result<(), Trouble> {
+        let find = |names: &[&str]| names.iter().find_map(|name| options.get(*name).cloned());
+        let credentials = match (find(&["access_key_id", "aws_access_key_id", "key"]), find(&["secret_access_key", "aws_secret_access_key", "secret"])) {
+            (Some(id), Some(secret)) => Credentials::AccessKey { id, secret, token: find(&["session_token", "aws_session_token", "token"]) },
+            _ => match find(&["bearer_token", "token", "access_token"]) {
+                Some(token) => Credentials::Bearer(token),
+                None => return Err(Trouble::new("invalid", "the credential provider gave neither access_key_id and secret_access_key nor a token")),
+            },
+        };
+        self.source.update_credentials(&credentials).map_err(|e| trouble(&e))
+    }
+
+    /// The index' digest, as the plan names data sets.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        Digest::from_bytes(self.index.digest())
+    }
+}
+
+/// The file that caches the index of a data set.
+#[must_use]
+pub fn index_path(cache_dir: &Path, open: &Open) -> PathBuf {
+    let name = foreload_plan::DigestBuilder::new("index file")
+        .text(&open.url)
+        .text(&open.format)
+        .text(&open.extensions.join(","))
+        .text(open.storage_options.iter().find(|(key, _)| key.contains("endpoint")).map_or("", |(_, value)| value))
+        .finish();
+    cache_dir.join("indexes").join(format!("{name}.flx"))
+}
+
+async fn find_index(
+    open: &Open,
+    source: &Source,
+    options: &SourceOptions,
+    cache_dir: &Path,
+    mut progress: impl FnMut(Progress),
+) -> Result<(Index, &'static str), Trouble> {
+    if let Some(named) = &open.index {
+        return Ok((read_index(named, options).await?, "saved"));
+    }
+    let path = index_path(cache_dir, open);
+    if !open.refresh && let Ok(bytes) = tokio::fs::read(&path).await {
+        // A damaged cache file is no reason to fail: it is made again.
+        if let Ok(index) = Index::from_bytes(bytes.into()) {
+            return Ok((index, "cache"));
+        }
+    }
+    progress(Progress { step: "listing".into(), done: 0, total: None });
+    let index = crate::listing::build(source).await;
+    let index = index.map_err(|e| trouble(&e))?;
+    // Saving it is a convenience: a full or read-only disk doesn't keep anybody from training.
+    if let Err(error) = save(&path, index.as_bytes()) {
+        eprintln!("foreload-agent: can't save the index at {}: {error}", path.display());
+    }
+    Ok((index, "listed"))
+}
+
+async fn read_index(named: &str, options: &SourceOptions) -> Result<Index, Trouble> {
+    let (folder, name) = named.rsplit_once('/').unwrap_or((".", named));
+    let source = Source::open(folder, options).map_err(|e| trouble(&e))?;
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(120);
+    let (bytes, _) = source.read(name, 64 << 30, deadline).await.map_err(|e| trouble(&e))?;
+    Index::from_bytes(bytes).map_err(|e| trouble(&e))
+}
+
+/// Writes a file so that it is either the old one or the new one, whatever happens.
+fn save(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(directory)?;
+    let new = path.with_extension(format!("new-{}", std::process::id()));
+    let written = std::fs::write(&new, bytes).and_then(|()| std::fs::rename(&new, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    written
+}
+
+/// A store's error for clients.
+#[must_use]
+pub fn trouble(error: &foreload_store::Error) -> Trouble {
+    use foreload_store::ErrorKind as Kind;
+    let kind = match error.kind() {
+        Kind::Invalid => "invalid",
+        Kind::NotFound => "not-found",
+        Kind::Denied => "denied",
+        Kind::Unavailable | Kind::Throttled => "unavailable",
+        Kind::Corrupt => "corrupt",
+        Kind::Changed => "changed",
+        Kind::Timeout => "timeout",
+        Kind::Closed => "closed",
+        _ => "bug",
+    };
+    Trouble::new(kind, error.to_string())
+}

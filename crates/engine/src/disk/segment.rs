@@ -1,0 +1,400 @@
+//! One segment file, and the values that travel to blocking threads: [`Entry`], [`Reservation`], [`Written`], [`Chore`].
+//!
+//! The file is made by the first write and opened at need; a pool closes the handle that was opened longest ago when
+//! there are too many, so that the number of segments is not limited by that of file descriptors. A handle in use stays
+//! open until its call ends, whatever happens to the pool or to the file's name.
+
+use super::layout::{RECORD_HEADER, Record, SegmentHeader, crc32c, footer};
+use rustix::fs::Advice;
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What the segments of a tier share.
+pub(super) struct Shared {
+    /// Segments with an open handle, the one opened longest ago first.
+    open: Mutex<VecDeque<Weak<SegmentFile>>>,
+    most_open: usize,
+    /// Bytes of segments that are given up but not unlinked yet.
+    pub(super) to_unlink: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(most_open: usize) -> Arc<Self> {
+        Arc::new(Shared {
+            open: Mutex::default(),
+            most_open: most_open.max(1),
+            to_unlink: AtomicU64::new(0),
+        })
+    }
+
+    /// Notes that `segment` was opened; closes another one for it where there are too many.
+    fn opened(&self, segment: &Arc<SegmentFile>) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.push_back(Arc::downgrade(segment));
+        let closing = if open.len() > self.most_open {
+            open.pop_front()
+        } else {
+            None
+        };
+        drop(open);
+        if let Some(segment) = closing.and_then(|weak| weak.upgrade()) {
+            segment.lock().handle = None;
+        }
+    }
+}
+
+/// A segment file.
+pub struct SegmentFile {
+    path: PathBuf,
+    header: SegmentHeader,
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+struct State {
+    handle: Option<Arc<File>>,
+    exists: bool,
+}
+
+impl SegmentFile {
+    pub(super) fn new(path: PathBuf, header: SegmentHeader, exists: bool, shared: &Arc<Shared>) -> Arc<Self> {
+        let state = Mutex::new(State { handle: None, exists });
+        Arc::new(SegmentFile {
+            path,
+            header,
+            shared: Arc::clone(shared),
+            state,
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The handle; `make`: the file is created where it does not exist yet.
+    fn handle(self: &Arc<Self>, make: bool) -> io::Result<Arc<File>> {
+        let mut state = self.lock();
+        if let Some(file) = &state.handle {
+            return Ok(Arc::clone(file));
+        }
+        let new = make && !state.exists;
+        let file = Arc::new(open(&self.path, new)?);
+        if new && let Err(error) = file.write_all_at(&self.header.encode(), 0) {
+            drop(std::fs::remove_file(&self.path));
+            return Err(error);
+        }
+        state.exists |= new;
+        // Records are read one at a time, in no order: what the system would read ahead is never used.
+        let _ = rustix::fs::fadvise(&*file, 0, None, Advice::Random);
+        state.handle = Some(Arc::clone(&file));
+        drop(state);
+        self.shared.opened(self);
+        Ok(file)
+    }
+
+    /// Writes the footer where the records end, so that the next start need not read them.
+    ///
+    /// What lies behind `end` is left over from failed writes and goes.
+    pub(super) fn seal(self: &Arc<Self>, records: &[Record], end: u64) -> io::Result<()> {
+        let file = self.handle(false)?;
+        file.set_len(end)?;
+        file.write_all_at(&footer(records, self.header.mark, end), end)
+    }
+}
+
+pub(super) fn open(path: &Path, new: bool) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(new)
+        .mode(0o600)
+        // A link in the directory could name any file of the user's.
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+}
+
+/// A record that can be read, from any thread and for as long as the value lives.
+#[derive(Clone)]
+pub struct Entry {
+    pub(super) segment: Arc<SegmentFile>,
+    pub(super) record: Record,
+}
+
+/// Why a record could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The disk failed: the record is lost for now, perhaps others too.
+    #[error("cannot read {path} at {offset}: {source}")]
+    Io {
+        /// The segment.
+        path: PathBuf,
+        /// Where the record starts.
+        offset: u64,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The bytes are not those that were written. Nothing of them may be used.
+    #[error("the record in {path} at {offset} is damaged")]
+    Corrupt {
+        /// The segment.
+        path: PathBuf,
+        /// Where the record starts.
+        offset: u64,
+    },
+    /// The segment was evicted since the entry was looked up.
+    #[error("{path} was evicted")]
+    Gone {
+        /// The segment.
+        path: PathBuf,
+    },
+}
+
+impl Entry {
+    /// Bytes of the record.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        u64::from(self.record.len)
+    }
+
+    /// Whether it holds no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.record.len == 0
+    }
+
+    /// CRC-32C of the bytes, as written.
+    #[must_use]
+    pub fn crc32c(&self) -> u32 {
+        self.record.crc32c
+    }
+
+    /// The file that holds it.
+    #[must_use]
+    pub fn segment(&self) -> &SegmentFile {
+        &self.segment
+    }
+
+    /// Reads the record into `out`, which must be as long, and compares the checksum. Blocks.
+    ///
+    /// # Errors
+    /// `out` may hold anything then: the caller must not use it.
+    pub fn read_into(&self, out: &mut [u8]) -> Result<(), ReadError> {
+        let path = || self.segment.path.clone();
+        let offset = u64::from(self.record.offset);
+        let io = |source| ReadError::Io {
+            path: path(),
+            offset,
+            source,
+        };
+        if out.len() as u64 != self.len() {
+            return Err(io(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the buffer is not as long as the record",
+            )));
+        }
+        let file = match self.segment.handle(false) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReadError::Gone { path: path() }),
+            Err(error) => return Err(io(error)),
+        };
+        match file.read_exact_at(out, offset + RECORD_HEADER) {
+            Ok(()) if crc32c(out) == self.record.crc32c => Ok(()),
+            Ok(()) => Err(ReadError::Corrupt { path: path(), offset }),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(ReadError::Corrupt { path: path(), offset })
+            }
+            Err(error) => Err(io(error)),
+        }
+    }
+}
+
+/// A place for one record, to be written on a blocking thread and then given back to the tier: by
+/// [`DiskTier::commit`](super::DiskTier::commit) when written, by [`DiskTier::failed`](super::DiskTier::failed) or
+/// [`DiskTier::abandon`](super::DiskTier::abandon) otherwise.
+#[must_use = "its place is lost when it is not given back"]
+pub struct Reservation {
+    pub(super) segment: Arc<SegmentFile>,
+    /// The checksum is not known yet.
+    pub(super) record: Record,
+    pub(super) sequence: u32,
+}
+
+impl Reservation {
+    /// The record's key.
+    #[must_use]
+    pub fn key(&self) -> [u8; 16] {
+        self.record.key
+    }
+
+    /// Bytes to write.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        u64::from(self.record.len)
+    }
+
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.record.len == 0
+    }
+
+    /// Writes the record to its place. Blocks.
+    ///
+    /// `crc32c` is that of `bytes` where it is known already. No flush follows: the bytes are a copy of what the bucket
+    /// holds, they outlive the process in the page cache, and after a power cut the checksum tells what is missing.
+    ///
+    /// # Errors
+    /// What the system says, or `InvalidInput` when `bytes` are not as many as reserved.
+    pub fn write(mut self, bytes: &[u8], crc: Option<u32>) -> Result<Written, FailedWrite> {
+        self.record.crc32c = crc.unwrap_or_else(|| crc32c(bytes));
+        match self.try_write(bytes) {
+            Ok(free_bytes) => Ok(Written {
+                reservation: self,
+                free_bytes,
+            }),
+            Err(error) => Err(FailedWrite {
+                reservation: self,
+                error,
+            }),
+        }
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<Option<u64>> {
+        if bytes.len() as u64 != self.len() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not as many bytes as reserved",
+            ));
+        }
+        let file = self.segment.handle(true)?;
+        let header = self.record.header(self.segment.header.mark);
+        let mut at = u64::from(self.record.offset);
+        let mut parts = [IoSlice::new(&header), IoSlice::new(bytes)];
+        let mut rest = &mut parts[..];
+        let mut left = header.len() + bytes.len();
+        while left > 0 {
+            match rustix::io::pwritev(&*file, rest, at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    IoSlice::advance_slices(&mut rest, n);
+                    at += n as u64;
+                    left -= n;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(free_bytes(&file).ok())
+    }
+}
+
+pub(super) fn free_bytes(file: &File) -> io::Result<u64> {
+    let stat = rustix::fs::fstatvfs(file)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// A record that is in its place, for [`DiskTier::commit`](super::DiskTier::commit).
+#[must_use = "the record is not found before it is committed"]
+pub struct Written {
+    pub(super) reservation: Reservation,
+    pub(super) free_bytes: Option<u64>,
+}
+
+impl Written {
+    /// The record's key.
+    #[must_use]
+    pub fn key(&self) -> [u8; 16] {
+        self.reservation.record.key
+    }
+
+    /// CRC-32C of its bytes.
+    #[must_use]
+    pub fn crc32c(&self) -> u32 {
+        self.reservation.record.crc32c
+    }
+}
+
+/// A write that failed, for [`DiskTier::failed`](super::DiskTier::failed).
+#[must_use = "its place is lost when it is not given back"]
+pub struct FailedWrite {
+    pub(super) reservation: Reservation,
+    /// What the system said.
+    pub error: io::Error,
+}
+
+impl FailedWrite {
+    /// The record's key.
+    #[must_use]
+    pub fn key(&self) -> [u8; 16] {
+        self.reservation.record.key
+    }
+}
+
+/// Work that would hold the event loop up: sealing and unlinking files. Nothing waits for it, and nothing is wrong
+/// when it is late or fails: a segment without a footer is read record by record at the next start, and one that was
+/// not unlinked is found again.
+#[must_use = "it is to be run on a blocking thread"]
+pub struct Chore(pub(super) Work);
+
+pub(super) enum Work {
+    Seal {
+        segment: Arc<SegmentFile>,
+        records: Vec<Record>,
+        end: u64,
+    },
+    Unlink {
+        segment: Arc<SegmentFile>,
+        bytes: u64,
+    },
+}
+
+impl Chore {
+    /// Does it. Blocks.
+    pub fn run(self) {
+        match self.0 {
+            Work::Seal { segment, records, end } => drop(segment.seal(&records, end)),
+            Work::Unlink { segment, bytes } => {
+                drop(std::fs::remove_file(&segment.path));
+                segment.shared.to_unlink.fetch_sub(bytes, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl SegmentFile {
+    /// Closes the handle, as the pool does.
+    pub(super) fn shut(&self) {
+        self.lock().handle = None;
+    }
+}
+
+#[cfg(test)]
+impl Reservation {
+    /// Fails after `at` bytes.
+    pub(super) fn tear(mut self, bytes: &[u8], at: usize) -> FailedWrite {
+        self.record.crc32c = crc32c(bytes);
+        let mut all = self.record.header(self.segment.header.mark).to_vec();
+        all.extend(bytes);
+        all.truncate(at.min(all.len() - 1));
+        let file = self.segment.handle(true).unwrap();
+        file.write_all_at(&all, u64::from(self.record.offset)).unwrap();
+        FailedWrite {
+            reservation: self,
+            error: io::ErrorKind::Other.into(),
+        }
+    }
+}

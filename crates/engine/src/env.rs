@@ -1,0 +1,40 @@
+//! The environment variables that client and agent read, all of them.
+//!
+//! `FORELOAD_CACHE_DIR`: where indexes, logs and disk tiers go (default `~/.cache/foreload`). `FORELOAD_LINGER_S`: how long an agent outlives its last
+//! client. `FORELOAD_RUNTIME_DIR`: where sockets go. `FORELOAD_AGENT`: another agent executable.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+fn path(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Where indexes, logs and disk tiers go unless the user says otherwise.
+#[must_use]
+pub fn cache_dir() -> PathBuf {
+    path("FORELOAD_CACHE_DIR")
+        .or_else(|| path("XDG_CACHE_HOME").map(|home| home.join("foreload")))
+        .or_else(|| path("HOME").map(|home| home.join(".cache/foreload")))
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("foreload-cache-{}", rustix::process::getuid().as_raw())))
+}
+
+/// Where sockets go: a directory of the user's own, short enough for a socket's address (107 bytes).
+#[must_use]
+pub fn runtime_dir() -> PathBuf {
+    let own = || std::env::temp_dir().join(format!("foreload-{}", rustix::process::getuid().as_raw()));
+    path("FORELOAD_RUNTIME_DIR").or_else(|| path("XDG_RUNTIME_DIR").map(|dir| dir.join("foreload"))).filter(|dir| dir.as_os_str().len() < 70).unwrap_or_else(own)
+}
+
+/// How long an agent outlives its last client.
+#[must_use]
+pub fn linger() -> Duration {
+    let given = std::env::var("FORELOAD_LINGER_S").ok().and_then(|text| text.parse::<f64>().ok());
+    Duration::from_secs_f64(given.filter(|s| s.is_finite()).unwrap_or(60.0).clamp(0.0, 1e6))
+}
+
+/// Another agent executable than the package's.
+#[must_use]
+pub fn agent() -> Option<PathBuf> {
+    path("FORELOAD_AGENT")
+}

@@ -1,0 +1,196 @@
+//! The memory that agent and clients share: sealed memfds, mapped.
+//!
+//! Two arenas exist per job. The *cache arena* holds fetched samples: the agent writes, clients map it read-only, and a seal keeps anybody from mapping it
+//! writable afterwards. The *batch arena* is read-write for both and leased exclusively; tensors may point only there, because a write through a
+//! read-only mapping is a SIGSEGV. Sizes are fixed and sealed, so no mapping can be cut short (SIGBUS). Memory is
+//! taken from the system when a page is first touched.
+//!
+//! This module only maps and copies. Who may read or write which bytes when is the plan's: a slot is written by the one load that owns it, and read
+//! only between its delivery and its release. All `unsafe` of the crate is here.
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// A mapped memfd.
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: a mapping is memory without an owner thread; the contract on slots (module doc) orders access to its bytes.
+#[allow(unsafe_code)]
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Mapping {}
+
+#[allow(unsafe_code)]
+impl Mapping {
+    /// Maps `len` bytes of `fd`.
+    ///
+    /// # Errors
+    /// What the system says, for instance when the fd is sealed against writing.
+    pub fn new(fd: BorrowedFd<'_>, len: u64, writable: bool) -> io::Result<Self> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len.max(1), protection, MapFlags::SHARED, fd, 0)? };
+        Ok(Mapping { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len, writable })
+    }
+
+    /// Bytes mapped.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether it maps nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn range(&self, offset: u64, len: u64) -> Option<(usize, usize)> {
+        let end = offset.checked_add(len)?;
+        (end <= self.len as u64).then_some((offset as usize, len as usize))
+    }
+
+    /// The bytes of a slot. `None`: outside the arena.
+    #[must_use]
+    pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        let (offset, len) = self.range(offset, len)?;
+        // SAFETY: inside the mapping, which lives as long as `self`; nobody writes a delivered slot (module doc).
+        Some(unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset), len) })
+    }
+
+    /// Copies `bytes` into a slot. False: outside the arena, or mapped read-only.
+    #[must_use]
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> bool {
+        let Some((offset, len)) = self.range(offset, bytes.len() as u64) else { return false };
+        if !self.writable {
+            return false;
+        }
+        // SAFETY: inside a writable mapping; the source is a private buffer, so they don't overlap; this slot's only writer calls.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), len) };
+        true
+    }
+
+    /// A slot for its only writer to fill. `None`: outside the arena, or mapped read-only.
+    #[must_use]
+    #[expect(clippy::mut_from_ref, reason = "the plan grants each slot to one writer at a time")]
+    pub fn fill(&self, offset: u64, len: u64) -> Option<&mut [u8]> {
+        let (offset, len) = self.range(offset, len)?;
+        // SAFETY: inside a writable mapping; the caller owns the slot until it reports completion (module doc).
+        self.writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) })
+    }
+
+    /// The address of a slot, for those who hand memory on (DLPack, the buffer protocol).
+    #[must_use]
+    pub fn address(&self, offset: u64, len: u64) -> Option<*mut u8> {
+        let (offset, _) = self.range(offset, len)?;
+        // SAFETY: inside the mapping.
+        Some(unsafe { self.start.as_ptr().add(offset) })
+    }
+
+    /// Takes memory from the system for a range ahead of its first use (about 0.5 us per page otherwise spent while bytes arrive).
+    ///
+    /// # Errors
+    /// What the system says; kernels before 5.14 don't know it.
+    pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some((offset, len)) = self.range(offset, len) else { return Ok(()) };
+        // SAFETY: inside the mapping; the advice changes no contents.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().add(offset).cast(), len, Advice::LinuxPopulateWrite)? };
+        Ok(())
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length, and no slice of it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
+    }
+}
+
+impl AsRef<[u8]> for Mapping {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes(0, self.len()).unwrap_or_default()
+    }
+}
+
+/// An arena that this process made.
+pub struct Shared {
+    fd: OwnedFd,
+    map: Mapping,
+}
+
+impl Shared {
+    /// Makes `len` bytes of shared memory. `sole_writer`: nobody else can map it writable.
+    ///
+    /// # Errors
+    /// What the system says when it has no memory or file descriptors left.
+    pub fn new(name: &str, len: u64, sole_writer: bool) -> io::Result<Self> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, len.max(1))?;
+        let map = Mapping::new(fd.as_fd(), len, true)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW;
+        let seals = if sole_writer { seals | SealFlags::FUTURE_WRITE } else { seals };
+        rustix::fs::fcntl_add_seals(&fd, seals | SealFlags::SEAL)?;
+        Ok(Shared { fd, map })
+    }
+
+    /// Shared memory with these contents, that nobody can change.
+    ///
+    /// # Errors
+    /// As [`Shared::new`].
+    pub fn of(name: &str, contents: &[u8]) -> io::Result<Self> {
+        let shared = Shared::new(name, contents.len() as u64, true)?;
+        if shared.map.write(0, contents) { Ok(shared) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+    }
+
+    /// Its mapping in this process.
+    #[must_use]
+    pub fn map(&self) -> &Mapping {
+        &self.map
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_can_read_the_cache_arena_and_never_write_it() {
+        let arena = Shared::new("test", 1 << 20, true).expect("memfd");
+        assert!(arena.map().write(4096, b"hello"));
+        let client = Mapping::new(arena.as_fd(), 1 << 20, false).expect("read-only");
+        assert_eq!(client.bytes(4096, 5), Some(&b"hello"[..]));
+        assert!(!client.write(0, b"x") && client.fill(0, 1).is_none());
+        assert!(Mapping::new(arena.as_fd(), 1 << 20, true).is_err(), "sealed against new writers");
+    }
+
+    #[test]
+    fn nobody_can_cut_an_arena_short() {
+        let arena = Shared::new("test", 8192, false).expect("memfd");
+        assert!(rustix::fs::ftruncate(arena.as_fd(), 4096).is_err());
+        assert!(rustix::fs::ftruncate(arena.as_fd(), 16384).is_err());
+    }
+
+    #[test]
+    fn what_lies_outside_is_refused() {
+        let arena = Shared::new("test", 100, false).expect("memfd");
+        assert!(arena.map().bytes(90, 11).is_none() && arena.map().bytes(u64::MAX, 2).is_none());
+        assert!(!arena.map().write(100, b"x"));
+        assert_eq!(arena.map().bytes(100, 0), Some(&[][..]));
+    }
+}

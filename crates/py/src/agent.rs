@@ -1,0 +1,122 @@
+//! The connection to the agent.
+
+use crate::errors::{from_client, invalid, waiting};
+use crate::index::Index;
+use crate::job::Job;
+use foreload_engine::calls::{Attach, Call, Open, Progress, Reply};
+use foreload_engine::client::{Attached, Client, Place};
+use foreload_engine::env;
+use foreload_engine::slots::Mapping;
+use pyo3::prelude::*;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A connection to this node's agent, which it starts if there is none.
+#[pyclass(frozen, module = "foreload._core")]
+pub struct Agent {
+    client: Arc<Client>,
+    place: Place,
+}
+
+/// Calls `tell(step, done, total)` for each progress report.
+fn teller(tell: Option<Py<PyAny>>) -> impl FnMut(Progress) + Send {
+    move |progress| {
+        if let Some(tell) = &tell {
+            // A progress bar that fails must not end the work it shows.
+            Python::attach(|py| drop(tell.call1(py, (progress.step, progress.done, progress.total))));
+        }
+    }
+}
+
+#[pymethods]
+impl Agent {
+    #[new]
+    #[pyo3(signature = (program, cache_dir=None, linger_s=None))]
+    fn new(py: Python<'_>, program: PathBuf, cache_dir: Option<PathBuf>, linger_s: Option<f64>) -> PyResult<Self> {
+        let linger = match linger_s {
+            Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(invalid)?,
+            None => env::linger(),
+        };
+        let place = Place::of(cache_dir.unwrap_or_else(env::cache_dir), program, linger);
+        let client = waiting(py, |pulse| Client::connect(&place, pulse))?;
+        Ok(Agent { client, place })
+    }
+
+    /// The agent's process.
+    #[getter]
+    fn pid(&self) -> u32 {
+        self.client.agent_pid()
+    }
+
+    /// This connection's number.
+    #[getter]
+    fn connection(&self) -> u64 {
+        self.client.connection()
+    }
+
+    #[getter]
+    fn cache_dir(&self) -> PathBuf {
+        self.place.cache_dir.clone()
+    }
+
+    #[getter]
+    fn log(&self) -> PathBuf {
+        self.place.log()
+    }
+
+    /// Whether this process made the connection and the agent still answers.
+    fn is_usable(&self) -> bool {
+        self.client.is_ours() && !self.client.is_closed()
+    }
+
+    /// Calls the agent with JSON; answers with JSON.
+    fn call(&self, py: Python<'_>, body: &str) -> PyResult<String> {
+        let call: Call = serde_json::from_str(body).map_err(invalid)?;
+        let (reply, _) = waiting(py, |pulse| self.client.call(&call, pulse))?;
+        serde_json::to_string(&reply).map_err(invalid)
+    }
+
+    /// Opens a data set.
+    #[pyo3(signature = (body, progress=None))]
+    fn open(&self, py: Python<'_>, body: &str, progress: Option<Py<PyAny>>) -> PyResult<(u32, Index, String)> {
+        let open: Open = serde_json::from_str(body).map_err(invalid)?;
+        self.opened(py, &Call::Open(open), progress)
+    }
+
+    /// Some samples of a data set, as a data set of its own.
+    fn subset(&self, py: Python<'_>, dataset: u32, samples: Vec<u64>) -> PyResult<(u32, Index, String)> {
+        self.opened(py, &Call::Subset { dataset, samples }, None)
+    }
+
+    /// Joins or starts a job.
+    fn attach(&self, py: Python<'_>, body: &str) -> PyResult<Job> {
+        let attach: Attach = serde_json::from_str(body).map_err(invalid)?;
+        let attached = waiting(py, |pulse| Attached::new(&self.client, attach, pulse))?;
+        Ok(Job::new(attached))
+    }
+
+    /// What the agent wants somebody to read, as (kind, message, sample).
+    fn notices(&self) -> Vec<(String, String, Option<u64>)> {
+        self.client.notices().into_iter().map(|trouble| (trouble.kind, trouble.message, trouble.sample)).collect()
+    }
+
+    /// Sends releases that have gathered.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.client.flush());
+        if self.client.is_ours() { Ok(()) } else { Err(from_client(py, foreload_engine::client::ClientError::Forked, None)) }
+    }
+}
+
+impl Agent {
+    fn opened(&self, py: Python<'_>, call: &Call, progress: Option<Py<PyAny>>) -> PyResult<(u32, Index, String)> {
+        let mut tell = teller(progress);
+        let (reply, fds) = waiting(py, |pulse| self.client.call_with(call, pulse, &mut tell))?;
+        let (Reply::Opened { dataset, index_bytes, origin }, Some(fd)) = (&reply, fds.first()) else {
+            return Err(invalid(format!("unexpected answer {reply:?}")));
+        };
+        let map = Mapping::new(fd.as_fd(), *index_bytes, false).map_err(invalid)?;
+        Ok((*dataset, Index::mapped(map)?, origin.clone()))
+    }
+}

@@ -1,0 +1,53 @@
+//! Errors, as the exceptions of `foreload.errors`.
+
+use foreload_engine::client::ClientError;
+use foreload_engine::protocol::Trouble;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// The exception for a trouble: `foreload.errors.of(kind, message, sample)` chooses the class.
+pub fn of(py: Python<'_>, trouble: &Trouble) -> PyErr {
+    let made = py
+        .import("foreload.errors")
+        .and_then(|errors| errors.getattr("of")?.call1((trouble.kind.as_str(), trouble.message.as_str(), trouble.sample)));
+    match made {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}
+
+/// The exception for a client's error. An interruption is what the signal handler raised.
+pub fn from_client(py: Python<'_>, error: ClientError, raised: Option<PyErr>) -> PyErr {
+    let kind = match &error {
+        ClientError::Trouble(trouble) => return of(py, trouble),
+        ClientError::Interrupted => match raised {
+            Some(raised) => return raised,
+            None => "cancelled",
+        },
+        ClientError::TimedOut(_) => "timeout",
+        ClientError::Forked => "forked",
+        _ => "closed",
+    };
+    of(py, &Trouble::new(kind, error.to_string()))
+}
+
+/// A call that can't work as it was made.
+pub fn invalid(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// Runs `work` without the GIL, with a pulse that looks for signals.
+pub fn waiting<T: Send>(py: Python<'_>, work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ClientError> + Send) -> PyResult<T> {
+    let mut raised = None;
+    let result = py.detach(|| {
+        let mut pulse = || match Python::attach(|py| py.check_signals()) {
+            Ok(()) => true,
+            Err(error) => {
+                raised = Some(error);
+                false
+            }
+        };
+        work(&mut pulse)
+    });
+    result.map_err(|error| from_client(py, error, raised))
+}

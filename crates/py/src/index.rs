@@ -1,0 +1,109 @@
+//! The index of a data set, from Python.
+
+use crate::errors::invalid;
+use foreload_engine::slots::Mapping;
+use foreload_store as store;
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// What a data set consists of. Shared memory: copies of it cost nothing.
+#[pyclass(frozen, module = "foreload._core")]
+pub struct Index(store::Index);
+
+impl Index {
+    /// The index that the agent shares.
+    pub fn mapped(map: Mapping) -> PyResult<Self> {
+        store::Index::from_trusted_bytes(bytes::Bytes::from_owner(map)).map(Index).map_err(invalid)
+    }
+
+    fn check(&self, sample: u64) -> PyResult<u64> {
+        if sample < self.0.len() { Ok(sample) } else { Err(PyIndexError::new_err(format!("sample {sample} of {}", self.0.len()))) }
+    }
+}
+
+#[pymethods]
+impl Index {
+    fn __len__(&self) -> usize {
+        self.0.len() as usize
+    }
+
+    /// 32 hexadecimal digits that name keys, sizes, ETags, ranges and labels.
+    #[getter]
+    fn digest(&self) -> String {
+        foreload_plan::Digest::from_bytes(self.0.digest()).to_string()
+    }
+
+    #[getter]
+    fn root(&self) -> &str {
+        self.0.root()
+    }
+
+    #[getter]
+    fn format(&self) -> String {
+        format!("{:?}", self.0.format()).to_lowercase()
+    }
+
+    #[getter]
+    fn objects(&self) -> u64 {
+        self.0.objects()
+    }
+
+    #[getter]
+    fn classes(&self) -> Vec<String> {
+        self.0.classes().into_iter().map(str::to_owned).collect()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.0.as_bytes().len()
+    }
+
+    /// Bytes of all samples.
+    fn total_bytes(&self, py: Python<'_>) -> u64 {
+        py.detach(|| (0..self.0.len()).map(|i| self.0.length(i)).sum())
+    }
+
+    fn length(&self, sample: u64) -> PyResult<u64> {
+        Ok(self.0.length(self.check(sample)?))
+    }
+
+    fn label(&self, sample: u64) -> PyResult<Option<i64>> {
+        Ok(self.0.label(self.check(sample)?))
+    }
+
+    fn key(&self, sample: u64) -> PyResult<String> {
+        let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
+        Ok(self.0.object(found.object).map_err(invalid)?.key)
+    }
+
+    /// (key, first byte, bytes, object's size, etag)
+    fn place(&self, sample: u64) -> PyResult<(String, u64, u64, u64, Option<String>)> {
+        let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
+        let object = self.0.object(found.object).map_err(invalid)?;
+        Ok((object.key, found.offset, found.length, object.size, object.etag))
+    }
+
+    /// Parts of a sample: (name, first byte in the sample, bytes).
+    fn fields(&self, sample: u64) -> PyResult<Vec<(String, u64, u64)>> {
+        let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
+        Ok(found.fields().map(|(name, at, len)| (name.to_owned(), at, len)).collect())
+    }
+
+    /// All labels as little-endian int64; samples without one have -2^63.
+    fn labels<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let bytes: Vec<u8> = py.detach(|| (0..self.0.len()).flat_map(|i| self.0.label(i).unwrap_or(i64::MIN).to_le_bytes()).collect());
+        PyBytes::new(py, &bytes)
+    }
+
+    /// All lengths as little-endian uint64.
+    fn lengths<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let bytes: Vec<u8> = py.detach(|| (0..self.0.len()).flat_map(|i| self.0.length(i).to_le_bytes()).collect());
+        PyBytes::new(py, &bytes)
+    }
+
+    /// The index file.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.0.as_bytes())
+    }
+}

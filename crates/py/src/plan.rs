@@ -1,0 +1,124 @@
+//! Orders and splits, computed in this process: for samplers, `explain`, and resuming.
+
+use crate::errors::invalid;
+use foreload_plan::Digest;
+use foreload_plan::order::{EpochOrder, Order};
+use foreload_plan::spec::OrderSpec;
+use foreload_plan::split::{Cursor, Split};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use std::sync::{Mutex, PoisonError};
+
+/// Which sample each rank reads, and when.
+#[pyclass(frozen, module = "foreload._core")]
+pub struct Plan {
+    order: Mutex<(Order, Option<EpochOrder>)>,
+    split: Split,
+    digest: Digest,
+}
+
+impl Plan {
+    fn check(&self, batch: u64, rank: u32) -> PyResult<()> {
+        if batch >= self.split.batches() {
+            return Err(PyIndexError::new_err(format!("batch {batch} of {}", self.split.batches())));
+        }
+        if rank >= self.split.ranks() {
+            return Err(PyIndexError::new_err(format!("rank {rank} of {}", self.split.ranks())));
+        }
+        Ok(())
+    }
+
+    fn with_epoch<T>(&self, epoch: u32, use_it: impl FnOnce(&EpochOrder) -> T) -> PyResult<T> {
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        if order.1.as_ref().is_none_or(|known| known.epoch() != epoch) {
+            order.1 = Some(order.0.epoch(epoch).map_err(invalid)?);
+        }
+        order.1.as_ref().map(use_it).ok_or_else(|| invalid("no such epoch"))
+    }
+}
+
+#[pymethods]
+impl Plan {
+    #[new]
+    #[pyo3(signature = (order, world=1, uneven=false))]
+    fn new(py: Python<'_>, order: &str, world: u32, uneven: bool) -> PyResult<Self> {
+        let spec: OrderSpec = serde_json::from_str(order).map_err(invalid)?;
+        py.detach(|| {
+            let order = Order::new(&spec).map_err(invalid)?;
+            let split = if uneven { Split::weighted(&order, world) } else { Split::new(&order, world) }.map_err(invalid)?;
+            Ok(Plan { digest: spec.digest(), order: Mutex::new((order, None)), split })
+        })
+    }
+
+    /// The order's digest: names it in checkpoints.
+    #[getter]
+    fn digest(&self) -> String {
+        self.digest.to_string()
+    }
+
+    /// Positions of an epoch.
+    #[getter]
+    fn positions(&self) -> u64 {
+        self.split.positions()
+    }
+
+    /// Global batches of an epoch; every rank has as many.
+    #[getter]
+    fn batches(&self) -> u64 {
+        self.split.batches()
+    }
+
+    #[getter]
+    fn world(&self) -> u32 {
+        self.split.ranks()
+    }
+
+    /// Samples a rank gets of a batch.
+    fn batch_len(&self, batch: u64, rank: u32) -> PyResult<u32> {
+        self.check(batch, rank)?;
+        Ok(self.split.batch_len(batch, rank))
+    }
+
+    /// The samples a rank gets of a batch.
+    fn batch(&self, py: Python<'_>, epoch: u32, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
+        self.check(batch, rank)?;
+        let positions = self.split.batch_positions(batch, rank);
+        py.detach(|| self.with_epoch(epoch, |order| positions.map(|position| order.sample_at(position)).collect()))
+    }
+
+    /// The positions a rank gets of a batch.
+    fn batch_positions(&self, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
+        self.check(batch, rank)?;
+        Ok(self.split.batch_positions(batch, rank).collect())
+    }
+
+    /// What to multiply a rank's mean loss with.
+    fn weight(&self, batch: u64, rank: u32) -> PyResult<f64> {
+        self.check(batch, rank)?;
+        Ok(self.split.weight(batch, rank))
+    }
+
+    /// The sample at a position.
+    fn sample_at(&self, py: Python<'_>, epoch: u32, position: u64) -> PyResult<u64> {
+        if position >= self.split.positions() {
+            return Err(PyIndexError::new_err(format!("position {position} of {}", self.split.positions())));
+        }
+        py.detach(|| self.with_epoch(epoch, |order| order.sample_at(position)))
+    }
+
+    /// The first position of a sample; `None` when the epoch drops it.
+    fn position_of(&self, py: Python<'_>, epoch: u32, sample: u64) -> PyResult<Option<u64>> {
+        py.detach(|| self.with_epoch(epoch, |order| order.position_of(sample)))
+    }
+
+    /// Declares the list of an epoch of a supplied order.
+    fn supply(&self, py: Python<'_>, epoch: u32, samples: Vec<u64>) -> PyResult<()> {
+        py.detach(|| self.order.lock().unwrap_or_else(PoisonError::into_inner).0.supply(epoch, &samples).map_err(invalid))
+    }
+
+    /// Where a checkpoint goes on: (epoch, batch).
+    fn resume(&self, digest: &str, epoch: u32, position: u64) -> PyResult<(u32, u64)> {
+        let cursor = Cursor { order: digest.parse().map_err(invalid)?, epoch, position };
+        cursor.resume(&self.order.lock().unwrap_or_else(PoisonError::into_inner).0).map_err(invalid)
+    }
+}

@@ -1,0 +1,66 @@
+//! Some samples of an index, as an index of their own.
+
+use super::{Index, IndexBuilder, NewField, NewObject, NewSample};
+use crate::Result;
+use rustc_hash::FxHashMap;
+
+impl Index {
+    /// The samples `chosen`, in that order; objects that none of them needs are left out. Root, classes and ranges stay, so caches serve both.
+    ///
+    /// # Errors
+    /// `Invalid` for a number that is no sample.
+    pub fn select(&self, chosen: &[u64]) -> Result<Index> {
+        let mut builder = IndexBuilder::new(self.root(), self.format());
+        builder.options(self.options()).classes(self.classes());
+        let mut objects: FxHashMap<u64, u64> = FxHashMap::default();
+        for &id in chosen {
+            let sample = self.sample(id)?;
+            let object = match objects.get(&sample.object) {
+                Some(&object) => object,
+                None => {
+                    let found = self.object(sample.object)?;
+                    let new = NewObject { key: &found.key, size: found.size, etag: found.etag.as_deref(), version: found.version.as_deref() };
+                    let object = builder.object(new)?;
+                    objects.insert(sample.object, object);
+                    object
+                }
+            };
+            let fields: Vec<NewField<'_>> =
+                sample.fields().filter(|(name, ..)| !name.is_empty()).map(|(name, offset, length)| NewField { name, offset, length }).collect();
+            builder.sample(NewSample {
+                object,
+                offset: sample.offset,
+                length: sample.length,
+                label: sample.label,
+                crc32c: sample.crc32c,
+                fields: &fields,
+            })?;
+        }
+        builder.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Format;
+
+    #[test]
+    fn a_selection_keeps_ranges_labels_and_content_keys() {
+        let mut builder = IndexBuilder::new("s3://b/d", Format::Folder);
+        builder.classes(["a", "b"]);
+        for i in 0..10u64 {
+            let key = format!("a/{i}.jpg");
+            builder.whole_object(NewObject { key: &key, size: 100 + i, etag: Some("\"e\""), version: None }, Some((i % 2) as i64), Some(i as u32)).expect("added");
+        }
+        let whole = builder.finish().expect("built");
+        let some = whole.select(&[7, 2, 2]).expect("selected");
+        assert_eq!((some.len(), some.objects(), some.classes()), (3, 2, vec!["a", "b"]));
+        for (new, old) in [(0, 7), (1, 2), (2, 2)] {
+            assert_eq!(some.sample_key(new).expect("key"), whole.sample_key(old).expect("key"));
+            assert_eq!((some.length(new), some.label(new), some.crc32c(new)), (whole.length(old), whole.label(old), whole.crc32c(old)));
+        }
+        assert_ne!(some.digest(), whole.digest());
+        assert!(whole.select(&[10]).is_err());
+    }
+}

@@ -1,0 +1,179 @@
+"""The native half of the package: what `crates/py` exports.
+
+Nothing here is for users; `foreload`, `foreload.torch` and the command build on it.
+"""
+
+from collections.abc import Buffer, Callable
+from os import PathLike
+from typing import final
+
+__all__ = ["Agent", "Delivery", "Index", "Job", "Plan", "Sample", "Slot", "__version__", "price", "simulate"]
+
+__version__: str
+
+@final
+class Agent:
+    """A connection to this node's agent, which it starts if there is none.
+
+    Not usable after a fork: the child makes its own.
+    """
+
+    def __new__(cls, program: str | PathLike[str], cache_dir: str | PathLike[str] | None = None, linger_s: float | None = None) -> Agent: ...
+    @property
+    def pid(self) -> int:
+        """The agent's process."""
+    @property
+    def connection(self) -> int:
+        """This connection's number, which hand-overs name."""
+    @property
+    def cache_dir(self) -> str: ...
+    @property
+    def log(self) -> str: ...
+    def is_usable(self) -> bool:
+        """Whether this process made the connection and the agent still answers."""
+    def call(self, body: str) -> str:
+        """Calls the agent with JSON (`crates/engine/src/calls.rs`); answers with JSON."""
+    def open(self, body: str, progress: Callable[[str, int, int | None], object] | None = None) -> tuple[int, Index, str]:
+        """Opens a data set: (its number, its index, where the index came from)."""
+    def subset(self, dataset: int, samples: list[int]) -> tuple[int, Index, str]:
+        """Some samples of a data set as a data set of its own; answers like `open`."""
+    def attach(self, body: str) -> Job:
+        """Joins or starts a job."""
+    def notices(self) -> list[tuple[str, str, int | None]]:
+        """What the agent wants somebody to read since the last call: (kind, message, sample)."""
+    def flush(self) -> None:
+        """Sends releases that have gathered."""
+
+@final
+class Index:
+    """What a data set consists of; memory shared with the agent."""
+
+    def __len__(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def root(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def objects(self) -> int: ...
+    @property
+    def classes(self) -> list[str]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+    def length(self, sample: int) -> int: ...
+    def label(self, sample: int) -> int | None: ...
+    def key(self, sample: int) -> str: ...
+    def place(self, sample: int) -> tuple[str, int, int, int, str | None]:
+        """(key, first byte, bytes, object's size, etag)."""
+    def fields(self, sample: int) -> list[tuple[str, int, int]]:
+        """Parts of a sample: (name, first byte in the sample, bytes)."""
+    def labels(self) -> bytes:
+        """All labels as little-endian int64; -2^63: none."""
+    def lengths(self) -> bytes:
+        """All lengths as little-endian uint64."""
+    def to_bytes(self) -> bytes:
+        """The index file."""
+
+@final
+class Job:
+    """A job of the agent, with its memory mapped."""
+
+    @property
+    def job(self) -> int: ...
+    @property
+    def connection(self) -> int: ...
+    @property
+    def reply(self) -> str: ...
+    def is_usable(self) -> bool: ...
+    def start(self, rank: int, epoch: int, batch: int) -> None:
+        """A rank starts, resumes or jumps; its open wants are refused as cancelled."""
+    def want_batch(self, rank: int, epoch: int, batch: int) -> int:
+        """Asks for a rank's batch; answers at once with a number for `take`."""
+    def want_samples(self, rank: int, samples: list[int]) -> int:
+        """Asks for samples by number; answers at once with a number for `take`."""
+    def withdraw(self, want: int) -> None: ...
+    def is_ready(self, want: int) -> bool: ...
+    def take(self, want: int, timeout_s: float | None = None) -> Delivery:
+        """Waits for a want. Raises the exception of `foreload.errors` that fits; signals are handled within 50 ms."""
+    def slot(self, nbytes: int) -> Slot | None:
+        """Writable shared memory for a batch; `None` when there is none now."""
+    def adopt_slot(self, connection: int, slot: int, offset: int, nbytes: int) -> Slot:
+        """Makes a slot that another connection handed over ours."""
+    def adopt(self, connection: int, items: bytes) -> Delivery:
+        """Makes samples that another connection handed over ours."""
+
+@final
+class Delivery:
+    """Delivered samples in the order asked for; their memory is let go when it dies or they are taken."""
+
+    def __len__(self) -> int: ...
+    @property
+    def copy(self) -> bool:
+        """Too much is leased: copy the bytes and let the memory go."""
+    @property
+    def samples(self) -> list[int]: ...
+    @property
+    def labels(self) -> list[int | None]: ...
+    @property
+    def lengths(self) -> list[int]: ...
+    def to_bytes(self) -> list[bytes]:
+        """Copies; the memory is let go."""
+    def views(self) -> list[Sample]:
+        """All samples as read-only shared memory."""
+    def view(self, at: int) -> Sample: ...
+    def gather(self, slot: Slot, at: int = 0) -> None:
+        """Copies all samples one after the other into a slot."""
+    def hand_over(self) -> tuple[int, bytes]:
+        """Passes the samples on to whoever adopts them: (connection, items)."""
+
+@final
+class Sample(Buffer):
+    """One sample's bytes: read-only shared memory, valid as long as this or any view of it lives."""
+
+    @property
+    def sample(self) -> int: ...
+    @property
+    def label(self) -> int | None: ...
+    @property
+    def via(self) -> str:
+        """`ram`, `disk` or `bucket`."""
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Slot(Buffer):
+    """Writable shared memory of one batch, held exclusively."""
+
+    def __len__(self) -> int: ...
+    def hand_over(self) -> tuple[int, int, int, int]:
+        """Passes it on to whoever adopts it: (connection, slot, offset, bytes)."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Plan:
+    """Which sample each rank reads, and when; computed here, without an agent."""
+
+    def __new__(cls, order: str, world: int = 1, uneven: bool = False) -> Plan: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    def batch_len(self, batch: int, rank: int) -> int: ...
+    def batch(self, epoch: int, batch: int, rank: int) -> list[int]: ...
+    def batch_positions(self, batch: int, rank: int) -> list[int]: ...
+    def weight(self, batch: int, rank: int) -> float: ...
+    def sample_at(self, epoch: int, position: int) -> int: ...
+    def position_of(self, epoch: int, sample: int) -> int | None: ...
+    def supply(self, epoch: int, samples: list[int]) -> None: ...
+    def resume(self, digest: str, epoch: int, position: int) -> tuple[int, int]:
+        """Where a checkpoint goes on: (epoch, batch)."""
+
+def simulate(scenario: str, policies: list[str] = ..., overrides: list[str] = ...) -> str: ...
+def price(sheet: str, usage: str) -> str: ...
