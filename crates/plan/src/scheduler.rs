@@ -114,6 +114,8 @@ pub struct Scheduler {
     requests: Requests,
     ram_bytes: u64,
     staging_bytes: u64,
+    /// Whether several samples lie in one object.
+    shards: bool,
     /// Bytes of neighbours that come along with a sample on their way to disk; 0 where samples are whole objects or no disk takes them.
     group_bytes: u64,
     /// Where the look-ahead stands: line and entry.
@@ -149,10 +151,13 @@ impl Scheduler {
         let arena = Arena::new(settings.ram_bytes);
         // The batch in use, the one waited for and the one after it: with less, kept samples would have to leave for them.
         let staging_bytes = settings.staging_bytes(batch_bytes).max((3 * batch_bytes).min(settings.ram_bytes / 2));
-        let shards = (0..samples.min(64)).any(|i| i > 0 && catalog.place(i).object == catalog.place(i - 1).object);
+        // 64 places spread over the data set tell shards from whole objects; a data set that mixes them is treated as shards.
+        let pairs = (0..64).map(|i| i * samples / 64).filter(|&i| i + 1 < samples);
+        let shards = pairs.map(|i| (catalog.place(i).object, catalog.place(i + 1).object)).any(|(one, next)| one == next);
         let passes = shards && !settings.tiers.is_empty() && settings.policy.retention() == Retention::Pinned;
         Ok(Scheduler {
             staging_bytes,
+            shards,
             group_bytes: if passes { settings.coalesce_bytes.min(staging_bytes / 2) } else { 0 },
             ram_bytes: arena.capacity_bytes(),
             tiers: settings.tiers.iter().map(Tier::new).collect(),
@@ -499,7 +504,7 @@ impl Scheduler {
             return;
         }
         let mut group = vec![(place, id)];
-        if place.len < self.settings.coalesce_bytes {
+        if self.shards && place.len < self.settings.coalesce_bytes {
             self.gather(&mut group, line);
         }
         self.loads.queue_group(&mut group, self.settings.gap_bytes, &mut self.residents, line);

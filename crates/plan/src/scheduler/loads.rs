@@ -12,7 +12,7 @@ use crate::catalog::Place;
 use crate::flow::{Concurrency, HedgeBudget};
 use crate::model::{Estimate, Pinned};
 use crate::settings::Settings;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Extra tries after a failure that another try may mend.
 const RETRIES: u8 = 1;
@@ -51,11 +51,65 @@ enum Running {
     Keep { tier: u8, handle: Handle, len: u64, sample: u64 },
 }
 
+/// What is under way, by the id of its action: a place in the table and, above it, a count that never repeats.
+#[derive(Default)]
+struct Table {
+    places: Vec<Option<(u64, Running)>>,
+    vacant: Vec<u32>,
+    count: u64,
+}
+
+/// Bits of an action's id that name the place in the table: a million at once.
+const PLACE_BITS: u32 = 20;
+
+impl Table {
+    /// The id that the next insertion gets.
+    fn reserve(&mut self) -> u64 {
+        let place = self.vacant.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            (self.places.len() - 1) as u32
+        });
+        self.count += 1;
+        self.count << PLACE_BITS | u64::from(place)
+    }
+
+    fn place(id: u64) -> usize {
+        (id & ((1 << PLACE_BITS) - 1)) as usize
+    }
+
+    fn insert(&mut self, id: u64, running: Running) {
+        self.places[Self::place(id)] = Some((id, running));
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Running> {
+        let place = self.places.get_mut(Self::place(id))?;
+        let found = place.take_if(|(found, _)| *found == id)?;
+        self.vacant.push(Self::place(id) as u32);
+        Some(found.1)
+    }
+
+    fn get(&self, id: u64) -> Option<&Running> {
+        self.places.get(Self::place(id))?.as_ref().filter(|(found, _)| *found == id).map(|(_, running)| running)
+    }
+
+    fn get_mut(&mut self, id: u64) -> Option<&mut Running> {
+        self.places.get_mut(Self::place(id))?.as_mut().filter(|(found, _)| *found == id).map(|(_, running)| running)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, &Running)> {
+        self.places.iter().flatten().map(|(id, running)| (*id, running))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.vacant.len() == self.places.len()
+    }
+}
+
 pub(super) struct Loads {
     next_id: u64,
     bucket: VecDeque<Pending>,
     disks: Vec<VecDeque<Pending>>,
-    running: BTreeMap<u64, Running>,
+    running: Table,
     in_flight: u32,
     disk_depth: u32,
     pub concurrency: Concurrency,
@@ -71,7 +125,7 @@ impl Loads {
             next_id: 0,
             bucket: VecDeque::new(),
             disks: settings.tiers.iter().map(|_| VecDeque::new()).collect(),
-            running: BTreeMap::new(),
+            running: Table::default(),
             in_flight: 0,
             disk_depth: settings.disk_depth.max(1),
             concurrency: Concurrency::new(settings.concurrency),
@@ -89,10 +143,11 @@ impl Loads {
         u64::from(self.in_flight)
     }
 
-    /// An action with the next id.
+    /// An action that ends with its issue.
     pub fn action(&mut self, command: Command) -> Action {
         self.next_id += 1;
-        Action::new(self.next_id, command)
+        // Above the ids of what is under way: bit 63 tells them apart.
+        Action::new(1 << 63 | self.next_id, command)
     }
 
     pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, line: u64) {
@@ -147,7 +202,7 @@ impl Loads {
     /// The source of a load in flight that brings this resident.
     pub fn in_flight_of(&self, id: u32, residents: &Residents) -> Option<Source> {
         let handle = residents.handle(id);
-        self.running.values().find_map(|running| match running {
+        self.running.iter().find_map(|(_, running)| match running {
             Running::Load(flight) if flight.pending.parts.iter().any(|part| part.handle == handle) => Some(flight.pending.source),
             _ => None,
         })
@@ -176,9 +231,9 @@ impl Loads {
             attempt: pending.attempt,
             hedge: pending.twin_of.is_some(),
         };
-        let action = self.action(Command::Load(load));
-        self.running.insert(action.id(), Running::Load(Flight { pending, issued_ns: now_ns, twin: None, cancelled: false }));
-        action
+        let id = self.running.reserve();
+        self.running.insert(id, Running::Load(Flight { pending, issued_ns: now_ns, twin: None, cancelled: false }));
+        Action::new(id, Command::Load(load))
     }
 }
 
@@ -238,7 +293,7 @@ impl Scheduler {
     }
 
     pub(super) fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
-        match self.loads.running.remove(&completion.id) {
+        match self.loads.running.remove(completion.id) {
             Some(Running::Keep { tier, handle, len, sample }) => self.written(tier, handle, sample, len, completion.outcome),
             Some(Running::Load(flight)) => self.landed(completion.id, flight, completion.outcome, actions),
             None => {}
@@ -264,13 +319,13 @@ impl Scheduler {
         let racing = flight.twin.is_some() || flight.pending.twin_of.is_some();
         let other = flight.twin.or(flight.pending.twin_of);
         if let (Some(other), Ok(())) = (other, result)
-            && let Some(Running::Load(loser)) = self.loads.running.get_mut(&other)
+            && let Some(Running::Load(loser)) = self.loads.running.get_mut(other)
             && !loser.cancelled
         {
             loser.cancelled = true;
             actions.push(self.loads.action(Command::Cancel { load: other }));
         }
-        debug_assert!(!self.loads.running.contains_key(&id));
+        debug_assert!(self.loads.running.get(id).is_none());
         let (line, attempt) = (flight.pending.line, flight.pending.attempt);
         for part in flight.pending.parts {
             let Some(part) = self.part_ended(part, racing, other, result, actions) else { continue };
@@ -327,7 +382,7 @@ impl Scheduler {
 
     /// A slot that lost its race. When the load that writes into it still runs, it goes to that load and comes back with it.
     fn surrender(&mut self, slot: Slot, handle: Handle, writer: Option<u64>) {
-        if let Some(Running::Load(flight)) = writer.and_then(|writer| self.loads.running.get_mut(&writer))
+        if let Some(Running::Load(flight)) = writer.and_then(|writer| self.loads.running.get_mut(writer))
             && let Some(part) = flight.pending.parts.iter_mut().find(|part| part.handle == handle)
         {
             part.own = Some(slot);
@@ -340,14 +395,14 @@ impl Scheduler {
     fn settled(&mut self, index: u32, actions: &mut Vec<Action>) {
         let resident = self.residents.get_mut(index);
         let (state, to_tier, sample, slot) = (resident.state, resident.to_tier.take(), resident.sample, resident.slot);
-        let waiters = std::mem::take(&mut resident.waiters);
+        let waiters = resident.waiters.take();
         match (state, to_tier) {
             (State::Ready, Some(tier)) => {
                 resident.writes += 1;
                 let handle = self.residents.handle(index);
-                let action = self.loads.action(Command::Keep { tier, sample, slot });
-                self.loads.running.insert(action.id(), Running::Keep { tier, handle, len: slot.len, sample });
-                actions.push(action);
+                let id = self.loads.running.reserve();
+                self.loads.running.insert(id, Running::Keep { tier, handle, len: slot.len, sample });
+                actions.push(Action::new(id, Command::Keep { tier, sample, slot }));
             }
             (_, Some(tier)) => self.tiers[usize::from(tier)].abandon(slot.len),
             _ => {}
@@ -418,13 +473,13 @@ impl Scheduler {
             .loads
             .running
             .iter()
-            .filter_map(|(&id, running)| match running {
+            .filter_map(|(id, running)| match running {
                 Running::Load(flight) if self.is_late(flight) => Some(id),
                 _ => None,
             })
             .collect();
         for id in late {
-            let Some(Running::Load(flight)) = self.loads.running.get(&id) else { continue };
+            let Some(Running::Load(flight)) = self.loads.running.get(id) else { continue };
             let needs: Vec<(Handle, u64, u64, u64, u64)> = flight
                 .pending
                 .parts
@@ -452,7 +507,7 @@ impl Scheduler {
             let deadline_ns = self.now_ns + self.settings.load_timeout_ns;
             self.loads.in_flight += 1;
             let action = self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents);
-            if let Some(Running::Load(flight)) = self.loads.running.get_mut(&id) {
+            if let Some(Running::Load(flight)) = self.loads.running.get_mut(id) {
                 flight.twin = Some(action.id());
             }
             actions.push(action);

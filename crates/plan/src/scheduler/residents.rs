@@ -18,6 +18,30 @@ pub(super) enum State {
     Failed(Failure),
 }
 
+/// Requests that wait for a resident: nearly always one, so that one needs no allocation.
+#[derive(Default)]
+pub(super) struct Waiters {
+    first: Option<u64>,
+    more: Vec<u64>,
+}
+
+impl Waiters {
+    pub fn push(&mut self, request: u64) {
+        match self.first {
+            None => self.first = Some(request),
+            Some(_) => self.more.push(request),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub fn take(&mut self) -> impl Iterator<Item = u64> + use<> {
+        self.first.take().into_iter().chain(std::mem::take(&mut self.more))
+    }
+}
+
 pub(super) struct Resident {
     pub sample: u64,
     pub slot: Slot,
@@ -34,7 +58,7 @@ pub(super) struct Resident {
     pub via: Via,
     pub attempt: u8,
     /// Requests to tell when it is there.
-    pub waiters: Vec<u64>,
+    pub waiters: Waiters,
     previous: u32,
     next: u32,
 }
@@ -96,7 +120,7 @@ impl Residents {
                 to_tier: None,
                 via,
                 attempt: 0,
-                waiters: Vec::new(),
+                waiters: Waiters::default(),
                 previous: NONE,
                 next: NONE,
             });
@@ -199,7 +223,7 @@ impl Residents {
         resident.generation = resident.generation.wrapping_add(1);
         resident.to_tier = None;
         resident.attempt = 0;
-        resident.waiters.clear();
+        resident.waiters = Waiters::default();
         let (sample, slot) = (resident.sample, resident.slot);
         self.by_sample.remove(&sample);
         arena.give(slot);
