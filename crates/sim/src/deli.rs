@@ -121,6 +121,8 @@ struct Node {
     fetches: Vec<(f64, Vec<u32>)>,
     /// Fetches share the node's part of the source's throughput, one after the other.
     link_until: f64,
+    /// They share the service's processors too: on the paper's two, overlapping fetches take as long as one after the other.
+    service_until: f64,
 }
 
 /// Sums over one epoch and all nodes.
@@ -144,6 +146,7 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
         cache: Cache::new(&settings, samples),
         fetches: Vec::new(),
         link_until: 0.0,
+        service_until: 0.0,
     };
     let mut all: Vec<Node> = (0..nodes).map(|_| node()).collect();
     let mut counts = Counts::default();
@@ -204,12 +207,11 @@ impl Node {
         let mb: f64 = wanted.iter().map(|s| sizes.of(*s)).sum();
         counts.mb.source += mb;
         counts.requests += wanted.len() as u64;
-        let begun = self.now + settings.fixed_s + settings.latency_s;
         self.link_until = self.link_until.max(self.now) + mb * settings.source_s_per_mb;
-        self.fetches.push((
-            self.link_until.max(begun + wanted.len() as f64 * settings.fetch_s),
-            wanted,
-        ));
+        let work_s = settings.fixed_s + wanted.len() as f64 * settings.fetch_s;
+        self.service_until = self.service_until.max(self.now) + work_s;
+        let done = self.link_until.max(self.service_until + settings.latency_s);
+        self.fetches.push((done, wanted));
     }
 
     /// Caches what was fetched by now, in the order of completion.

@@ -54,7 +54,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(setup: &'a Setup<'a>) -> Self {
         let nodes = setup.hardware.nodes;
-        let weights = vec![setup.hardware.staging_threads; nodes as usize];
+        let weights = vec![setup.hardware.source_threads; nodes as usize];
         Self {
             setup,
             nodes: (0..nodes).map(|_| Node::new(setup.hardware)).collect(),
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
         if done <= n.needed_at(self.setup, at) {
             return false;
         }
-        let threads = self.setup.hardware.staging_threads;
+        let threads = self.setup.hardware.source_threads;
         let mb_s = self.source.per_thread(node, threads) * threads;
         at + self.setup.hardware.latency_s + (n.queued_mb + mb) / mb_s < done
     }

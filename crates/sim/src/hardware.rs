@@ -36,6 +36,8 @@ pub struct Hardware {
     pub staging_mb: f64,
     /// p_0.
     pub staging_threads: f64,
+    /// Threads of a node that may read the source: those of staging and of all tiers.
+    pub source_threads: f64,
     /// Seconds that one thread takes to preprocess and store one MB: max(1/beta, p_0/w_0).
     pub write_s_per_mb: f64,
     /// Seconds that one thread takes to preprocess one MB: 1/beta.
@@ -68,6 +70,7 @@ impl Hardware {
             nodes: scenario.cluster.nodes,
             staging_mb: staging.map_or(0.0, |t| t.capacity_mb),
             staging_threads: threads,
+            source_threads: threads + scenario.keeping().map(|t| f64::from(t.threads)).sum::<f64>(),
             write_s_per_mb: preprocess_s_per_mb.max(store_s_per_mb),
             preprocess_s_per_mb,
             network_mb_s: scenario.cluster.network_mb_s.unwrap_or(0.0),

@@ -1,6 +1,7 @@
 //! The policies that can be simulated, and what each one promises.
 
 use crate::{Error, scenario::keys::nearest};
+use foreload_plan::policy::Policy as Planned;
 use serde::{Deserialize, Serialize};
 
 /// A way to get samples to their consumers.
@@ -85,34 +86,50 @@ impl Policy {
             })
     }
 
+    /// The same policy in `plan`, which says what each one promises.
+    fn planned(self) -> Planned {
+        match self {
+            Self::Perfect => Planned::Perfect,
+            Self::Naive => Planned::Naive,
+            Self::Staging => Planned::Staging,
+            Self::DeepioOrdered => Planned::DeepioOrdered,
+            Self::DeepioOptimistic => Planned::DeepioOptimistic,
+            Self::ParallelStaging => Planned::ParallelStaging,
+            Self::LbannDynamic => Planned::LbannDynamic,
+            Self::LbannPreload => Planned::LbannPreload,
+            Self::LocalityAware => Planned::LocalityAware,
+            Self::Frequency => Planned::Frequency,
+            Self::Deli => Planned::Deli {
+                fetch: 1,
+                threshold: 0,
+                cache: 1,
+            },
+            Self::Foreload => Planned::Foreload,
+        }
+    }
+
     /// Whether every sample is read in every epoch.
     #[must_use]
     pub fn reads_whole_dataset(self) -> bool {
-        !matches!(self, Self::DeepioOptimistic | Self::ParallelStaging)
+        self.planned().reads_whole_dataset()
     }
 
     /// Whether every rank reads the samples that the order gives it, in that order.
     #[must_use]
     pub fn keeps_order(self) -> bool {
-        !matches!(
-            self,
-            Self::DeepioOptimistic | Self::ParallelStaging | Self::LocalityAware
-        )
+        self.planned().keeps_order()
     }
 
     /// Whether the engine can run it on real hardware.
     #[must_use]
     pub fn runs_in_engine(self) -> bool {
-        matches!(
-            self,
-            Self::Naive | Self::Staging | Self::LocalityAware | Self::Frequency | Self::Deli | Self::Foreload
-        )
+        self.planned().runs_in_engine()
     }
 
-    /// Whether the lower bound of a scenario holds for it: it reads everything, in order, from a real source.
+    /// Whether the lower bound of a scenario holds for it: it reads everything, in order. (`perfect` reads nothing.)
     #[must_use]
     pub fn obeys_bound(self) -> bool {
-        self.reads_whole_dataset() && self.keeps_order() && self != Self::Perfect
+        self.reads_whole_dataset() && self.keeps_order()
     }
 }
 

@@ -210,7 +210,9 @@ impl<'a, S: Store> Pipeline<'a, S> {
         let sample = prefetcher.wanted[prefetcher.next];
         prefetcher.next += 1;
         self.store.arrived(node, sample);
-        let done = at + self.setup.sizes.of(sample) / self.setup.hardware.tiers[tier].write_mb_s;
+        let speed = &self.setup.hardware.tiers[tier];
+        let latency_s = self.setup.hardware.latency_s / speed.threads;
+        let done = at + latency_s + self.setup.sizes.of(sample) / speed.write_mb_s;
         self.ready.push(Reverse((Ordered(done), stream)));
         Ok(())
     }
@@ -237,10 +239,11 @@ impl<'a, S: Store> Pipeline<'a, S> {
             };
             let n = &mut self.nodes[node as usize];
             let mb = self.setup.sizes.of(planned);
-            let start = match self.mode {
+            let earliest = match self.mode {
                 Mode::Serial => n.consumer.free_at().max(n.threads_free),
-                Mode::Prefetch => n.consumer.room_at(mb, n.threads_free),
+                Mode::Prefetch => n.threads_free,
             };
+            let start = n.consumer.room_at(mb, earliest);
             n.threads_free = start;
             if start > horizon {
                 self.ready.push(Reverse((Ordered(start), node * self.streams_per_node)));
