@@ -86,6 +86,9 @@ def scenario(sim: Simulator, name: str, policies: list[str]) -> None:
     hours = {r["policy"]: r["hours"] for r in report["results"] if r["supported"]}
     for line in published.scenario(name, hours, report["lower_bound_hours"]):
         print(f"- {line}")
+    if name == "scenario-1":
+        literal = sim.run(name, ["naive", "frequency"], {"source.share": "literal"})["results"]
+        print(f"- share = literal: naive / frequency = {literal[0]['hours'] / literal[1]['hours']:.2f}")
 
 
 def what_if(sim: Simulator) -> None:

@@ -33,6 +33,20 @@ pub enum Error {
         /// The closest known name.
         nearest: Option<String>,
     },
+    /// A price sheet that doesn't ship.
+    #[error("unknown price sheet {name:?}; name a shipped one (gcs, s3, azure) or pass the text of your own{}", suggestion(.nearest))]
+    UnknownSheet {
+        /// The name as written.
+        name: String,
+        /// The closest known name.
+        nearest: Option<String>,
+    },
+    /// A price sheet that doesn't read.
+    #[error("the price sheet is not valid: {0}")]
+    Sheet(String),
+    /// A request that doesn't read.
+    #[error("the cost request is not valid: {0}")]
+    Request(String),
     /// The list of sizes can't be read.
     #[error("dataset.sizes_file {path:?}: {problem}")]
     Sizes {

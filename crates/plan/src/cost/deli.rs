@@ -11,10 +11,13 @@
 //! | m_c, f | [`Loading`]: samples in a node's cache, samples per fetch |
 //!
 //! Storage is charged for the period that the GB prices cover (the paper's Table II charges a full month). The paper's two
-//! future savings are parameters too: [`Listing::OncePerNode`] and [`Loading::super_sample`].
+//! future savings are parameters too: [`Listing::OncePerNode`] and `super_sample` of [`Loading::Bucket`].
+
+use serde::{Deserialize, Serialize};
 
 /// Prices of equations (1)-(5), in dollars.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rates {
     /// c_c: one node for one hour.
     pub node_per_hour: f64,
@@ -45,7 +48,8 @@ impl Rates {
 }
 
 /// The training run that is priced.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Training {
     /// n: machines.
     pub nodes: u64,
@@ -62,7 +66,8 @@ pub struct Training {
 }
 
 /// How often the bucket is listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Listing {
     /// Equation (4): once per node and epoch.
     PerEpoch,
@@ -73,7 +78,8 @@ pub enum Listing {
 }
 
 /// Where the samples come from.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Loading {
     /// Equations (1) and (2): the data set was copied to every node's disk.
     Disk,
@@ -91,7 +97,7 @@ pub enum Loading {
 }
 
 /// The three columns of Table II, and their sum.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Requests, in dollars; zero when no bucket is used.
     pub api: f64,
