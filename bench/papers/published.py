@@ -14,18 +14,24 @@ SAYS: dict[str, list[str]] = {
     "scenario-2": ["published: HDMLP (frequency) is the best policy and very close to the lower bound"],
     "scenario-3-openimages": [
         "published: lower bound 2.13 h (compute time alone: `perfect` here), frequency 2.76 h (sec. 6.2); LBANN cannot",
-        "2.75 h is also what a shared source allows: 500 GB at 146 MB/s, then five epochs of computing. Frequency places on "
-        "each node independently, so 6 % of the samples are cached nowhere and others on several nodes: it reads 847 GB "
-        "and ends later; locality-aware and foreload read each sample once",
+        (
+            "2.75 h is also what a shared source allows: 500 GB at 146 MB/s, then five epochs of computing. Frequency places on "
+            "each node independently, so 6 % of the samples are cached nowhere and others on several nodes: it reads 847 GB "
+            "and ends later; locality-aware and foreload read each sample once"
+        ),
     ],
     "scenario-3-places": ["published: as with OpenImages; sigma is not printed (0 here)"],
     "scenario-4": [
-        "published: HDMLP approaches the lower bound; DeepIO and parallel staging are faster because they read only "
-        "part of the data set"
+        (
+            "published: HDMLP approaches the lower bound; DeepIO and parallel staging are faster because they read only "
+            "part of the data set"
+        )
     ],
     "scenario-5": [
-        "published: trends as in scenario 4. t(gamma) for 32 readers is not printed: constant beyond 4 here, so the source "
-        "limits everything that reads the whole data set"
+        (
+            "published: trends as in scenario 4. t(gamma) for 32 readers is not printed: constant beyond 4 here, so the source "
+            "limits everything that reads the whole data set"
+        )
     ],
     "sc21-imagenet22k": ["parameters quoted from memory of arXiv:2101.08734v2: check them before comparing"],
 }
@@ -41,7 +47,9 @@ def scenario(name: str, hours: dict[str, float], bound: float) -> list[str]:
             "share, see below) gives the published ratio; no physical source does"
         )
     if name == "scenario-3-openimages" and "perfect" in hours and "frequency" in hours:
-        lines.append(f"compute time: published 2.13, here {hours['perfect']:.3f}; frequency: published 2.76, here {hours['frequency']:.3f}")
+        lines.append(
+            f"compute time: published 2.13, here {hours['perfect']:.3f}; frequency: published 2.76, here {hours['frequency']:.3f}"
+        )
     if "foreload" in hours:
         lines.append(f"foreload is {100 * (hours['foreload'] / bound - 1):.2f} % above the lower bound")
     return lines
@@ -49,8 +57,10 @@ def scenario(name: str, hours: dict[str, float], bound: float) -> list[str]:
 
 WHAT_IF = [
     "published: 2.76 h whether staging is 1, 2 or 4 GB; lower bound 2.13 h. Staging size makes no difference here either",
-    "the text doesn't say whether RAM and disk of sec. 6.1 are present in this base case, and read literally its model gives p_0 = 2 "
-    "threads 2 x t(4)/4 each node, 292 MB/s in total from a 146 MB/s file system: both are shown",
+    (
+        "the text doesn't say whether RAM and disk of sec. 6.1 are present in this base case, and read literally its model gives p_0 = 2 "
+        "threads 2 x t(4)/4 each node, 292 MB/s in total from a 146 MB/s file system: both are shown"
+    ),
     "published: 80 GB of slower storage is comparable to 40 GB of RAM; total storage matters most",
 ]
 
@@ -114,8 +124,12 @@ DELI = {
 }
 
 DELI_NOTES = [
-    "four numbers are fitted (seconds per GET, per fetch, per fetched sample and per lookup); everything else follows from the mechanism: two "
-    "thirds missed in epoch 2 without prefetching, half missed when the cache is smaller than the fetch, the 50/50 rule",
-    "threshold 512 and cached runs of epoch 1 take longer in the measurements: the prototype's inserts and evictions cost time that "
-    "is not modelled",
+    (
+        "four numbers are fitted (seconds per GET, per fetch, per fetched sample and per lookup); everything else follows from the mechanism: two "
+        "thirds missed in epoch 2 without prefetching, half missed when the cache is smaller than the fetch, the 50/50 rule"
+    ),
+    (
+        "threshold 512 and cached runs of epoch 1 take longer in the measurements: the prototype's inserts and evictions cost time that "
+        "is not modelled"
+    ),
 ]

@@ -47,7 +47,7 @@ class Simulator:
         return self._json([str(self.program), what])
 
     def _json(self, command: list[str]) -> dict[str, Any]:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(done.stderr)
         report: dict[str, Any] = json.loads(done.stdout)
@@ -63,7 +63,9 @@ def table(rows: list[list[str]]) -> None:
     """Prints rows of cells, the first one as heads; numbers stand right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         print("  ".join(cells).rstrip())
 
 
@@ -158,7 +160,9 @@ def deli(sim: Simulator) -> None:
     """Paper 000: miss rates and data-loading times."""
     for workload in ("deli-mnist", "deli-cifar"):
         heading(f"DELI (000 sec. V): {workload}, epochs 1 and 2")
-        rows = [["cache", "fetch", "threshold", "miss measured", "miss simulated", "load s measured", "load s simulated"]]
+        rows = [
+            ["cache", "fetch", "threshold", "miss measured", "miss simulated", "load s measured", "load s simulated"]
+        ]
         for run in published.DELI[workload]:
             sets = {f"deli.{k}_samples": run[k] for k in ("cache", "fetch", "threshold")}
             r = sim.run(workload, ["deli"], sets)["results"][0]
@@ -169,7 +173,9 @@ def deli(sim: Simulator) -> None:
         bucket = published.BUCKET_LOAD_S[workload]
         ours = sim.run(workload, ["deli"])["results"][0]["load_s"]
         saved = 100 * (1 - sum(ours) / sum(bucket))
-        print(f"- 50/50 against reading the bucket directly: published {published.SAVED[workload]} %, here {saved:.1f} % less loading time")
+        print(
+            f"- 50/50 against reading the bucket directly: published {published.SAVED[workload]} %, here {saved:.1f} % less loading time"
+        )
     for line in published.DELI_NOTES:
         print(f"- {line}")
 

@@ -1,0 +1,237 @@
+"""What a run costs, simulated or real, on prices that you can read and edit.
+
+`Usage` counts what a run did; the engine's metrics and `usage_of` (for a simulated outcome) fill the same counts, and `price` turns them into a
+`Bill`. Prices come from a dated sheet: `"gcs"`, `"s3"` and `"azure"` ship as list prices to be verified; `sheet_text` returns one to be edited,
+and a path to the edited file is taken wherever a name is. `break_even` compares reading from the bucket with copying the data set to every
+node's disk, and `deli` is the cost model of paper 000, equations (1)-(5).
+
+Example:
+    >>> from foreload.cost import Usage, price
+    >>> price(Usage(nodes=4, hours=2.75, class_b_requests=1_743_042), "gcs").total  # doctest: +SKIP
+    41.1
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from foreload import _core
+from foreload.sim import Outcome, Report
+
+__all__ = ["Bill", "BreakEven", "CopyPlan", "Usage", "break_even", "deli", "price", "sheet_text", "usage_of"]
+
+_MB = 1 << 20
+_SHIPPED = ("gcs", "s3", "azure")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counts of one run: totals over all nodes and the whole run.
+
+    Attributes:
+        nodes: Machines.
+        hours: Wall-clock hours.
+        class_a_requests: List and put.
+        class_b_requests: Get and head.
+        source_bytes: Bytes read from the bucket.
+        egress_bytes: Of them, bytes that left its region or provider.
+        cross_zone_bytes: Bytes between nodes that crossed a charged border.
+        bucket_bytes: The data set's size in the bucket.
+        disk_bytes_per_node: Disk provisioned per node.
+    """
+
+    nodes: int = 0
+    hours: float = 0.0
+    class_a_requests: int = 0
+    class_b_requests: int = 0
+    source_bytes: int = 0
+    egress_bytes: int = 0
+    cross_zone_bytes: int = 0
+    bucket_bytes: int = 0
+    disk_bytes_per_node: int = 0
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Dollars."""
+
+    requests: float
+    bucket_storage: float
+    disk: float
+    network: float
+    instances: float
+
+    @property
+    def total(self) -> float:
+        """The sum."""
+        return self.requests + self.bucket_storage + self.disk + self.network + self.instances
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """Copying the data set to every node's disk before training.
+
+    Attributes:
+        nodes: Machines.
+        dataset_bytes: The data set's bytes.
+        objects: Its objects: one request each, per node.
+        bytes_per_s_per_node: What one node gets from the bucket while all copy.
+        system_bytes: Disk that a node needs anyway.
+        epoch_hours: Hours of one epoch from local disk.
+    """
+
+    nodes: int
+    dataset_bytes: int
+    objects: int
+    bytes_per_s_per_node: float
+    system_bytes: int
+    epoch_hours: float
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Reading from the bucket against copying first.
+
+    Attributes:
+        bucket: The bill of the run through the bucket.
+        copy: The bill of the run from local copies.
+        copy_pays_after_epochs: Epochs from which the copy is cheaper; None when it never is.
+    """
+
+    bucket: Bill
+    copy: Bill
+    copy_pays_after_epochs: int | None
+
+
+def price(usage: Usage, prices: str | PathLike[str] = "gcs") -> Bill:
+    """Prices a run.
+
+    Args:
+        usage: Its counts.
+        prices: A shipped sheet's name or the path of your own.
+
+    Raises:
+        InvalidError: The sheet doesn't exist or doesn't read.
+    """
+    return Bill(**_ask("price", prices=_sheet(prices), usage=asdict(usage))["bill"])
+
+
+def usage_of(
+    report: Report,
+    policy: str,
+    nodes: int,
+    disk_gb_per_node: float = 0.0,
+    list_requests: int = 0,
+    cross_zone_share: float = 0.0,
+) -> Usage:
+    """Counts of a simulated run, one object per sample.
+
+    Args:
+        report: Of the simulation.
+        policy: Which outcome of it.
+        nodes: Machines.
+        disk_gb_per_node: Disk rented per node.
+        list_requests: Listings; with an index that is shared, once per page of the bucket.
+        cross_zone_share: Share of the traffic between nodes that crosses a charged border.
+    """
+    outcome: Outcome = report[policy]
+    return Usage(
+        nodes=nodes,
+        hours=outcome.hours,
+        class_a_requests=list_requests,
+        class_b_requests=outcome.requests,
+        source_bytes=int(outcome.mb_by_source.source * _MB),
+        cross_zone_bytes=int(outcome.mb_by_source.peer * _MB * cross_zone_share),
+        bucket_bytes=int(report.dataset_mb * _MB),
+        disk_bytes_per_node=int(disk_gb_per_node * 1e9),
+    )
+
+
+def break_even(
+    once: Usage, per_epoch: Usage, copy: CopyPlan, epochs: int, prices: str | PathLike[str] = "gcs"
+) -> BreakEven:
+    """Compares a run through the bucket with one from local copies.
+
+    Args:
+        once: What the run through the bucket uses once: listing, the first epoch's extra time and requests.
+        per_epoch: What each of its epochs uses.
+        copy: The alternative.
+        epochs: Length of the run.
+        prices: A shipped sheet's name or the path of your own.
+    """
+    bucket = {"once": asdict(once), "per_epoch": asdict(per_epoch)}
+    found = _ask("break_even", prices=_sheet(prices), epochs=epochs, bucket=bucket, copy=asdict(copy))
+    return BreakEven(Bill(**found["bucket"]), Bill(**found["copy"]), found["copy_pays_after_epochs"])
+
+
+def deli(
+    *,
+    nodes: int,
+    samples: int,
+    epochs: int,
+    dataset_gb: float,
+    system_gb: float,
+    run_hours: float,
+    cached: int = 0,
+    fetch: int | None = None,
+    from_disk: bool = False,
+    listing: str = "per-fetch",
+    super_sample: int = 1,
+    rates: dict[str, float] | None = None,
+) -> dict[str, float]:
+    """Equations (1)-(5) of paper 000: what a run costs by its model.
+
+    Args:
+        nodes: n.
+        samples: m.
+        epochs: e.
+        dataset_gb: s_t.
+        system_gb: s_r.
+        run_hours: t_c + t_d, computing and waiting.
+        cached: m_c, samples in a node's cache.
+        fetch: f, samples per fetch; None for no prefetching (equation 4).
+        from_disk: The disk baseline, equation (1), instead.
+        listing: `"per-fetch"` (the prototype), `"per-epoch"` or `"once-per-node"`.
+        super_sample: Samples per object.
+        rates: Prices by name; those of the paper's Table II when None.
+
+    Returns:
+        Dollars: `api`, `storage`, `compute` and `total`.
+    """
+    bucket = {
+        "cached": cached,
+        "fetch": fetch or 1,
+        "listing": listing if fetch else "per-epoch",
+        "super_sample": super_sample,
+    }
+    training = {
+        "nodes": nodes,
+        "samples": samples,
+        "epochs": epochs,
+        "system_gb": system_gb,
+        "dataset_gb": dataset_gb,
+        "run_hours": run_hours,
+    }
+    loading: object = "disk" if from_disk else {"bucket": bucket}
+    answer: dict[str, float] = _ask("deli", rates=rates, training=training, loading=loading)
+    return answer
+
+
+def sheet_text(name: str) -> str:
+    """The text of a shipped price sheet, to be saved, edited and passed by path."""
+    text: str = _ask("sheet", name=name)["text"]
+    return text
+
+
+def _sheet(prices: str | PathLike[str]) -> str:
+    if isinstance(prices, str) and (prices in _SHIPPED or not Path(prices).exists()):
+        return prices
+    return Path(prices).read_text(encoding="utf-8")
+
+
+def _ask(what: str, **request: object) -> Any:  # noqa: ANN401 (JSON)
+    return json.loads(_core.cost(json.dumps({what: request})))

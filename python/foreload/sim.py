@@ -1,0 +1,238 @@
+"""What a run would take: scenarios simulated before anything is rented.
+
+A scenario file (TOML, `docs/guide/simulate.md`) says what there is: data set, training, cluster, source, tiers. `simulate` carries one
+or more policies out on it under a virtual clock and returns hours, stalls, requests and bytes by source, beside a lower bound that
+no policy which reads the whole data set in order can beat. The work is done by the native simulator; this module reads its JSON into
+frozen dataclasses. `foreload.cost` prices an outcome, `foreload.plot` draws a report.
+
+Example:
+    >>> from foreload.sim import simulate
+    >>> report = simulate("openimages-4.toml", ["frequency", "foreload"])  # doctest: +SKIP
+    >>> report["foreload"].hours / report.lower_bound_hours  # doctest: +SKIP
+    1.0006
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from foreload import _core
+
+__all__ = ["POLICIES", "Fabric", "Grid", "MbBySource", "Outcome", "Report", "grid", "simulate", "simulate_text"]
+
+#: All policies, in the order of the papers.
+POLICIES = (
+    "perfect",
+    "naive",
+    "staging",
+    "deepio-ordered",
+    "deepio-optimistic",
+    "parallel-staging",
+    "lbann-dynamic",
+    "lbann-preload",
+    "locality-aware",
+    "frequency",
+    "deli",
+    "foreload",
+)
+
+
+@dataclass(frozen=True)
+class MbBySource:
+    """Bytes by where they came from, in MB (1 MB is 2^20 bytes here)."""
+
+    ram: float
+    disk: float
+    peer: float
+    source: float
+
+    @property
+    def total(self) -> float:
+        """All four."""
+        return self.ram + self.disk + self.peer + self.source
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Traffic between nodes.
+
+    Attributes:
+        peer_mb: MB over the network between nodes.
+        most_sent_mb: What the busiest node sent; far above the mean it is a hot spot.
+        most_received_mb: What the busiest node received.
+        most_queued_s: Longest time that a request found a node's tier busy with earlier ones.
+        connections_per_node: Connections when every node may ask every other.
+        cache_group_nodes: The fewest nodes that hold the data set together: the proposed size of a cache group.
+        cache_group_source_mb: MB read from the source by the whole job with groups of that size.
+    """
+
+    peer_mb: float
+    most_sent_mb: float
+    most_received_mb: float
+    most_queued_s: float
+    connections_per_node: int
+    cache_group_nodes: int
+    cache_group_source_mb: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy's run.
+
+    Attributes:
+        policy: Its name.
+        supported: Whether it can run the scenario; `reason` says why not.
+        hours: Until the last node is through.
+        stall_hours: Of these, time that the last node waited for data.
+        epoch_hours: By epoch.
+        requests: Reads of the source.
+        coverage: Share of the samples that are cached anywhere at the end.
+        copies: Copies per cached sample.
+        miss_rate: For `deli`: share of accesses that the cache didn't have, by epoch.
+        load_s: For `deli`: seconds a node waited for data, by epoch.
+        fabric: Traffic between nodes, where the policy exchanges samples.
+    """
+
+    policy: str
+    supported: bool
+    reason: str | None
+    hours: float
+    stall_hours: float
+    epoch_hours: tuple[float, ...]
+    mb_by_source: MbBySource
+    requests: int
+    coverage: float
+    copies: float
+    reads_whole_dataset: bool
+    keeps_order: bool
+    runs_in_engine: bool
+    miss_rate: tuple[float, ...] | None = None
+    load_s: tuple[float, ...] | None = None
+    fabric: Fabric | None = None
+
+    @property
+    def stall_share(self) -> float:
+        """Waiting time over run time, 0 to 1."""
+        return self.stall_hours / self.hours if self.hours > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Outcomes of all policies asked for, by name: `report["foreload"]`."""
+
+    scenario: str
+    lower_bound_hours: float
+    dataset_mb: float
+    results: tuple[Outcome, ...]
+
+    def __getitem__(self, policy: str) -> Outcome:
+        for outcome in self.results:
+            if outcome.policy == policy:
+                return outcome
+        raise KeyError(policy)
+
+    @property
+    def supported(self) -> tuple[Outcome, ...]:
+        """The outcomes of policies that can run the scenario."""
+        return tuple(outcome for outcome in self.results if outcome.supported)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Hours of one policy for all combinations of two settings.
+
+    Attributes:
+        policy: Which.
+        across: The key that varies along a row, and its values.
+        down: The key that varies along a column, and its values.
+        hours: Rows of hours.
+    """
+
+    policy: str
+    across: tuple[str, tuple[float, ...]]
+    down: tuple[str, tuple[float, ...]]
+    hours: tuple[tuple[float, ...], ...]
+
+
+def simulate(
+    scenario: str | PathLike[str], policies: Iterable[str] = (), overrides: Mapping[str, object] | None = None
+) -> Report:
+    """Simulates a scenario file.
+
+    Args:
+        scenario: Its path.
+        policies: Names from `POLICIES`; none mean all.
+        overrides: Settings to change, by key: `{"training.epochs": 5, "tier.ram.capacity_mb": 10240}`.
+
+    Returns:
+        The report.
+
+    Raises:
+        InvalidError: A key, a value or a policy doesn't exist; the message suggests the nearest.
+    """
+    return simulate_text(Path(scenario).read_text(encoding="utf-8"), policies, overrides)
+
+
+def simulate_text(toml: str, policies: Iterable[str] = (), overrides: Mapping[str, object] | None = None) -> Report:
+    """Simulates a scenario given as TOML text; otherwise as `simulate`."""
+    given = [f"{key}={_toml(value)}" for key, value in (overrides or {}).items()]
+    return _report(json.loads(_core.simulate(toml, list(policies), given)))
+
+
+def grid(
+    scenario: str | PathLike[str],
+    across: tuple[str, Sequence[float]],
+    down: tuple[str, Sequence[float]],
+    policy: str = "foreload",
+    overrides: Mapping[str, object] | None = None,
+) -> Grid:
+    """Simulates all combinations of two settings: which upgrade helps most.
+
+    Args:
+        scenario: Path of the scenario file.
+        across: A key and its values, such as `("tier.disk.capacity_mb", [0, 20480, 40960])`.
+        down: Another.
+        policy: Which.
+        overrides: What else to change.
+
+    Returns:
+        Hours by combination.
+    """
+    text = Path(scenario).read_text(encoding="utf-8")
+
+    def hours(column: float, row: float) -> float:
+        settings = {**(overrides or {}), across[0]: column, down[0]: row}
+        return simulate_text(text, [policy], settings)[policy].hours
+
+    rows = tuple(tuple(hours(column, row) for column in across[1]) for row in down[1])
+    return Grid(policy, (across[0], tuple(across[1])), (down[0], tuple(down[1])), rows)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _report(found: dict[str, Any]) -> Report:
+    results = tuple(_outcome(result) for result in found["results"])
+    return Report(found["scenario"], found["lower_bound_hours"], found["dataset_mb"], results)
+
+
+def _outcome(found: dict[str, Any]) -> Outcome:
+    fabric = found.get("fabric")
+    read: dict[str, Any] = {
+        **found,
+        "mb_by_source": MbBySource(**found["mb_by_source"]),
+        "epoch_hours": tuple(found["epoch_hours"]),
+        "fabric": Fabric(**fabric) if fabric else None,
+    }
+    for key in ("miss_rate", "load_s"):
+        if found.get(key) is not None:
+            read[key] = tuple(found[key])
+    return Outcome(**read)
