@@ -16,6 +16,6 @@ pub mod index;
 pub mod source;
 
 pub use error::{Error, ErrorKind, Result};
-pub use format::Format;
+pub use format::{BuildOptions, Format};
 pub use index::{Index, IndexBuilder, ObjectRef, SampleRef};
 pub use source::{Credentials, Entries, Fetched, ObjectMeta, Retry, Sink, Source, SourceOptions};

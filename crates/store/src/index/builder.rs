@@ -74,7 +74,8 @@ pub struct IndexBuilder {
     labels: Values,
     checksums: Values,
     schemas: Schemas,
-    digest: Digest,
+    object_digest: Digest,
+    sample_digest: Digest,
 }
 
 impl IndexBuilder {
@@ -100,7 +101,8 @@ impl IndexBuilder {
             labels: Values::default(),
             checksums: Values::default(),
             schemas: Schemas::default(),
-            digest: Digest::new(),
+            object_digest: Digest::new(b"foreload objects 1"),
+            sample_digest: Digest::new(b"foreload samples 1"),
         }
     }
 
@@ -145,8 +147,8 @@ impl IndexBuilder {
         self.etags.push(new.etag);
         self.versions.push(new.version.unwrap_or(""));
         self.any_version |= new.version.is_some_and(|v| !v.is_empty());
-        self.digest.texts(b'o', &[new.key, new.etag.unwrap_or("")]);
-        self.digest.numbers(&[new.size]);
+        self.object_digest.texts(b'o', &[new.key, super::bare_etag(new.etag.unwrap_or(""))]);
+        self.object_digest.numbers(&[new.size]);
         self.objects += 1;
         Ok(self.objects - 1)
     }
@@ -198,11 +200,11 @@ impl IndexBuilder {
         self.labels.push(coded_label);
         self.checksums.push(new.crc32c.map_or(0, |c| u64::from(c) + 1));
         self.schemas.push(new.fields);
-        self.digest
+        self.sample_digest
             .numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
         for field in new.fields {
-            self.digest.texts(b'f', &[field.name]);
-            self.digest.numbers(&[field.offset, field.length]);
+            self.sample_digest.texts(b'f', &[field.name]);
+            self.sample_digest.numbers(&[field.offset, field.length]);
         }
         self.samples += 1;
         Ok(i)
@@ -239,10 +241,15 @@ impl IndexBuilder {
             }
         }
         self.schemas.write(&mut out);
+        // Two streams, so that it does not matter how calls for objects and for samples interleave.
+        let both = [self.object_digest.finish(), self.sample_digest.finish()]
+            .map(|d| d.as_ref().to_vec())
+            .concat();
+        let digest = first_half(ring::digest::digest(&ring::digest::SHA256, &both).as_ref());
         let header = Header {
             samples: self.samples,
             objects: self.objects,
-            digest: self.digest.finish(),
+            digest,
             format: self.format.code(),
         };
         Index::from_bytes(Bytes::from(out.finish(&header)))
@@ -352,9 +359,9 @@ impl std::fmt::Debug for HashContext {
 }
 
 impl Digest {
-    fn new() -> Self {
+    fn new(what: &[u8]) -> Self {
         Self {
-            buffer: b"foreload data set 1".to_vec(),
+            buffer: what.to_vec(),
             hash: HashContext(ring::digest::Context::new(&ring::digest::SHA256)),
         }
     }
@@ -382,8 +389,8 @@ impl Digest {
         }
     }
 
-    fn finish(mut self) -> [u8; 16] {
+    fn finish(mut self) -> ring::digest::Digest {
         self.hash.0.update(&self.buffer);
-        first_half(self.hash.0.finish().as_ref())
+        self.hash.0.finish()
     }
 }

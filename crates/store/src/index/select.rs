@@ -19,14 +19,22 @@ impl Index {
                 Some(&object) => object,
                 None => {
                     let found = self.object(sample.object)?;
-                    let new = NewObject { key: &found.key, size: found.size, etag: found.etag.as_deref(), version: found.version.as_deref() };
+                    let new = NewObject {
+                        key: &found.key,
+                        size: found.size,
+                        etag: found.etag.as_deref(),
+                        version: found.version.as_deref(),
+                    };
                     let object = builder.object(new)?;
                     objects.insert(sample.object, object);
                     object
                 }
             };
-            let fields: Vec<NewField<'_>> =
-                sample.fields().filter(|(name, ..)| !name.is_empty()).map(|(name, offset, length)| NewField { name, offset, length }).collect();
+            let fields: Vec<NewField<'_>> = sample
+                .fields()
+                .filter(|(name, ..)| !name.is_empty())
+                .map(|(name, offset, length)| NewField { name, offset, length })
+                .collect();
             builder.sample(NewSample {
                 object,
                 offset: sample.offset,
@@ -51,14 +59,28 @@ mod tests {
         builder.classes(["a", "b"]);
         for i in 0..10u64 {
             let key = format!("a/{i}.jpg");
-            builder.whole_object(NewObject { key: &key, size: 100 + i, etag: Some("\"e\""), version: None }, Some((i % 2) as i64), Some(i as u32)).expect("added");
+            builder
+                .whole_object(
+                    NewObject {
+                        key: &key,
+                        size: 100 + i,
+                        etag: Some("\"e\""),
+                        version: None,
+                    },
+                    Some((i % 2) as i64),
+                    Some(i as u32),
+                )
+                .expect("added");
         }
         let whole = builder.finish().expect("built");
         let some = whole.select(&[7, 2, 2]).expect("selected");
         assert_eq!((some.len(), some.objects(), some.classes()), (3, 2, vec!["a", "b"]));
         for (new, old) in [(0, 7), (1, 2), (2, 2)] {
             assert_eq!(some.sample_key(new).expect("key"), whole.sample_key(old).expect("key"));
-            assert_eq!((some.length(new), some.label(new), some.crc32c(new)), (whole.length(old), whole.label(old), whole.crc32c(old)));
+            assert_eq!(
+                (some.length(new), some.label(new), some.crc32c(new)),
+                (whole.length(old), whole.label(old), whole.crc32c(old))
+            );
         }
         assert_ne!(some.digest(), whole.digest());
         assert!(whole.select(&[10]).is_err());

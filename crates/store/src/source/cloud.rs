@@ -8,8 +8,6 @@ mod answer;
 pub(crate) mod identity;
 pub(crate) mod listing;
 
-pub(crate) use answer::bare_etag;
-
 use super::address::Address;
 use super::http::adapter::RequestWriter;
 use super::http::{Client, Connector, Limits, Origin, Proxy, ProxyRules, Request, Response};

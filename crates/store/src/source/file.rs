@@ -5,8 +5,9 @@
 //! again, and handed to the sink on the caller's thread. A file has a pseudo-ETag made of size, modification time and
 //! inode; it is compared before and after reading.
 
-use super::cloud::{Progress, bare_etag};
+use super::cloud::Progress;
 use super::{Entries, ObjectMeta, Sink};
+use crate::index::bare_etag;
 use crate::{Error, ErrorKind, Result};
 use std::fs::{File, Metadata};
 use std::ops::Range;

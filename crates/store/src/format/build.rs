@@ -1,0 +1,399 @@
+//! Builds an index from a URL.
+
+use super::manifest::{self, Label, Row};
+use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, tar};
+use crate::index::{IndexBuilder, NewObject, NewSample};
+use crate::source::{ObjectMeta, Source, SourceOptions};
+use crate::{Error, ErrorKind, Index, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tokio::time::Instant;
+
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Builds the index of the data set at `url`: a directory or bucket prefix, shards with `{000..019}` and `*`, or a
+/// manifest. `report` is called with every step.
+///
+/// # Errors
+/// `Invalid` when there is nothing, or nothing that fits the format; the source's errors.
+pub async fn build(
+    url: &str,
+    source_options: &SourceOptions,
+    options: &BuildOptions,
+    report: &mut (dyn FnMut(&Step) + Send),
+) -> Result<Index> {
+    let progress = &mut Progress::new(report);
+    let (root, names) = pattern::split(url);
+    let source = Source::open(&root, source_options)?;
+    let found = find(&source, &names, options, progress).await?;
+    let index = match found {
+        Found::Manifest(key) => from_manifest(&source, &key, source_options, options, progress).await?,
+        Found::Shards(shards, idx) => {
+            let mut builder = start(&source, Format::Tar, options)?;
+            add_shards(&mut builder, &source, shards, &idx, options, progress).await?;
+            builder.finish()?
+        }
+        Found::Objects(format, objects) => {
+            let mut builder = start(&source, format, options)?;
+            let classes = classes_of(format, &objects, Vec::new());
+            builder.classes(classes.iter().map(String::as_str));
+            add_objects(&mut builder, format, &objects, &classes)?;
+            builder.finish()?
+        }
+    };
+    if index.is_empty() {
+        return Err(Error::invalid("there are no samples")
+            .with_object(url)
+            .with_remedy("check URL, format and extensions"));
+    }
+    if let Some(path) = &options.checkpoint {
+        // It has served; a leftover would only be read again.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(index)
+}
+
+/// What lies at a URL.
+pub(super) enum Found {
+    Manifest(String),
+    /// Shards by key, and the `.idx` files beside them by shard.
+    Shards(Vec<ObjectMeta>, FxHashMap<String, String>),
+    Objects(Format, Vec<ObjectMeta>),
+}
+
+pub(super) fn start(source: &Source, format: Format, options: &BuildOptions) -> Result<IndexBuilder> {
+    let mut builder = IndexBuilder::new(source.root(), format);
+    let json = serde_json::to_string(options)
+        .map_err(|e| Error::new(ErrorKind::Bug, "the options cannot be written").with_source(e))?;
+    builder.options(json);
+    Ok(builder)
+}
+
+/// Lists what `names` stands for and decides on the format.
+pub(super) async fn find(
+    source: &Source,
+    names: &str,
+    options: &BuildOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Found> {
+    let is_manifest = |name: &str| {
+        ["csv", "tsv", "jsonl", "ndjson", "parquet"]
+            .iter()
+            .any(|e| has_extension(name, e))
+    };
+    if !names.is_empty() && !pattern::is_glob(names) && (options.format == Some(Format::Manifest) || is_manifest(names))
+    {
+        return Ok(Found::Manifest(names.to_owned()));
+    }
+    let objects = if names.is_empty() {
+        listed::list(source, "", options.checkpoint.as_deref(), options.concurrency, progress).await?
+    } else {
+        named::look_up(source, &pattern::expand(names)?, options.concurrency, progress).await?
+    };
+    if objects.is_empty() {
+        return Err(Error::new(ErrorKind::NotFound, "nothing is there").with_object(source.url_of(names)));
+    }
+    if names.is_empty() && options.format.is_none_or(|f| f == Format::Manifest) {
+        let own = |o: &&ObjectMeta| o.key.starts_with("manifest.") && is_manifest(&o.key);
+        if let Some(manifest) = objects.iter().find(own) {
+            return Ok(Found::Manifest(manifest.key.clone()));
+        }
+    }
+    let shards = objects.iter().filter(|o| has_extension(&o.key, "tar")).count();
+    let packed = objects
+        .iter()
+        .find(|o| [".tar.gz", ".tgz", ".tar.zst"].iter().any(|e| o.key.ends_with(e)));
+    if let (Some(packed), 0) = (packed, shards) {
+        return Err(Error::invalid("compressed archives cannot be read in random order")
+            .with_object(source.url_of(&packed.key))
+            .with_remedy("store them uncompressed: images hardly shrink anyway"));
+    }
+    // Sidecars (.idx, .json) may be as many as the shards.
+    let format = options.format.unwrap_or(if shards * 3 >= objects.len() {
+        Format::Tar
+    } else if objects.iter().any(|o| folder::class(&o.key).is_some()) {
+        Format::Folder
+    } else {
+        Format::Flat
+    });
+    match format {
+        Format::Tar => Ok(shards_of(objects)),
+        Format::Manifest => Err(Error::invalid("there is no manifest").with_object(source.url_of(names))),
+        Format::Folder | Format::Flat => {
+            let is_sample = |o: &ObjectMeta| {
+                folder::is_data(&o.key, &options.extensions)
+                    && (format == Format::Flat || folder::class(&o.key).is_some())
+            };
+            let mut objects: Vec<_> = objects.into_iter().filter(is_sample).collect();
+            match format {
+                Format::Folder => folder::sort(&mut objects),
+                _ => objects.sort_unstable_by(|a, b| a.key.cmp(&b.key)),
+            }
+            Ok(Found::Objects(format, objects))
+        }
+    }
+}
+
+fn shards_of(objects: Vec<ObjectMeta>) -> Found {
+    let all: FxHashSet<&str> = objects.iter().map(|o| o.key.as_str()).collect();
+    let mut idx = FxHashMap::default();
+    for shard in objects.iter().filter(|o| has_extension(&o.key, "tar")) {
+        // wds2idx writes train-0.idx beside train-0.tar.
+        let beside = format!("{}.idx", &shard.key[..shard.key.len() - 4]);
+        if all.contains(beside.as_str()) {
+            idx.insert(shard.key.clone(), beside);
+        }
+    }
+    let mut shards: Vec<_> = objects.into_iter().filter(|o| has_extension(&o.key, "tar")).collect();
+    shards.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    Found::Shards(shards, idx)
+}
+
+fn has_extension(key: &str, extension: &str) -> bool {
+    key.rsplit_once('.')
+        .is_some_and(|(_, e)| e.eq_ignore_ascii_case(extension))
+}
+
+/// Class names in order; those of an earlier index keep their numbers.
+pub(super) fn classes_of(format: Format, objects: &[ObjectMeta], mut known: Vec<String>) -> Vec<String> {
+    if format == Format::Folder {
+        let old: FxHashSet<&str> = known.iter().map(String::as_str).collect();
+        let found: BTreeSet<&str> = objects.iter().filter_map(|o| folder::class(&o.key)).collect();
+        let new: Vec<String> = found
+            .into_iter()
+            .filter(|c| !old.contains(c))
+            .map(str::to_owned)
+            .collect();
+        known.extend(new);
+    }
+    known
+}
+
+pub(super) fn new_object(meta: &ObjectMeta) -> NewObject<'_> {
+    NewObject {
+        key: &meta.key,
+        size: meta.size,
+        etag: meta.etag.as_deref(),
+        version: meta.version.as_deref(),
+    }
+}
+
+pub(super) fn add_objects(
+    builder: &mut IndexBuilder,
+    format: Format,
+    objects: &[ObjectMeta],
+    classes: &[String],
+) -> Result<()> {
+    let numbers: FxHashMap<&str, i64> = classes.iter().map(String::as_str).zip(0..).collect();
+    for object in objects {
+        let class = folder::class(&object.key).filter(|_| format == Format::Folder);
+        let label = class.and_then(|c| numbers.get(c).copied());
+        builder.whole_object(new_object(object), label, None)?;
+    }
+    Ok(())
+}
+
+/// Scans shards side by side and adds them in order.
+pub(super) async fn add_shards(
+    builder: &mut IndexBuilder,
+    source: &Source,
+    shards: Vec<ObjectMeta>,
+    idx: &FxHashMap<String, String>,
+    options: &BuildOptions,
+    progress: &mut Progress<'_>,
+) -> Result<()> {
+    progress.stage("reading shards", shards.len() as u64);
+    let scans = stream::iter(shards).map(|shard| async move {
+        let samples = tar::scan(source, &shard, idx.get(&shard.key).map(String::as_str)).await?;
+        Ok::<_, Error>((shard, samples))
+    });
+    let mut scans = scans.buffered(options.concurrency.max(1));
+    while let Some((shard, samples)) = scans.try_next().await? {
+        let object = builder.object(new_object(&shard))?;
+        tar::add(builder, object, &samples)?;
+        progress.advance(samples.len() as u64, 0);
+    }
+    Ok(())
+}
+
+async fn from_manifest(
+    source: &Source,
+    key: &str,
+    source_options: &SourceOptions,
+    options: &BuildOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Index> {
+    progress.stage("reading the manifest", 1);
+    let (bytes, meta) = source.read(key, manifest::MAX_BYTES, Instant::now() + TIMEOUT).await?;
+    let mut rows = parse(key, bytes, options)
+        .await
+        .map_err(|e| e.with_object(source.url_of(key)))?;
+    progress.advance(0, meta.size);
+    let root = rebase(source.root(), &mut rows)?;
+    let source = if root == source.root() {
+        source.clone()
+    } else {
+        Source::open(&root, source_options)?
+    };
+    let known = known_objects(&source, &rows, options, progress).await?;
+    let mut builder = start(&source, Format::Manifest, options)?;
+    let names: BTreeSet<&str> = rows
+        .iter()
+        .filter_map(|r| {
+            if let Some(Label::Name(n)) = &r.label {
+                Some(n.as_str())
+            } else {
+                None
+            }
+        })
+        .collect();
+    let numbers: BTreeMap<&str, i64> = names.iter().copied().zip(0..).collect();
+    builder.classes(names.iter().copied());
+    let mut objects: FxHashMap<&str, (u64, u64)> = FxHashMap::default();
+    for row in &rows {
+        let (object, size) = match objects.get(row.object.as_str()) {
+            Some(&known) => known,
+            None => {
+                let missing = || Error::new(ErrorKind::NotFound, "the manifest names it, but it is not there");
+                let meta = known.get(row.object.as_str());
+                let meta = meta.ok_or_else(|| missing().with_object(source.url_of(&row.object)))?;
+                let added = (builder.object(new_object(meta))?, meta.size);
+                objects.insert(&row.object, added);
+                added
+            }
+        };
+        let offset = row.offset.unwrap_or(0);
+        let length = row.length.unwrap_or_else(|| size.saturating_sub(offset));
+        let label = match &row.label {
+            Some(Label::Number(number)) => Some(*number),
+            Some(Label::Name(name)) => numbers.get(name.as_str()).copied(),
+            None => None,
+        };
+        let sample = NewSample {
+            object,
+            offset,
+            length,
+            label,
+            crc32c: row.crc32c,
+            fields: &[],
+        };
+        builder
+            .sample(sample)
+            .map_err(|e| e.with_object(source.url_of(&row.object)))?;
+    }
+    builder.finish()
+}
+
+/// Parses on another thread: it may take seconds, and a decoder that panics on a damaged file ends there.
+async fn parse(key: &str, bytes: bytes::Bytes, options: &BuildOptions) -> Result<Vec<Row>> {
+    let (key, columns) = (key.to_owned(), options.columns.clone());
+    let rows = tokio::task::spawn_blocking(move || manifest::parse(&key, &bytes, &columns)).await;
+    rows.map_err(|e| Error::invalid("the manifest is damaged").with_source(e))?
+}
+
+/// Brings all objects under one root: the manifest's directory, or the bucket when they lie elsewhere in it.
+fn rebase(root: &str, rows: &mut [Row]) -> Result<String> {
+    let is_url = |object: &str| object.contains("://");
+    let below = format!("{root}/");
+    let inside = |object: &str| object.strip_prefix(&below).map(str::to_owned);
+    if rows.iter().all(|r| !is_url(&r.object) || inside(&r.object).is_some()) {
+        for row in rows {
+            row.object = inside(&row.object).unwrap_or_else(|| row.object.trim_start_matches("./").to_owned());
+        }
+        return Ok(root.to_owned());
+    }
+    let first = rows
+        .iter()
+        .find(|r| is_url(&r.object))
+        .map(|r| r.object.clone())
+        .unwrap_or_default();
+    let after_scheme = first.find("://").map_or(0, |at| at + 3);
+    let end = first[after_scheme..]
+        .find('/')
+        .map_or(first.len(), |at| after_scheme + at);
+    let bucket = first[..end].to_owned();
+    let inside_bucket = format!("{bucket}/");
+    for row in rows {
+        let full = if is_url(&row.object) {
+            row.object.clone()
+        } else {
+            format!("{below}{}", row.object)
+        };
+        let key = full.strip_prefix(&inside_bucket).ok_or_else(|| {
+            Error::invalid(format!(
+                "the manifest names objects in several places: {bucket} and {full}"
+            ))
+            .with_remedy("make one manifest per bucket")
+        })?;
+        row.object = key.to_owned();
+    }
+    Ok(bucket)
+}
+
+/// Size and ETag of every object named: from the rows where they say it, otherwise from the store.
+async fn known_objects(
+    source: &Source,
+    rows: &[Row],
+    options: &BuildOptions,
+    progress: &mut Progress<'_>,
+) -> Result<FxHashMap<String, ObjectMeta>> {
+    let mut known: FxHashMap<String, ObjectMeta> = FxHashMap::default();
+    let mut unknown = BTreeSet::new();
+    for row in rows {
+        match row.object_size {
+            Some(size) => {
+                let (key, etag) = (row.object.clone(), row.etag.clone());
+                let meta = ObjectMeta {
+                    key,
+                    size,
+                    etag,
+                    version: None,
+                    modified: None,
+                };
+                known.entry(row.object.clone()).or_insert(meta);
+            }
+            None => {
+                unknown.insert(row.object.clone());
+            }
+        }
+    }
+    let unknown: Vec<String> = unknown.into_iter().filter(|key| !known.contains_key(key)).collect();
+    for meta in named::look_up_all(source, &unknown, options.concurrency, progress).await? {
+        known.insert(meta.key.clone(), meta);
+    }
+    Ok(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(objects: &[&str]) -> Vec<Row> {
+        objects
+            .iter()
+            .map(|o| Row {
+                object: (*o).to_owned(),
+                ..Row::default()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn objects_of_a_manifest_come_under_one_root() {
+        let mut near = rows(&["a.jpg", "./b.jpg", "s3://b/x/c.jpg"]);
+        assert_eq!(rebase("s3://b/x", &mut near).unwrap(), "s3://b/x");
+        assert_eq!(
+            near.iter().map(|r| r.object.as_str()).collect::<Vec<_>>(),
+            ["a.jpg", "b.jpg", "c.jpg"]
+        );
+        let mut far = rows(&["a.jpg", "s3://b/y/c.jpg"]);
+        assert_eq!(rebase("s3://b/x", &mut far).unwrap(), "s3://b");
+        assert_eq!(
+            far.iter().map(|r| r.object.as_str()).collect::<Vec<_>>(),
+            ["x/a.jpg", "y/c.jpg"]
+        );
+        assert!(rebase("s3://b/x", &mut rows(&["s3://b/1", "s3://other/2"])).is_err());
+    }
+}

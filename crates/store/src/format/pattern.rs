@@ -1,0 +1,203 @@
+//! Data-set URLs with patterns: `s3://b/train-{000000..000019}.tar`, `gs://b/shards/*.tar`.
+//!
+//! Braces are expanded first (`{a,b}`, `{000..019}`), as shells and WebDataset do; `*`, `?` and `[...]` are then matched
+//! against a listing, where `*` stays inside one directory and `**` does not.
+
+use crate::{Error, Result};
+
+/// More names than any data set has shards; bounds what a typing error can cost.
+const MAX_NAMES: usize = 1_000_000;
+
+/// Splits a URL into the root to open and the names or patterns below it (empty: everything).
+pub fn split(url: &str) -> (String, String) {
+    let after_scheme = url.find("://").map_or(0, |at| at + 3);
+    let special = url[after_scheme..]
+        .find(['*', '?', '[', '{'])
+        .map(|at| at + after_scheme);
+    let is_single_file = special.is_none() && FILE_EXTENSIONS.iter().any(|e| url.to_ascii_lowercase().ends_with(e));
+    let end = special.unwrap_or(url.len());
+    let cut = if special.is_some() || is_single_file {
+        url[after_scheme..end].rfind('/')
+    } else {
+        None
+    };
+    match cut {
+        Some(at) => (
+            url[..after_scheme + at].to_owned(),
+            url[after_scheme + at + 1..].to_owned(),
+        ),
+        None if special.is_some() || is_single_file => (".".to_owned(), url.to_owned()),
+        None => (url.trim_end_matches('/').to_owned(), String::new()),
+    }
+}
+
+/// What makes a URL name one file rather than a directory.
+const FILE_EXTENSIONS: &[&str] = &[".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"];
+
+/// Expands braces.
+///
+/// # Errors
+/// `Invalid` for more than a million names.
+pub fn expand(text: &str) -> Result<Vec<String>> {
+    let mut names = vec![String::new()];
+    let mut rest = text;
+    while let Some((head, inside, tail)) = next_brace(rest) {
+        let choices = match range(inside) {
+            Some(range) => range?,
+            None => inside.split(',').map(str::to_owned).collect(),
+        };
+        if names.len().saturating_mul(choices.len()) > MAX_NAMES {
+            return Err(Error::invalid(format!(
+                "{text:?} stands for more than {MAX_NAMES} names"
+            )));
+        }
+        let extend = |name: &String| choices.iter().map(|c| format!("{name}{head}{c}")).collect::<Vec<_>>();
+        names = names.iter().flat_map(extend).collect();
+        rest = tail;
+    }
+    names.iter_mut().for_each(|name| name.push_str(rest));
+    Ok(names)
+}
+
+/// The text before, inside and behind the first braces that stand for something.
+fn next_brace(text: &str) -> Option<(&str, &str, &str)> {
+    let (head, behind) = text.split_once('{')?;
+    let (inside, tail) = behind.split_once('}')?;
+    Some((head, inside, tail))
+}
+
+/// `000..019`, with the width of the first number.
+fn range(inside: &str) -> Option<Result<Vec<String>>> {
+    let (first, last) = inside.split_once("..")?;
+    let width = if first.starts_with('0') { first.len() } else { 0 };
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    if last.saturating_sub(first) >= MAX_NAMES as u64 {
+        return Some(Err(Error::invalid(format!(
+            "{{{inside}}} stands for more than {MAX_NAMES} names"
+        ))));
+    }
+    Some(Ok((first..=last).map(|n| format!("{n:0width$}")).collect()))
+}
+
+/// Whether `text` has to be matched against a listing.
+pub fn is_glob(text: &str) -> bool {
+    text.contains(['*', '?', '['])
+}
+
+/// The directory that all matches of a glob lie in: what comes before its first special character, up to a slash.
+pub fn fixed_prefix(glob: &str) -> &str {
+    let end = glob.find(['*', '?', '[']).unwrap_or(glob.len());
+    glob[..end].rfind('/').map_or("", |at| &glob[..=at])
+}
+
+/// Whether `name` matches `glob`. Takes time proportional to the product of their lengths at most.
+pub fn matches(glob: &str, name: &str) -> bool {
+    let (glob, name): (Vec<char>, Vec<char>) = (glob.chars().collect(), name.chars().collect());
+    // reachable[j]: glob[..i] matches name[..j].
+    let mut reachable = vec![false; name.len() + 1];
+    reachable[0] = true;
+    let mut i = 0;
+    while i < glob.len() {
+        let mut next = vec![false; name.len() + 1];
+        let step = match glob[i] {
+            '*' => {
+                let crosses = glob.get(i + 1) == Some(&'*');
+                let mut open = false;
+                for j in 0..=name.len() {
+                    open = reachable[j] || (open && j > 0 && (crosses || name[j - 1] != '/'));
+                    next[j] = open;
+                }
+                if crosses { 2 } else { 1 }
+            }
+            other => {
+                let class = if other == '[' { class(&glob[i..]) } else { None };
+                for j in 0..name.len() {
+                    let fits = match (&class, other) {
+                        (Some((test, _)), _) => test(name[j]),
+                        (None, '?') => name[j] != '/',
+                        (None, literal) => name[j] == literal,
+                    };
+                    next[j + 1] = reachable[j] && fits;
+                }
+                class.map_or(1, |(_, length)| length)
+            }
+        };
+        reachable = next;
+        i += step;
+    }
+    reachable[name.len()]
+}
+
+/// `[abc]`, `[a-z]`, `[!a]` at the start of `glob`: the test and its length; `None` without a closing bracket.
+#[allow(clippy::type_complexity)]
+fn class(glob: &[char]) -> Option<(Box<dyn Fn(char) -> bool>, usize)> {
+    let negated = matches!(glob.get(1), Some('!' | '^'));
+    let start = 1 + usize::from(negated);
+    let end = start + 1 + glob.get(start + 1..)?.iter().position(|&c| c == ']')?;
+    let members = glob[start..end].to_vec();
+    let test = move |c: char| {
+        let mut found = false;
+        let mut k = 0;
+        while k < members.len() {
+            if k + 2 < members.len() && members[k + 1] == '-' {
+                found |= (members[k]..=members[k + 2]).contains(&c);
+                k += 3;
+            } else {
+                found |= members[k] == c;
+                k += 1;
+            }
+        }
+        found != negated && c != '/'
+    };
+    Some((Box::new(test), end + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn braces_stand_for_numbers_and_choices() {
+        assert_eq!(expand("a-{08..10}.tar").unwrap(), ["a-08.tar", "a-09.tar", "a-10.tar"]);
+        assert_eq!(expand("{x,y}/{1..2}").unwrap(), ["x/1", "x/2", "y/1", "y/2"]);
+        assert_eq!(expand("plain").unwrap(), ["plain"]);
+        assert!(expand("{0..99999999}").is_err());
+        assert!(expand("{0..99999}{0..99999}").is_err());
+    }
+
+    #[test]
+    fn globs_match_like_a_shell() {
+        assert!(matches("*.tar", "a.tar") && !matches("*.tar", "d/a.tar") && matches("**.tar", "d/a.tar"));
+        assert!(matches("s/**/x-?.tar", "s/a/b/x-1.tar"));
+        assert!(matches("[a-c][!0-9]", "bx") && !matches("[a-c][!0-9]", "b1") && !matches("[a-c]", "d"));
+        assert!(matches("a[b", "a[b"));
+    }
+
+    #[test]
+    fn a_url_splits_at_its_first_special_character() {
+        let split = |url| split(url);
+        assert_eq!(
+            split("s3://b/x/t-{0..3}.tar"),
+            ("s3://b/x".into(), "t-{0..3}.tar".into())
+        );
+        assert_eq!(split("s3://b/x/*/y.tar"), ("s3://b/x".into(), "*/y.tar".into()));
+        assert_eq!(split("s3://b/x/m.CSV"), ("s3://b/x".into(), "m.CSV".into()));
+        assert_eq!(split("s3://b/x/"), ("s3://b/x".into(), String::new()));
+        assert_eq!(split("m.csv"), (".".into(), "m.csv".into()));
+        assert_eq!(fixed_prefix("a/b/c*/d"), "a/b/");
+    }
+
+    proptest! {
+        #[test]
+        fn proptest_any_pattern_is_handled(glob in "[a-c*?\\[\\]{}!,.0-9/-]{0,20}", name in "[a-c/]{0,10}") {
+            let _ = (expand(&glob), matches(&glob, &name), split(&glob), fixed_prefix(&glob));
+        }
+
+        #[test]
+        fn proptest_a_name_matches_itself(name in "[a-z0-9/.-]{0,20}") {
+            prop_assert!(matches(&name, &name));
+            prop_assert!(matches("**", &name));
+        }
+    }
+}

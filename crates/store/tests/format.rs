@@ -1,0 +1,340 @@
+//! Data sets of every format, from a bucket and from a directory, to an index.
+
+use foreload_store::format::{self, BuildOptions, Changes, Columns};
+use foreload_store::{Credentials, ErrorKind, Format, Index, Result, Source, SourceOptions};
+use foreload_testkit::Bucket;
+use foreload_testkit::bucket::{Class, Settings};
+use std::fs;
+use std::time::Duration;
+use tokio::time::Instant;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn options(bucket: &Bucket) -> SourceOptions {
+    let keys = bucket.keys();
+    let credentials = Credentials::AccessKey {
+        id: keys.access_key,
+        secret: keys.secret_key,
+        token: None,
+    };
+    SourceOptions {
+        endpoint: Some(bucket.endpoint()),
+        credentials: Some(credentials),
+        ..SourceOptions::default()
+    }
+}
+
+async fn build(url: &str, source: &SourceOptions, options: &BuildOptions) -> Result<Index> {
+    format::build(url, source, options, &mut |_| {}).await
+}
+
+fn synthetic(rules: &[&str]) -> Bucket {
+    let synthetic = rules.iter().map(|r| r.parse().unwrap()).collect();
+    Bucket::start(Settings {
+        synthetic,
+        ..Settings::default()
+    })
+    .unwrap()
+}
+
+/// Fetches every sample of an index and compares it with the bucket's object.
+async fn read_all(index: &Index, bucket: &Bucket, source_options: &SourceOptions) {
+    let source = Source::open(index.root(), source_options).unwrap();
+    let prefix = index
+        .root()
+        .strip_prefix("s3://bench")
+        .unwrap()
+        .trim_start_matches('/')
+        .to_owned();
+    for i in 0..index.len() {
+        let sample = index.sample(i).unwrap();
+        let object = index.object(sample.object).unwrap();
+        let mut bytes = Vec::new();
+        source
+            .fetch(&object.key, sample.range(), object.etag.as_deref(), soon(), &mut bytes)
+            .await
+            .unwrap();
+        let key = format!("{prefix}/{}", object.key);
+        let whole = bucket.read("bench", key.trim_start_matches('/')).unwrap().unwrap();
+        assert!(bytes == whole[sample.offset as usize..(sample.offset + sample.length) as usize]);
+        if let Some(crc) = sample.crc32c {
+            assert_eq!(
+                crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32,
+                crc
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn class_directories_become_labels() {
+    let bucket = synthetic(&["train:60x100-900,classes=3,ext=jpg"]);
+    bucket.put("bench", "train/readme.txt", "no sample").unwrap();
+    bucket.put("bench", "train/c0001/.hidden", "no sample").unwrap();
+    let index = build("s3://bench/train", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((index.format(), index.len()), (Format::Folder, 60));
+    assert_eq!(index.classes(), ["c0000", "c0001", "c0002"]);
+    let labels: Vec<_> = (0..60).map(|i| index.label(i).unwrap()).collect();
+    assert!(labels.is_sorted() && labels[59] == 2);
+    read_all(&index, &bucket, &options(&bucket)).await;
+    let moved = build("s3://bench/train/", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!(moved.digest(), index.digest());
+}
+
+#[tokio::test]
+async fn a_flat_set_and_an_extension_filter() {
+    let bucket = synthetic(&["flat:40x10,ext=npy"]);
+    bucket.put("bench", "flat/x.txt", "x").unwrap();
+    let all = build("s3://bench/flat", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((all.format(), all.len(), all.label(0)), (Format::Flat, 41, None));
+    let some = BuildOptions {
+        extensions: vec![".NPY".into()],
+        ..BuildOptions::default()
+    };
+    assert_eq!(
+        build("s3://bench/flat", &options(&bucket), &some).await.unwrap().len(),
+        40
+    );
+    let none = BuildOptions {
+        extensions: vec!["jpg".into()],
+        ..BuildOptions::default()
+    };
+    assert_eq!(
+        build("s3://bench/flat", &options(&bucket), &none)
+            .await
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Invalid
+    );
+    let error = build("s3://bench/nothing", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn tar_shards_are_indexed_from_their_headers() {
+    let bucket = synthetic(&["shards:3x20x1000-9000,tar"]);
+    let source = options(&bucket);
+    for (url, shards) in [
+        ("s3://bench/shards", 3),
+        ("s3://bench/shards/0000000{0..1}.tar", 2),
+        ("s3://bench/shards/*2.tar", 1),
+    ] {
+        let index = build(url, &source, &BuildOptions::default()).await.unwrap();
+        assert_eq!(
+            (index.format(), index.objects(), index.len()),
+            (Format::Tar, shards, shards * 20),
+            "{url}"
+        );
+        let fields: Vec<_> = index
+            .sample(0)
+            .unwrap()
+            .fields()
+            .map(|(name, ..)| name.to_owned())
+            .collect();
+        assert_eq!(fields, ["bin", "cls"]);
+        assert!((0..index.len()).all(|i| index.label(i).is_some()));
+        read_all(&index, &bucket, &source).await;
+    }
+    let missing = build("s3://bench/shards/0000000{2..3}.tar", &source, &BuildOptions::default())
+        .await
+        .unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    assert!(missing.to_string().contains("00000003.tar"));
+}
+
+#[tokio::test]
+async fn large_members_cost_one_request_each_and_few_bytes() {
+    let bucket = synthetic(&["big:1x8x5000000,tar"]);
+    bucket.reset_counts();
+    let index = build("s3://bench/big", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!(index.len(), 8);
+    let counts = bucket.counts();
+    assert!(counts.of(Class::Get) <= 20, "{counts:?}");
+    assert!(counts.bytes_sent < 2_000_000, "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_manifest_names_objects_ranges_and_labels() {
+    let bucket = Bucket::start_default().unwrap();
+    bucket.put("bench", "data/a.bin", vec![1; 100]).unwrap();
+    bucket.put("bench", "data/b.bin", vec![2; 50]).unwrap();
+    let csv = "path,offset,length,label\na.bin,10,20,dog\nb.bin,,,cat\na.bin,0,5,dog\n";
+    bucket.put("bench", "data/set.csv", csv).unwrap();
+    let source = options(&bucket);
+    let index = build("s3://bench/data/set.csv", &source, &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((index.format(), index.len(), index.objects()), (Format::Manifest, 3, 2));
+    assert_eq!(index.classes(), ["cat", "dog"]);
+    let samples: Vec<_> = (0..3).map(|i| index.sample(i).unwrap()).collect();
+    let read: Vec<_> = samples
+        .iter()
+        .map(|s| (s.object, s.offset, s.length, s.label))
+        .collect();
+    assert_eq!(read, [(0, 10, 20, Some(1)), (1, 0, 50, Some(0)), (0, 0, 5, Some(1))]);
+    read_all(&index, &bucket, &source).await;
+    let far = "{\"where\":\"s3://bench/data/b.bin\",\"label\":7}\n";
+    bucket.put("bench", "lists/set.jsonl", far).unwrap();
+    let columns = Columns {
+        object: Some("where".into()),
+        ..Columns::default()
+    };
+    let named = BuildOptions {
+        columns,
+        ..BuildOptions::default()
+    };
+    let index = build("s3://bench/lists/set.jsonl", &source, &named).await.unwrap();
+    assert_eq!((index.root(), index.label(0)), ("s3://bench", Some(7)));
+    bucket
+        .put("bench", "data/bad.csv", "path,offset,length\na.bin,90,20\n")
+        .unwrap();
+    let error = build("s3://bench/data/bad.csv", &source, &BuildOptions::default())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("data/a.bin"), "{error}");
+}
+
+#[tokio::test]
+async fn an_update_keeps_the_order_of_what_is_unchanged() {
+    let bucket = Bucket::start_default().unwrap();
+    for key in ["t/b/1", "t/b/2", "t/c/1"] {
+        bucket.put("bench", key, key.to_owned()).unwrap();
+    }
+    let source = options(&bucket);
+    let old = build("s3://bench/t", &source, &BuildOptions::default()).await.unwrap();
+    bucket.put("bench", "t/a/0", "new").unwrap();
+    bucket.put("bench", "t/b/1", "changed").unwrap();
+    bucket.delete("bench", "t/c/1").unwrap();
+    let (new, changes) = format::update(&old, "s3://bench/t", &source, &mut |_| {})
+        .await
+        .unwrap();
+    assert_eq!(
+        changes,
+        Changes {
+            unchanged: 1,
+            added: 1,
+            changed: 1,
+            removed: 1
+        }
+    );
+    let keys: Vec<_> = (0..new.len()).map(|i| new.object(i).unwrap().key).collect();
+    assert_eq!(keys, ["b/2", "a/0", "b/1"]);
+    assert_eq!(new.classes(), ["b", "c", "a"]);
+    assert_eq!(
+        (0..3).map(|i| new.label(i)).collect::<Vec<_>>(),
+        [Some(0), Some(2), Some(0)]
+    );
+    let (same, changes) = format::update(&new, "s3://bench/t", &source, &mut |_| {})
+        .await
+        .unwrap();
+    assert_eq!((same.digest(), changes.unchanged), (new.digest(), 3));
+}
+
+#[tokio::test]
+async fn checksums_are_computed_in_one_pass_over_each_object() {
+    let bucket = synthetic(&["shards:2x30x500-3000,tar", "flat:20x0-700"]);
+    let source = options(&bucket);
+    for url in ["s3://bench/shards", "s3://bench/flat"] {
+        let index = build(url, &source, &BuildOptions::default()).await.unwrap();
+        bucket.reset_counts();
+        let opened = Source::open(index.root(), &source).unwrap();
+        let with = format::checksum(&index, &opened, 8, &mut |_| {}).await.unwrap();
+        assert!(bucket.counts().of(Class::Get) <= index.objects());
+        assert_eq!(with.digest(), index.digest());
+        assert!((0..with.len()).all(|i| with.crc32c(i).is_some()));
+        read_all(&with, &bucket, &source).await;
+    }
+}
+
+#[tokio::test]
+async fn an_interrupted_listing_goes_on_where_it_was() {
+    let bucket = synthetic(&["train:300x10,classes=6"]);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("listing");
+    let checkpoint = BuildOptions {
+        checkpoint: Some(path.clone()),
+        concurrency: 1,
+        ..BuildOptions::default()
+    };
+    let lists = |bucket: &Bucket| bucket.counts().of(Class::List);
+    bucket.add_fault(foreload_testkit::bucket::Fault::parse("kind=status,status=403,on=list,nth=4").unwrap());
+    build("s3://bench/train", &options(&bucket), &checkpoint)
+        .await
+        .unwrap_err();
+    assert!(path.exists());
+    bucket.reset_counts();
+    let index = build("s3://bench/train", &options(&bucket), &checkpoint).await.unwrap();
+    assert_eq!((index.len(), path.exists()), (300, false));
+    assert!(lists(&bucket) < 13, "{}", lists(&bucket));
+    let plain = build("s3://bench/train", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!(plain.digest(), index.digest());
+}
+
+#[tokio::test]
+async fn directories_work_like_buckets() {
+    let directory = tempfile::tempdir().unwrap();
+    for (class, count) in [("dog", 3), ("cat", 2)] {
+        fs::create_dir(directory.path().join(class)).unwrap();
+        for i in 0..count {
+            fs::write(
+                directory.path().join(class).join(format!("{i}.png")),
+                format!("{class}{i}"),
+            )
+            .unwrap();
+        }
+    }
+    fs::write(directory.path().join("list.csv"), "file,label\ndog/1.png,4\n").unwrap();
+    let url = directory.path().to_str().unwrap();
+    let index = build(url, &SourceOptions::default(), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((index.len(), index.classes()), (5, vec!["cat", "dog"]));
+    assert!(index.object(0).unwrap().etag.is_some());
+    let listed = build(
+        &format!("{url}/list.csv"),
+        &SourceOptions::default(),
+        &BuildOptions::default(),
+    )
+    .await
+    .unwrap();
+    assert_eq!((listed.len(), listed.label(0)), (1, Some(4)));
+    let source = Source::open(listed.root(), &SourceOptions::default()).unwrap();
+    let mut bytes = Vec::new();
+    source
+        .fetch(&listed.object(0).unwrap().key, 0..4, None, soon(), &mut bytes)
+        .await
+        .unwrap();
+    assert_eq!(bytes, b"dog1");
+}
+
+#[tokio::test]
+async fn an_idx_file_beside_a_shard_saves_the_walk() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("s.tar"), vec![0; 10_240]).unwrap();
+    fs::write(
+        directory.path().join("s.idx"),
+        "v1.2 2\njpg 512 100 a.jpg\njpg 1536 5 b.jpg json 2560 9 b.json\n",
+    )
+    .unwrap();
+    let url = directory.path().to_str().unwrap();
+    let index = build(url, &SourceOptions::default(), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((index.format(), index.len()), (Format::Tar, 2));
+    let sample = index.sample(1).unwrap();
+    assert_eq!(sample.fields().collect::<Vec<_>>(), [("jpg", 0, 5), ("json", 1024, 9)]);
+}
