@@ -4,7 +4,7 @@
 //! to, and answers calls. It holds no state that must survive it: a client that finds no agent starts one, a killed agent leaves nothing but its
 //! disk tier, and what a dead client held comes back when its socket closes. It ends when nobody has been attached for `linger`.
 
-use crate::calls::{Attach, Call, JobStatus, Open, Reply};
+use crate::calls::{Attach, Call, JobStatus, Open, Progress, Reply};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::disk::{DiskSettings, DiskTier};
@@ -32,6 +32,8 @@ pub struct AgentSettings {
     pub cache_dir: PathBuf,
     /// How long it outlives its last client. Default 60 s: a restarted job finds its memory warm.
     pub linger: Duration,
+    /// Record every decision, and compare them with a replay at the end: for tests.
+    pub record: bool,
 }
 
 /// The agent's state. One thread; everything is shared by `Rc`.
@@ -170,6 +172,11 @@ impl Agent {
 
     fn drop_job(&self, job: &Rc<Job>) {
         job.close();
+        if self.settings.record
+            && let Err(difference) = job.replay()
+        {
+            eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
+        }
         self.jobs.borrow_mut().remove(&job.id);
     }
 
@@ -327,24 +334,35 @@ impl Agent {
     }
 
     async fn open(&self, connection: &Rc<Connection>, id: u64, open: Open) -> Result<(Reply, Fds), Trouble> {
-        let opened = self.datasets.borrow().iter().position(|dataset| dataset.open == open && !open.refresh);
-        let number = match opened {
-            Some(number) => number,
-            None => {
-                let progress = |progress| {
-                    connection.say(&Say::Progress { id, body: serde_json::to_string(&progress).unwrap_or_default() });
-                };
-                let dataset = Rc::new(Dataset::open(open, &self.settings.cache_dir, progress).await?);
-                self.datasets.borrow_mut().push(dataset);
-                self.datasets.borrow().len() - 1
+        let plain = Open { refresh: false, update: false, checksum: false, ..open.clone() };
+        let fresh = plain == open;
+        let opened = self.datasets.borrow().iter().rposition(|dataset| dataset.open == plain && dataset.origin != "subset");
+        if let (Some(number), true) = (opened, fresh) {
+            return self.opened(number);
+        }
+        let (report, mut steps) = tokio::sync::watch::channel(Progress::default());
+        let teller = Rc::clone(connection);
+        let tell = tokio::task::spawn_local(async move {
+            while steps.changed().await.is_ok() {
+                let step = steps.borrow_and_update().clone();
+                teller.say(&Say::Progress { id, body: serde_json::to_string(&step).unwrap_or_default() });
+                // A bar needs no more than twenty pictures a second.
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
-        };
+        });
+        let dataset = Dataset::open(open, &self.settings.cache_dir, report).await;
+        tell.abort();
+        let dataset = Rc::new(Dataset { open: plain, ..dataset? });
+        let mut datasets = self.datasets.borrow_mut();
+        datasets.push(dataset);
+        let number = datasets.len() - 1;
+        drop(datasets);
         self.opened(number)
     }
 
     fn opened(&self, number: usize) -> Result<(Reply, Fds), Trouble> {
         let dataset = self.dataset(number as u32)?;
-        let reply = Reply::Opened { dataset: number as u32, index_bytes: dataset.index.as_bytes().len() as u64, origin: dataset.origin.to_owned() };
+        let reply = Reply::Opened { dataset: number as u32, index_bytes: dataset.index.as_bytes().len() as u64, origin: dataset.origin.to_owned(), changes: dataset.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]) };
         Ok((reply, Fds::Index(dataset)))
     }
 
@@ -368,7 +386,7 @@ impl Agent {
                 idle.iter().for_each(|job| self.drop_job(job));
                 let tiers = attach.disks.iter().map(|disk| self.tier(disk, &mut warnings)).collect::<Result<Vec<_>, _>>()?;
                 let id = self.next.replace(self.next.get() + 1) as u32;
-                let job = Job::start(id, attach, dataset, tiers)?;
+                let job = Job::start(id, attach, dataset, tiers, self.settings.record)?;
                 self.jobs.borrow_mut().insert(id, Rc::clone(&job));
                 (job, false)
             }
@@ -439,16 +457,11 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
         let agent = Agent::new(settings);
         CURRENT.with(|current| *current.borrow_mut() = Some(Rc::clone(&agent)));
         let served = Rc::clone(&agent).serve(UnixListener::from_std(listener)?).await;
-        if std::env::var_os("FORELOAD_UNSTABLE_RECORD").is_some() {
-            match agent.replay_all() {
-                Ok(jobs) => eprintln!("foreload-agent: {jobs} jobs replay to equality"),
-                Err(difference) => {
-                    eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
-                    std::process::exit(70);
-                }
-            }
-        }
         CURRENT.with(|current| current.borrow_mut().take());
+        if agent.settings.record {
+            let jobs = agent.replay_all().map_err(|difference| io::Error::other(format!("REPLAY DIFFERS: {difference}")))?;
+            eprintln!("foreload-agent: {jobs} jobs replay to equality");
+        }
         served
     })
 }

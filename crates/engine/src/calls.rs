@@ -73,6 +73,10 @@ pub struct Open {
     pub index: Option<String>,
     /// List again even if an index is saved.
     pub refresh: bool,
+    /// Bring the saved index up to date: samples that are unchanged keep their numbers.
+    pub update: bool,
+    /// Read everything once and add a checksum for each sample.
+    pub checksum: bool,
     /// Which files are samples, as suffixes (`jpg`); empty: all.
     pub extensions: Vec<String>,
 }
@@ -175,8 +179,10 @@ pub enum Reply {
         dataset: u32,
         /// Bytes of the index.
         index_bytes: u64,
-        /// Where the index came from: `listed`, `cache`, `saved`.
+        /// Where the index came from: `listed`, `cache`, `saved`, `updated`, `subset`.
         origin: String,
+        /// What an update found: objects unchanged, added, changed, removed.
+        changes: Option<[u64; 4]>,
     },
     /// A job. Carries two fds: cache arena, batch arena.
     Attached {
@@ -221,6 +227,10 @@ pub struct Progress {
     pub done: u64,
     /// In all, when known.
     pub total: Option<u64>,
+    /// Samples found so far.
+    pub samples: u64,
+    /// Bytes read so far, where reading is the work.
+    pub bytes: Option<u64>,
 }
 
 /// A job, in the agent's status.

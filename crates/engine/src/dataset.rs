@@ -5,6 +5,7 @@ use crate::protocol::Trouble;
 use crate::slots::Shared;
 use foreload_plan::Digest;
 use foreload_plan::catalog::{Catalog, Place};
+use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
 use foreload_store::{Credentials, Index, Source, SourceOptions};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +21,12 @@ pub struct Dataset {
     pub shared: Shared,
     /// Where the index came from.
     pub origin: &'static str,
+    /// What an update found.
+    pub changes: Option<Changes>,
 }
+
+/// Told how far a long call is; only the latest step counts.
+pub type Reporter = tokio::sync::watch::Sender<Progress>;
 
 /// The plan's view of an index.
 pub struct IndexCatalog(pub Index);
@@ -39,16 +45,17 @@ impl Catalog for IndexCatalog {
 }
 
 impl Dataset {
-    /// Opens it: from a saved index if there is one, otherwise by listing; then saves the index in `cache_dir`.
+    /// Opens it: from a saved index if there is one, otherwise by listing; saves a new index in `cache_dir`.
     ///
     /// # Errors
     /// [`Trouble`] with what the store said.
-    pub async fn open(open: Open, cache_dir: &Path, progress: impl FnMut(Progress)) -> Result<Self, Trouble> {
+    pub async fn open(open: Open, cache_dir: &Path, report: Reporter) -> Result<Self, Trouble> {
         let options = SourceOptions { storage_options: open.storage_options.clone(), ..SourceOptions::default() };
-        let source = Source::open(&open.url, &options).map_err(|e| trouble(&e))?;
-        let (index, origin) = find_index(&open, &source, &options, cache_dir, progress).await?;
+        let (index, origin, changes) = find_index(&open, &options, cache_dir, report).await?;
+        // The root is what the index says: the URL may name shards by a pattern, or a manifest.
+        let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
         let shared = Shared::of("foreload-index", index.as_bytes()).map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
-        Ok(Dataset { open, index, source, shared, origin })
+        Ok(Dataset { open, index, source, shared, origin, changes })
     }
 
     /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both.
@@ -58,7 +65,7 @@ impl Dataset {
     pub fn subset(&self, samples: &[u64]) -> Result<Self, Trouble> {
         let index = self.index.select(samples).map_err(|e| trouble(&e))?;
         let shared = Shared::of("foreload-index", index.as_bytes()).map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
-        Ok(Dataset { open: self.open.clone(), index, source: self.source.clone(), shared, origin: "subset" })
+        Ok(Dataset { open: self.open.clone(), index, source: self.source.clone(), shared, origin: "subset", changes: None })
     }
 
     /// Takes new credentials, from the client's provider.
@@ -98,29 +105,57 @@ pub fn index_path(cache_dir: &Path, open: &Open) -> PathBuf {
 
 async fn find_index(
     open: &Open,
-    source: &Source,
     options: &SourceOptions,
     cache_dir: &Path,
-    mut progress: impl FnMut(Progress),
-) -> Result<(Index, &'static str), Trouble> {
-    if let Some(named) = &open.index {
-        return Ok((read_index(named, options).await?, "saved"));
-    }
+    report: Reporter,
+) -> Result<(Index, &'static str, Option<Changes>), Trouble> {
     let path = index_path(cache_dir, open);
-    if !open.refresh && let Ok(bytes) = tokio::fs::read(&path).await {
+    let known = match &open.index {
+        Some(named) => Some((read_index(named, options).await?, "saved")),
+        None if open.refresh => None,
         // A damaged cache file is no reason to fail: it is made again.
-        if let Ok(index) = Index::from_bytes(bytes.into()) {
-            return Ok((index, "cache"));
+        None => tokio::fs::read(&path).await.ok().and_then(|bytes| Index::from_bytes(bytes.into()).ok()).map(|index| (index, "cache")),
+    };
+    let mut tell = move |step: &Step| {
+        let bytes = if step.bytes > 0 { Some(step.bytes) } else { None };
+        drop(report.send_replace(Progress { step: step.stage.into(), done: step.done, total: step.total, samples: step.samples, bytes }));
+    };
+    let (mut index, mut origin, mut changes) = match known {
+        Some((old, _)) if open.update => {
+            let (index, changes) = format::update(&old, &open.url, options, &mut tell).await.map_err(|e| trouble(&e))?;
+            (index, "updated", Some(changes))
         }
+        Some((index, origin)) => (index, origin, None),
+        None => {
+            let build = build_options(open, &path)?;
+            (format::build(&open.url, options, &build, &mut tell).await.map_err(|e| trouble(&e))?, "listed", None)
+        }
+    };
+    if open.checksum && (0..index.len()).any(|sample| index.crc32c(sample).is_none()) {
+        let source = Source::open(index.root(), options).map_err(|e| trouble(&e))?;
+        index = format::checksum(&index, &source, 32, &mut tell).await.map_err(|e| trouble(&e))?;
+        origin = if origin == "listed" { origin } else { "updated" };
+        changes = changes.or(Some(Changes::default()));
     }
-    progress(Progress { step: "listing".into(), done: 0, total: None });
-    let index = crate::listing::build(source).await;
-    let index = index.map_err(|e| trouble(&e))?;
     // Saving it is a convenience: a full or read-only disk doesn't keep anybody from training.
-    if let Err(error) = save(&path, index.as_bytes()) {
+    if (origin == "listed" || origin == "updated") && let Err(error) = save(&path, index.as_bytes()) {
         eprintln!("foreload-agent: can't save the index at {}: {error}", path.display());
     }
-    Ok((index, "listed"))
+    Ok((index, origin, changes))
+}
+
+fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {
+    let format = match open.format.as_str() {
+        "" | "auto" => None,
+        "folder" => Some(Format::Folder),
+        "flat" => Some(Format::Flat),
+        "tar" | "webdataset" => Some(Format::Tar),
+        "manifest" | "csv" | "jsonl" | "parquet" => Some(Format::Manifest),
+        other => return Err(Trouble::new("invalid", format!("format {other:?} is none of auto, folder, flat, tar (webdataset), manifest"))),
+    };
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let checkpoint = std::fs::create_dir_all(directory).is_ok().then(|| path.with_extension("listing"));
+    Ok(BuildOptions { format, extensions: open.extensions.clone(), checkpoint, ..BuildOptions::default() })
 }
 
 async fn read_index(named: &str, options: &SourceOptions) -> Result<Index, Trouble> {

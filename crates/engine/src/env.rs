@@ -2,6 +2,7 @@
 //!
 //! `FORELOAD_CACHE_DIR`: where indexes, logs and disk tiers go (default `~/.cache/foreload`). `FORELOAD_LINGER_S`: how long an agent outlives its last
 //! client. `FORELOAD_RUNTIME_DIR`: where sockets go. `FORELOAD_AGENT`: another agent executable.
+//! `FORELOAD_UNSTABLE_RECORD`: the agent records all decisions and proves at its end that it obeyed them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,6 +32,12 @@ pub fn runtime_dir() -> PathBuf {
 pub fn linger() -> Duration {
     let given = std::env::var("FORELOAD_LINGER_S").ok().and_then(|text| text.parse::<f64>().ok());
     Duration::from_secs_f64(given.filter(|s| s.is_finite()).unwrap_or(60.0).clamp(0.0, 1e6))
+}
+
+/// Whether the agent records every decision and replays them at its end: for tests.
+#[must_use]
+pub fn record() -> bool {
+    std::env::var_os("FORELOAD_UNSTABLE_RECORD").is_some()
 }
 
 /// Another agent executable than the package's.

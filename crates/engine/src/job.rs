@@ -85,8 +85,8 @@ pub struct Job {
 }
 
 /// The plan's settings for an attachment.
-fn settings(attach: &Attach, record_everything: bool) -> (Settings, Option<usize>) {
-    let settings = Settings {
+fn settings(attach: &Attach) -> Settings {
+    Settings {
         policy: attach.policy,
         ram_bytes: attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes),
         staging_bytes: attach.staging_bytes,
@@ -97,8 +97,7 @@ fn settings(attach: &Attach, record_everything: bool) -> (Settings, Option<usize
         epochs: attach.epochs,
         bucket: attach.bucket,
         ..Settings::default()
-    };
-    (settings, if record_everything { None } else { Some(LOG_STEPS) })
+    }
 }
 
 /// A fresh scheduler for an attachment, as the job's own was made: for replay.
@@ -109,7 +108,7 @@ pub fn scheduler(attach: &Attach, dataset: &Dataset) -> Result<Scheduler, Troubl
     let invalid = |e: foreload_plan::Error| Trouble::new("invalid", e.to_string());
     let order = Order::new(&attach.order).map_err(invalid)?;
     let split = if attach.uneven { Split::weighted(&order, attach.world) } else { Split::new(&order, attach.world) }.map_err(invalid)?;
-    Scheduler::new(settings(attach, false).0, Arc::new(IndexCatalog(dataset.index.clone())), order, split, attach.ranks.clone()).map_err(invalid)
+    Scheduler::new(settings(attach), Arc::new(IndexCatalog(dataset.index.clone())), order, split, attach.ranks.clone()).map_err(invalid)
 }
 
 impl Job {
@@ -117,9 +116,8 @@ impl Job {
     ///
     /// # Errors
     /// `invalid` when the plan doesn't fit, `no-memory` when a sample doesn't fit the budget or the system has none.
-    pub fn start(id: u32, attach: Attach, dataset: Rc<Dataset>, tiers: Vec<SharedTier>) -> Result<Rc<Self>, Trouble> {
-        let record_everything = std::env::var_os("FORELOAD_UNSTABLE_RECORD").is_some();
-        let (settings, capacity) = settings(&attach, record_everything);
+    pub fn start(id: u32, attach: Attach, dataset: Rc<Dataset>, tiers: Vec<SharedTier>, record: bool) -> Result<Rc<Self>, Trouble> {
+        let (settings, capacity) = (settings(&attach), if record { None } else { Some(LOG_STEPS) });
         check_memory(&attach, &dataset, settings.ram_bytes)?;
         let plan = Recorded::new(scheduler(&attach, &dataset)?, capacity);
         let memory = |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
@@ -643,7 +641,7 @@ impl Job {
     /// Takes the memory of staging from the system in the background: fresh pages cost more than the copies into them.
     fn populate_staging(&self) {
         let (cache, len) = (Arc::clone(&self.cache), self.cache.map().len());
-        let staging = settings(&self.attach, false).0.staging_bytes(0).min(len);
+        let staging = settings(&self.attach).staging_bytes(0).min(len);
         tokio::task::spawn_blocking(move || {
             let mut end = len;
             while end > len - staging {

@@ -14,7 +14,6 @@ pub mod dataset;
 pub mod disk;
 pub mod env;
 pub mod job;
-mod listing;
 pub mod protocol;
 pub mod scatter;
 pub mod slots;

@@ -113,7 +113,7 @@ impl Agent {
     fn opened(&self, py: Python<'_>, call: &Call, progress: Option<Py<PyAny>>) -> PyResult<(u32, Index, String)> {
         let mut tell = teller(progress);
         let (reply, fds) = waiting(py, |pulse| self.client.call_with(call, pulse, &mut tell))?;
-        let (Reply::Opened { dataset, index_bytes, origin }, Some(fd)) = (&reply, fds.first()) else {
+        let (Reply::Opened { dataset, index_bytes, origin, .. }, Some(fd)) = (&reply, fds.first()) else {
             return Err(invalid(format!("unexpected answer {reply:?}")));
         };
         let map = Mapping::new(fd.as_fd(), *index_bytes, false).map_err(invalid)?;

@@ -24,7 +24,8 @@ pub fn from_client(py: Python<'_>, error: ClientError, raised: Option<PyErr>) ->
             Some(raised) => return raised,
             None => "cancelled",
         },
-        ClientError::TimedOut(_) => "timeout",
+        // Not the agent's "timeout", after which nothing more will come.
+        ClientError::TimedOut(_) => "waiting",
         ClientError::Forked => "forked",
         _ => "closed",
     };

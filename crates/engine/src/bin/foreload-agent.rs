@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         eprintln!("foreload-agent: {linger_s} is no number of seconds");
         return ExitCode::from(2);
     };
-    let settings = AgentSettings { socket: PathBuf::from(socket), cache_dir: PathBuf::from(cache_dir), linger };
+    let settings = AgentSettings { socket: PathBuf::from(socket), cache_dir: PathBuf::from(cache_dir), linger, record: foreload_engine::env::record() };
     let ended = match verb.as_str() {
         "start" => detach(&arguments),
         "serve" => serve(settings),

@@ -1,0 +1,409 @@
+//! The agent with real clients, a real S3 server and real disks: what is delivered, what it costs, and what comes back.
+//!
+//! Every test ends with the agent comparing its decisions with a replay ([`Node::end`]).
+
+use foreload_engine::agent::{AgentSettings, run};
+use foreload_engine::calls::{Attach, Call, DiskShare, Open, Reply, Stats};
+use foreload_engine::client::{Attached, Client, ClientError, Place};
+use foreload_engine::protocol::Sent;
+use foreload_engine::slots::Mapping;
+use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::order::Order;
+use foreload_plan::policy::Policy;
+use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
+use foreload_plan::split::Split;
+use foreload_plan::Digest;
+use foreload_store::Index;
+use foreload_testkit::bucket::{Bucket, Fault, Settings};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A bucket, an agent in a thread of this process, and a client of it.
+struct Node {
+    bucket: Arc<Bucket>,
+    directory: Arc<tempfile::TempDir>,
+    agent: Option<JoinHandle<io::Result<()>>>,
+    place: Place,
+    client: Option<Arc<Client>>,
+}
+
+fn calm() -> impl FnMut() -> bool {
+    let end = Instant::now() + Duration::from_secs(60);
+    move || {
+        assert!(Instant::now() < end, "nothing came for a minute");
+        true
+    }
+}
+
+impl Node {
+    fn new(rule: &str) -> Self {
+        let settings = Settings { synthetic: vec![rule.parse().expect("a rule")], ..Settings::default() };
+        Node::over(Arc::new(Bucket::start(settings).expect("bucket")), Arc::new(tempfile::tempdir().expect("directory")))
+    }
+
+    /// An agent of its own over a bucket and disks that may have served another.
+    fn over(bucket: Arc<Bucket>, directory: Arc<tempfile::TempDir>) -> Self {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let socket = directory.path().join(format!("{}.sock", COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
+        let cache_dir = directory.path().join("cache");
+        let settings = AgentSettings { socket: socket.clone(), cache_dir: cache_dir.clone(), linger: Duration::from_millis(300), record: true };
+        let agent = std::thread::spawn(move || run(settings, listener));
+        let place = Place { socket, cache_dir, program: PathBuf::from("/nowhere"), linger: Duration::ZERO };
+        let client = Client::connect(&place, &mut calm()).expect("client");
+        Node { bucket, directory, agent: Some(agent), place, client: Some(client) }
+    }
+
+    fn client(&self) -> Arc<Client> {
+        Arc::clone(self.client.as_ref().expect("connected"))
+    }
+
+    fn another(&self) -> Arc<Client> {
+        Client::connect(&self.place, &mut calm()).expect("client")
+    }
+
+    fn open(&self, url: &str, checksum: bool) -> Result<(u32, Index), ClientError> {
+        let keys = self.bucket.keys();
+        let storage_options = [
+            ("endpoint_url", self.bucket.endpoint()),
+            ("access_key_id", keys.access_key),
+            ("secret_access_key", keys.secret_key),
+            ("region", "us-east-1".to_owned()),
+        ];
+        let storage_options = storage_options.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+        let open = Open { url: url.into(), storage_options, checksum, ..Open::default() };
+        let (reply, fds) = self.client().call(&Call::Open(open), &mut calm())?;
+        let Reply::Opened { dataset, index_bytes, .. } = reply else { panic!("{reply:?}") };
+        let map = Mapping::new(fds[0].as_fd(), index_bytes, false).expect("mapped");
+        Ok((dataset, Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index")))
+    }
+
+    fn attach(&self, client: &Arc<Client>, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attached {
+        let mut attach = Attach {
+            dataset,
+            session: "test".into(),
+            order: OrderSpec {
+                dataset: Digest::from_bytes(index.digest()),
+                samples: index.len(),
+                kind: OrderKind::Keyed,
+                seed: 3,
+                global_batch: 16,
+                tail: Tail::Uneven,
+            },
+            world: 1,
+            ranks: vec![0],
+            uneven: true,
+            policy: Policy::Foreload,
+            ram_bytes: 64 << 20,
+            batch_bytes: 1 << 20,
+            staging_bytes: None,
+            disks: vec![],
+            concurrency: ConcurrencySettings::default(),
+            hedge_per_cent: 5,
+            timeout_s: 20.0,
+            stall_s: 10.0,
+            epochs: None,
+            bucket: None,
+            metrics_log: None,
+        };
+        change(&mut attach);
+        Attached::new(client, attach, &mut calm()).expect("attached")
+    }
+
+    fn stats(&self, job: u32) -> Stats {
+        match self.client().call(&Call::Stats { job }, &mut calm()).expect("stats") {
+            (Reply::Stats(stats), _) => *stats,
+            other => panic!("{:?}", other.0),
+        }
+    }
+
+    fn gauge(&self, job: u32, name: &str) -> u64 {
+        self.stats(job).gauges.and_then(|gauges| gauges.get(name)?.as_u64()).expect("a gauge")
+    }
+
+    /// What an object holds, straight from the server's own storage.
+    fn truth(&self, index: &Index, prefix: &str, sample: u64) -> Vec<u8> {
+        let found = index.sample(sample).expect("sample");
+        let object = index.object(found.object).expect("object");
+        let whole = self.bucket.read("bench", &format!("{prefix}/{}", object.key)).expect("read").expect("exists");
+        whole[found.range().start as usize..found.range().end as usize].to_vec()
+    }
+
+    /// Ends the agent; it fails when its decisions don't replay.
+    fn end(mut self) -> (Arc<Bucket>, Arc<tempfile::TempDir>) {
+        self.client = None;
+        self.agent.take().expect("runs").join().expect("no panic").expect("replays to equality");
+        (Arc::clone(&self.bucket), Arc::clone(&self.directory))
+    }
+}
+
+/// Reads an epoch of rank 0 and compares order and bytes.
+fn read_epoch(node: &Node, job: &Attached, index: &Index, prefix: &str, spec: &OrderSpec, epoch: u32) {
+    let order = Order::new(spec).expect("order");
+    let split = Split::weighted(&order, 1).expect("split");
+    let order = order.epoch(epoch).expect("epoch");
+    for batch in 0..split.batches() {
+        let want = job.want_batch(0, epoch, batch).expect("sent");
+        let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+        let expected: Vec<u64> = split.batch_positions(batch, 0).map(|p| order.sample_at(p)).collect();
+        assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
+        for item in &items {
+            assert!(job.bytes(item).expect("inside") == node.truth(index, prefix, item.sample), "sample {} has other bytes", item.sample);
+            assert_eq!(Some(item.label).filter(|&l| l != i64::MIN), index.label(item.sample));
+        }
+        release(job, &items);
+    }
+}
+
+fn release(job: &Attached, items: &[Sent]) {
+    items.iter().for_each(|item| job.client.release(job.job, Some(item.handle), None));
+    job.client.flush();
+}
+
+fn spec(index: &Index) -> OrderSpec {
+    OrderSpec { dataset: Digest::from_bytes(index.digest()), samples: index.len(), kind: OrderKind::Keyed, seed: 3, global_batch: 16, tail: Tail::Uneven }
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_fits_memory_is_fetched_once_and_comes_in_order_with_its_labels() {
+    let node = Node::new("img:200x1KB-60KB,classes=5,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    assert_eq!((index.len(), index.classes().len()), (200, 5));
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    for epoch in 0..3 {
+        read_epoch(&node, &job, &index, "img", &spec(&index), epoch);
+    }
+    let stats = node.stats(job.job);
+    assert_eq!((stats.samples, stats.bucket_reads, stats.ram_hits), (600, 200, 400));
+    assert_eq!(stats.requests - stats.hedges, 200);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn what_fits_disk_is_fetched_once_and_a_restarted_agent_finds_it() {
+    let node = Node::new("img:300x40KB-60KB,classes=3,ext=jpg");
+    let tier = |directory: &tempfile::TempDir| DiskShare { directory: directory.path().join("tier"), capacity_bytes: 64 << 20, pinned: None };
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let small = |attach: &mut Attach, disk| {
+        attach.ram_bytes = 5 << 20;
+        attach.disks = vec![disk];
+    };
+    let disk = tier(&node.directory);
+    let job = node.attach(&node.client(), dataset, &index, |a| small(a, disk.clone()));
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    read_epoch(&node, &job, &index, "img", &spec(&index), 1);
+    let stats = node.stats(job.job);
+    assert_eq!(stats.requests - stats.hedges, 300, "each sample once");
+    assert!(stats.disk_hits > 100, "{stats:?}");
+    drop(job);
+    let (bucket, directory) = node.end();
+    bucket.reset_counts();
+    let node = Node::over(bucket, directory);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let job = node.attach(&node.client(), dataset, &index, |a| small(a, disk));
+    let Reply::Attached { found, .. } = &job.reply else { panic!() };
+    assert!(*found > 150, "{found} found");
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    let stats = node.stats(job.job);
+    assert!(stats.requests - stats.hedges <= 300 - found, "{} requests, {found} found", stats.requests);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn shards_are_read_in_large_requests() {
+    let node = Node::new("shards:4x250x20000,tar");
+    let (dataset, index) = node.open("s3://bench/shards/{00000000..00000003}.tar", false).or_else(|_| node.open("s3://bench/shards", false)).expect("opened");
+    assert_eq!(index.len(), 1000);
+    let disk = DiskShare { directory: node.directory.path().join("tier"), capacity_bytes: 64 << 20, pinned: None };
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.ram_bytes = 24 << 20;
+        a.disks = vec![disk];
+    });
+    node.bucket.reset_counts();
+    read_epoch(&node, &job, &index, "shards", &spec(&index), 0);
+    let stats = node.stats(job.job);
+    assert!(stats.requests <= 50, "{} requests for 1000 samples", stats.requests);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn faults_of_the_bucket_change_nothing_that_is_delivered() {
+    let node = Node::new("img:300x1KB-40KB,classes=3,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    for fault in ["kind=status,status=503,share=0.1,attempts=1", "kind=truncate,share=0.1,attempts=1", "kind=reset,share=0.1,at=0.3,attempts=1", "kind=short,share=0.05,attempts=1"] {
+        node.bucket.add_fault(Fault::parse(fault).expect("a fault"));
+    }
+    let job = node.attach(&node.client(), dataset, &index, |a| a.ram_bytes = 4 << 20);
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    read_epoch(&node, &job, &index, "img", &spec(&index), 1);
+    assert!(node.stats(job.job).retries > 10);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn a_changed_object_is_reported_as_such_and_never_delivered() {
+    let node = Node::new("img:64x1KB-2KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    node.bucket.add_fault(Fault::parse("kind=changed,matching=00000005").expect("a fault"));
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    let mut refused = None;
+    for batch in 0..4 {
+        let want = job.want_batch(0, 0, batch).expect("sent");
+        match job.delivered(want, None, &mut calm()) {
+            Ok((items, _)) => release(&job, &items),
+            Err(ClientError::Trouble(trouble)) => refused = Some(trouble),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let trouble = refused.expect("one batch holds it");
+    assert_eq!(trouble.kind, "changed", "{}", trouble.message);
+    assert!(trouble.message.contains("00000005"), "{}", trouble.message);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn altered_bytes_are_caught_by_the_index_checksums_and_fetched_again() {
+    let node = Node::new("img:100x1KB-20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", true).expect("opened with checksums");
+    assert!(index.crc32c(0).is_some());
+    node.bucket.add_fault(Fault::parse("kind=flip,share=0.2,attempts=1").expect("a fault"));
+    node.bucket.reset_counts();
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    assert!(node.stats(job.job).failures > 3);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn a_record_that_is_damaged_on_disk_is_fetched_again() {
+    let node = Node::new("img:200x30KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let directory = node.directory.path().join("tier");
+    let disk = DiskShare { directory: directory.clone(), capacity_bytes: 64 << 20, pinned: None };
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.ram_bytes = 3 << 20;
+        a.disks = vec![disk];
+    });
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    eventually("writes end", || node.stats(job.job).kept_samples > 90);
+    for file in std::fs::read_dir(&directory).expect("tier").flatten() {
+        use std::os::unix::fs::FileExt;
+        let len = file.metadata().expect("file").len();
+        if len > 100_000 {
+            let opened = std::fs::OpenOptions::new().write(true).open(file.path()).expect("segment");
+            (50_000..len).step_by(200_000).for_each(|at| opened.write_all_at(b"damage", at).expect("written"));
+        }
+    }
+    read_epoch(&node, &job, &index, "img", &spec(&index), 1);
+    assert!(node.stats(job.job).quarantined > 0);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn what_a_dead_client_held_comes_back() {
+    let node = Node::new("img:200x1KB-20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let watcher = node.attach(&node.client(), dataset, &index, |_| ());
+    let worker = node.another();
+    let job = node.attach(&worker, dataset, &index, |_| ());
+    assert_eq!(job.job, watcher.job, "equal attachments share a job");
+    let want = job.want_batch(0, 0, 0).expect("sent");
+    let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+    let slot = job.batch_slot(1000, &mut calm()).expect("asked").expect("room");
+    assert_eq!(node.gauge(watcher.job, "leases"), items.len() as u64);
+    job.want_batch(0, 0, 5).expect("sent and never taken");
+    let _ = slot;
+    let begun = Instant::now();
+    drop((job, worker));
+    eventually("leases come back", || node.gauge(watcher.job, "leases") == 0 && node.gauge(watcher.job, "requests") == 0);
+    assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
+    drop(watcher);
+    node.end();
+}
+
+#[test]
+fn leases_move_between_connections_and_stale_ones_are_refused() {
+    let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let parent = node.attach(&node.client(), dataset, &index, |_| ());
+    let worker = node.another();
+    let job = node.attach(&worker, dataset, &index, |_| ());
+    let want = job.want_batch(0, 0, 0).expect("sent");
+    let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+    let (slot, offset) = job.batch_slot(4, &mut calm()).expect("asked").expect("room");
+    assert!(job.batches.write(offset, b"made"));
+    let handles: Vec<_> = items.iter().map(|item| item.handle).collect();
+    assert!(parent.adopt(worker.connection(), handles.clone(), vec![slot], &mut calm()).expect("asked"));
+    let from = worker.connection();
+    drop((job, worker));
+    assert_eq!(parent.batches.bytes(offset, 4), Some(&b"made"[..]));
+    for item in &items {
+        assert!(parent.bytes(item).expect("inside") == node.truth(&index, "img", item.sample), "still there after the worker's end");
+    }
+    assert!(!parent.adopt(from, handles.clone(), vec![], &mut calm()).expect("asked"), "gone with the worker");
+    release(&parent, &items);
+    eventually("leases come back", || node.gauge(parent.job, "leases") == 0);
+    drop(parent);
+    node.end();
+}
+
+#[test]
+fn a_get_that_hangs_is_overtaken_by_its_twin() {
+    let node = Node::new("img:600x10KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    // The 200th GET never answers; without a twin the batch would wait for the idle time-out of 10 s.
+    node.bucket.add_fault(Fault::parse("kind=hang,nth=200").expect("a fault"));
+    let job = node.attach(&node.client(), dataset, &index, |a| a.concurrency = ConcurrencySettings::fixed(16));
+    let begun = Instant::now();
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(node.stats(job.job).hedges_won >= 1);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn a_missing_bucket_and_wrong_keys_are_told_apart() {
+    let node = Node::new("img:10x1KB,classes=2,ext=jpg");
+    let kind = |result: Result<(u32, Index), ClientError>| match result {
+        Err(ClientError::Trouble(trouble)) => trouble.kind,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("opened"),
+    };
+    assert_eq!(kind(node.open("s3://nobody/img", false)), "not-found");
+    assert_eq!(kind(node.open("s3://bench/nothing-there", false)), "not-found");
+    let keys = node.bucket.keys();
+    node.bucket.set_keys(foreload_testkit::bucket::Keys { secret_key: "another".into(), ..keys.clone() });
+    let open = Open {
+        url: "s3://bench/img".into(),
+        storage_options: [("endpoint_url", node.bucket.endpoint()), ("access_key_id", keys.access_key), ("secret_access_key", "wrong".into()), ("region", "us-east-1".into())]
+            .into_iter()
+            .map(|(k, v)| (k.to_owned(), v))
+            .collect(),
+        ..Open::default()
+    };
+    match node.client().call(&Call::Open(open), &mut calm()) {
+        Err(ClientError::Trouble(trouble)) => assert_eq!(trouble.kind, "denied", "{}", trouble.message),
+        other => panic!("{:?}", other.map(|(reply, _)| reply)),
+    }
+    node.end();
+}
