@@ -31,27 +31,16 @@ impl Access {
     /// # Errors
     /// When the order can't be made.
     pub fn new(scenario: &Scenario, samples: u32) -> Result<Self, Error> {
-        let training = &scenario.training;
-        let kind = match training.order.as_str() {
-            "sequential" => OrderKind::Sequential,
-            _ => OrderKind::Keyed,
-        };
-        let spec = OrderSpec {
-            dataset: DigestBuilder::new("simulated").number(u64::from(samples)).finish(),
-            samples: u64::from(samples),
-            kind,
-            seed: training.seed,
-            global_batch: training.global_batch,
-            tail: Tail::Uneven,
-        };
-        let order = Order::new(&spec)?;
-        let orders = (0..training.epochs).map(|e| order.epoch(e)).collect::<Result<_, _>>()?;
+        let order = Order::new(&spec(scenario, samples))?;
+        let orders = (0..scenario.training.epochs)
+            .map(|e| order.epoch(e))
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             orders,
             samples,
             nodes: scenario.cluster.nodes,
-            epochs: training.epochs,
-            batch: training.global_batch,
+            epochs: scenario.training.epochs,
+            batch: scenario.training.global_batch,
         })
     }
 
@@ -104,6 +93,23 @@ impl Access {
                 .is_some_and(|p| p % u64::from(self.nodes) == u64::from(node))
         };
         self.orders[epoch as usize + 1..].iter().filter(reads).count() as u32
+    }
+}
+
+/// The spec of a scenario's order.
+pub(crate) fn spec(scenario: &Scenario, samples: u32) -> OrderSpec {
+    let training = &scenario.training;
+    let kind = match training.order.as_str() {
+        "sequential" => OrderKind::Sequential,
+        _ => OrderKind::Keyed,
+    };
+    OrderSpec {
+        dataset: DigestBuilder::new("simulated").number(u64::from(samples)).finish(),
+        samples: u64::from(samples),
+        kind,
+        seed: training.seed,
+        global_batch: training.global_batch,
+        tail: Tail::Uneven,
     }
 }
 

@@ -19,7 +19,7 @@ use crate::access::Epochs;
 use crate::paper::pipeline::Counts;
 use crate::source::{Ordered, SharedSource};
 use crate::{Error, Fabric, Outcome, Policy, Setup};
-use devices::Devices;
+pub(crate) use devices::Devices;
 use node::{Node, Pending};
 use placement::{Placement, Where};
 use std::cmp::Reverse;

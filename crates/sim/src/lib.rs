@@ -5,8 +5,9 @@
 //! beat. So a user sees what a run takes before renting anything, and the papers' experiments can be repeated and compared with our default.
 //!
 //! Three models share the same order, sizes and shared [`source`]: [`paper`] is the simulator of paper 001 with its performance model and
-//! policies; [`deli`] is paper 000's prefetch service; [`foreload`] is our default, with every device a queue. All of them stream over the
-//! order with constant work per access and arrays of a few bytes per sample: 10^8 accesses take seconds.
+//! policies; [`deli`] is paper 000's prefetch service; [`foreload`] is our default, with every device a queue. The three stream over the
+//! order with constant work per access and arrays of a few bytes per sample: 10^8 accesses take seconds. For one node, [`scheduled`] drives
+//! the engine's own policy step by step instead, and its tests hold the fast model to it.
 //!
 //! Nothing here reads a clock, and the only file is a list of sizes that a scenario names. `foreload-sim`, the Python package and the
 //! scripts in `bench/papers` call [`run_json`].
@@ -26,6 +27,7 @@ pub mod pricing;
 mod random;
 mod report;
 mod scenario;
+pub mod scheduled;
 mod sizes;
 pub mod source;
 mod totals;
@@ -39,7 +41,7 @@ pub use policy::Policy;
 pub use pricing::cost_json;
 pub use random::Random;
 pub use report::{Fabric, MbBySource, Outcome, Report};
-pub use scenario::{Cluster, Dataset, Deli, Negative, Scenario, Share, Source, Tier, TierKind, Training};
+pub use scenario::{Cluster, Dataset, Deli, Drive, Negative, Scenario, Share, Source, Tier, TierKind, Training};
 pub use sizes::Sizes;
 pub use totals::{Compute, Totals};
 
@@ -98,7 +100,13 @@ pub fn run_with_sizes(
     let mut results = Vec::with_capacity(policies.len());
     for (done, policy) in policies.iter().enumerate() {
         progress(*policy, done);
+        let driven = scenario.drive == Drive::Engine && policy.runs_in_engine();
         results.push(match policy {
+            policy if driven && hardware.nodes > 1 => {
+                let reason = "drive = \"engine\": a scheduler plans for one node; set cluster.nodes = 1".to_owned();
+                Outcome::unsupported(*policy, reason)
+            }
+            policy if driven => scheduled::run(&setup, *policy, false)?.outcome,
             Policy::Deli => deli::run(&setup)?,
             Policy::Foreload => foreload::run(&setup)?,
             paper => paper::run(&setup, *paper)?,

@@ -32,6 +32,20 @@ pub struct Scenario {
     /// Settings of the policy `deli`.
     #[serde(default)]
     pub deli: Deli,
+    /// What decides for the policies that the engine runs.
+    #[serde(default)]
+    pub drive: Drive,
+}
+
+/// What decides for the policies that the engine runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Drive {
+    /// The array-based models: clusters, and the papers' sizes in seconds.
+    #[default]
+    Fast,
+    /// The engine's own scheduler, step by step: one node, its batches and its requests exactly as planned.
+    Engine,
 }
 
 /// The samples: a normal distribution of sizes, or a list of them.

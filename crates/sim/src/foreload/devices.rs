@@ -105,9 +105,10 @@ impl Devices {
     }
 
     /// Writes to a tier, behind the reader's back.
-    pub fn write_tier(&mut self, node: u32, tier: usize, mb: f64, at: f64) {
+    pub fn write_tier(&mut self, node: u32, tier: usize, mb: f64, at: f64) -> f64 {
         let until = &mut self.writing_until[node as usize * self.tiers + tier];
         *until = until.max(at) + mb * self.write_s_per_mb[tier];
+        *until
     }
 
     /// By node.

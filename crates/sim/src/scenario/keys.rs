@@ -3,7 +3,9 @@
 use crate::Error;
 use toml::{Table, Value};
 
-const ROOT: &[&str] = &["name", "dataset", "training", "cluster", "source", "tier", "deli"];
+const ROOT: &[&str] = &[
+    "name", "dataset", "training", "cluster", "source", "tier", "deli", "drive",
+];
 const DATASET: &[&str] = &[
     "samples",
     "mean_mb",

@@ -1,0 +1,477 @@
+//! Drives the engine's own policy, [`Scheduler`], on modelled hardware: the same decisions for the same events.
+//!
+//! The engine carries a scheduler's actions out with sockets and files; here they go to queues under a virtual clock. One rank per
+//! node asks for a batch when its trainer took the previous one, so one batch is preprocessed while another is computed on. Each load from the
+//! bucket is a stream of the shared source, begun after the request's latency; disk reads and writes are first-come queues.
+//! Steps are recorded, so a run can be replayed and compared with the policy, as the engine's tests do.
+//!
+//! A scheduler plans for one node; several nodes here don't exchange samples. The array-based models are for clusters and for the
+//! papers' sizes: this one costs microseconds per sample.
+
+use crate::foreload::Devices;
+use crate::source::{Ordered, SharedSource};
+use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
+use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
+use foreload_plan::catalog::{Catalog, Objects};
+use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::order::Order;
+use foreload_plan::policy::Policy as Planned;
+use foreload_plan::replay::Recorded;
+use foreload_plan::scheduler::{Next, Scheduler};
+use foreload_plan::settings::{Settings, TierSettings};
+use foreload_plan::split::Split;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+const MB: f64 = 1_048_576.0;
+/// Loads in flight per node at most: what the scheduler's own limit can reach, hedges included.
+const STREAMS: u32 = 512;
+/// Between ticks: late loads are noticed that soon.
+const TICK_S: f64 = 0.01;
+
+/// A finished run: what it took, and what was decided.
+pub struct Run {
+    /// As the other models report it.
+    pub outcome: Outcome,
+    /// By node, for [`foreload_plan::replay::replay`]; complete when the run was told to record.
+    pub logs: Vec<Recorded>,
+}
+
+/// A scheduler for `node`, as a run of `policy` makes it; a replay needs a fresh one.
+///
+/// # Errors
+/// When the policy is not the engine's, or the order can't be shared.
+pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Scheduler, Error> {
+    let order = Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?;
+    let split = Split::weighted(&order, setup.hardware.nodes)?;
+    let bytes = |mb: f64| (mb * MB) as u64;
+    let catalog = Objects(setup.sizes.mb.iter().map(|mb| bytes(f64::from(*mb)).max(1)).collect());
+    let of = |kind: TierKind| setup.hardware.tiers.iter().filter(move |t| t.kind == kind);
+    let staging = bytes(setup.hardware.staging_mb);
+    let disk = |mb: f64| TierSettings {
+        capacity_bytes: bytes(mb),
+        pinned: None,
+    };
+    let settings = Settings {
+        policy: planned(setup, policy),
+        ram_bytes: staging + of(TierKind::Ram).map(|t| bytes(t.capacity_mb)).sum::<u64>(),
+        staging_bytes: Some(staging),
+        tiers: of(TierKind::Disk).map(|t| disk(t.capacity_mb)).collect(),
+        concurrency: ConcurrencySettings {
+            most: setup.hardware.requests_in_flight.min(STREAMS / 2),
+            start: setup
+                .hardware
+                .requests_in_flight
+                .min(ConcurrencySettings::default().start),
+            least: setup
+                .hardware
+                .requests_in_flight
+                .min(ConcurrencySettings::default().least),
+        },
+        hedge_per_cent: 0,
+        load_timeout_ns: u64::MAX / 4,
+        epochs: Some(setup.access.epochs()),
+        ..Settings::default()
+    };
+    Ok(Scheduler::new(
+        settings,
+        Arc::new(catalog) as Arc<dyn Catalog>,
+        order,
+        split,
+        vec![node],
+    )?)
+}
+
+fn planned(setup: &Setup<'_>, policy: Policy) -> Planned {
+    let deli = &setup.scenario.deli;
+    let held = (setup.scenario.node_capacity_mb() / setup.sizes.mean_mb()) as u64;
+    let cache = deli.cache_samples.unwrap_or(held);
+    match policy {
+        Policy::Deli => Planned::Deli {
+            fetch: deli.fetch_samples.unwrap_or(cache / 2) as u32,
+            threshold: deli.threshold_samples.unwrap_or(cache / 2) as u32,
+            cache,
+        },
+        Policy::Naive => Planned::Naive,
+        Policy::Staging => Planned::Staging,
+        Policy::Frequency => Planned::Frequency,
+        _ => Planned::Foreload,
+    }
+}
+
+/// What happens at a time.
+enum Due {
+    /// A load's latency is over: it starts to receive.
+    Begin { slot: u32 },
+    /// A load or a write ends.
+    End { slot: u32 },
+    /// The trainer takes the batch that was prepared, and asks for the next.
+    Take,
+    /// The trainer is through with its batch.
+    Release,
+    /// The scheduler asked for another step.
+    Tick,
+}
+
+/// An action under way.
+struct Flying {
+    action: Action,
+    mb: f64,
+    since: f64,
+    latency_s: f64,
+}
+
+struct Node {
+    recorded: Recorded,
+    flying: Vec<Option<Flying>>,
+    free: Vec<u32>,
+    batch: (u32, u64),
+    asked: u64,
+    prepared_at: f64,
+    free_at: f64,
+    computed_s: f64,
+    /// Delivered and being prepared; being computed on.
+    prepared: Option<Vec<Item>>,
+    training: Option<Vec<Item>>,
+    next_compute_s: f64,
+    ticking: bool,
+}
+
+struct Driver<'a> {
+    setup: &'a Setup<'a>,
+    nodes: Vec<Node>,
+    devices: Devices,
+    source: SharedSource,
+    due: BinaryHeap<Reverse<(Ordered, u64, u32)>>,
+    events: Vec<Option<Due>>,
+    spare: Vec<u64>,
+    compute: Compute,
+    mb: MbBySource,
+    requests: u64,
+    ends: Vec<f64>,
+    batches: u64,
+    disks: Vec<usize>,
+    sequence: u64,
+}
+
+/// Runs the engine's policy on every node; `record` keeps all steps for a replay.
+///
+/// # Errors
+/// When the policy is not the engine's, or the order can't be shared.
+pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error> {
+    let nodes = setup.hardware.nodes;
+    let mut all = Vec::new();
+    for node in 0..nodes {
+        let recorded = Recorded::new(scheduler(setup, policy, node)?, if record { None } else { Some(0) });
+        all.push(Node::new(recorded));
+    }
+    let batches = all.first().map_or(0, |n| n.recorded.scheduler().split().batches());
+    let streams = nodes * STREAMS;
+    let node_of = (0..streams).map(|s| s / STREAMS).collect();
+    let disks = setup
+        .hardware
+        .tiers
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| t.kind == TierKind::Disk)
+        .map(|(i, _)| i);
+    let mut driver = Driver {
+        setup,
+        nodes: all,
+        devices: Devices::new(setup.hardware),
+        source: SharedSource::new(
+            setup.curve.clone(),
+            crate::Share::Shared,
+            node_of,
+            vec![1.0; streams as usize],
+        ),
+        due: BinaryHeap::new(),
+        events: Vec::new(),
+        spare: Vec::new(),
+        compute: setup.compute,
+        mb: MbBySource::default(),
+        requests: 0,
+        ends: vec![0.0; setup.access.epochs() as usize],
+        batches,
+        disks: disks.collect(),
+        sequence: 0,
+    };
+    driver.run();
+    let mut outcome = Outcome::new(policy);
+    let last = driver.nodes.iter().max_by(|a, b| a.free_at.total_cmp(&b.free_at));
+    outcome.set_times(&driver.ends, last.map_or(0.0, |n| n.computed_s));
+    (outcome.mb_by_source, outcome.requests) = (driver.mb, driver.requests);
+    let gauges = driver.nodes.iter().map(|n| n.recorded.scheduler().gauges());
+    let kept_mb = gauges.map(|g| (g.kept_bytes + g.disk_bytes) as f64 / MB).sum::<f64>();
+    // By bytes: a scheduler counts what its tiers hold, not which samples.
+    outcome.coverage = (kept_mb / f64::from(nodes) / setup.sizes.total_mb).min(1.0);
+    outcome.copies = if kept_mb > 0.0 { 1.0 } else { 0.0 };
+    Ok(Run {
+        outcome,
+        logs: driver.nodes.into_iter().map(|n| n.recorded).collect(),
+    })
+}
+
+impl Node {
+    fn new(recorded: Recorded) -> Self {
+        Self {
+            recorded,
+            flying: (0..STREAMS).map(|_| None).collect(),
+            free: (0..STREAMS).rev().collect(),
+            batch: (0, 0),
+            asked: 0,
+            prepared_at: 0.0,
+            free_at: 0.0,
+            computed_s: 0.0,
+            prepared: None,
+            training: None,
+            next_compute_s: 0.0,
+            ticking: false,
+        }
+    }
+}
+
+impl Driver<'_> {
+    fn run(&mut self) {
+        for node in 0..self.nodes.len() as u32 {
+            self.step(
+                node,
+                0.0,
+                Event::Start {
+                    rank: node,
+                    epoch: 0,
+                    batch: 0,
+                },
+            );
+            self.ask(node, 0.0);
+        }
+        loop {
+            let due = self.due.peek().map(|Reverse((at, ..))| at.0);
+            match (due, self.source.next_end()) {
+                (None, None) => break,
+                (Some(at), end) if end.is_none_or(|end| at <= end) => {
+                    let Some(Reverse((_, event, node))) = self.due.pop() else {
+                        break;
+                    };
+                    let Some(due) = self.events[event as usize].take() else {
+                        continue;
+                    };
+                    self.spare.push(event);
+                    self.happen(node, at, due);
+                }
+                _ => {
+                    let Some((stream, at)) = self.source.end_next() else {
+                        break;
+                    };
+                    self.arrived(stream / STREAMS, stream % STREAMS, at);
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, node: u32, at: f64, due: Due) {
+        let event = self.spare.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() as u64 - 1
+        });
+        self.events[event as usize] = Some(due);
+        self.sequence += 1;
+        self.due.push(Reverse((Ordered(at), event, node)));
+    }
+
+    /// Tells a scheduler what happened and carries out what it orders.
+    fn step(&mut self, node: u32, at: f64, event: Event) {
+        let mut actions = Vec::new();
+        let next = self.nodes[node as usize]
+            .recorded
+            .step((at * 1e9) as u64, event, &mut actions);
+        for action in actions {
+            self.carry_out(node, at, action);
+        }
+        let n = &mut self.nodes[node as usize];
+        let soon = next == Next::Soon;
+        if !n.ticking && (soon || n.free.len() < STREAMS as usize) {
+            n.ticking = true;
+            self.at(node, if soon { at } else { at + TICK_S }, Due::Tick);
+        }
+    }
+
+    fn carry_out(&mut self, node: u32, at: f64, action: Action) {
+        match action.command() {
+            Command::Load(load) => {
+                let mb = load.len as f64 / MB;
+                match load.source {
+                    Source::Bucket => {
+                        self.requests += 1;
+                        self.mb.source += mb;
+                        let latency_s = self.setup.hardware.latency_s;
+                        let slot = self.fly(
+                            node,
+                            Flying {
+                                action,
+                                mb,
+                                since: at,
+                                latency_s,
+                            },
+                        );
+                        self.at(node, at + latency_s, Due::Begin { slot });
+                    }
+                    Source::Disk(tier) => {
+                        let done = self.devices.read_tier(node, self.disks[usize::from(tier)], mb, at);
+                        let slot = self.fly(
+                            node,
+                            Flying {
+                                action,
+                                mb,
+                                since: at,
+                                latency_s: 0.0,
+                            },
+                        );
+                        self.at(node, done, Due::End { slot });
+                    }
+                }
+            }
+            Command::Keep { tier, sample, .. } => {
+                let mb = self.setup.sizes.of(*sample as u32);
+                let done = self.devices.write_tier(node, self.disks[usize::from(*tier)], mb, at);
+                let slot = self.fly(
+                    node,
+                    Flying {
+                        action,
+                        mb,
+                        since: at,
+                        latency_s: 0.0,
+                    },
+                );
+                self.at(node, done, Due::End { slot });
+            }
+            Command::Deliver { items, .. } => {
+                let items = items.clone();
+                self.deliver(node, at, items);
+            }
+            // Nothing is refused, forgotten for real or cancelled on hardware that doesn't fail.
+            _ => {}
+        }
+    }
+
+    fn fly(&mut self, node: u32, flying: Flying) -> u32 {
+        let n = &mut self.nodes[node as usize];
+        let slot = n.free.pop().unwrap_or_else(|| {
+            n.flying.push(None);
+            n.flying.len() as u32 - 1
+        });
+        n.flying[slot as usize] = Some(flying);
+        slot
+    }
+
+    fn happen(&mut self, node: u32, at: f64, due: Due) {
+        match due {
+            Due::Begin { slot } => {
+                let mb = self.nodes[node as usize].flying[slot as usize]
+                    .as_ref()
+                    .map_or(0.0, |f| f.mb);
+                self.source.start(node * STREAMS + slot, mb, at);
+            }
+            Due::End { slot } => self.ended(node, slot, at),
+            Due::Take => self.take(node, at),
+            Due::Release => {
+                if let Some(items) = self.nodes[node as usize].training.take() {
+                    let handles = items.iter().map(|item| item.handle).collect();
+                    self.step(node, at, Event::Release { handles });
+                }
+                self.take(node, at);
+            }
+            Due::Tick => {
+                self.nodes[node as usize].ticking = false;
+                self.step(node, at, Event::Tick);
+            }
+        }
+    }
+
+    /// The source delivered a load; a connection may be slower.
+    fn arrived(&mut self, node: u32, slot: u32, at: f64) {
+        let flying = self.nodes[node as usize].flying[slot as usize]
+            .as_ref()
+            .expect("what is read is under way");
+        let done = at.max(flying.since + flying.latency_s + flying.mb / self.setup.hardware.connection_mb_s);
+        match done > at {
+            true => self.at(node, done, Due::End { slot }),
+            false => self.ended(node, slot, at),
+        }
+    }
+
+    fn ended(&mut self, node: u32, slot: u32, at: f64) {
+        let n = &mut self.nodes[node as usize];
+        let flying = n.flying[slot as usize].take().expect("an action ends once");
+        n.free.push(slot);
+        let ns = |seconds: f64| (seconds * 1e9) as u64;
+        let completion = flying.action.done(ns(flying.latency_s), ns(at - flying.since));
+        self.step(node, at, Event::Completed(completion));
+    }
+
+    fn ask(&mut self, node: u32, at: f64) {
+        let n = &mut self.nodes[node as usize];
+        let (epoch, batch) = n.batch;
+        if epoch == self.setup.access.epochs() {
+            return;
+        }
+        n.asked += 1;
+        n.batch = if batch + 1 == self.batches {
+            (epoch + 1, 0)
+        } else {
+            (epoch, batch + 1)
+        };
+        let request = n.asked;
+        self.step(
+            node,
+            at,
+            Event::WantBatch {
+                request,
+                rank: node,
+                epoch,
+                batch,
+            },
+        );
+    }
+
+    fn deliver(&mut self, node: u32, at: f64, items: Vec<Item>) {
+        let mut mb = 0.0;
+        for item in &items {
+            let size = self.setup.sizes.of(item.sample as u32);
+            mb += size;
+            match item.via {
+                Via::Ram => self.mb.ram += size,
+                Via::Disk => self.mb.disk += size,
+                // Counted when it was asked for.
+                _ => {}
+            }
+        }
+        let hardware = self.setup.hardware;
+        let n = &mut self.nodes[node as usize];
+        n.next_compute_s = self.compute.seconds_ahead(mb, items.len());
+        n.prepared_at = n.prepared_at.max(at) + mb * hardware.write_s_per_mb / hardware.staging_threads;
+        n.prepared = Some(items);
+        let when = n.prepared_at;
+        self.at(node, when, Due::Take);
+    }
+
+    /// The trainer takes the prepared batch if it is free and the batch is ready.
+    fn take(&mut self, node: u32, at: f64) {
+        let n = &mut self.nodes[node as usize];
+        if n.training.is_some() || n.prepared.is_none() || n.prepared_at > at {
+            return;
+        }
+        n.training = n.prepared.take();
+        n.computed_s += n.next_compute_s;
+        n.free_at = at + n.next_compute_s;
+        let free_at = n.free_at;
+        let done = (n.asked - 1) as usize / self.batches.max(1) as usize;
+        self.ends[done] = self.ends[done].max(free_at);
+        self.at(node, free_at, Due::Release);
+        self.ask(node, at);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+use super::*;
+use crate::scenario::tests::SMALL;
+use crate::{Access, Hardware, Scenario, Sizes, Totals, foreload};
+use foreload_plan::replay::replay;
+
+/// Calls `check` with the set-up of one node.
+fn with_setup(set: &[&str], check: impl Fn(&Setup<'_>)) {
+    let set: Vec<&str> = ["cluster.nodes=1"].iter().chain(set).copied().collect();
+    let scenario = Scenario::parse(SMALL, &set).expect("valid");
+    let sizes = Sizes::new(&scenario.dataset).expect("valid");
+    let access = Access::new(&scenario, sizes.samples()).expect("valid");
+    let totals = Totals::new(&scenario, &sizes, &access).expect("valid");
+    let (hardware, curve) = (Hardware::new(&scenario), scenario.curve().expect("valid"));
+    let compute = Compute::new(&scenario);
+    check(&Setup {
+        scenario: &scenario,
+        sizes: &sizes,
+        access: &access,
+        totals: &totals,
+        hardware: &hardware,
+        curve: &curve,
+        compute,
+    });
+}
+
+const ENGINE: [Policy; 5] = [
+    Policy::Naive,
+    Policy::Staging,
+    Policy::Deli,
+    Policy::Frequency,
+    Policy::Foreload,
+];
+
+/// The engine's staging memory also holds the two batches of 6 MB that are prepared and trained on; the fast model's doesn't.
+const ROOMY: &str = "tier.staging.capacity_mb=60";
+
+#[test]
+fn replaying_a_simulated_run_gives_the_same_decisions_for_every_policy_of_the_engine() {
+    for policy in ENGINE {
+        with_setup(&["deli.cache_samples=80", "source.latency_s=0.01"], |setup| {
+            let run = run(setup, policy, true).expect("runs");
+            for (node, recorded) in run.logs.iter().enumerate() {
+                let fresh = scheduler(setup, policy, node as u32).expect("valid");
+                assert_eq!(replay(fresh, recorded.log()), Ok(()), "{policy:?}");
+                assert!(
+                    recorded.log().steps > 1000,
+                    "{policy:?}: {} steps",
+                    recorded.log().steps
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn every_policy_of_the_engine_obeys_the_lower_bound() {
+    for policy in ENGINE {
+        with_setup(&["deli.cache_samples=80"], |setup| {
+            let hours = run(setup, policy, false).expect("runs").outcome.hours;
+            let bound_s = crate::bound::lower_bound_s(setup.scenario, setup.sizes, setup.totals).expect("valid");
+            assert!(
+                hours * 3600.0 >= bound_s * (1.0 - 1e-6),
+                "{policy:?}: {} s of {bound_s} s",
+                hours * 3600.0
+            );
+        });
+    }
+}
+
+#[test]
+fn the_scheduler_and_the_fast_model_agree_where_the_node_holds_the_data_set() {
+    for sizes in [
+        ["tier.ram.capacity_mb=400", "tier.disk.capacity_mb=0"],
+        ["tier.ram.capacity_mb=100", "tier.disk.capacity_mb=300"],
+    ] {
+        with_setup(&[ROOMY, sizes[0], sizes[1]], |setup| {
+            let driven = run(setup, Policy::Foreload, false).expect("runs").outcome;
+            let fast = foreload::run(setup).expect("runs");
+            assert_eq!((driven.requests, fast.requests), (1000, 1000), "{sizes:?}");
+            let ratio = driven.hours / fast.hours;
+            assert!(
+                (ratio - 1.0).abs() < 0.05,
+                "{sizes:?}: driven {} h, fast {} h",
+                driven.hours,
+                fast.hours
+            );
+        });
+    }
+}
+
+#[test]
+fn they_agree_on_what_is_read_again_where_it_does_not() {
+    with_setup(
+        &[ROOMY, "tier.ram.capacity_mb=100", "tier.disk.capacity_mb=0"],
+        |setup| {
+            let driven = run(setup, Policy::Foreload, false).expect("runs").outcome;
+            let fast = foreload::run(setup).expect("runs");
+            let ratio = driven.mb_by_source.source / fast.mb_by_source.source;
+            assert!(
+                (ratio - 1.0).abs() < 0.05,
+                "driven {:?}, fast {:?}",
+                driven.mb_by_source,
+                fast.mb_by_source
+            );
+            assert!(
+                (driven.hours / fast.hours - 1.0).abs() < 0.05,
+                "driven {} h, fast {} h",
+                driven.hours,
+                fast.hours
+            );
+        },
+    );
+}
