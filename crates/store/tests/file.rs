@@ -1,5 +1,7 @@
 //! The `file` source: directories as data sets.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use foreload_store::{ErrorKind, Source, SourceOptions};
 use futures::StreamExt;
 use std::fs;

@@ -1,5 +1,7 @@
 //! Data sets of every format, from a bucket and from a directory, to an index.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use foreload_store::format::{self, BuildOptions, Changes, Columns};
 use foreload_store::{Credentials, ErrorKind, Format, Index, Result, Source, SourceOptions};
 use foreload_testkit::Bucket;

@@ -1,5 +1,7 @@
 //! The S3 source against the test bucket: what it reads, what it refuses, what it repeats.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use foreload_store::{Credentials, ErrorKind, Result, Retry, Sink, Source, SourceOptions};
 use foreload_testkit::bucket::{Class, Fault, Keys, Kind, Settings};
 use foreload_testkit::{Bucket, Profile};

@@ -147,7 +147,8 @@ impl IndexBuilder {
         self.etags.push(new.etag);
         self.versions.push(new.version.unwrap_or(""));
         self.any_version |= new.version.is_some_and(|v| !v.is_empty());
-        self.object_digest.texts(b'o', &[new.key, super::bare_etag(new.etag.unwrap_or(""))]);
+        self.object_digest
+            .texts(b'o', &[new.key, super::bare_etag(new.etag.unwrap_or(""))]);
         self.object_digest.numbers(&[new.size]);
         self.objects += 1;
         Ok(self.objects - 1)

@@ -27,7 +27,7 @@ pub(crate) fn parse(bytes: &[u8], shard_size: u64) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     for (number, line) in lines.filter(|(_, l)| !l.trim().is_empty()) {
         let words: Vec<&str> = line.split_whitespace().collect();
-        if words.len() % per_member != 0 {
+        if !words.len().is_multiple_of(per_member) {
             return Err(wrong(number, "has another number of words"));
         }
         let mut sample = Sample::default();

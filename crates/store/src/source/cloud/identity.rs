@@ -60,6 +60,9 @@ impl Identity {
         if let Some(credentials) = &settings.options.credentials {
             fixed = Some(convert(cloud, credentials)?);
         }
+        if cloud == Cloud::Http && fixed.is_none() {
+            fixed = Some(Authorization::None);
+        }
         let mut chain = Chain::Nothing("set credentials, or anonymous access for a public bucket");
         if fixed.is_none() {
             if let Some(key) = profile.as_ref().and_then(Profile::access_key) {
@@ -103,7 +106,7 @@ impl Identity {
                 let unsupported = profile.unsupported();
                 Err(unsupported.unwrap_or_else(|| Error::new(ErrorKind::Bug, "a usable profile was refused")))
             }
-            Chain::Process(command) => self.from_process(command).await,
+            Chain::Process(command) => self.run_process(command).await,
             Chain::Aws(provider) => {
                 let got = provider.get_credential().await.map_err(|e| missing(e, AWS_REMEDY))?;
                 Ok(Authorization::Aws(self.convert_key(got)))
@@ -127,7 +130,7 @@ impl Identity {
         }
     }
 
-    async fn from_process(&self, command: &str) -> Result<Authorization> {
+    async fn run_process(&self, command: &str) -> Result<Authorization> {
         let mut kept = self.process.lock().await;
         let fresh = |issued: &Issued| issued.expires.is_none_or(|end| end > SystemTime::now() + MIN_LIFE);
         if !kept.as_ref().is_some_and(fresh) {

@@ -1,0 +1,209 @@
+//! Google, Azure, web servers and proxies: how requests to them look, and that ETags come back as they were received.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use foreload_store::{Credentials, ErrorKind, Source, SourceOptions};
+use foreload_testkit::Bucket;
+use foreload_testkit::bucket::{Fault, Keys, Settings};
+use futures::StreamExt;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn public() -> Bucket {
+    let keys = Keys {
+        anonymous: true,
+        ..Keys::default()
+    };
+    let bucket = Bucket::start(Settings {
+        keys,
+        ..Settings::default()
+    })
+    .unwrap();
+    bucket.put("bench", "data/a b.bin", vec![7; 1000]).unwrap();
+    bucket
+}
+
+/// A server that gives one prepared answer per request and keeps what it was asked.
+async fn scripted(answers: Vec<&'static str>) -> (String, tokio::task::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            asked.push(String::from_utf8(head).unwrap().to_lowercase());
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        }
+        asked
+    });
+    (format!("http://{address}"), server)
+}
+
+const PART: &str = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 2-4/9\r\nContent-Length: 3\r\nETag: \"0x8D\"\r\nConnection: close\r\n\r\nabc";
+
+#[tokio::test]
+async fn google_is_listed_and_read_through_its_xml_interface() {
+    let bucket = public();
+    let options = SourceOptions {
+        endpoint: Some(bucket.endpoint()),
+        credentials: Some(Credentials::Anonymous),
+        ..SourceOptions::default()
+    };
+    let source = Source::open("gs://bench/data", &options).unwrap();
+    let object = source.list("").next().await.unwrap().unwrap().remove(0);
+    assert_eq!(object.key, "a b.bin");
+    let mut bytes = Vec::new();
+    source
+        .fetch(&object.key, 0..1000, object.etag.as_deref(), soon(), &mut bytes)
+        .await
+        .unwrap();
+    assert_eq!(bytes, [7; 1000]);
+}
+
+#[tokio::test]
+async fn google_gets_a_bearer_token_and_is_kept_from_unpacking() {
+    let (endpoint, server) = scripted(vec![PART]).await;
+    let options = SourceOptions {
+        endpoint: Some(endpoint),
+        credentials: Some(Credentials::Bearer("secret".into())),
+        ..SourceOptions::default()
+    };
+    let source = Source::open("gs://bench/x", &options).unwrap();
+    source
+        .fetch("k", 2..5, Some("\"0x8D\""), soon(), &mut Vec::new())
+        .await
+        .unwrap();
+    let asked = server.await.unwrap().remove(0);
+    assert!(asked.starts_with("get /bench/x/k http/1.1\r\n"), "{asked}");
+    for part in [
+        "authorization: bearer secret",
+        "accept-encoding: gzip",
+        "range: bytes=2-4",
+        "if-match: \"0x8d\"",
+    ] {
+        assert!(asked.contains(part), "{part} in {asked}");
+    }
+}
+
+#[tokio::test]
+async fn azure_requests_carry_a_signature_a_token_or_a_sas() {
+    let key = Credentials::AccountKey("a2V5a2V5a2V5".into());
+    let sas = Credentials::Sas("?sv=2023-11-03&sig=a%2Bb".into());
+    for (credentials, proof) in [
+        (key, "authorization: sharedkey acc:"),
+        (Credentials::Bearer("tok".into()), "authorization: bearer tok"),
+        (sas, "sig=a%2bb"),
+        (Credentials::Anonymous, "x-ms-version: "),
+    ] {
+        let (endpoint, server) = scripted(vec![PART]).await;
+        let storage_options = [("account_name".to_owned(), "acc".to_owned())].into();
+        let options = SourceOptions {
+            endpoint: Some(endpoint),
+            credentials: Some(credentials),
+            storage_options,
+            ..SourceOptions::default()
+        };
+        let source = Source::open("az://container/x", &options).unwrap();
+        // Azure's listings have ETags without quotes; they are sent back like that.
+        source
+            .fetch("k", 2..5, Some("0x8D"), soon(), &mut Vec::new())
+            .await
+            .unwrap();
+        let asked = server.await.unwrap().remove(0);
+        assert!(asked.starts_with("get /container/x/k"), "{asked}");
+        for part in [proof, "range: bytes=2-4", "if-match: 0x8d\r\n"] {
+            assert!(asked.contains(part), "{part} in {asked}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_web_server_is_read_and_its_redirects_followed_without_credentials() {
+    let bucket = public();
+    let url = format!("{}/bench/data", bucket.endpoint());
+    let source = Source::open(&url, &SourceOptions::default()).unwrap();
+    let meta = source.head("a b.bin", soon()).await.unwrap();
+    let mut bytes = Vec::new();
+    source
+        .fetch("a b.bin", 100..200, meta.etag.as_deref(), soon(), &mut bytes)
+        .await
+        .unwrap();
+    assert_eq!(bytes, [7; 100]);
+    bucket.add_fault(Fault::parse("kind=whole").unwrap());
+    let error = source
+        .fetch("a b.bin", 100..200, None, soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("does not support range requests"), "{error}");
+
+    let (target, final_server) = scripted(vec![PART]).await;
+    let answer = format!(
+        "HTTP/1.1 302 Found\r\nLocation: {target}/other?sig=1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    let (url, first_server) = scripted(vec![answer.leak()]).await;
+    let options = SourceOptions {
+        credentials: Some(Credentials::Bearer("tok".into())),
+        ..SourceOptions::default()
+    };
+    let source = Source::open(&url, &options).unwrap();
+    let mut bytes = Vec::new();
+    source.fetch("k", 2..5, None, soon(), &mut bytes).await.unwrap();
+    assert_eq!(bytes, b"abc");
+    assert!(first_server.await.unwrap()[0].contains("authorization: bearer tok"));
+    let asked = final_server.await.unwrap().remove(0);
+    assert!(
+        asked.starts_with("get /other?sig=1 ") && !asked.contains("authorization"),
+        "{asked}"
+    );
+}
+
+#[tokio::test]
+async fn a_proxy_is_addressed_and_tells_when_it_wants_a_password() {
+    let bucket = public();
+    let proxied = SourceOptions {
+        endpoint: Some("http://s3.example.invalid".into()),
+        proxy: Some(bucket.endpoint()),
+        credentials: Some(Credentials::AccessKey {
+            id: bucket.keys().access_key,
+            secret: bucket.keys().secret_key,
+            token: None,
+        }),
+        ..SourceOptions::default()
+    };
+    let source = Source::open("s3://bench/data", &proxied).unwrap();
+    source
+        .fetch("a b.bin", 0..1000, None, soon(), &mut Vec::new())
+        .await
+        .unwrap();
+
+    let refusal = "HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n";
+    let (proxy, server) = scripted(vec![refusal]).await;
+    let tunnelled = SourceOptions {
+        endpoint: Some("https://s3.example.invalid".into()),
+        proxy: Some(proxy.replace("http://", "http://me:secret@")),
+        ..proxied
+    };
+    let source = Source::open("s3://bench/data", &tunnelled).unwrap();
+    let error = source
+        .fetch("k", 0..1, None, soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let asked = server.await.unwrap().remove(0);
+    assert!(
+        asked.starts_with("connect s3.example.invalid:443 http/1.1\r\n"),
+        "{asked}"
+    );
+    assert!(asked.contains("proxy-authorization: basic bwu6c2vjcmv0"), "{asked}");
+}
