@@ -1,1 +1,11 @@
 """Training data, already there: feeds training from a bucket at local speed, in the exact shuffled order."""
+
+from foreload._core import __version__
+from foreload._decode import Meta
+from foreload.arrays import NumpyLoader
+from foreload.cache import Cache
+from foreload.dataset import Dataset, Item, open  # noqa: A004 (`foreload.open`)
+from foreload.errors import ForeloadError
+from foreload.failures import skip
+
+__all__ = ["Cache", "Dataset", "ForeloadError", "Item", "Meta", "NumpyLoader", "__version__", "open", "skip"]

@@ -3,9 +3,11 @@
 Nothing here is for users; `foreload`, `foreload.torch` and the command build on it.
 """
 
-from collections.abc import Buffer, Callable
+from collections.abc import Callable
 from os import PathLike
 from typing import final
+
+from typing_extensions import Buffer
 
 __all__ = ["Agent", "Delivery", "Index", "Job", "Plan", "Sample", "Slot", "__version__", "price", "simulate"]
 
@@ -18,7 +20,9 @@ class Agent:
     Not usable after a fork: the child makes its own.
     """
 
-    def __new__(cls, program: str | PathLike[str], cache_dir: str | PathLike[str] | None = None, linger_s: float | None = None) -> Agent: ...
+    def __new__(
+        cls, program: str | PathLike[str], cache_dir: str | PathLike[str] | None = None, linger_s: float | None = None
+    ) -> Agent: ...
     @property
     def pid(self) -> int:
         """The agent's process."""
@@ -33,7 +37,9 @@ class Agent:
         """Whether this process made the connection and the agent still answers."""
     def call(self, body: str) -> str:
         """Calls the agent with JSON (`crates/engine/src/calls.rs`); answers with JSON."""
-    def open(self, body: str, progress: Callable[[str, int, int | None], object] | None = None) -> tuple[int, Index, str]:
+    def open(
+        self, body: str, progress: Callable[[str, int, int | None], object] | None = None
+    ) -> tuple[int, Index, str]:
         """Opens a data set: (its number, its index, where the index came from)."""
     def subset(self, dataset: int, samples: list[int]) -> tuple[int, Index, str]:
         """Some samples of a data set as a data set of its own; answers like `open`."""

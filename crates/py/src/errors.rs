@@ -7,9 +7,11 @@ use pyo3::prelude::*;
 
 /// The exception for a trouble: `foreload.errors.of(kind, message, sample)` chooses the class.
 pub fn of(py: Python<'_>, trouble: &Trouble) -> PyErr {
-    let made = py
-        .import("foreload.errors")
-        .and_then(|errors| errors.getattr("of")?.call1((trouble.kind.as_str(), trouble.message.as_str(), trouble.sample)));
+    let made = py.import("foreload.errors").and_then(|errors| {
+        errors
+            .getattr("of")?
+            .call1((trouble.kind.as_str(), trouble.message.as_str(), trouble.sample))
+    });
     match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
@@ -38,7 +40,10 @@ pub fn invalid(error: impl std::fmt::Display) -> PyErr {
 }
 
 /// Runs `work` without the GIL, with a pulse that looks for signals.
-pub fn waiting<T: Send>(py: Python<'_>, work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ClientError> + Send) -> PyResult<T> {
+pub fn waiting<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ClientError> + Send,
+) -> PyResult<T> {
     let mut raised = None;
     let result = py.detach(|| {
         let mut pulse = || match Python::attach(|py| py.check_signals()) {

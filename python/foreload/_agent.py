@@ -1,0 +1,58 @@
+"""This process' connection to the agent.
+
+One connection for each cache directory, made when it is first needed, and made anew in a forked child and after the agent died: a
+connection must not be used by two processes. Nothing here is carried from process to process; what is, names only the cache directory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from foreload import _core, _environment
+
+_PROGRAM = Path(__file__).parent / "_bin" / "foreload-agent"
+_agents: dict[tuple[int, str], _core.Agent] = {}
+_lock = threading.Lock()
+_hooked = False
+
+
+def cache_directory(given: str | os.PathLike[str] | None = None) -> str:
+    """The cache directory, as it is passed to other processes."""
+    named = given or _environment.get("FORELOAD_CACHE_DIR")
+    if named is None:
+        home = _environment.get("XDG_CACHE_HOME")
+        named = Path(home) / "foreload" if home else Path("~/.cache/foreload")
+    return str(Path(named).expanduser().absolute())
+
+
+def connect(cache_dir: str) -> _core.Agent:
+    """This process' connection, starting an agent where there is none.
+
+    Args:
+        cache_dir: What `cache_directory` answered.
+
+    Returns:
+        A connection that was usable a moment ago.
+
+    Raises:
+        ClosedError: No agent can be started; the message has the end of its log.
+    """
+    global _hooked  # noqa: PLW0603 (registered once a process family, at the first connection, so that importing does nothing)
+    key = (os.getpid(), cache_dir)
+    with _lock:
+        if not _hooked:
+            os.register_at_fork(after_in_child=_forget)
+            _hooked = True
+        agent = _agents.get(key)
+        if agent is None or not agent.is_usable():
+            agent = _agents[key] = _core.Agent(_PROGRAM, cache_dir)
+        return agent
+
+
+def _forget() -> None:
+    """In a forked child: the parent's connections and whoever held the lock stay behind."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _agents.clear()

@@ -1,0 +1,209 @@
+"""From bytes to what the training loop sees: the user's `decode` and `transform`.
+
+`decode(data, meta)` gets a sample's bytes, a read-only memoryview of shared memory, and a `Meta` that names the sample; `transform(x)` gets what
+it returned. They run in a few threads of this process (most decoders release the interpreter's lock), or in the loader's worker
+processes. Randomness belongs to the sample: `meta.seed` depends on the loader's seed, the epoch and the sample alone, so that a
+resumed run draws what the uninterrupted one would have drawn, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from foreload._source import Source
+from foreload.errors import DecodeError, ForeloadError
+from foreload.failures import Failures
+
+_MASK = (1 << 64) - 1
+#: What stands for a sample that was left out.
+_SKIPPED: Any = object()
+
+
+def sample_seed(seed: int, epoch: int, sample: int) -> int:
+    """A seed of 63 bits for one reading of one sample (SplitMix64's finaliser over the three numbers)."""
+    state = 0
+    for number in (seed, epoch, sample):
+        state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+class Meta:
+    """What `decode` may know about a sample.
+
+    Attributes:
+        sample: Its number.
+        label: Its label, or None.
+        epoch: The epoch it is read in.
+        seed: The seed for its randomness.
+    """
+
+    __slots__ = ("_source", "epoch", "label", "sample", "seed")
+
+    def __init__(self, source: Source, sample: int, label: int | None, epoch: int, seed: int) -> None:
+        self._source, self.sample, self.label, self.epoch, self.seed = source, sample, label, epoch, seed
+
+    @property
+    def key(self) -> str:
+        """The key of its object."""
+        return self._source.opened().index.key(self.sample)
+
+    @property
+    def fields(self) -> list[tuple[str, int, int]]:
+        """Its parts: (name, first byte, bytes)."""
+        return self._source.opened().index.fields(self.sample)
+
+    def part(self, data: memoryview, name: str) -> memoryview:
+        """One part of a sample of several, such as `jpg`.
+
+        Raises:
+            KeyError: It has no such part.
+        """
+        for known, first, length in self.fields:
+            if known == name:
+                return data[first : first + length]
+        raise KeyError(f"{self.key} has no part {name!r}, only {[known for known, *_ in self.fields]}")
+
+    def rng(self) -> np.random.Generator:
+        """A generator for this reading of this sample."""
+        return np.random.Generator(np.random.PCG64(self.seed))
+
+
+class Decoder:
+    """Applies `decode` and `transform`.
+
+    Args:
+        source: The data set.
+        decode: The user's decoder; it may leave out the second argument.
+        transform: Applied to what `decode` returns, or to the bytes.
+        seed: The loader's seed.
+        failures: What to do with a sample that fails.
+        seeds_globally: Whether to seed the global generators of `random`, NumPy and, if given, torch for each sample: right in a
+            worker process, wrong in the user's.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        decode: Callable[..., Any] | None,
+        transform: Callable[[Any], Any] | None,
+        seed: int = 0,
+        failures: Failures | None = None,
+    ) -> None:
+        self.source, self.decode, self.transform, self.seed = source, decode, transform, seed
+        self.failures = failures or Failures()
+        self.seeders: tuple[Callable[[int], object], ...] = ()
+        self._takes_meta = decode is not None and _takes_two(decode)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to apply."""
+        return self.decode is not None or self.transform is not None
+
+    def seed_globally(self, *seeders: Callable[[int], object]) -> None:
+        """From now on seeds the global generators for each sample: for worker processes, which decode one sample at a time."""
+        self.seeders = (random.seed, lambda seed: np.random.seed(seed & 0xFFFFFFFF), *seeders)
+
+    def __call__(self, data: Any, sample: int, label: int | None, epoch: int) -> Any:
+        """Decodes one sample.
+
+        Raises:
+            DecodeError: It fails, and is not to be skipped.
+        """
+        meta = Meta(self.source, sample, label, epoch, sample_seed(self.seed, epoch, sample))
+        for seeder in self.seeders:
+            seeder(meta.seed)
+        try:
+            if self.decode is not None:
+                data = self.decode(data, meta) if self._takes_meta else self.decode(data)
+            if self.transform is not None:
+                data = self.transform(data)
+        except ForeloadError as error:
+            return self._failed(error)
+        except Exception as error:  # noqa: BLE001 (whatever the user's code raises)
+            return self._failed(self._explain(error, meta), error)
+        self.failures.succeeded()
+        return data
+
+    def _failed(self, error: ForeloadError, cause: BaseException | None = None) -> Any:
+        error.__cause__ = cause
+        self.failures.failed(error)
+        return _SKIPPED
+
+    def _explain(self, error: Exception, meta: Meta) -> DecodeError:
+        key = f"sample {meta.sample} ({self.source.opened().index.root.rstrip('/')}/{meta.key})"
+        return DecodeError(f"decoding {key} failed: {type(error).__name__}: {error}", meta.sample)
+
+
+def _takes_two(decode: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(decode).bind(b"", None)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in that doesn't tell
+        return False
+    return True
+
+
+#: A decoded batch: (what decode returned, label) of each sample that wasn't skipped.
+Decoded = list[tuple[Any, int]]
+#: What a batch consists of before: views of the bytes, samples, labels.
+Raw = tuple[Sequence[Any], Sequence[int], Sequence[int | None]]
+
+
+def decoded(raw: Raw, epoch: int, decoder: Decoder) -> Decoded:
+    """Decodes a batch here and now."""
+    rows = zip(*raw, strict=True)
+    return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
+
+
+def in_threads(
+    batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, threads: int, ahead: int = 2
+) -> Iterator[tuple[int, Decoded]]:
+    """Decodes batches in threads, in order, some ahead of the consumer.
+
+    Args:
+        batches: Numbers and contents.
+        epoch: Their epoch.
+        decoder: What to apply.
+        threads: How many threads.
+        ahead: Batches in work beyond the one that is waited for.
+
+    Yields:
+        Numbers and decoded batches.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="foreload-decode")
+    work: deque[tuple[int, list[Future[Any]], Sequence[int | None]]] = deque()
+    try:
+        more = True
+        while more or work:
+            while more and len(work) <= ahead:
+                batch = next(batches, None)
+                if batch is None:
+                    more = False
+                    break
+                number, (views, samples, labels) = batch
+                rows = zip(views, samples, labels, strict=True)
+                work.append(
+                    (number, [pool.submit(decoder, memoryview(v), s, label, epoch) for v, s, label in rows], labels)
+                )
+                # Only the tasks hold the samples' memory now.
+                del batch, views, rows
+            if work:
+                number, futures, labels = work.popleft()
+                yield number, _kept((future.result(), label) for future, label in zip(futures, labels, strict=True))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _kept(pairs: Iterator[tuple[Any, int | None]]) -> Decoded:
+    return [(value, -1 if label is None else label) for value, label in pairs if value is not _SKIPPED]

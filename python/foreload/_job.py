@@ -1,0 +1,180 @@
+"""Jobs: what a process is attached to while it reads.
+
+A `Recipe` says which job: the data set, the order, the ranks and the budgets. It is a value that travels to workers, which attach with it to the
+same job of the same agent; jobs are told apart by what they were attached with. `Attachment` is a process' own end, made when it is
+first used, again after a fork, and once more after the agent died. A `Reader` reads samples in no announced order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from foreload import _core
+from foreload._source import Source
+from foreload.errors import CancelledError, ClosedError, DeniedError
+
+#: This process' ends of jobs by their recipes' names, for what arrives from workers. A loader holds its own.
+_attachments: weakref.WeakValueDictionary[str, Attachment] = weakref.WeakValueDictionary()
+
+
+@dataclass
+class Recipe:
+    """Which job, and how to attach to it.
+
+    Attributes:
+        source: The data set.
+        attach: The fields of the agent's `attach` call, but for the data set's number.
+        name: Tells it apart from other recipes; the same in all processes that share it.
+    """
+
+    source: Source
+    attach: dict[str, Any]
+    name: str
+    _held: Attachment | None = field(default=None, repr=False, compare=False)
+
+    def attachment(self) -> Attachment:
+        """This process' end."""
+        if self._held is None or self._held.process != os.getpid():
+            found = _attachments.get(self.name)
+            if found is None or found.process != os.getpid():
+                found = _attachments[self.name] = Attachment(self.source, self.attach, self.name)
+            self._held = found
+        return self._held
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}
+
+
+def attachment(name: str) -> Attachment:
+    """This process' end of a job that it knows.
+
+    Raises:
+        ClosedError: Its loader is gone.
+    """
+    found = _attachments.get(name)
+    if found is None or found.process != os.getpid():
+        raise ClosedError("a batch of a loader that no longer exists in this process")
+    return found
+
+
+@dataclass
+class Attachment:
+    """A process' end of a job.
+
+    Attributes:
+        source: The data set.
+        attach: As in the recipe.
+        name: The recipe's name.
+        process: Which process.
+        warnings: What the agent said when it was attached to, for the log.
+    """
+
+    source: Source
+    attach: dict[str, Any]
+    name: str
+    process: int = field(default_factory=os.getpid)
+    warnings: list[str] = field(default_factory=list)
+    _job: _core.Job | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def job(self) -> _core.Job:
+        """The job, attached to if it isn't yet, or the agent died since."""
+        job = self._job
+        if job is not None and job.is_usable():
+            return job
+        with self._lock:
+            if self._job is None or not self._job.is_usable():
+                self._job = self._attach()
+            return self._job
+
+    def _attach(self) -> _core.Job:
+        opened = self.source.opened()
+        job = opened.agent.attach(json.dumps({"dataset": opened.number, **self.attach}))
+        self.warnings += json.loads(job.reply)["warnings"]
+        return job
+
+    def agent(self) -> _core.Agent:
+        """The connection that the job is of."""
+        return self.source.opened().agent
+
+    def call(self, call: str, **fields: Any) -> dict[str, Any]:
+        """Calls the agent about this job."""
+        job = self.job()
+        answer: dict[str, Any] = json.loads(self.agent().call(json.dumps({"call": call, "job": job.job, **fields})))
+        return answer
+
+    def settle(self) -> None:
+        """Waits until the agent has seen everything that this process said before."""
+        self.agent().call('{"call": "status"}')
+
+    def samples(self, rank: int, samples: list[int], timeout_s: float | None = None) -> _core.Delivery:
+        """Fetches samples by number, for a rank."""
+        return self._patiently(lambda job: job.want_samples(rank, samples), timeout_s)
+
+    def batch(self, rank: int, epoch: int, batch: int, timeout_s: float | None = None) -> _core.Delivery:
+        """Fetches a batch of the plan's, for a rank."""
+        return self._patiently(lambda job: job.want_batch(rank, epoch, batch), timeout_s)
+
+    def _patiently(self, want: Callable[[_core.Job], int], timeout_s: float | None) -> _core.Delivery:
+        """Asks again, once each, for what another process of the rank cancelled by starting anew, with new credentials, and of a new agent."""
+        self.source.renew()
+        mended: set[type[Exception]] = set()
+        while True:
+            job = self.job()
+            try:
+                return job.take(want(job), timeout_s)
+            except (CancelledError, ClosedError, DeniedError) as error:
+                denied = isinstance(error, DeniedError)
+                if type(error) in mended or (denied and self.source.credentials is None):
+                    raise
+                mended.add(type(error))
+                if denied:
+                    self.source.renew_now()
+
+
+class Reader:
+    """Reads samples in no announced order, with a small budget of its own.
+
+    Args:
+        source: The data set.
+    """
+
+    #: Enough for a hundred photographs; of larger samples, four.
+    _RAM = 64 << 20
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._recipe: Recipe | None = None
+
+    def read(self, samples: list[int]) -> list[bytes]:
+        """The bytes of samples."""
+        if self._recipe is None:
+            largest = int(np.frombuffer(self._source.opened().index.lengths(), dtype="<u8").max())
+            self._recipe = reader_recipe(
+                self._source, {"ram_bytes": max(self._RAM, 4 * largest), "batch_bytes": 1 << 16}
+            )
+        return self._recipe.attachment().samples(0, samples).to_bytes()
+
+
+def reader_recipe(source: Source, budget: dict[str, Any], rank: int = 0) -> Recipe:
+    """A job without an order: what it is asked for is fetched then, and kept while there is room."""
+    index = source.opened().index
+    order = {
+        "dataset": index.digest,
+        "samples": len(index),
+        "kind": {"supplied": {"length": len(index)}},
+        "seed": 0,
+        "global_batch": 1,
+        "tail": {"pad": {"multiple": 1}},
+    }
+    name = f"reader-{os.getpid()}-{index.digest}"
+    attach = {"session": name, "order": order, "world": 1, "ranks": [rank], "uneven": False, **budget}
+    return Recipe(source, attach, name)

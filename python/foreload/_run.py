@@ -1,0 +1,428 @@
+"""A loader's run, apart from any framework: which batches, where it stands, how it went.
+
+A `Run` joins a data set, an order and the ranks to a job (`Recipe`), knows how many batches an epoch has, and turns a position into a
+checkpoint and back. `Stream` is one epoch of one rank: it asks the agent for a few batches ahead, takes them in order, measures how long
+the consumer waited, and logs what the agent has to say. The doors (`foreload.torch`, `foreload.NumpyLoader`) put bytes into the form
+that their users expect.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreload import _core
+from foreload._job import Attachment, Recipe
+from foreload._order import Order
+from foreload.cache import Cache
+from foreload.dataset import Dataset
+from foreload.errors import (
+    ChangedError,
+    ClosedError,
+    CorruptError,
+    DeniedError,
+    ForeloadError,
+    InvalidError,
+    NotFoundError,
+    StalledWarning,
+    StateError,
+    TimedOutError,
+    WaitingError,
+)
+from foreload.failures import Failures
+from foreload.ranks import Ranks
+
+_LOG = logging.getLogger("foreload")
+#: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
+_AHEAD = 2
+#: How often a wait looks for what the agent has to say.
+_LOOK_S = 1.0
+#: The layout of a checkpoint.
+_STATE_VERSION = 1
+
+
+@dataclass
+class EpochTally:
+    """How one epoch went, on this rank.
+
+    Attributes:
+        epoch: The epoch.
+        batches: Batches handed to the loop.
+        samples: Samples in them.
+        stall_s: Time the loop waited for them.
+        first_batch_s: Of it, for the first.
+        wall_s: From the first request to the last batch.
+    """
+
+    epoch: int
+    batches: int = 0
+    samples: int = 0
+    stall_s: float = 0.0
+    first_batch_s: float = 0.0
+    wall_s: float = 0.0
+    _begun: float = field(default_factory=time.perf_counter, repr=False)
+
+    def yielded(self, samples: int, waited_s: float) -> None:
+        """Counts a batch that goes to the loop."""
+        if not self.batches:
+            self.first_batch_s = waited_s
+        self.batches += 1
+        self.samples += samples
+        self.stall_s += waited_s
+        self.wall_s = time.perf_counter() - self._begun
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `stats()`."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+class Cursor:
+    """Where a loader stands, and where its next pass begins.
+
+    Each pass is one epoch. One that is left early is over: the next pass is the next epoch, unless the state was loaded or the epoch set.
+    """
+
+    def __init__(self) -> None:
+        self.epoch, self.batch = 0, 0
+        self._next = (0, 0)
+
+    def begin(self) -> tuple[int, int]:
+        """A pass begins: its epoch and first batch."""
+        self.epoch, self.batch = self._next
+        self._next = (self.epoch + 1, 0)
+        return self.epoch, self.batch
+
+    def consumed(self, epoch: int, batches: int) -> None:
+        """The loop has had so many batches of an epoch."""
+        self.epoch, self.batch = epoch, batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is of this epoch; one that is to be resumed goes on where it was."""
+        if epoch != self._next[0]:
+            self._next = (epoch, 0)
+
+    def load(self, epoch: int, batch: int) -> None:
+        """The next pass goes on here."""
+        self.epoch, self.batch = self._next = (epoch, batch)
+
+    @property
+    def upcoming(self) -> tuple[int, int]:
+        """Epoch and first batch of the next pass."""
+        return self._next
+
+
+class Run:
+    """Everything that fixes a loader's batches, and the job that supplies them.
+
+    Args:
+        dataset: The data set.
+        order: Its order.
+        ranks: This process' place.
+        cache: The budgets.
+        uneven: Whether ranks may share a batch unequally.
+        epochs: Epochs in the run, if known.
+        policy: The plan's policy, if not the default.
+        settings: More fields of the agent's `attach` call.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: Order,
+        ranks: Ranks,
+        cache: Cache,
+        *,
+        uneven: bool = False,
+        epochs: int | None = None,
+        policy: Any = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.dataset, self.order, self.ranks, self.uneven, self.epochs = dataset, order, ranks, uneven, epochs
+        try:
+            self.plan = order.plan(ranks.world, uneven=uneven)
+        except ValueError as error:
+            raise InvalidError(_explain(error, order, ranks)) from None
+        attach: dict[str, Any] = {
+            "session": ranks.session,
+            "order": order.spec(),
+            "world": ranks.world,
+            "ranks": list(ranks.local),
+            "uneven": uneven,
+            "epochs": epochs,
+            **cache.budget(share=1),
+            **(settings or {}),
+        }
+        if policy is not None:
+            attach["policy"] = policy
+        self.recipe = Recipe(dataset.source, attach, f"{ranks.session}-{self.plan.digest}-{ranks.world}")
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return self.plan.batches
+
+    @property
+    def rank(self) -> int:
+        """This process' data rank."""
+        return self.ranks.rank
+
+    def attachment(self) -> Attachment:
+        """This process' end of the job."""
+        return self.recipe.attachment()
+
+    def check_epoch(self, epoch: int) -> None:
+        """Refuses an epoch beyond the announced ones.
+
+        Raises:
+            InvalidError: There are fewer.
+        """
+        if self.epochs is not None and epoch >= self.epochs:
+            raise InvalidError(
+                f"epochs={self.epochs} were announced, and this would be epoch {epoch} (they count from 0); announce more, or none"
+            )
+
+    def state(self, epoch: int, batches: int) -> dict[str, Any]:
+        """A checkpoint: what was consumed, in plain numbers and strings.
+
+        Args:
+            epoch: The epoch.
+            batches: Batches of it that the loop has had.
+        """
+        position = min(batches * self.order.global_batch, self.plan.positions)
+        return {
+            "version": _STATE_VERSION,
+            "order": self.plan.digest,
+            "sequence": self.order.sequence,
+            "epoch": epoch,
+            "position": position,
+            "global_batch": self.order.global_batch,
+            "kind": self.order.name,
+            "seed": self.order.seed,
+            "samples": self.order.samples,
+            "dataset": self.order.dataset,
+        }
+
+    def resume(self, state: dict[str, Any]) -> tuple[int, int]:
+        """Where a checkpoint goes on.
+
+        Args:
+            state: What `state` answered, here or in a run with other ranks or workers.
+
+        Returns:
+            Epoch and batch.
+
+        Raises:
+            StateError: It belongs to another order; the message says what differs.
+        """
+        if not isinstance(state, dict) or "sequence" not in state:
+            raise StateError("not the state of a foreload loader")
+        if state["version"] > _STATE_VERSION:
+            raise StateError(
+                f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION})"
+            )
+        if state["sequence"] != self.order.sequence:
+            raise StateError(f"the state belongs to another run: {self._difference(state)}")
+        if state["order"] == self.plan.digest:
+            try:
+                return self.plan.resume(state["order"], state["epoch"], state["position"])
+            except ValueError as error:
+                raise StateError(str(error)) from None
+        return self._resume_elsewhere(state["epoch"], state["position"], state["global_batch"])
+
+    def _resume_elsewhere(self, epoch: int, position: int, global_batch: int) -> tuple[int, int]:
+        """With other batches or another rule for the end, the sequence goes on where it was cut."""
+        if position >= self.plan.positions:
+            return epoch + 1, 0
+        batch, rest = divmod(position, self.order.global_batch)
+        if rest:
+            raise StateError(
+                f"the state was saved after {position} samples, with batches of {global_batch} over all ranks; with batches of {self.order.global_batch} "
+                f"no batch begins there. Choose batch_size so that batch_size * ranks is {global_batch} or divides {position}"
+            )
+        if global_batch != self.order.global_batch:
+            _LOG.info("resuming with global batches of %d instead of %d samples", self.order.global_batch, global_batch)
+        return epoch, batch
+
+    def _difference(self, state: dict[str, Any]) -> str:
+        here = self.state(0, 0)
+        names = {"dataset": "data set (digest)", "samples": "samples", "kind": "order", "seed": "seed"}
+        differing = [
+            f"{text} {state.get(name)} instead of {here[name]}"
+            for name, text in names.items()
+            if state.get(name) != here[name]
+        ]
+        return "; ".join(differing) or "another version of the order"
+
+    def restore(self) -> None:
+        """Tells a new agent what it needs to know besides the attachment."""
+
+    def stats(self) -> dict[str, Any]:
+        """The agent's counters for the job."""
+        answer = self.attachment().call("stats")
+        answer.pop("reply", None)
+        return answer
+
+
+def _explain(error: ValueError, order: Order, ranks: Ranks) -> str:
+    return f"{error} (a global batch of {order.global_batch} = batch_size * {ranks.world} data ranks)"
+
+
+class Stream(Iterator[tuple[int, _core.Delivery]]):
+    """The batches of this rank from a position to the end of the epoch.
+
+    Args:
+        run: The run.
+        epoch: The epoch.
+        first: The first batch.
+        starts: Whether to tell the agent to start there: needed unless the last batch taken was the one before.
+        timeout_s: Longest wait for one batch; None: as long as the agent tries.
+        failures: What to do with samples that can't be read.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        epoch: int,
+        first: int,
+        *,
+        starts: bool = True,
+        timeout_s: float | None = None,
+        failures: Failures | None = None,
+    ) -> None:
+        self.run, self.epoch = run, epoch
+        self.waited_s = 0.0
+        self._timeout_s = timeout_s
+        self._failures = failures or Failures()
+        self._attachment = run.attachment()
+        self._next, self._asked, self._count = first, first, len(run)
+        self._wants: deque[tuple[_core.Job, int]] = deque()
+        self._reconnected = False
+        if starts:
+            self._attachment.job().start(run.rank, epoch, first)
+
+    def __next__(self) -> tuple[int, _core.Delivery]:
+        if self._next >= self._count:
+            self._attachment.agent().flush()
+            raise StopIteration
+        begun = time.perf_counter()
+        try:
+            delivery = self._take()
+        except ClosedError as error:
+            delivery = self._reconnect(error)
+        self.waited_s = time.perf_counter() - begun
+        self._next += 1
+        return self._next - 1, delivery
+
+    def _ask(self) -> None:
+        job = self._attachment.job()
+        while self._asked < min(self._count, self._next + 1 + _AHEAD):
+            self._wants.append((job, self._want(job, self._asked)))
+            self._asked += 1
+
+    def _want(self, job: _core.Job, batch: int) -> int:
+        return job.want_batch(self.run.rank, self.epoch, batch)
+
+    def _samples(self, batch: int) -> list[int]:
+        return self.run.plan.batch(self.epoch, batch, self.run.rank)
+
+    def _take(self) -> _core.Delivery:
+        self.run.dataset.source.renew()
+        self._ask()
+        job, want = self._wants.popleft()
+        try:
+            return self._wait(job, want)
+        except DeniedError:
+            if self.run.dataset.source.credentials is None:
+                raise
+            self.run.dataset.source.renew_now()
+            return self._again([])
+        except (CorruptError, ChangedError, NotFoundError) as error:
+            return self._without(error)
+
+    def _wait(self, job: _core.Job, want: int) -> _core.Delivery:
+        begun = time.monotonic()
+        while True:
+            left = _LOOK_S if self._timeout_s is None else min(_LOOK_S, self._timeout_s - (time.monotonic() - begun))
+            try:
+                return job.take(want, max(0.0, left))
+            except WaitingError:
+                report_notices(self._attachment)
+                if self._timeout_s is not None and time.monotonic() - begun >= self._timeout_s:
+                    self._withdraw(job, want)
+                    message = f"no batch within timeout={self._timeout_s} s (epoch {self.epoch}, batch {self._next}, rank {self.run.rank})"
+                    raise TimedOutError(message) from None
+
+    def _without(self, error: ForeloadError) -> _core.Delivery:
+        """Fetches the batch again without the samples that can't be had."""
+        bad: list[int] = []
+        while True:
+            if error.sample is None or error.sample in bad:
+                raise error
+            self._failures.failed(error)
+            bad.append(error.sample)
+            try:
+                return self._again(bad)
+            except (CorruptError, ChangedError, NotFoundError) as another:
+                error = another
+
+    def _again(self, bad: list[int]) -> _core.Delivery:
+        samples = [sample for sample in self._samples(self._next) if sample not in bad]
+        job = self._attachment.job()
+        return self._wait(job, job.want_samples(self.run.rank, samples))
+
+    def _reconnect(self, error: ClosedError) -> _core.Delivery:
+        """Goes on with a new agent, once: if that ends too, something ends it."""
+        if self._reconnected:
+            raise error
+        self._reconnected = True
+        _LOG.warning("%s; going on at epoch %d, batch %d", error, self.epoch, self._next)
+        self._wants.clear()
+        self._asked = self._next
+        self.run.restore()
+        self._attachment.job().start(self.run.rank, self.epoch, self._next)
+        return self._take()
+
+    @staticmethod
+    def _withdraw(job: _core.Job, want: int) -> None:
+        if job.is_usable():
+            job.withdraw(want)
+            if job.is_ready(want):
+                # It was served before; taking it lets its memory go.
+                job.take(want, 0.0)
+
+    def close(self) -> None:
+        """Gives back what was asked for and not taken."""
+        for job, want in self._wants:
+            try:
+                self._withdraw(job, want)
+            except ForeloadError:
+                break
+        self._wants.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def report_notices(attachment: Attachment) -> None:
+    """Logs what the agent wants somebody to read, and warns of stalls."""
+    for kind, message, _ in attachment.agent().notices():
+        if kind == "stalled":
+            _LOG.warning("%s", message)
+            warnings.warn(message, StalledWarning, stacklevel=2)
+        else:
+            _LOG.warning("%s: %s", kind, message)
+
+
+def check_positive(name: str, value: int | None) -> int:
+    """A number of things that must be at least 1.
+
+    Raises:
+        InvalidError: It isn't.
+    """
+    if value is None or value < 1:
+        raise InvalidError(f"{name}={value}: give at least 1")
+    return value

@@ -1,0 +1,157 @@
+"""Where a data set comes from, in a form that travels to other processes, and its opening in each of them.
+
+A `Source` is a URL with options, or a choice of samples of another source. Each process opens it at its own connection to the agent,
+which knows data sets by what they were opened with, so that all of them get the same number and the same shared index. When the
+agent died, the next use opens it at the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreload import _agent, _core
+from foreload._credentials import Credentials
+from foreload.errors import DeniedError
+
+#: Called with a step's name, how much is done, and of how much if that is known.
+Progress = Callable[[str, int, int | None], object]
+
+
+class Opened:
+    """A data set, open at one agent.
+
+    Attributes:
+        agent: This process' connection.
+        number: The data set's number there.
+        index: Its index.
+        origin: Where the index came from: `listed`, `cache`, `saved`, `subset`.
+    """
+
+    def __init__(self, agent: _core.Agent, number: int, index: _core.Index, origin: str) -> None:
+        self.agent, self.number, self.index, self.origin = agent, number, index, origin
+        self.agent_pid = agent.pid
+        self.process = os.getpid()
+
+    def is_usable(self) -> bool:
+        """Whether this process opened it and the agent still answers."""
+        return self.process == os.getpid() and self.agent.is_usable()
+
+    def inherited(self, agent: _core.Agent) -> Opened | None:
+        """The same for a forked child's own connection: the index is shared memory, and the agent has numbered the data set."""
+        if self.process == os.getpid() or agent.pid != self.agent_pid:
+            return None
+        return Opened(agent, self.number, self.index, self.origin)
+
+
+class Source:
+    """A data set's origin.
+
+    Args:
+        cache_dir: The agent's cache directory.
+        call: The fields of the agent's `open` call.
+        credentials: Where its credentials come from, if not from the options.
+        samples: Which samples of it make up the data set; None: all.
+        progress: Told how far opening is.
+    """
+
+    def __init__(
+        self,
+        cache_dir: str,
+        call: Mapping[str, Any],
+        credentials: Credentials | None = None,
+        samples: NDArray[np.int64] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.cache_dir = cache_dir
+        self.call = dict(call)
+        self.credentials = credentials
+        self.samples = samples
+        self._progress = progress
+        self._whole: Opened | None = None
+        self._opened: Opened | None = None
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other processes need to open it."""
+        return {
+            "cache_dir": self.cache_dir,
+            "call": {**self.call, "refresh": False},
+            "credentials": _if_it_travels(self.credentials),
+            "samples": self.samples,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Opens nothing yet."""
+        self.__init__(**state)  # type: ignore[misc] # the state is the constructor's arguments
+
+    def opened(self) -> Opened:
+        """The data set, opened in this process if it isn't yet.
+
+        Raises:
+            ForeloadError: What the store says.
+        """
+        opened = self._opened
+        if opened is not None and opened.is_usable():
+            return opened
+        if opened is not None and opened.process != os.getpid():
+            # The parent's lock may have been held when this process was forked.
+            self._lock = threading.RLock()
+        with self._lock:
+            if self._opened is None or not self._opened.is_usable():
+                agent = _agent.connect(self.cache_dir)
+                self._opened = (opened and opened.inherited(agent)) or self._open(agent)
+            return self._opened
+
+    def _open(self, agent: _core.Agent) -> Opened:
+        if self._whole is None or not self._whole.is_usable():
+            call = dict(self.call)
+            if self.credentials is not None:
+                call["storage_options"] = {**call["storage_options"], **self.credentials.ask()}
+            self._whole = Opened(agent, *agent.open(json.dumps(call), self._progress))
+            # A listing that was asked for once is not asked for again by each process and after each failure.
+            self.call["refresh"] = False
+        if self.samples is None:
+            return self._whole
+        return Opened(agent, *agent.subset(self._whole.number, self.samples.tolist()))
+
+    def choose(self, samples: NDArray[np.int64]) -> Source:
+        """Some samples of this source, in a new order."""
+        chosen = samples if self.samples is None else self.samples[samples]
+        part = Source(self.cache_dir, self.call, self.credentials, np.ascontiguousarray(chosen, dtype=np.int64))
+        part._whole = self._whole
+        return part
+
+    def renew(self) -> None:
+        """Asks the provider for new credentials if they are about to expire, and hands them to the agent."""
+        if self.credentials is not None and self.credentials.is_due():
+            self.renew_now()
+
+    def renew_now(self) -> None:
+        """Asks the provider for new credentials.
+
+        Raises:
+            DeniedError: There is no provider, or it has none.
+        """
+        if self.credentials is None:
+            raise DeniedError(
+                "the store refuses the credentials, and there is no credential_provider to ask for others"
+            )
+        opened = self.opened()
+        options = {**self.call["storage_options"], **self.credentials.ask()}
+        opened.agent.call(json.dumps({"call": "credentials", "dataset": opened.number, "storage_options": options}))
+
+
+def _if_it_travels(credentials: Credentials | None) -> Credentials | None:
+    try:
+        pickle.dumps(credentials)
+    except Exception:  # noqa: BLE001 (whatever a provider's own pickling raises)
+        return None
+    return credentials

@@ -1,0 +1,201 @@
+"""`NumpyLoader`: batches of NumPy arrays, for JAX and for loops of one's own. It imports no framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from foreload import ranks as _ranks
+from foreload._decode import Decoder, decoded, in_threads
+from foreload._order import Order, kind_of, tail_of
+from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
+from foreload.cache import Cache
+from foreload.dataset import Dataset
+from foreload.errors import InvalidError
+from foreload.failures import Failures, OnError
+
+#: A batch: what `decode` returned, stacked (without `decode`: a list of bytes), and the labels (-1 where there is none).
+Batch = Any
+
+
+class NumpyLoader:
+    """Loads batches of a data set, epoch after epoch.
+
+    Each pass over it is one epoch. With `epochs`, `iter(loader)` may also be kept and stepped through the whole run (`repeat=True`).
+
+    Args:
+        dataset: What `foreload.open` answered.
+        batch_size: Samples in a batch of this rank.
+        shuffle: Whether to shuffle.
+        seed: What the shuffle depends on.
+        epochs: Epochs in the run, if known: nothing is read ahead beyond them.
+        drop_last: Whether to leave out a last batch that isn't full.
+        decode: From bytes to an array: `decode(data, meta)`, or `decode(data)`.
+        transform: Applied to what `decode` returns.
+        collate: From [(x, label), ...] to a batch. Default: arrays are stacked.
+        cache: Budgets.
+        order: `keyed`, `torch`, `sequential`, ...
+        shard: (this rank, ranks), such as `(jax.process_index(), jax.process_count())`. Default: from torchrun's environment.
+        uneven: What to do where the ranks can't share the last batch equally; see `foreload.torch.DataLoader`.
+        threads: Threads that decode; 0: none, the loop decodes.
+        on_error: `"raise"`, or `foreload.skip(...)`.
+        timeout: Longest wait for a batch in seconds.
+        policy: The plan's policy, for experiments.
+        repeat: Whether one iterator goes through all epochs.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        epochs: int | None = None,
+        drop_last: bool = False,
+        decode: Callable[..., Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        collate: Callable[[list[tuple[Any, int]]], Batch] | None = None,
+        cache: Cache | None = None,
+        order: str = "keyed",
+        shard: tuple[int, int] | None = None,
+        uneven: str | None = None,
+        threads: int | None = None,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        policy: Any = None,
+        repeat: bool = False,
+    ) -> None:
+        place = _ranks.find(*shard) if shard is not None else _ranks.find()
+        global_batch = check_positive("batch_size", batch_size) * place.world
+        kind = kind_of(order, place.world, shuffle=shuffle)
+        tail = tail_of(place.world, global_batch, drop_last=drop_last, uneven=uneven)
+        plan = Order(dataset.digest, len(dataset), kind, seed, global_batch, tail)
+        self.dataset = dataset
+        self._run = Run(
+            dataset, plan, place, cache or Cache(), uneven=uneven == "weights", epochs=epochs, policy=policy
+        )
+        self._failures = Failures(on_error)
+        self._decoder = Decoder(dataset.source, decode, transform, seed, self._failures)
+        self._collate = collate or stack
+        self._threads = default_threads(self._decoder) if threads is None else threads
+        self._timeout_s, self._repeat = timeout, repeat
+        self._cursor = Cursor()
+        self._tallies: list[EpochTally] = []
+        if repeat and epochs is None:
+            raise InvalidError("repeat=True needs epochs=..., or the iterator would never end")
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return len(self._run)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass reads this epoch; without it, each pass reads the next."""
+        self._cursor.set_epoch(epoch)
+
+    def __iter__(self) -> NumpyIterator:
+        """Starts a pass: the next epoch, or where a loaded state says."""
+        if self._repeat and self._tallies:
+            raise InvalidError("repeat=True: the one iterator was made already")
+        return NumpyIterator(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands, in plain numbers and strings."""
+        return self._run.state(self._cursor.epoch, self._cursor.batch)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass goes on where the state was saved, whatever the number of ranks.
+
+        Raises:
+            StateError: The state belongs to another run.
+        """
+        self._cursor.load(*self._run.resume(state))
+
+    def stats(self) -> dict[str, Any]:
+        """How it went: each epoch on this rank, and the job's counters on this node."""
+        return {
+            "epochs": [tally.as_dict() for tally in self._tallies],
+            "skipped": self._failures.skipped,
+            **self._run.stats(),
+        }
+
+    def _batches(self, stream: Stream) -> Iterator[tuple[int, Any]]:
+        if not self._decoder.is_needed:
+            for number, delivery in stream:
+                labels = np.array([-1 if label is None else label for label in delivery.labels], dtype=np.int64)
+                yield number, (delivery.to_bytes(), labels)
+            return
+        raw = ((number, (delivery.views(), delivery.samples, delivery.labels)) for number, delivery in stream)
+        if self._threads:
+            for number, rows in in_threads(raw, stream.epoch, self._decoder, self._threads):
+                yield number, self._collate(rows)
+        else:
+            for number, columns in raw:
+                yield number, self._collate(decoded(columns, stream.epoch, self._decoder))
+
+
+class NumpyIterator(Iterator[Batch]):
+    """One pass over a `NumpyLoader`, or with `repeat` the whole run; made by it."""
+
+    # It is the loader's other half, and uses what belongs to both.
+    # ruff: noqa: SLF001
+
+    def __init__(self, loader: NumpyLoader) -> None:
+        self._loader = loader
+        self._batches: Iterator[tuple[int, Any]] | None = None
+        self._tally = EpochTally(0)
+
+    def _begin(self) -> Iterator[tuple[int, Any]]:
+        """The pass begins with its first batch, so that an epoch may be set and a state loaded until then."""
+        loader = self._loader
+        epoch, batch = loader._cursor.begin()
+        loader._run.check_epoch(epoch)
+        self._tally = EpochTally(epoch)
+        loader._tallies.append(self._tally)
+        stream = Stream(loader._run, epoch, batch, timeout_s=loader._timeout_s, failures=loader._failures)
+        return loader._batches(stream)
+
+    def __next__(self) -> Batch:
+        loader = self._loader
+        begun = time.perf_counter()
+        if self._batches is None:
+            self._batches = self._begin()
+        found = next(self._batches, None)
+        if found is None:
+            if loader._repeat and loader._cursor.upcoming[0] < (loader._run.epochs or 0):
+                self._batches = None
+                return next(self)
+            raise StopIteration
+        number, batch = found
+        loader._cursor.consumed(self._tally.epoch, number + 1)
+        self._tally.yielded(len(batch[1]) if isinstance(batch, tuple) else 0, time.perf_counter() - begun)
+        report_notices(loader._run.attachment())
+        return batch
+
+    def get_state(self) -> bytes:
+        """Where this pass stands, as Grain's iterators say it."""
+        return json.dumps(self._loader.state_dict()).encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Goes on where a state was taken."""
+        self._loader.load_state_dict(json.loads(state))
+        self._batches = None
+
+
+def default_threads(decoder: Decoder) -> int:
+    """As many as there are CPUs, at most 8: decoders release the interpreter's lock for part of their time only."""
+    return min(8, os.cpu_count() or 1) if decoder.is_needed else 0
+
+
+def stack(rows: Sequence[tuple[Any, int]]) -> tuple[Any, Any]:
+    """The default collate: arrays of equal shape become one array, anything else a list."""
+    values, labels = [value for value, _ in rows], np.array([label for _, label in rows], dtype=np.int64)
+    first = values[0] if values else None
+    if isinstance(first, (np.ndarray, np.number, int, float)):
+        return np.stack([np.asarray(value) for value in values]), labels
+    return values, labels

@@ -1,0 +1,102 @@
+"""How much memory and disk a loader may use.
+
+`Cache` is a setting: a plain, frozen value, which a loader turns into the budget of its job. It opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foreload import _environment
+from foreload._memory import available_bytes
+from foreload._sizes import parse_bytes
+from foreload.errors import InvalidError
+
+#: A job works with less, but hardly.
+_LEAST_RAM = 16 << 20
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Budgets of a loader on this node: all its ranks and workers share them.
+
+    Attributes:
+        ram: Memory for everything: kept samples, read-ahead and batches. Default: `FORELOAD_RAM`, otherwise half of what the machine and
+            the cgroup leave, so that the model's own buffers have the other half.
+        disk: Directories to keep samples in and the size of each, fastest first: `"/nvme/foreload:500GB"`. Default: `FORELOAD_DISK`,
+            otherwise no disk is used.
+        batches: Of the memory, what is for collated batches on their way between processes. Default: an eighth, at most 1 GiB.
+        staging: Of the memory, what is for samples that pass through. Default: the plan's.
+
+    Example:
+        >>> Cache(ram="32GB", disk=["/nvme0/cache:500GB", "/nvme1/cache:500GB"]).disks()[1]
+        ('/nvme1/cache', 500000000000)
+    """
+
+    ram: int | str | None = None
+    disk: str | Sequence[str] = ()
+    batches: int | str | None = None
+    staging: int | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ram", "batches", "staging"):
+            value = getattr(self, name)
+            if value is not None:
+                parse_bytes(value, f"Cache({name}=...)")
+        self.disks()
+
+    def disks(self) -> list[tuple[str, int]]:
+        """The disk tiers: (directory, bytes)."""
+        given = [self.disk] if isinstance(self.disk, str) else list(self.disk)
+        if not given and (named := _environment.get("FORELOAD_DISK")):
+            given = named.split(",")
+        return [_disk(text) for text in given if text]
+
+    def ram_bytes(self, share: int = 1) -> int:
+        """The memory budget.
+
+        Args:
+            share: How many jobs on this node share what is available by default.
+
+        Returns:
+            Bytes.
+        """
+        named = self.ram if self.ram is not None else _environment.get("FORELOAD_RAM")
+        if named is not None:
+            return max(_LEAST_RAM, parse_bytes(named, "Cache(ram=...)"))
+        half = available_bytes() // (2 * max(1, share))
+        # In coarse steps: the ranks of a node compute this at slightly different times and must agree.
+        step = 1 << max(20, half.bit_length() - 3)
+        return max(_LEAST_RAM, half // step * step)
+
+    def fixed(self, share: int = 1) -> Cache:
+        """The same with its default written out: processes that compute it later come to the same."""
+        return replace(self, ram=self.ram_bytes(share))
+
+    def budget(self, share: int = 1) -> dict[str, Any]:
+        """The part of an attachment that is about memory and disk."""
+        ram = self.ram_bytes(share)
+        batches = ram // 8 if self.batches is None else parse_bytes(self.batches, "Cache(batches=...)")
+        if self.batches is None:
+            batches = min(batches, 1 << 30)
+        if batches >= ram:
+            raise InvalidError(f"Cache: {batches} bytes for batches leave nothing of {ram} bytes for samples")
+        budget: dict[str, Any] = {"ram_bytes": ram, "batch_bytes": max(batches, 1 << 16)}
+        if self.staging is not None:
+            budget["staging_bytes"] = parse_bytes(self.staging, "Cache(staging=...)")
+        disks = [{"directory": directory, "capacity_bytes": size} for directory, size in self.disks()]
+        if disks:
+            budget["disks"] = disks
+        return budget
+
+
+def _disk(text: str) -> tuple[str, int]:
+    directory, colon, size = text.rpartition(":")
+    if not colon or not directory:
+        raise InvalidError(
+            f"Cache(disk=...): {text!r} names no size; write DIRECTORY:SIZE, such as /nvme/foreload:500GB"
+        )
+    return str(Path(directory).expanduser().absolute()), parse_bytes(size, "Cache(disk=...)")

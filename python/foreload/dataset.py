@@ -1,0 +1,304 @@
+"""Data sets: what `foreload.open` answers with.
+
+A `Dataset` is a URL and its index: which samples there are, where their bytes lie, and which label they have. The index is made once by
+listing and is shared memory of the agent, so that a data set of millions of samples costs a process nothing; accessors read
+single entries, and only `labels` and `lengths` make an array. Loaders take data sets; `ds[i]` reads one sample by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreload import _agent, _environment
+from foreload._credentials import Credentials, Provider
+from foreload._job import Reader
+from foreload._source import Progress, Source
+from foreload.errors import InvalidError
+
+#: What the index says of a sample without a label.
+_NO_LABEL = -(2**63)
+
+
+def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
+    url: str | os.PathLike[str],
+    format: str = "auto",  # noqa: A002 (what users of other packages expect)
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    credential_provider: Provider | None = None,
+    index: str | os.PathLike[str] | None = None,
+    refresh: bool = False,
+    extensions: Sequence[str] = (),
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Opens a data set.
+
+    The first time its objects are listed, which takes some seconds per million; the index is kept in the cache directory, and found there
+    afterwards.
+
+    Args:
+        url: `s3://bucket/prefix`, `gs://`, `az://`, `https://`, `file://`, or a directory.
+        format: `folder` (one object a sample, as torchvision's ImageFolder has it: the first directory is the class), `flat` (the same without classes),
+            `tar` (shards as WebDataset has them), `manifest` (a table that names objects, ranges and labels); `auto` looks.
+        storage_options: Endpoint, region, credentials and so on, by the names that fsspec, obstore and the clouds' tools use. What isn't given is read
+            from the environment.
+        credential_provider: A callable that answers with storage options, or a boto3 session; asked again before what it gave expires.
+        index: A saved index (`foreload index`): a path or a URL.
+        refresh: List again even if an index is known.
+        extensions: Suffixes of the files that are samples, such as `jpg`; none given: all.
+        cache_dir: Where the index is kept and the agent is found. Default: `FORELOAD_CACHE_DIR`, otherwise `~/.cache/foreload`.
+        progress: Called with a step's name, how much of it is done, and of how much.
+
+    Returns:
+        The data set.
+
+    Raises:
+        NotFoundError: The bucket or prefix doesn't exist.
+        DeniedError: The store refuses the credentials.
+        InvalidError: The URL or an option can't be understood.
+    """
+    address = _address(url)
+    given = {name: _text(value) for name, value in (storage_options or {}).items()}
+    call = {
+        "url": address,
+        "format": format,
+        "storage_options": _environment.storage_options(address, given),
+        "index": None if index is None else _address(index),
+        "refresh": refresh,
+        "extensions": [suffix.lstrip(".") for suffix in extensions],
+    }
+    credentials = None if credential_provider is None else Credentials(credential_provider)
+    source = Source(_agent.cache_directory(cache_dir), call, credentials, progress=progress)
+    source.opened()
+    return Dataset(source)
+
+
+def _address(url: str | os.PathLike[str]) -> str:
+    """The agent has another working directory: a path becomes absolute."""
+    text = os.fspath(url)
+    return text if "://" in text else str(Path(text).expanduser().absolute())
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Item:
+    """One sample.
+
+    Attributes:
+        sample: Its number.
+        key: Its object's key, relative to the data set's root.
+        label: Its label, or None.
+        bytes: Its bytes.
+        parts: Of a sample that consists of several members of a shard: name -> bytes; otherwise empty.
+    """
+
+    __slots__ = ("bytes", "key", "label", "parts", "sample")
+
+    def __init__(
+        self, sample: int, key: str, label: int | None, data: bytes, fields: Sequence[tuple[str, int, int]]
+    ) -> None:
+        self.sample, self.key, self.label, self.bytes = sample, key, label, data
+        self.parts = {name: data[first : first + length] for name, first, length in fields}
+
+    def __len__(self) -> int:
+        """Its bytes."""
+        return len(self.bytes)
+
+    def __bytes__(self) -> bytes:
+        return self.bytes
+
+    def __getitem__(self, name: str) -> bytes:
+        """A part by its name, such as `jpg`."""
+        return self.parts[name]
+
+    def __repr__(self) -> str:
+        return f"<sample {self.sample}: {self.key}, {len(self.bytes)} bytes, label {self.label}>"
+
+
+class Dataset:
+    """Samples somewhere, and what is known about them. Made by `open`; picklable; nothing of it is copied to other processes.
+
+    Args:
+        source: Where it comes from.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        #: What a sampler and a framework's own kind of data set, made of the same data set, agree on.
+        self.meeting: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def _index(self) -> Any:
+        return self.source.opened().index
+
+    @property
+    def url(self) -> str:
+        """The URL it was opened with."""
+        return str(self.source.call["url"])
+
+    @property
+    def format(self) -> str:
+        """Its format."""
+        return str(self._index.format)
+
+    @property
+    def digest(self) -> str:
+        """Names its keys, sizes, ETags, ranges and labels: equal digests, equal data sets."""
+        return str(self._index.digest)
+
+    @property
+    def origin(self) -> str:
+        """Where the index came from: `listed`, `cache`, `saved` or `subset`."""
+        return self.source.opened().origin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        return int(self._index.total_bytes())
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return list(self._index.classes)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Each class' label."""
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each sample; -1 where there is none."""
+        labels = np.frombuffer(self._index.labels(), dtype="<i8")
+        return np.where(labels == _NO_LABEL, -1, labels)
+
+    @property
+    def lengths(self) -> NDArray[np.uint64]:
+        """The bytes of each sample."""
+        return np.frombuffer(self._index.lengths(), dtype="<u8")
+
+    def key(self, sample: int) -> str:
+        """The key of a sample's object, relative to the root."""
+        return str(self._index.key(self._at(sample)))
+
+    def label(self, sample: int) -> int | None:
+        """A sample's label."""
+        label: int | None = self._index.label(self._at(sample))
+        return label
+
+    def length(self, sample: int) -> int:
+        """A sample's bytes."""
+        return int(self._index.length(self._at(sample)))
+
+    def fields(self, sample: int) -> list[tuple[str, int, int]]:
+        """The parts of a sample: (name, first byte, bytes)."""
+        return list(self._index.fields(self._at(sample)))
+
+    def url_of(self, sample: int) -> str:
+        """The URL of a sample's object; of one in a shard with the range of its bytes."""
+        key, first, length, size, _ = self._index.place(self._at(sample))
+        url = f"{self._index.root.rstrip('/')}/{key}"
+        return url if length == size else f"{url}#bytes={first}-{first + length - 1}"
+
+    def _at(self, sample: int) -> int:
+        count = len(self)
+        number = int(sample)
+        if not -count <= number < count:
+            raise IndexError(f"sample {number} of {count}")
+        return number % count
+
+    @overload
+    def __getitem__(self, which: int) -> Item: ...
+    @overload
+    def __getitem__(self, which: slice) -> Dataset: ...
+    def __getitem__(self, which: int | slice) -> Item | Dataset:
+        """Reads a sample; a slice is a data set."""
+        if isinstance(which, slice):
+            return self.select(range(len(self))[which])
+        sample = self._at(which)
+        return Item(sample, self.key(sample), self.label(sample), self.read(sample), self.fields(sample))
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self.source)
+
+    def read(self, sample: int) -> bytes:
+        """Reads the bytes of one sample."""
+        return self._reader.read([self._at(sample)])[0]
+
+    def __iter__(self) -> Iterator[Item]:
+        """Reads the samples one by one, in order; a loader is faster."""
+        return (self[sample] for sample in range(len(self)))
+
+    def select(self, samples: ArrayLike | range) -> Dataset:
+        """Some samples as a data set, in the order given.
+
+        Args:
+            samples: Their numbers, or a mask with a truth value for each sample.
+
+        Returns:
+            A data set of its own, with its own digest; the bytes it caches are shared with this one.
+        """
+        chosen = np.asarray(samples)
+        if chosen.dtype == np.bool_:
+            if chosen.shape != (len(self),):
+                raise InvalidError(f"a mask of {chosen.shape} for {len(self)} samples")
+            chosen = np.flatnonzero(chosen)
+        if chosen.ndim != 1 or not len(chosen):
+            raise InvalidError("select: give at least one sample, in one dimension")
+        if not np.issubdtype(chosen.dtype, np.integer):
+            raise InvalidError(f"select: samples are numbered, not {chosen.dtype}")
+        count = len(self)
+        if chosen.min() < -count or chosen.max() >= count:
+            raise IndexError(f"select: samples from {chosen.min()} to {chosen.max()} of {count}")
+        return Dataset(self.source.choose(np.where(chosen < 0, chosen + count, chosen).astype(np.int64)))
+
+    def filter(self, keep: Callable[[str, int | None, int], bool]) -> Dataset:
+        """The samples for which `keep(key, label, length)` is true.
+
+        Args:
+            keep: Asked for each sample.
+
+        Returns:
+            A data set.
+        """
+        index = self._index
+        return self.select([i for i in range(len(self)) if keep(index.key(i), index.label(i), index.length(i))])
+
+    def split(self, shares: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
+        """Divides the data set at random, so that each sample is in one part.
+
+        Args:
+            shares: Each part's name and share; they add up to 1 or less.
+            seed: What the division depends on.
+
+        Returns:
+            The parts by name, each in the order of this data set.
+
+        Raises:
+            InvalidError: The shares add up to more than 1, or a part would be empty.
+        """
+        if sum(shares.values()) > 1 + 1e-9 or min(shares.values(), default=0) <= 0:
+            raise InvalidError(f"split: shares {dict(shares)} must be above 0 and add up to 1 at most")
+        shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(self))
+        borders = np.rint(np.cumsum([0.0, *shares.values()]) * len(self)).astype(np.int64)
+        parts = zip(shares, borders[:-1], borders[1:], strict=True)
+        return {name: self.select(np.sort(shuffled[first:last])) for name, first, last in parts}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"source": self.source, "meeting": {}}
+
+    def __repr__(self) -> str:
+        return f"<foreload.Dataset {self.url}: {len(self)} samples, {self.format}, digest {self.digest}>"

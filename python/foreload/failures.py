@@ -1,0 +1,78 @@
+"""What to do with a sample that can't be read or decoded.
+
+The default is to raise. `skip` leaves such samples out, names each in the log, and gives up when too many come in a row, because then it is
+not the samples that are broken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+from foreload.errors import ForeloadError, InvalidError
+
+_LOG = logging.getLogger("foreload")
+
+
+@dataclass(frozen=True)
+class skip:  # noqa: N801 (reads as a verb: `on_error=foreload.skip(max_consecutive=10)`)
+    """Leaves samples out that can't be read or decoded.
+
+    Attributes:
+        max_consecutive: How many may follow each other. 100: a damaged shard, but not a wrong `decode`.
+    """
+
+    max_consecutive: int = 100
+
+
+#: What `on_error` takes.
+OnError = Literal["raise"] | skip
+
+
+@dataclass
+class Failures:
+    """Counts failures, and decides about each.
+
+    Attributes:
+        rule: What the loader was told.
+        skipped: Samples left out so far.
+    """
+
+    rule: OnError = "raise"
+    skipped: int = 0
+    _in_a_row: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if self.rule != "raise" and not isinstance(self.rule, skip):
+            raise InvalidError(f"on_error={self.rule!r}: give 'raise' or foreload.skip(max_consecutive=...)")
+
+    @property
+    def skips(self) -> bool:
+        """Whether failures are left out at all."""
+        return self.rule != "raise"
+
+    def failed(self, error: ForeloadError) -> None:
+        """Takes note of a failure.
+
+        Raises:
+            ForeloadError: The failure, if it is not to be skipped.
+        """
+        with self._lock:
+            self._in_a_row += 1
+            if not isinstance(self.rule, skip) or self._in_a_row > self.rule.max_consecutive:
+                raise error
+            self.skipped += 1
+        _LOG.warning("skipped: %s", error)
+
+    def succeeded(self) -> None:
+        """Takes note of a success."""
+        self._in_a_row = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"rule": self.rule}
+
+    def __setstate__(self, state: dict[str, OnError]) -> None:
+        self.__init__(state["rule"])  # type: ignore[misc] # the state is the constructor's argument

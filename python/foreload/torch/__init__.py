@@ -1,0 +1,7 @@
+"""Loading into torch: a `DataLoader` of our own, and a `Dataset` and `Sampler` for torch's."""
+
+from foreload.torch.dataset import Dataset
+from foreload.torch.loader import DataLoader
+from foreload.torch.sampler import Sampler
+
+__all__ = ["DataLoader", "Dataset", "Sampler"]

@@ -1,0 +1,183 @@
+"""Orders that the user's own sampler decides.
+
+Torch's samplers whose order the plan can compute are recognised, so that reading ahead crosses the border between epochs. Of any other,
+an epoch is listed when its pass begins and supplied to the plan. Its next epoch is listed early only on a deep copy that draws from a
+generator of its own or depends on `set_epoch`, so that the user's random numbers are never consumed before their time.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from foreload import _core
+from foreload import dataset as _dataset
+from foreload._order import Order
+from foreload._run import Run, Stream
+from foreload.cache import Cache
+from foreload.errors import InvalidError
+from foreload.ranks import Ranks, Word
+
+_LOG = logging.getLogger("foreload")
+
+
+class Lists:
+    """The epochs of a sampler, as lists of batches.
+
+    Args:
+        sampler: A sampler or batch sampler.
+        batch_size: Samples in a batch; None: the sampler yields batches.
+        drop_last: Whether to leave out a last batch that isn't full.
+    """
+
+    def __init__(self, sampler: Iterable[Any], batch_size: int | None, drop_last: bool) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self._ahead: tuple[int, list[list[int]], Any] | None = None
+
+    def draw(self, epoch: int) -> list[list[int]]:
+        """The batches of the epoch that begins now: the sampler's next pass."""
+        _set_epoch(self.sampler, epoch)
+        return self._batches(iter(self.sampler))
+
+    def peek(self, epoch: int) -> list[list[int]] | None:
+        """The batches of the epoch after the one that was drawn last, if they can be had without touching the sampler."""
+        twin = _twin(self.sampler)
+        if twin is None:
+            return None
+        _set_epoch(twin, epoch)
+        return self._batches(iter(twin))
+
+    def _batches(self, items: Iterator[Any]) -> list[list[int]]:
+        if self.batch_size is None:
+            return [[int(sample) for sample in batch] for batch in items]
+        samples = [int(sample) for sample in items]
+        batches = [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
+        return batches[:-1] if self.drop_last and batches and len(batches[-1]) < self.batch_size else batches
+
+
+def _set_epoch(sampler: Any, epoch: int) -> None:
+    for part in (sampler, getattr(sampler, "sampler", None)):
+        if part is not None and hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def _twin(sampler: Any) -> Any:
+    parts = [part for part in (sampler, getattr(sampler, "sampler", None)) if part is not None]
+    own = any(hasattr(part, "set_epoch") or getattr(part, "generator", None) is not None for part in parts)
+    sequential = type(parts[-1]) is SequentialSampler
+    if not own and not sequential:
+        return None
+    try:
+        return copy.deepcopy(sampler)
+    except Exception:  # noqa: BLE001 (whatever a sampler's own copying raises)
+        return None
+
+
+def known(sampler: Any) -> dict[str, Any] | None:
+    """The plan's own kind for one of torch's samplers: kind, seed, ranks; None: it has none."""
+    if type(sampler) is SequentialSampler:
+        return {"kind": "sequential", "seed": 0, "world": 1, "rank": 0, "trims": False}
+    if type(sampler) is DistributedSampler:
+        kind = "torch_distributed" if sampler.shuffle else "sequential"
+        return {
+            "kind": kind,
+            "seed": sampler.seed,
+            "world": sampler.num_replicas,
+            "rank": sampler.rank,
+            "trims": sampler.drop_last,
+        }
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is not None:
+        generator = sampler.generator
+        whole = sampler.num_samples == len(sampler.data_source)
+        if whole and is_fresh(generator):
+            return {
+                "kind": {"torch_random": {"draws": "sampler_only"}},
+                "seed": generator.initial_seed(),
+                "world": 1,
+                "rank": 0,
+                "trims": False,
+            }
+    return None
+
+
+def is_fresh(generator: torch.Generator) -> bool:
+    """Whether nothing was drawn from a generator since it was seeded."""
+    twin = torch.Generator(device=generator.device).manual_seed(generator.initial_seed())
+    return bool(torch.equal(twin.get_state(), generator.get_state()))
+
+
+class GivenRun(Run):
+    """A run whose epochs are supplied as they become known."""
+
+    def __init__(
+        self, dataset: _dataset.Dataset, lists: Lists, first: list[list[int]], cache: Cache, word: Word, **keywords: Any
+    ) -> None:
+        sizes = {len(batch) for batch in first[:-1]} or {len(first[0])}
+        self.regular = len(sizes) == 1 and 0 < len(first[-1]) <= max(sizes)
+        self.lists = lists
+        self._length = sum(map(len, first))
+        self.batches: dict[int, list[list[int]]] = {}
+        global_batch = sizes.pop() if self.regular else 1
+        kind = {"supplied": {"length": self._length}}
+        order = Order(dataset.digest, len(dataset), kind, 0, global_batch, {"pad": {"multiple": 1}})
+        super().__init__(dataset, order, Ranks(0, 1, (0,), word.of(shared=False)), cache, **keywords)
+
+    def supply(self, epoch: int, batches: list[list[int]]) -> None:
+        """Tells plan and agent what an epoch reads.
+
+        Raises:
+            InvalidError: It has another number of samples than the first.
+        """
+        if self.batches.get(epoch) == batches:
+            return
+        samples = [sample for batch in batches for sample in batch]
+        if len(samples) != self._length:
+            raise InvalidError(
+                f"the sampler yields {len(samples)} samples in epoch {epoch} and {self._length} before; make a loader for each length"
+            )
+        self.batches = {known: kept for known, kept in self.batches.items() if known >= epoch - 1}
+        self.batches[epoch] = batches
+        self.plan.supply(epoch, samples)
+        self.attachment().call("supply", epoch=epoch, samples=samples)
+
+    def restore(self) -> None:
+        """Supplies a new agent with what is known."""
+        for epoch, batches in self.batches.items():
+            self.attachment().call("supply", epoch=epoch, samples=[sample for batch in batches for sample in batch])
+
+    def state(self, epoch: int, batches: int) -> dict[str, Any]:
+        """A checkpoint; of unequal batches the samples are counted."""
+        state = super().state(epoch, batches)
+        if not self.regular and epoch in self.batches:
+            state["position"] = sum(map(len, self.batches[epoch][:batches]))
+        return {**state, "batches": batches}
+
+    def resume(self, state: dict[str, Any]) -> tuple[int, int]:
+        """Where a checkpoint goes on; the sampler must be what it was when the epoch began."""
+        epoch, batch = super().resume(state)
+        return (epoch, batch) if self.regular or epoch != state["epoch"] else (epoch, int(state["batches"]))
+
+    def __len__(self) -> int:
+        return super().__len__() if self.regular else max(map(len, self.batches.values()), default=0)
+
+
+class GivenStream(Stream):
+    """Batches of unequal sizes, asked for by their samples."""
+
+    def __init__(self, run: GivenRun, epoch: int, first: int, **keywords: Any) -> None:
+        self._lists = run.batches[epoch]
+        # The plan counts samples here: a batch begins after those of the batches before it.
+        super().__init__(run, epoch, sum(map(len, self._lists[:first])), **keywords)
+        self._next, self._asked, self._count = first, first, len(self._lists)
+
+    def _want(self, job: _core.Job, batch: int) -> int:
+        return job.want_samples(self.run.rank, self._lists[batch])
+
+    def _samples(self, batch: int) -> list[int]:
+        return self._lists[batch]

@@ -1,0 +1,131 @@
+"""Parcels: batches on their way from a worker to its parent, as the names of the memory they lie in.
+
+A parcel is a small object whose pickled form is a function and a few numbers. Unpickling it in the parent adopts the memory (the agent moves the
+lease from the worker's connection to the parent's) and answers with what the training loop wants: `bytes`, or a tensor over the
+memory, which gives it back when the tensor dies. If the worker died in between, so did its leases, and adopting says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from foreload import _core
+from foreload._job import Attachment, attachment
+
+#: Below this a copy through the pipe is cheaper than two calls of the agent.
+_SMALL = 16 << 10
+
+
+class Parcel:
+    """Something that unpickles as the answer of a function.
+
+    Args:
+        function: The function, one of this module's.
+        arguments: Its arguments.
+    """
+
+    __slots__ = ("_arguments", "_function")
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._function, self._arguments = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._function, self._arguments
+
+
+def samples(delivery: _core.Delivery, of: Attachment) -> Any:
+    """A parcel of samples that unpickles as [list of bytes, labels]."""
+    return Parcel(_unpack_samples, of.name, *delivery.hand_over())
+
+
+def _unpack_samples(name: str, connection: int, items: bytes) -> list[Any]:
+    delivery = attachment(name).job().adopt(connection, items)
+    return [delivery.to_bytes(), labels_of(delivery.labels, parcel=False)]
+
+
+def labels_of(labels: Sequence[int | None], *, parcel: bool) -> Any:
+    """Labels as a tensor; -1 where there is none."""
+    array = np.array([-1 if label is None else label for label in labels], dtype=np.int64)
+    return Parcel(_unpack_small, array.tobytes(), torch.int64, array.shape) if parcel else torch.from_numpy(array)
+
+
+def _unpack_small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+
+
+def tensor_of(view: _core.Sample) -> torch.Tensor:
+    """A sample's bytes as a tensor of its own: torch must not point to memory that others read."""
+    return torch.frombuffer(bytearray(view), dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
+
+
+def gathered(delivery: _core.Delivery, of: Attachment, *, parcel: bool) -> Any:
+    """Samples as uint8: one tensor of all rows if they are equally long, otherwise a list of tensors."""
+    lengths = delivery.lengths
+    total = sum(lengths)
+    slot = of.job().slot(total) if total > _SMALL else None
+    if slot is None:
+        data = bytearray(b"".join(delivery.to_bytes()))
+        return Parcel(_unpack_rows, bytes(data), lengths) if parcel else _rows(data, lengths)
+    delivery.gather(slot)
+    return Parcel(_unpack_slot_rows, of.name, slot.hand_over(), lengths) if parcel else _rows(slot, lengths)
+
+
+def _unpack_rows(data: bytes, lengths: list[int]) -> Any:
+    return _rows(bytearray(data), lengths)
+
+
+def _unpack_slot_rows(name: str, place: tuple[int, int, int, int], lengths: list[int]) -> Any:
+    return _rows(attachment(name).job().adopt_slot(*place), lengths)
+
+
+def _rows(memory: Any, lengths: list[int]) -> Any:
+    flat = torch.frombuffer(memory, dtype=torch.uint8) if sum(lengths) else torch.empty(0, dtype=torch.uint8)
+    if len(set(lengths)) == 1:
+        return flat.view(len(lengths), lengths[0])
+    return list(torch.split(flat, lengths))
+
+
+def stacked(batch: Sequence[Any], of: Attachment, *, parcel: bool) -> Any:
+    """Tensors or arrays of one shape as one tensor in the agent's memory; like torch where that isn't possible."""
+    if isinstance(batch[0], np.ndarray):
+        # Over what may be read-only memory: torch would warn, and copies anyway.
+        batch = [_tensor(array) for array in batch]
+    first = batch[0]
+    shape = (len(batch), *first.shape)
+    size = first.numel() * first.element_size() * len(batch)
+    slot = of.job().slot(size) if size > _SMALL and _is_plain(first) and _is_alike(batch) else None
+    if slot is not None:
+        tensor = torch.frombuffer(slot, dtype=first.dtype).view(shape)
+        torch.stack(list(batch), out=tensor)
+        return Parcel(_unpack_slot, of.name, slot.hand_over(), first.dtype, shape) if parcel else tensor
+    tensor = torch.stack(list(batch))
+    if parcel and 0 < size <= _SMALL and _is_plain(tensor) and tensor.dtype != torch.bfloat16:
+        return Parcel(_unpack_small, tensor.numpy().tobytes(), tensor.dtype, shape)
+    return tensor
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    strided = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return strided and not tensor.is_quantized and not tensor.requires_grad
+
+
+def _is_alike(batch: Sequence[torch.Tensor]) -> bool:
+    first = batch[0]
+    return all(tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in batch)
+
+
+def _unpack_slot(
+    name: str, place: tuple[int, int, int, int], dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.frombuffer(attachment(name).job().adopt_slot(*place), dtype=dtype).view(shape)

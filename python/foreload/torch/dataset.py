@@ -1,0 +1,149 @@
+"""`Dataset`: a data set of Foreload under torch's own `DataLoader`.
+
+A map-style data set that reads whole batches (`__getitems__`) through the agent. With a `Sampler` of the same data set, the agent knows what is
+going to be asked for; without one, samples are fetched when they are asked for, and kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import data
+
+from foreload import _core
+from foreload import dataset as _dataset
+from foreload._decode import Decoder, decoded
+from foreload._job import Recipe, reader_recipe
+from foreload.cache import Cache
+from foreload.errors import ChangedError, CorruptError, InvalidError, NotFoundError
+from foreload.failures import Failures, OnError
+from foreload.torch._batch import FORMS, Batch, Decoded, Form
+from foreload.torch.sampler import Sampler
+
+_LOG = logging.getLogger("foreload")
+
+
+class Turn(list[int]):
+    """The samples of one batch of the plan, by whose number a worker asks for it."""
+
+    def __init__(self, samples: Sequence[int], epoch: int, batch: int | None) -> None:
+        super().__init__(samples)
+        self.epoch, self.batch = epoch, batch
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Turn, (list(self), self.epoch, self.batch)
+
+
+class Dataset(data.Dataset[Any]):
+    """Samples as (data, label) pairs; the label is -1 where there is none.
+
+    Args:
+        dataset: What `foreload.open` answered.
+        decode: From bytes to what `transform` and the collate function expect: `decode(data, meta)`, or `decode(data)`.
+        transform: Applied to what `decode` returns, or to the bytes.
+        raw: Form of the data where nothing decodes it: `bytes`, `tensor` (uint8; a batch of equally long samples is one tensor), or
+            `view` (shared memory, in this process only).
+        cache: Budgets.
+        seed: What randomness in `decode` depends on, besides epoch and sample.
+        on_error: `"raise"`, or `foreload.skip(...)`.
+    """
+
+    def __init__(
+        self,
+        dataset: _dataset.Dataset,
+        *,
+        decode: Callable[..., Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        raw: Form = "bytes",
+        cache: Cache | None = None,
+        seed: int = 0,
+        on_error: OnError = "raise",
+    ) -> None:
+        if not isinstance(dataset, _dataset.Dataset):
+            raise InvalidError(
+                f"Dataset: {dataset!r} was not made by foreload.open; foreload.torch.wrap takes other data sets"
+            )
+        if raw not in FORMS:
+            raise InvalidError(f"raw={raw!r}: give one of {', '.join(FORMS)}")
+        self.data = dataset
+        self.raw = raw
+        self.cache = (cache or Cache()).fixed()
+        self.failures = Failures(on_error)
+        self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures)
+        self.sampler: Sampler | None = None
+        self._fixed: tuple[Recipe, int] | None = None
+        self._seeded = False
+        dataset.meeting["cache"] = self.cache
+        dataset.meeting["decodes"] = self.decoder.is_needed
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.data.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Each class' label."""
+        return self.data.class_to_idx
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, sample: int) -> tuple[Any, int]:
+        """One sample; batches are much faster."""
+        first = self.__getitems__([sample])[0]
+        return tuple(first)
+
+    def __getitems__(self, samples: Sequence[int]) -> Batch | Decoded:
+        """Samples, read at once."""
+        recipe, rank = self.place()
+        attachment = recipe.attachment()
+        if self.decoder.is_needed and not self._seeded and data.get_worker_info() is not None:
+            self.decoder.seed_globally(torch.manual_seed)
+            self._seeded = True
+        delivery = self._fetch(samples, recipe, rank)
+        if not self.decoder.is_needed:
+            return Batch(delivery, self.raw, attachment)
+        epoch = getattr(samples if isinstance(samples, Turn) else samples[0], "epoch", 0)
+        columns = delivery.samples, delivery.labels
+        return Decoded(decoded((delivery.views(), *columns), epoch, self.decoder), attachment)
+
+    def _fetch(self, samples: Sequence[int], recipe: Recipe, rank: int) -> _core.Delivery:
+        attachment = recipe.attachment()
+        wanted = [int(sample) for sample in samples]
+        by_number = not isinstance(samples, Turn) or samples.batch is None
+        while True:
+            try:
+                if by_number:
+                    return attachment.samples(rank, wanted)
+                return attachment.batch(rank, samples.epoch, samples.batch)  # type: ignore[attr-defined]
+            except (CorruptError, ChangedError, NotFoundError) as error:
+                if error.sample not in wanted:
+                    raise
+                self.failures.failed(error)
+                wanted = [sample for sample in wanted if sample != error.sample]
+            except InvalidError:
+                # A new agent that doesn't know where we are, or a batch that is fetched once more.
+                if by_number:
+                    raise
+            by_number = True
+
+    def place(self) -> tuple[Recipe, int]:
+        """The job to read from, and as which rank."""
+        sampler = self.sampler or self.data.meeting.get("sampler")
+        if sampler is not None:
+            run = sampler.run()
+            return run.recipe, run.rank
+        if self._fixed is None:
+            _LOG.warning(
+                "reading without a foreload.torch.Sampler: nothing can be fetched ahead of the workers' requests"
+            )
+            self._fixed = reader_recipe(self.data.source, self.cache.budget()), 0
+        return self._fixed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For workers that are not forked: where to read is decided here."""
+        return {**self.__dict__, "_fixed": self.place(), "sampler": None}

@@ -1,0 +1,531 @@
+"""`DataLoader`: torch's, with a data set in a bucket.
+
+A thin subclass that keeps torch's names and meanings. Without worker processes (`num_workers=0`) batches come straight from the agent, which is
+the fastest way and needs no worker to wait for the network; `decode` and `transform` run in threads. With workers, torch's own
+machinery runs over our `Dataset`. Either way this class counts what the loop has had, which is what a checkpoint must say.
+
+Iterating begins with the first batch, not with `iter()`: Lightning makes the iterator before it sets the epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import data
+from torch.utils.data._utils.pin_memory import pin_memory as _pin
+
+from foreload import dataset as _dataset
+from foreload import ranks as _ranks
+from foreload._decode import Decoder, decoded, in_threads
+from foreload._order import Order, kind_of, tail_of
+from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
+from foreload.arrays import default_threads
+from foreload.cache import Cache
+from foreload.errors import InvalidError
+from foreload.failures import OnError
+from foreload.torch import _batch, _given, _reference
+from foreload.torch._batch import Form
+from foreload.torch.dataset import Dataset, Turn
+from foreload.torch.sampler import Sampler, place_of
+
+# A pass and the turns of one are parts of the loader that made them.
+# ruff: noqa: SLF001
+
+_LOG = logging.getLogger("foreload")
+
+
+class DataLoader(data.DataLoader[Any]):
+    """Loads batches of a data set; each pass is an epoch, and the next pass the next epoch.
+
+    A batch is `[data, labels]`. Without `decode` and `transform`, `data` is a list of `bytes`. Labels are an int64 tensor, -1 where there
+    is none. Torch's keywords mean what they mean in torch; below are ours.
+
+    Args:
+        dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it.
+        batch_size: Samples in a batch of this rank.
+        shuffle: Whether to shuffle.
+        sampler: An order of one's own instead: any sampler of torch's protocol.
+        batch_sampler: The same, in batches.
+        num_workers: Processes that decode; 0: threads of this process do.
+        collate_fn: From a list of (x, label) to a batch. Default: torch's, into memory that is reused.
+        pin_memory: As in torch.
+        drop_last: Whether to leave out a last batch that isn't full.
+        timeout: Longest wait for a batch in seconds; 0: as long as the store's own deadline.
+        worker_init_fn: As in torch.
+        multiprocessing_context: `fork`, `forkserver` or `spawn`; all work.
+        generator: As in torch; its seed is the shuffle's where `seed` isn't given.
+        prefetch_factor: As in torch; only decoded batches count, the agent reads ahead by itself.
+        persistent_workers: As in torch.
+        pin_memory_device: As in torch.
+        in_order: As in torch.
+        seed: What the shuffle and the randomness of `decode` depend on.
+        epochs: Epochs in the run, if known: nothing is read ahead beyond them.
+        decode: From bytes to what the collate function expects: `decode(data, meta)`, or `decode(data)`.
+        transform: Applied to what `decode` returns, or to the bytes.
+        raw: Form of the data where nothing decodes it: `bytes`; `tensor` (uint8); `view` (shared memory, without workers only).
+        cache: Budgets.
+        order: `keyed` (the default; needs no memory), `torch` (the order that torch would have drawn), `sequential`, ...
+        dp_rank: This process' data rank, in jobs that also split the model.
+        dp_size: Data ranks in the run.
+        device_mesh: Names both instead.
+        local_ranks: Data ranks on this node, where that isn't plain.
+        uneven: Where the ranks can't share the last batch equally: None (repeat samples, as `DistributedSampler` does), `pad` (fill the batch, so
+            that any number of ranks can resume), `weights` (no repetition; `loss_weight` says how much this rank's mean loss counts).
+        on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded.
+        threads: Threads that decode where there are no workers; 0: the loop decodes.
+        policy: The plan's policy, for experiments.
+    """
+
+    def __init__(
+        self,
+        dataset: _dataset.Dataset | Dataset,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: data.Sampler[Sequence[Any]] | Iterable[Sequence[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        epochs: int | None = None,
+        decode: Callable[..., Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        raw: Form = "bytes",
+        cache: Cache | None = None,
+        order: str = "keyed",
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        device_mesh: Any = None,
+        local_ranks: Sequence[int] | None = None,
+        uneven: str | None = None,
+        on_error: OnError = "raise",
+        threads: int | None = None,
+        policy: Any = None,
+    ) -> None:
+        if seed is None:
+            seed = generator.initial_seed() if generator is not None else 0
+        if isinstance(dataset, Dataset):
+            samples = dataset
+        else:
+            samples = Dataset(
+                dataset, decode=decode, transform=transform, raw=raw, cache=cache, seed=seed, on_error=on_error
+            )
+        if raw == "view" and num_workers:
+            raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
+        self._course = self._choose(
+            samples,
+            batch_size,
+            bool(shuffle),
+            sampler,
+            batch_sampler,
+            drop_last,
+            seed,
+            generator,
+            num_workers,
+            persistent_workers,
+            order=order,
+            place=(dp_size, dp_rank, device_mesh, local_ranks),
+            uneven=uneven,
+            epochs=epochs,
+            policy=policy,
+        )
+        samples.sampler = self._course
+        shown: dict[str, Any] = (
+            {"batch_sampler": batch_sampler}
+            if batch_sampler is not None
+            else {
+                "batch_size": check_positive("batch_size", batch_size),
+                "sampler": sampler if sampler is not None else self._course,
+                "drop_last": drop_last,
+            }
+        )
+        self._user_collates = collate_fn is not None
+        self._threads = default_threads(samples.decoder) if threads is None else threads
+        self._cursor = Cursor()
+        self._tallies: list[EpochTally] = []
+        self._begun = (0, 0)
+        with warnings.catch_warnings():
+            # Torch counts CPUs for workers that only decode; ours is another process.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            super().__init__(
+                samples,
+                num_workers=num_workers,
+                collate_fn=collate_fn,
+                pin_memory=pin_memory,
+                timeout=timeout,
+                worker_init_fn=worker_init_fn,
+                multiprocessing_context=multiprocessing_context,
+                generator=generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+                **shown,
+            )
+        # Under their own names, by which Lightning finds what to make the loader anew with.
+        self.shuffle, self.seed, self.epochs, self.decode, self.transform, self.raw = (
+            shuffle,
+            seed,
+            epochs,
+            decode,
+            transform,
+            raw,
+        )
+        self.cache, self.order, self.dp_rank, self.dp_size, self.device_mesh = (
+            cache,
+            order,
+            dp_rank,
+            dp_size,
+            device_mesh,
+        )
+        self.local_ranks, self.uneven, self.on_error, self.threads, self.policy = (
+            local_ranks,
+            uneven,
+            on_error,
+            threads,
+            policy,
+        )
+        #: How much this rank's mean loss of the latest batch counts; 1 unless `uneven="weights"`.
+        self.loss_weight = 1.0
+        # Accelerate leaves such a loader alone; it would give each rank a share of its share.
+        self._is_accelerate_prepared = True
+
+    @staticmethod
+    def _choose(
+        samples: Dataset,
+        batch_size: int | None,
+        shuffle: bool,
+        sampler: Any,
+        batch_sampler: Any,
+        drop_last: bool,
+        seed: int,
+        generator: torch.Generator | None,
+        num_workers: int,
+        persistent_workers: bool,
+        **keywords: Any,
+    ) -> _Course:
+        if shuffle and (sampler is not None or batch_sampler is not None):
+            raise InvalidError("shuffle=True and a sampler exclude each other: the sampler is the order")
+        if isinstance(sampler, _Course):
+            return sampler
+        if isinstance(sampler, Sampler):
+            keywords = {**keywords, "order": sampler.order, "place": (*sampler._given, None, None)}
+            shuffle, seed, sampler = sampler.shuffle, sampler.seed, None
+        explicit = sampler if sampler is not None else batch_sampler
+        if explicit is None:
+            draws = "loader_once" if persistent_workers and num_workers else "loader_each_epoch"
+            if generator is not None and keywords["order"] == "torch" and not _given.is_fresh(generator):
+                explicit = data.RandomSampler(samples, generator=generator) if shuffle else None
+            return _Course(
+                samples,
+                check_positive("batch_size", batch_size),
+                drop_last,
+                explicit,
+                shuffle=shuffle,
+                seed=seed,
+                draws=draws,
+                **keywords,
+            )
+        size = None if batch_sampler is not None else check_positive("batch_size", batch_size)
+        return _Course(samples, size, drop_last, explicit, shuffle=False, seed=seed, **keywords)
+
+    @property
+    def run(self) -> Run:
+        """The run behind this loader."""
+        return self._course.run()
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's machinery sends to workers: our batches, by their numbers."""
+        return _Turns(self)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return self._course.count()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is of this epoch; without it each pass is of the next one."""
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands: small, of plain numbers and strings, the same on every rank."""
+        return self.run.state(self._cursor.epoch, self._cursor.batch)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next pass goes on where the state was saved, whatever the number of ranks and workers.
+
+        Raises:
+            StateError: The state belongs to another run; the message says what differs.
+        """
+        self._cursor.load(*self.run.resume(state_dict))
+
+    def stats(self) -> dict[str, Any]:
+        """How it went: each epoch on this rank, and the job's counters on this node."""
+        samples: Any = self.dataset
+        return {
+            "epochs": [tally.as_dict() for tally in self._tallies],
+            "skipped": samples.failures.skipped,
+            **self.run.stats(),
+        }
+
+    def __iter__(self) -> Any:
+        """A pass; it begins with its first batch."""
+        return _Pass(self)
+
+    def _start(self) -> tuple[EpochTally, Iterator[Any]]:
+        epoch, first = self._cursor.begin()
+        run = self._course.begin(epoch)
+        run.check_epoch(epoch)
+        tally = EpochTally(epoch)
+        self._tallies.append(tally)
+        for warning in run.attachment().warnings:
+            _LOG.warning("%s", warning)
+        run.attachment().warnings.clear()
+        self._begun = (epoch, first)
+        return tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
+
+    def _from_workers(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+    def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[Any]:
+        # Torch draws this for its workers' seeds; drawing it too leaves the user's generators where torch would have.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        samples: Any = self.dataset
+        decoder: Decoder = samples.decoder
+        kind = Stream if not isinstance(run, _given.GivenRun) or run.regular else _given.GivenStream
+        stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
+        attachment = run.attachment()
+        pins = self.pin_memory and torch.cuda.is_available()
+        for batch in self._batches(stream, decoder, attachment, epoch):
+            yield _pin(batch) if pins else batch  # type: ignore[no-untyped-call] # torch's
+
+    def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[Any]:
+        collate: Any = self.collate_fn
+        if not decoder.is_needed:
+            for _, delivery in stream:
+                if self._user_collates:
+                    yield collate(_batch.Batch(delivery, self._raw, attachment))
+                else:
+                    yield _batch.raw_batch(delivery, self._raw, attachment)
+            return
+        raw = ((number, (delivery.views(), delivery.samples, delivery.labels)) for number, delivery in stream)
+        ready = (
+            in_threads(raw, epoch, decoder, self._threads)
+            if self._threads
+            else ((number, decoded(columns, epoch, decoder)) for number, columns in raw)
+        )
+        for _, pairs in ready:
+            yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
+
+    @property
+    def _raw(self) -> Form:
+        samples: Any = self.dataset
+        form: Form = samples.raw
+        return form
+
+
+class _Pass(Iterator[Any]):
+    """One pass over a loader."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
+        self._tally = EpochTally(0)
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        begun = time.perf_counter()
+        if self._batches is None:
+            self._tally, self._batches = loader._start()
+            self._at = loader._begun[1]
+        batch = next(self._batches)
+        run = loader.run
+        if run.uneven:
+            loader.loss_weight = run.plan.weight(self._at, run.rank)
+        self._at += 1
+        loader._cursor.consumed(self._tally.epoch, self._at)
+        size = (
+            len(batch[1])
+            if isinstance(batch, (list, tuple)) and len(batch) == 2 and hasattr(batch[1], "__len__")
+            else run.plan.batch_len(min(self._at, run.plan.batches) - 1, run.rank)
+        )
+        self._tally.yielded(size, time.perf_counter() - begun)
+        report_notices(run.attachment())
+        return batch
+
+
+class _Turns:
+    """The batches of the pass that begins now, for torch's machinery."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Turn]:
+        loader = self._loader
+        run, (epoch, first) = loader.run, loader._begun
+        attachment = run.attachment()
+        attachment.job().start(run.rank, epoch, first)
+        # Workers ask through connections of their own: the agent must know of the start before.
+        attachment.settle()
+        lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
+        for batch in range(first, len(run)):
+            if lists is not None:
+                yield Turn(lists[batch], epoch, None)
+            else:
+                yield Turn(run.plan.batch(epoch, batch, run.rank), epoch, batch)
+
+
+class _Course(Sampler):
+    """A loader's order: what its arguments, or the sampler among them, come to."""
+
+    def __init__(
+        self,
+        samples: Dataset,
+        batch_size: int | None,
+        drop_last: bool,
+        explicit: Any,
+        *,
+        shuffle: bool,
+        seed: int,
+        order: str,
+        place: tuple[Any, ...],
+        uneven: str | None,
+        epochs: int | None,
+        policy: Any,
+        draws: str = "loader_each_epoch",
+    ) -> None:
+        num_replicas, rank, self._mesh, local = place
+        super().__init__(
+            samples,
+            num_replicas,
+            rank,
+            shuffle,
+            seed,
+            drop_last,
+            order=order,
+            batch_size=batch_size or 1,
+            epochs=epochs,
+            policy=policy,
+        )
+        self._local = None if local is None else tuple(local)
+        self._cache = samples.cache
+        self._uneven, self._draws = uneven, draws
+        self._known = _given.known(explicit) if explicit is not None and batch_size is not None else None
+        self._lists = (
+            None if explicit is None or self._known is not None else _given.Lists(explicit, batch_size, drop_last)
+        )
+        self._explicit = explicit
+        self._drawn: int | None = None
+        tail_of(1, 1, drop_last=drop_last, uneven=uneven)
+
+    def _place(self) -> _ranks.Ranks:
+        if self._known is not None:
+            return _ranks.Ranks(
+                self._known["rank"], self._known["world"], (self._known["rank"],), self._word.of(shared=False)
+            )
+        return place_of(*self._given, self._mesh, self._local, self._word)
+
+    def run(self) -> Run:
+        if self._lists is not None:
+            return self._supplied(self._lists, self._cursor_epoch())
+        place = self._place()
+        if self._run is None or self._run.ranks != place:
+            self._run = self._planned(place)
+        return self._run
+
+    def _cursor_epoch(self) -> int:
+        return self._drawn or 0
+
+    def _planned(self, place: _ranks.Ranks) -> Run:
+        world, global_batch, samples = place.world, self.batch_size * place.world, len(self.data)
+        torch_like = self.order.startswith("torch") or self._known is not None
+        kind = kind_of(self.order, world, shuffle=self.shuffle, draws=self._draws)
+        seed, tail = (
+            self.seed,
+            tail_of(world, global_batch, drop_last=self.drop_last, uneven=self._uneven, torch=torch_like),
+        )
+        if self._known is not None:
+            kind, seed = self._known["kind"], self._known["seed"]
+            if self._known["trims"] and not self.drop_last:
+                tail = {"trim": {"multiple": world}}
+        if kind == "torch_distributed" or (isinstance(kind, dict) and "torch_random" in kind):
+            _reference.check(kind, self._draws)
+        order = Order(self.data.digest, samples, kind, seed, global_batch, tail)
+        return Run(
+            self.data,
+            order,
+            place,
+            self._cache,
+            uneven=self._uneven == "weights",
+            epochs=self.epochs,
+            policy=self.policy,
+        )
+
+    def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
+        if self._run is None:
+            first = lists.peek(epoch)
+            if first is None:
+                first = lists.draw(epoch)
+                self._drawn, self._waiting = epoch, first
+            run = _given.GivenRun(
+                self.data, lists, first, self._cache, self._word, epochs=self.epochs, policy=self.policy
+            )
+            run.supply(epoch, first)
+            self._run = run
+        return self._run
+
+    _waiting: list[list[int]] | None = None
+
+    def begin(self, epoch: int) -> Run:
+        """A pass of an epoch begins: a sampler of the user's is asked for it now."""
+        run = self.run()
+        if isinstance(run, _given.GivenRun):
+            lists = run.lists
+            batches, self._waiting = self._waiting or lists.draw(epoch), None
+            if run.batches.get(epoch, batches) != batches:
+                # What was listed early was wrong: this sampler's order can't be known ahead.
+                raise InvalidError(
+                    "the sampler's copy yields another order than the sampler itself; give it a generator of its own, or set_epoch"
+                )
+            run.supply(epoch, batches)
+            ahead = lists.peek(epoch + 1) if self.epochs is None or epoch + 1 < self.epochs else None
+            if ahead is not None:
+                run.supply(epoch + 1, ahead)
+        return run
+
+    def count(self) -> int:
+        """Batches of an epoch."""
+        if self._lists is not None and self._run is None and hasattr(self._explicit, "__len__"):
+            size = self._lists.batch_size
+            whole = len(self._explicit)
+            return whole if size is None else whole // size if self.drop_last else -(-whole // size)
+        return len(self.run())
+
+    def __len__(self) -> int:
+        return len(self._explicit) if self._explicit is not None else super().__len__()
+
+    def __iter__(self) -> Iterator[int]:
+        """What a library sees that takes the loader apart."""
+        yield from super().__iter__()

@@ -1,0 +1,224 @@
+"""`Sampler`: an order of the plan, for torch's own `DataLoader`.
+
+It yields sample numbers like any sampler, and tells the agent beforehand which ones will come, so that they are there when a worker asks. Torch's
+wrappers recognise it as a `DistributedSampler`, which keeps them from shuffling again. It finds the loader's `Dataset` through the
+data set that both were made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch.distributed
+from torch.utils.data.distributed import DistributedSampler
+
+from foreload import dataset as _dataset
+from foreload import ranks as _ranks
+from foreload._order import Order, kind_of, tail_of
+from foreload._run import Cursor, Run, check_positive
+from foreload.cache import Cache
+from foreload.errors import InvalidError
+
+#: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
+Sharding = Literal["self", "external"]
+
+
+class Place(int):
+    """A sample's number that also says in which epoch it is read, for what `decode` draws at random."""
+
+    epoch: int
+
+    @classmethod
+    def of(cls, sample: int, epoch: int) -> Place:
+        """Makes one."""
+        place = cls(sample)
+        place.epoch = epoch
+        return place
+
+    def __reduce__(self) -> Any:
+        return Place.of, (int(self), self.epoch)
+
+
+def place_of(
+    num_replicas: int | None,
+    rank: int | None,
+    device_mesh: Any = None,
+    local_ranks: tuple[int, ...] | None = None,
+    word: _ranks.Word | None = None,
+) -> _ranks.Ranks:
+    """This process' place among the data ranks: as given, as the process group says, as torchrun says."""
+    group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if num_replicas is None and rank is None and device_mesh is None and group:
+        told = _ranks.find(local_ranks=local_ranks, word=word)
+        if (told.rank, told.world) == (torch.distributed.get_rank(), torch.distributed.get_world_size()):
+            return told
+        num_replicas, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return _ranks.find(rank, num_replicas, device_mesh, local_ranks, word)
+
+
+class Sampler(DistributedSampler[int]):
+    """An order of the plan.
+
+    Ranks are looked up when they are first needed, because the process group is often made after the loader. Each pass is the next epoch, unless
+    `set_epoch` says otherwise.
+
+    Args:
+        dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it.
+        num_replicas: Data ranks. Default: from the process group or torchrun.
+        rank: This process' data rank.
+        shuffle: Whether to shuffle.
+        seed: What the shuffle depends on.
+        drop_last: Whether to drop samples at the end of an epoch that the ranks can't share equally, instead of repeating some.
+        order: `keyed`, `torch`, `sequential`, ...
+        batch_size: The loader's, if it is known: a hint for reading ahead.
+        sharding: `self`: yields this rank's samples. `external`: yields all of them, for a library that shares batches out itself, as
+            Accelerate does; a sampler that also did would give each process a share of its share.
+        epochs: Epochs in the run, if known.
+        policy: The plan's policy, for experiments.
+    """
+
+    def __init__(  # torch's constructor is not called: it wants a process group
+        self,
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        order: str = "keyed",
+        batch_size: int = 64,
+        sharding: Sharding = "self",
+        epochs: int | None = None,
+        policy: Any = None,
+    ) -> None:
+        if sharding not in ("self", "external"):
+            raise InvalidError(f"sharding={sharding!r}: give 'self' or 'external'")
+        self.data: _dataset.Dataset = getattr(dataset, "data", dataset)
+        if not isinstance(self.data, _dataset.Dataset):
+            raise InvalidError(f"Sampler: {dataset!r} was not made by foreload.open; use torch's own samplers for it")
+        self.dataset = dataset
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.order, self.batch_size, self.sharding = order, check_positive("batch_size", batch_size), sharding
+        self.epochs, self.policy = epochs, policy
+        self._given = (num_replicas, rank)
+        self._word = _ranks.Word()
+        self._cursor = Cursor()
+        self._skip = 0
+        self._run: Run | None = None
+        kind_of(order, 1, shuffle=shuffle)
+        self.data.meeting["sampler"] = self
+        self.data.meeting.setdefault("cache", Cache().fixed())
+
+    def _place(self) -> _ranks.Ranks:
+        """This process' place as far as yielding goes."""
+        place = place_of(*self._given, word=self._word)
+        if self.sharding == "external":
+            return _ranks.Ranks(0, 1, (0,), self._word.of(shared=place.world > 1))
+        return place
+
+    def run(self) -> Run:
+        """The run, made when it is first needed and again when the ranks have changed."""
+        place = self._place()
+        if self._run is None or self._run.ranks != place:
+            world, global_batch = place.world, self.batch_size * place.world
+            kind = kind_of(self.order, world, shuffle=self.shuffle, draws="sampler_only")
+            tail = (
+                {"trim": {"multiple": world}}
+                if self.drop_last
+                else tail_of(world, global_batch, drop_last=False, uneven=None)
+            )
+            order = Order(self.data.digest, len(self.data), kind, self.seed, global_batch, tail)
+            cache: Cache = self.data.meeting["cache"]
+            self._run = Run(self.data, order, place, cache, epochs=self.epochs, policy=self.policy)
+        return self._run
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override] # an attribute in torch, known too early
+        """Data ranks."""
+        return self._place().world
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This process' data rank."""
+        return self._place().rank
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Samples of an epoch over all ranks."""
+        return self.run().plan.positions
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Samples of an epoch on this rank."""
+        return len(self)
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch of the next pass."""
+        return self._cursor.upcoming[0]
+
+    def __len__(self) -> int:
+        run = self.run()
+        return run.plan.positions // run.ranks.world
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is of this epoch."""
+        self._cursor.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        run, (epoch, first) = self.run(), self._cursor.begin()
+        run.check_epoch(epoch)
+        skip, self._skip = self._skip, 0
+        if self.sharding == "self" or place_of(*self._given).rank in (0, *place_of(*self._given).local[:1]):
+            attachment = run.attachment()
+            attachment.job().start(run.rank, epoch, first)
+            # Workers ask through connections of their own: the agent must know of the start before.
+            attachment.settle()
+        marks = bool(self.data.meeting.get("decodes"))
+        for batch in range(first, len(run)):
+            self._cursor.consumed(epoch, batch)
+            samples = run.plan.batch(epoch, batch, run.rank)[skip:]
+            for at, sample in enumerate(samples, 1):
+                self._yielded = skip + at
+                yield Place.of(sample, epoch) if marks else sample
+            skip = 0
+        self._cursor.consumed(epoch, len(run))
+        self._yielded = 0
+
+    _yielded = 0
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Where the run stands.
+
+        Args:
+            consumed: Samples of the epoch that the loop has had on this rank. Default: what this sampler has yielded, which is ahead of the
+                loop by what the loader has prefetched; torchdata's StatefulDataLoader accounts for that.
+
+        Returns:
+            Plain numbers and strings.
+        """
+        run = self.run()
+        if consumed is None:
+            consumed = min(self._cursor.batch * self.batch_size + self._yielded, len(self))
+        state = run.state(self._cursor.epoch, 0)
+        return {**state, "position": consumed * run.ranks.world}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass goes on where the state was saved.
+
+        Raises:
+            StateError: The state belongs to another run.
+        """
+        run = self.run()
+        position = state.get("position", 0)
+        whole, rest = divmod(position, run.order.global_batch)
+        border = {**state, "order": "", "position": whole * run.order.global_batch}
+        epoch, batch = run.resume(border if position < run.plan.positions else {**state, "order": ""})
+        self._cursor.load(epoch, batch)
+        self._skip = rest // run.ranks.world if position < run.plan.positions else 0
+        self._yielded = self._skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}

@@ -1,0 +1,198 @@
+"""Opening data sets, reading them, and choosing parts of them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foreload as fl
+from foreload import errors
+from small import CLASSES, COUNT, content, number_of
+
+
+def test_importing_needs_no_torch_and_starts_nothing() -> None:
+    program = """
+import sys, time, threading
+begun = time.perf_counter()
+import foreload
+assert time.perf_counter() - begun < 2, "slow"
+assert "torch" not in sys.modules
+assert threading.active_count() == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_folder_has_its_classes_and_labels(data: Any) -> None:
+    assert len(data) == COUNT
+    assert data.classes == list(CLASSES)
+    assert data.class_to_idx == {"cat": 0, "dog": 1, "eel": 2}
+    assert data.format == "folder"
+    assert data.labels.tolist() == [CLASSES.index(Path(data.key(i)).parent.name) for i in range(COUNT)]
+    assert data.lengths.tolist() == [len(content(number_of(data.key(i)))) for i in range(COUNT)]
+    assert data.nbytes == data.lengths.sum()
+
+
+def test_an_item_has_the_objects_bytes(data: Any) -> None:
+    for at in (0, 5, COUNT - 1, -1):
+        item = data[at]
+        assert item.bytes == content(number_of(item.key))
+        assert item.label == data.label(at)
+        assert data.url_of(at) == f"s3://data/train/{item.key}"
+    with pytest.raises(IndexError):
+        data[COUNT]
+
+
+def test_a_flat_prefix_has_no_labels(home: Any) -> None:
+    data = fl.open("s3://data/flat")
+    assert data.labels.tolist() == [-1] * 10
+    assert [data[i].bytes for i in range(10)] == [b"%d" % i for i in range(10)]
+    assert data[3].label is None
+
+
+def test_parts_are_data_sets_of_their_own(data: Any) -> None:
+    parts = data.split({"train": 0.8, "val": 0.2}, seed=3)
+    assert [len(part) for part in parts.values()] == [162, 41]
+    keys = [{part.key(i) for i in range(len(part))} for part in parts.values()]
+    assert not keys[0] & keys[1]
+    assert len(keys[0] | keys[1]) == COUNT
+    again = data.split({"train": 0.8, "val": 0.2}, seed=3)
+    assert again["train"].digest == parts["train"].digest
+    assert data.split({"train": 0.8, "val": 0.2}, seed=4)["train"].digest != parts["train"].digest
+
+    dogs = data.filter(lambda key, label, length: label == 1 and length > 0)
+    assert set(dogs.labels.tolist()) == {1}
+    assert dogs[0].bytes == content(number_of(dogs.key(0)))
+
+    part = data[10:20]
+    assert [part.key(i) for i in range(10)] == [data.key(i) for i in range(10, 20)]
+    of_part = part.select([9, 0])
+    assert [of_part.key(0), of_part.key(1)] == [data.key(19), data.key(10)]
+    assert len(data.select(data.labels == 2)) == (data.labels == 2).sum()
+
+
+@pytest.mark.parametrize("wrong", [[], [COUNT], [-COUNT - 1], [0.5], [[1]], np.ones(3, dtype=bool)])
+def test_a_choice_that_makes_no_sense_is_refused(data: Any, wrong: Any) -> None:
+    with pytest.raises((errors.InvalidError, IndexError)):
+        data.select(wrong)
+
+
+def test_data_sets_travel_without_their_index(data: Any) -> None:
+    part = data.select(range(100))
+    copy = pickle.loads(pickle.dumps(part))
+    assert len(pickle.dumps(data)) < 2000
+    assert (copy.digest, copy[3].bytes) == (part.digest, part[3].bytes)
+
+
+def test_the_index_is_found_again(data: Any, bucket: Any) -> None:
+    assert data.origin == "listed"
+    bucket.reset()
+    again = fl.open("s3://data/train")
+    assert again.digest == data.digest
+    assert "list" not in {name for name, count in bucket.counters()["requests"].items() if count}
+
+
+def test_progress_is_told(home: Any) -> None:
+    told = []
+    fl.open("s3://data/train", progress=lambda *at: told.append(at))
+    assert told
+    assert all(isinstance(step, str) for step, *_ in told)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        ({"url": "s3://data/nothing-here"}, FileNotFoundError, "nothing-here"),
+        ({"url": "s3://no-such-bucket/x"}, FileNotFoundError, "no-such-bucket"),
+        ({"url": "s4://data/train"}, ValueError, "s4"),
+        ({"url": "s3://data/train", "format": "papyrus"}, ValueError, "papyrus"),
+        ({"url": "s3://data/train", "storage_options": {"enpoint_url": "x"}}, ValueError, "endpoint_url"),
+        ({"url": "/no/such/directory"}, FileNotFoundError, "/no/such/directory"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(home: Any, call: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        fl.open(**call)
+    assert isinstance(caught.value, fl.ForeloadError)
+
+
+def test_a_directory_works_like_a_bucket(home: Any, tmp_path: Path) -> None:
+    for name in ("a/1.x", "b/2.x"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(name.encode())
+    data = fl.open(tmp_path)
+    assert data.classes == ["a", "b"]
+    assert [item.bytes for item in data] == [b"a/1.x", b"b/2.x"]
+
+
+def test_wrong_keys_are_denied_and_a_provider_is_asked(home: Any, bucket: Any) -> None:
+    wrong = {"access_key_id": "wrong", "secret_access_key": "wrong"}
+    with pytest.raises(PermissionError):
+        fl.open("s3://data/train", storage_options=wrong, refresh=True)
+    asked = []
+
+    def provider() -> dict[str, Any]:
+        asked.append(1)
+        return {"access_key_id": bucket.access_key, "secret_access_key": bucket.secret_key, "expires_at": 0}
+
+    data = fl.open("s3://data/train", credential_provider=provider, refresh=True)
+    assert data[0].bytes == content(number_of(data.key(0)))
+    # They have expired from the beginning: each call asks anew.
+    before = len(asked)
+    data.read(1)
+    assert len(asked) > before
+
+
+def test_a_provider_that_fails_says_so(home: Any) -> None:
+    with pytest.raises(errors.DeniedError, match="no luck"):
+        fl.open(
+            "s3://data/train",
+            credential_provider=lambda: {}["no luck"],
+        )
+
+
+def test_numpy_batches_are_the_plans(data: Any) -> None:
+    loader = fl.NumpyLoader(data, 16, shuffle=True, seed=5)
+    assert len(loader) == 13
+    for epoch in range(2):
+        seen = []
+        for batch, (values, labels) in enumerate(loader):
+            samples = loader._run.plan.batch(epoch, batch, 0)
+            assert values == [content(number_of(data.key(s))) for s in samples]
+            assert labels.tolist() == data.labels[samples].tolist()
+            seen += samples
+        assert sorted(seen) == list(range(COUNT))
+    assert [tally["batches"] for tally in loader.stats()["epochs"]] == [13, 13]
+
+
+def test_numpy_batches_of_arrays_are_stacked_and_states_go_on(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = fl.NumpyLoader(data, 32, shuffle=True, decode=lambda raw: np.frombuffer(raw, np.uint8)[:100])
+    iterator = iter(loader)
+    first = next(iterator)
+    assert first[0].shape == (32, 100)
+    state = iterator.get_state()
+    rest = [values.sum() for values, _ in iterator]
+    iterator.set_state(state)
+    assert [values.sum() for values, _ in iterator] == rest
+    assert len(rest) == len(loader) - 1
+
+
+def test_one_iterator_can_run_through_all_epochs(data: Any) -> None:
+    loader = fl.NumpyLoader(data, 100, epochs=3, repeat=True)
+    assert sum(len(values) for values, _ in loader) == 3 * COUNT
+
+
+@pytest.mark.parametrize("seeds", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 2**40, 2**50)])
+def test_a_samples_seed_depends_on_seed_epoch_and_sample(seeds: tuple[int, int, int]) -> None:
+    from foreload._decode import sample_seed
+
+    others = {(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)} - {seeds}
+    assert sample_seed(*seeds) == sample_seed(*seeds)
+    assert 0 <= sample_seed(*seeds) < 2**63
+    assert sample_seed(*seeds) not in {sample_seed(*other) for other in others}
