@@ -1,4 +1,4 @@
-//! From what a source holds to an [`Index`].
+//! From what a source holds to an [`Index`](crate::Index).
 //!
 //! [`build`] takes a URL, opens its source, finds out how samples lie in objects (or is told) and collects them:
 //! - a *folder* is listed; class directories become labels ([`Format::Folder`]), or there are none ([`Format::Flat`]);
