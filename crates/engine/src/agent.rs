@@ -96,7 +96,9 @@ impl Agent {
 
     async fn attend(self: Rc<Self>, stream: UnixStream) {
         // The socket's directory admits our user only; this also refuses a descriptor that was passed on.
-        let ours = stream.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::getuid().as_raw());
+        let ours = stream
+            .peer_cred()
+            .is_ok_and(|peer| peer.uid() == rustix::process::getuid().as_raw());
         if !ours {
             return;
         }
@@ -187,7 +189,8 @@ impl Agent {
     fn take(self: &Rc<Self>, connection: &Rc<Connection>, ask: Ask) {
         let find = |job: u32| self.jobs.borrow().get(&job).cloned();
         let gone = |id: u64| {
-            let body = serde_json::to_string(&Trouble::new("closed", "the job has ended; attach again")).unwrap_or_default();
+            let body =
+                serde_json::to_string(&Trouble::new("closed", "the job has ended; attach again")).unwrap_or_default();
             connection.say(&Say::Refuse { id, body });
         };
         match ask {
@@ -195,13 +198,29 @@ impl Agent {
                 let (agent, connection) = (Rc::clone(self), Rc::clone(connection));
                 tokio::task::spawn_local(agent.answer(connection, id, body));
             }
-            Ask::Start { job, rank, epoch, batch } => {
+            Ask::Start {
+                job,
+                rank,
+                epoch,
+                batch,
+            } => {
                 if let Some(job) = find(job) {
                     job.step(Event::Start { rank, epoch, batch });
                 }
             }
-            Ask::WantBatch { id, job, rank, epoch, batch } => match find(job) {
-                Some(job) => job.want(connection, id, |request| Event::WantBatch { request, rank, epoch, batch }),
+            Ask::WantBatch {
+                id,
+                job,
+                rank,
+                epoch,
+                batch,
+            } => match find(job) {
+                Some(job) => job.want(connection, id, |request| Event::WantBatch {
+                    request,
+                    rank,
+                    epoch,
+                    batch,
+                }),
                 None => gone(id),
             },
             Ask::WantSamples { id, job, rank, samples } => match find(job) {
@@ -215,7 +234,9 @@ impl Agent {
             }
             Ask::Release { job, handles, slots } => {
                 if let Some(found) = find(job) {
-                    slots.into_iter().for_each(|slot| found.batches.borrow_mut().give(slot, connection.id));
+                    slots
+                        .into_iter()
+                        .for_each(|slot| found.batches.borrow_mut().give(slot, connection.id));
                     let handles = connection.unlease(job, handles);
                     if !handles.is_empty() {
                         found.step(Event::Release { handles });
@@ -227,15 +248,30 @@ impl Agent {
                 let (slot, offset, len) = taken.map_or((0, 0, 0), |(id, slot)| (id, slot.offset, len));
                 connection.say(&Say::Slot { id, slot, offset, len });
             }
-            Ask::Adopt { id, job, from, handles, slots } => {
+            Ask::Adopt {
+                id,
+                job,
+                from,
+                handles,
+                slots,
+            } => {
                 let whole = find(job).is_some_and(|found| self.adopt(&found, connection, from, &handles, &slots));
                 connection.say(&Say::Adopted { id, whole });
             }
         }
     }
 
-    fn adopt(&self, job: &Rc<Job>, to: &Rc<Connection>, from: u64, handles: &[foreload_plan::action::Handle], slots: &[u64]) -> bool {
-        let Some(from) = self.connections.borrow().get(&from).cloned() else { return false };
+    fn adopt(
+        &self,
+        job: &Rc<Job>,
+        to: &Rc<Connection>,
+        from: u64,
+        handles: &[foreload_plan::action::Handle],
+        slots: &[u64],
+    ) -> bool {
+        let Some(from) = self.connections.borrow().get(&from).cloned() else {
+            return false;
+        };
         if !from.hand_over(job.id, handles, to) {
             return false;
         }
@@ -252,7 +288,10 @@ impl Agent {
             Err(error) => Err(Trouble::new("invalid", format!("malformed call: {error}"))),
         };
         let (reply, fds) = answered.unwrap_or_else(|trouble| (Reply::Failed(trouble), Fds::None));
-        let say = Say::Reply { id, body: serde_json::to_string(&reply).unwrap_or_default() };
+        let say = Say::Reply {
+            id,
+            body: serde_json::to_string(&reply).unwrap_or_default(),
+        };
         let sent = match &fds {
             Fds::None => {
                 connection.say(&say);
@@ -262,7 +301,11 @@ impl Agent {
             Fds::Arenas(job) => {
                 let batches = job.batches.borrow().shared().as_fd().try_clone_to_owned();
                 match batches {
-                    Ok(batches) => connection.say_with(&say, &[job.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>]).await,
+                    Ok(batches) => {
+                        connection
+                            .say_with(&say, &[job.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>])
+                            .await
+                    }
                     Err(error) => Err(error),
                 }
             }
@@ -282,13 +325,24 @@ impl Agent {
                     );
                     return Err(Trouble::new("invalid", message));
                 }
-                Ok((Reply::Welcome { version: VERSION, pid: std::process::id(), connection: connection.id }, Fds::None))
+                Ok((
+                    Reply::Welcome {
+                        version: VERSION,
+                        pid: std::process::id(),
+                        connection: connection.id,
+                    },
+                    Fds::None,
+                ))
             }
             Call::Open(open) => self.open(connection, id, open).await,
             Call::Subset { dataset, samples } => {
                 let whole = self.dataset(dataset)?;
                 let subset = Rc::new(whole.subset(&samples)?);
-                let known = self.datasets.borrow().iter().position(|d| d.index.digest() == subset.index.digest() && d.open == subset.open);
+                let known = self
+                    .datasets
+                    .borrow()
+                    .iter()
+                    .position(|d| d.index.digest() == subset.index.digest() && d.open == subset.open);
                 let number = known.unwrap_or_else(|| {
                     self.datasets.borrow_mut().push(subset);
                     self.datasets.borrow().len() - 1
@@ -296,7 +350,10 @@ impl Agent {
                 self.opened(number)
             }
             Call::Attach(attach) => self.attach(connection, *attach),
-            Call::Credentials { dataset, storage_options } => {
+            Call::Credentials {
+                dataset,
+                storage_options,
+            } => {
                 let dataset = self.dataset(dataset)?;
                 dataset.renew(&storage_options)?;
                 Ok((Reply::Done, Fds::None))
@@ -315,7 +372,14 @@ impl Agent {
                     ram_bytes: job.attach.ram_bytes,
                 });
                 let jobs = jobs.collect();
-                Ok((Reply::Status { pid: std::process::id(), connections: self.connections.borrow().len() as u64, jobs }, Fds::None))
+                Ok((
+                    Reply::Status {
+                        pid: std::process::id(),
+                        connections: self.connections.borrow().len() as u64,
+                        jobs,
+                    },
+                    Fds::None,
+                ))
             }
             Call::Retire => {
                 self.retire.set(true);
@@ -326,17 +390,34 @@ impl Agent {
     }
 
     fn dataset(&self, id: u32) -> Result<Rc<Dataset>, Trouble> {
-        self.datasets.borrow().get(id as usize).cloned().ok_or_else(|| Trouble::new("invalid", format!("no data set {id} is open")))
+        self.datasets
+            .borrow()
+            .get(id as usize)
+            .cloned()
+            .ok_or_else(|| Trouble::new("invalid", format!("no data set {id} is open")))
     }
 
     fn job(&self, id: u32) -> Result<Rc<Job>, Trouble> {
-        self.jobs.borrow().get(&id).cloned().ok_or_else(|| Trouble::new("closed", format!("job {id} has ended; attach again")))
+        self.jobs
+            .borrow()
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| Trouble::new("closed", format!("job {id} has ended; attach again")))
     }
 
     async fn open(&self, connection: &Rc<Connection>, id: u64, open: Open) -> Result<(Reply, Fds), Trouble> {
-        let plain = Open { refresh: false, update: false, checksum: false, ..open.clone() };
+        let plain = Open {
+            refresh: false,
+            update: false,
+            checksum: false,
+            ..open.clone()
+        };
         let fresh = plain == open;
-        let opened = self.datasets.borrow().iter().rposition(|dataset| dataset.open == plain && dataset.origin != "subset");
+        let opened = self
+            .datasets
+            .borrow()
+            .iter()
+            .rposition(|dataset| dataset.open == plain && dataset.origin != "subset");
         if let (Some(number), true) = (opened, fresh) {
             return self.opened(number);
         }
@@ -345,14 +426,20 @@ impl Agent {
         let tell = tokio::task::spawn_local(async move {
             while steps.changed().await.is_ok() {
                 let step = steps.borrow_and_update().clone();
-                teller.say(&Say::Progress { id, body: serde_json::to_string(&step).unwrap_or_default() });
+                teller.say(&Say::Progress {
+                    id,
+                    body: serde_json::to_string(&step).unwrap_or_default(),
+                });
                 // A bar needs no more than twenty pictures a second.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         });
         let dataset = Dataset::open(open, &self.settings.cache_dir, report).await;
         tell.abort();
-        let dataset = Rc::new(Dataset { open: plain, ..dataset? });
+        let dataset = Rc::new(Dataset {
+            open: plain,
+            ..dataset?
+        });
         let mut datasets = self.datasets.borrow_mut();
         datasets.push(dataset);
         let number = datasets.len() - 1;
@@ -362,18 +449,29 @@ impl Agent {
 
     fn opened(&self, number: usize) -> Result<(Reply, Fds), Trouble> {
         let dataset = self.dataset(number as u32)?;
-        let reply = Reply::Opened { dataset: number as u32, index_bytes: dataset.index.as_bytes().len() as u64, origin: dataset.origin.to_owned(), changes: dataset.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]) };
+        let reply = Reply::Opened {
+            dataset: number as u32,
+            index_bytes: dataset.index.as_bytes().len() as u64,
+            origin: dataset.origin.to_owned(),
+            changes: dataset.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]),
+        };
         Ok((reply, Fds::Index(dataset)))
     }
 
     fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
         let dataset = self.dataset(attach.dataset)?;
         if attach.order.dataset != dataset.digest() || attach.order.samples != dataset.index.len() {
-            return Err(Trouble::new("invalid", "the order was made for another data set (its digest or number of samples differs)"));
+            return Err(Trouble::new(
+                "invalid",
+                "the order was made for another data set (its digest or number of samples differs)",
+            ));
         }
         // Equal words join; a job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
         let same = |job: &&Rc<Job>| {
-            let alike = Attach { session: attach.session.clone(), ..job.attach.clone() } == attach;
+            let alike = Attach {
+                session: attach.session.clone(),
+                ..job.attach.clone()
+            } == attach;
             alike && (job.attach.session == attach.session || job.clients.get() == 0)
         };
         let running = self.jobs.borrow().values().find(same).cloned();
@@ -382,9 +480,19 @@ impl Agent {
             Some(job) => (job, true),
             None => {
                 // What lingers makes room for what is wanted now.
-                let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(|job| job.clients.get() == 0).cloned().collect();
+                let idle: Vec<Rc<Job>> = self
+                    .jobs
+                    .borrow()
+                    .values()
+                    .filter(|job| job.clients.get() == 0)
+                    .cloned()
+                    .collect();
                 idle.iter().for_each(|job| self.drop_job(job));
-                let tiers = attach.disks.iter().map(|disk| self.tier(disk, &mut warnings)).collect::<Result<Vec<_>, _>>()?;
+                let tiers = attach
+                    .disks
+                    .iter()
+                    .map(|disk| self.tier(disk, &mut warnings))
+                    .collect::<Result<Vec<_>, _>>()?;
                 let id = self.next.replace(self.next.get() + 1) as u32;
                 let job = Job::start(id, attach, dataset, tiers, self.settings.record)?;
                 self.jobs.borrow_mut().insert(id, Rc::clone(&job));
@@ -400,7 +508,7 @@ impl Agent {
             cache_bytes: job.cache.map().len(),
             batch_bytes: job.attach.batch_bytes,
             joined,
-            found: job.found,
+            found: job.found.get(),
             plan: job.plan_digest(),
             warnings,
         };
@@ -412,10 +520,17 @@ impl Agent {
             return Ok(Rc::clone(tier));
         }
         let settings = DiskSettings::new(disk.capacity_bytes);
-        let (tier, report) = DiskTier::open(&disk.directory, settings)
-            .map_err(|e| Trouble::new("invalid", format!("opening the disk tier at {}: {e}", disk.directory.display())))?;
+        let (tier, report) = DiskTier::open(&disk.directory, settings).map_err(|e| {
+            Trouble::new(
+                "invalid",
+                format!("opening the disk tier at {}: {e}", disk.directory.display()),
+            )
+        })?;
         for (path, damage) in &report.damaged {
-            warnings.push(format!("the cache file {} was damaged and is gone: {damage:?}; what it held is fetched again", path.display()));
+            warnings.push(format!(
+                "the cache file {} was damaged and is gone: {damage:?}; what it held is fetched again",
+                path.display()
+            ));
         }
         let tier = Rc::new(RefCell::new(tier));
         self.tiers.borrow_mut().insert(disk.directory.clone(), Rc::clone(&tier));
@@ -459,7 +574,9 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
         let served = Rc::clone(&agent).serve(UnixListener::from_std(listener)?).await;
         CURRENT.with(|current| current.borrow_mut().take());
         if agent.settings.record {
-            let jobs = agent.replay_all().map_err(|difference| io::Error::other(format!("REPLAY DIFFERS: {difference}")))?;
+            let jobs = agent
+                .replay_all()
+                .map_err(|difference| io::Error::other(format!("REPLAY DIFFERS: {difference}")))?;
             eprintln!("foreload-agent: {jobs} jobs replay to equality");
         }
         served

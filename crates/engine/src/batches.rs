@@ -19,7 +19,12 @@ impl Batches {
     /// # Errors
     /// What the system says.
     pub fn new(len: u64) -> io::Result<Self> {
-        Ok(Batches { shared: Shared::new("foreload-batches", len, false)?, free: Arena::new(len), held: FxHashMap::default(), next: 0 })
+        Ok(Batches {
+            shared: Shared::new("foreload-batches", len, false)?,
+            free: Arena::new(len),
+            held: FxHashMap::default(),
+            next: 0,
+        })
     }
 
     /// The memory.
@@ -47,7 +52,10 @@ impl Batches {
 
     /// Moves leases between connections: all or none.
     pub fn adopt(&mut self, ids: &[u64], from: u64, to: u64) -> bool {
-        if !ids.iter().all(|id| self.held.get(id).is_some_and(|(_, holder)| *holder == from)) {
+        if !ids
+            .iter()
+            .all(|id| self.held.get(id).is_some_and(|(_, holder)| *holder == from))
+        {
             return false;
         }
         for id in ids {
@@ -60,7 +68,12 @@ impl Batches {
 
     /// Takes all leases of a connection back.
     pub fn reclaim(&mut self, connection: u64) {
-        let ids: Vec<u64> = self.held.iter().filter(|(_, (_, holder))| *holder == connection).map(|(&id, _)| id).collect();
+        let ids: Vec<u64> = self
+            .held
+            .iter()
+            .filter(|(_, (_, holder))| *holder == connection)
+            .map(|(&id, _)| id)
+            .collect();
         ids.into_iter().for_each(|id| self.give(id, connection));
     }
 

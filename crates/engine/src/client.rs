@@ -39,7 +39,9 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Trouble(Trouble),
     /// The agent is gone.
-    #[error("the foreload agent ended ({0}); its log is agent.log in the cache directory. Start the loader again: a new agent starts by itself and finds the disk cache warm")]
+    #[error(
+        "the foreload agent ended ({0}); its log is agent.log in the cache directory. Start the loader again: a new agent starts by itself and finds the disk cache warm"
+    )]
     Closed(String),
     /// It can't be started or reached.
     #[error("no foreload agent: {0}")]
@@ -74,6 +76,9 @@ struct Inbox {
     closed: Option<String>,
 }
 
+/// Leases of a job to give back: samples and batch slots.
+type Releases = (Vec<Handle>, Vec<u64>);
+
 /// A connection to the agent.
 pub struct Client {
     stream: UnixStream,
@@ -83,7 +88,7 @@ pub struct Client {
     next: AtomicU64,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
-    releases: Mutex<FxHashMap<u32, (Vec<Handle>, Vec<u64>)>>,
+    releases: Mutex<FxHashMap<u32, Releases>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -108,7 +113,13 @@ impl Client {
             arrived: Condvar::new(),
             releases: Mutex::default(),
         };
-        match client.call(&Call::Hello { version: VERSION, pid: client.pid }, pulse)? {
+        match client.call(
+            &Call::Hello {
+                version: VERSION,
+                pid: client.pid,
+            },
+            pulse,
+        )? {
             (Reply::Welcome { connection, pid, .. }, _) => (client.connection, client.agent_pid) = (connection, pid),
             (other, _) => return Err(ClientError::NoAgent(format!("unexpected answer {other:?}"))),
         }
@@ -151,12 +162,22 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn call_with(&self, call: &Call, pulse: Pulse<'_>, progress: &mut dyn FnMut(Progress)) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+    pub fn call_with(
+        &self,
+        call: &Call,
+        pulse: Pulse<'_>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let body = serde_json::to_string(call).map_err(|e| ClientError::NoAgent(e.to_string()))?;
         self.send(&Ask::Call { id, body })?;
         let mut pulse = || {
-            let told: Vec<Progress> = lock(&self.inbox).progress.get_mut(&id).map(std::mem::take).unwrap_or_default().into();
+            let told: Vec<Progress> = lock(&self.inbox)
+                .progress
+                .get_mut(&id)
+                .map(std::mem::take)
+                .unwrap_or_default()
+                .into();
             told.into_iter().for_each(&mut *progress);
             pulse()
         };
@@ -240,9 +261,11 @@ impl Client {
     /// [`ClientError::Trouble`] when the agent refuses, [`ClientError::Interrupted`], [`ClientError::TimedOut`], [`ClientError::Closed`].
     pub fn wait(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<Say, ClientError> {
         match self.receive(id, timeout, pulse)? {
-            Incoming::Say(Say::Refuse { body, .. }) => Err(ClientError::Trouble(
-                serde_json::from_str(&body).unwrap_or_else(|_| Trouble::new("bug", format!("unreadable refusal {body:?}"))),
-            )),
+            Incoming::Say(Say::Refuse { body, .. }) => {
+                Err(ClientError::Trouble(serde_json::from_str(&body).unwrap_or_else(|_| {
+                    Trouble::new("bug", format!("unreadable refusal {body:?}"))
+                })))
+            }
             Incoming::Say(say) => Ok(say),
             Incoming::Fds(reply, _) => Err(ClientError::Closed(format!("unexpected answer {reply:?}"))),
         }
@@ -278,7 +301,11 @@ impl Client {
             }
             let nap = end.map_or(PULSE, |end| end.saturating_duration_since(Instant::now()).min(PULSE));
             if inbox.reading {
-                inbox = self.arrived.wait_timeout(inbox, nap).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+                inbox = self
+                    .arrived
+                    .wait_timeout(inbox, nap)
+                    .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    .0;
             } else {
                 inbox.reading = true;
                 drop(inbox);
@@ -303,7 +330,10 @@ impl Client {
     /// Reads what there is; nothing after `nap`.
     fn read(&self, nap: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         let mut poll_fds = [PollFd::new(&self.stream, PollFlags::IN)];
-        let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
+        let nap = Timespec {
+            tv_sec: nap.as_secs() as i64,
+            tv_nsec: i64::from(nap.subsec_nanos()),
+        };
         match poll(&mut poll_fds, Some(&nap)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => return Ok((Vec::new(), Vec::new())),
             Ok(_) => {}
@@ -313,7 +343,12 @@ impl Client {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match rustix::net::recvmsg(self.stream.as_fd(), &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, flags) {
+        match rustix::net::recvmsg(
+            self.stream.as_fd(),
+            &mut [IoSliceMut::new(&mut buffer)],
+            &mut ancillary,
+            flags,
+        ) {
             Ok(message) if message.bytes == 0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "its socket closed")),
             Ok(message) => {
                 buffer.truncate(message.bytes);
@@ -354,7 +389,8 @@ impl Inbox {
     fn file(&mut self, say: Say) {
         let id = match &say {
             Say::Reply { id, body } => {
-                let reply = serde_json::from_str(body).unwrap_or_else(|e| Reply::Failed(Trouble::new("bug", format!("unreadable reply: {e}"))));
+                let reply = serde_json::from_str(body)
+                    .unwrap_or_else(|e| Reply::Failed(Trouble::new("bug", format!("unreadable reply: {e}"))));
                 let count = match reply {
                     Reply::Opened { .. } => 1,
                     Reply::Attached { .. } => 2,
@@ -405,16 +441,29 @@ impl Attached {
     /// As [`Client::call`].
     pub fn new(client: &Arc<Client>, attach: crate::calls::Attach, pulse: Pulse<'_>) -> Result<Self, ClientError> {
         let (reply, fds) = client.call(&Call::Attach(Box::new(attach)), pulse)?;
-        let Reply::Attached { job, cache_bytes, batch_bytes, .. } = &reply else {
+        let Reply::Attached {
+            job,
+            cache_bytes,
+            batch_bytes,
+            ..
+        } = &reply
+        else {
             return Err(ClientError::Closed(format!("unexpected answer {reply:?}")));
         };
         let [cache, batches] = fds.as_slice() else {
             return Err(ClientError::Closed("the agent sent no memory".into()));
         };
         let map = |fd: &OwnedFd, len, writable| {
-            Mapping::new(fd.as_fd(), len, writable).map_err(|e| ClientError::Closed(format!("mapping the agent's memory: {e}")))
+            Mapping::new(fd.as_fd(), len, writable)
+                .map_err(|e| ClientError::Closed(format!("mapping the agent's memory: {e}")))
         };
-        Ok(Attached { job: *job, cache: map(cache, *cache_bytes, false)?, batches: map(batches, *batch_bytes, true)?, client: Arc::clone(client), reply })
+        Ok(Attached {
+            job: *job,
+            cache: map(cache, *cache_bytes, false)?,
+            batches: map(batches, *batch_bytes, true)?,
+            client: Arc::clone(client),
+            reply,
+        })
     }
 
     /// Asks for a batch of a rank; wait for the number that comes back.
@@ -423,7 +472,13 @@ impl Attached {
     /// As [`Client::send`].
     pub fn want_batch(&self, rank: u32, epoch: u32, batch: u64) -> Result<u64, ClientError> {
         let id = self.client.next_id();
-        self.client.send(&Ask::WantBatch { id, job: self.job, rank, epoch, batch })?;
+        self.client.send(&Ask::WantBatch {
+            id,
+            job: self.job,
+            rank,
+            epoch,
+            batch,
+        })?;
         Ok(id)
     }
 
@@ -433,7 +488,12 @@ impl Attached {
     /// As [`Client::send`].
     pub fn want_samples(&self, rank: u32, samples: Vec<u64>) -> Result<u64, ClientError> {
         let id = self.client.next_id();
-        self.client.send(&Ask::WantSamples { id, job: self.job, rank, samples })?;
+        self.client.send(&Ask::WantSamples {
+            id,
+            job: self.job,
+            rank,
+            samples,
+        })?;
         Ok(id)
     }
 
@@ -441,7 +501,12 @@ impl Attached {
     ///
     /// # Errors
     /// As [`Client::wait`].
-    pub fn delivered(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<(Vec<Sent>, bool), ClientError> {
+    pub fn delivered(
+        &self,
+        id: u64,
+        timeout: Option<Duration>,
+        pulse: Pulse<'_>,
+    ) -> Result<(Vec<Sent>, bool), ClientError> {
         match self.client.wait(id, timeout, pulse)? {
             Say::Deliver { items, copy, .. } => Ok((items, copy)),
             other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
@@ -453,7 +518,9 @@ impl Attached {
     /// # Errors
     /// [`ClientError::Closed`] when the agent named memory that doesn't exist.
     pub fn bytes(&self, item: &Sent) -> Result<&[u8], ClientError> {
-        self.cache.bytes(item.offset, item.len).ok_or_else(|| ClientError::Closed("the agent delivered memory outside the arena".into()))
+        self.cache
+            .bytes(item.offset, item.len)
+            .ok_or_else(|| ClientError::Closed("the agent delivered memory outside the arena".into()))
     }
 
     /// Leases `len` bytes to collate into; `None` when the arena is full.
@@ -464,7 +531,12 @@ impl Attached {
         let id = self.client.next_id();
         self.client.send(&Ask::WantSlot { id, job: self.job, len })?;
         match self.client.wait(id, None, pulse)? {
-            Say::Slot { slot, offset, len: given, .. } if given == len && len > 0 => Ok(Some((slot, offset))),
+            Say::Slot {
+                slot,
+                offset,
+                len: given,
+                ..
+            } if given == len && len > 0 => Ok(Some((slot, offset))),
             Say::Slot { .. } => Ok(None),
             other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
         }
@@ -474,9 +546,21 @@ impl Attached {
     ///
     /// # Errors
     /// As [`Client::wait`].
-    pub fn adopt(&self, from: u64, handles: Vec<Handle>, slots: Vec<u64>, pulse: Pulse<'_>) -> Result<bool, ClientError> {
+    pub fn adopt(
+        &self,
+        from: u64,
+        handles: Vec<Handle>,
+        slots: Vec<u64>,
+        pulse: Pulse<'_>,
+    ) -> Result<bool, ClientError> {
         let id = self.client.next_id();
-        self.client.send(&Ask::Adopt { id, job: self.job, from, handles, slots })?;
+        self.client.send(&Ask::Adopt {
+            id,
+            job: self.job,
+            from,
+            handles,
+            slots,
+        })?;
         match self.client.wait(id, None, pulse)? {
             Say::Adopted { whole, .. } => Ok(whole),
             other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),

@@ -112,7 +112,12 @@ impl Connection {
                         ancillary.push(SendAncillaryMessage::ScmRights(fds));
                     }
                     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                    Ok(rustix::net::sendmsg(self.stream.as_fd(), &[IoSlice::new(&frame[sent..])], &mut ancillary, flags)?)
+                    Ok(rustix::net::sendmsg(
+                        self.stream.as_fd(),
+                        &[IoSlice::new(&frame[sent..])],
+                        &mut ancillary,
+                        flags,
+                    )?)
                 })
                 .await?;
         }
@@ -160,7 +165,10 @@ impl Connection {
         all.sort_unstable();
         let mut by_job: FxHashMap<u32, Vec<Handle>> = FxHashMap::default();
         for ((job, handle), count) in all {
-            by_job.entry(job).or_default().extend(std::iter::repeat_n(handle, count as usize));
+            by_job
+                .entry(job)
+                .or_default()
+                .extend(std::iter::repeat_n(handle, count as usize));
         }
         by_job
     }

@@ -38,8 +38,16 @@ impl Catalog for IndexCatalog {
 
     fn place(&self, sample: u64) -> Place {
         match self.0.sample(sample) {
-            Ok(found) => Place { object: found.object, offset: found.offset, len: found.length },
-            Err(_) => Place { object: u64::MAX, offset: 0, len: 0 },
+            Ok(found) => Place {
+                object: found.object,
+                offset: found.offset,
+                len: found.length,
+            },
+            Err(_) => Place {
+                object: u64::MAX,
+                offset: 0,
+                len: 0,
+            },
         }
     }
 }
@@ -50,12 +58,23 @@ impl Dataset {
     /// # Errors
     /// [`Trouble`] with what the store said.
     pub async fn open(open: Open, cache_dir: &Path, report: Reporter) -> Result<Self, Trouble> {
-        let options = SourceOptions { storage_options: open.storage_options.clone(), ..SourceOptions::default() };
+        let options = SourceOptions {
+            storage_options: open.storage_options.clone(),
+            ..SourceOptions::default()
+        };
         let (index, origin, changes) = find_index(&open, &options, cache_dir, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
         let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
-        let shared = Shared::of("foreload-index", index.as_bytes()).map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
-        Ok(Dataset { open, index, source, shared, origin, changes })
+        let shared = Shared::of("foreload-index", index.as_bytes())
+            .map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
+        Ok(Dataset {
+            open,
+            index,
+            source,
+            shared,
+            origin,
+            changes,
+        })
     }
 
     /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both.
@@ -64,8 +83,16 @@ impl Dataset {
     /// `invalid` for a sample that doesn't exist.
     pub fn subset(&self, samples: &[u64]) -> Result<Self, Trouble> {
         let index = self.index.select(samples).map_err(|e| trouble(&e))?;
-        let shared = Shared::of("foreload-index", index.as_bytes()).map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
-        Ok(Dataset { open: self.open.clone(), index, source: self.source.clone(), shared, origin: "subset", changes: None })
+        let shared = Shared::of("foreload-index", index.as_bytes())
+            .map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
+        Ok(Dataset {
+            open: self.open.clone(),
+            index,
+            source: self.source.clone(),
+            shared,
+            origin: "subset",
+            changes: None,
+        })
     }
 
     /// Takes new credentials, from the client's provider.
@@ -74,11 +101,23 @@ impl Dataset {
     /// `invalid` when the options name none.
     pub fn renew(&self, options: &std::collections::BTreeMap<String, String>) -> Result<(), Trouble> {
         let find = |names: &[&str]| names.iter().find_map(|name| options.get(*name).cloned());
-        let credentials = match (find(&["access_key_id", "aws_access_key_id", "key"]), find(&["secret_access_key", "aws_secret_access_key", "secret"])) {
-            (Some(id), Some(secret)) => Credentials::AccessKey { id, secret, token: find(&["session_token", "aws_session_token", "token"]) },
+        let credentials = match (
+            find(&["access_key_id", "aws_access_key_id", "key"]),
+            find(&["secret_access_key", "aws_secret_access_key", "secret"]),
+        ) {
+            (Some(id), Some(secret)) => Credentials::AccessKey {
+                id,
+                secret,
+                token: find(&["session_token", "aws_session_token", "token"]),
+            },
             _ => match find(&["bearer_token", "token", "access_token"]) {
                 Some(token) => Credentials::Bearer(token),
-                None => return Err(Trouble::new("invalid", "the credential provider gave neither access_key_id and secret_access_key nor a token")),
+                None => {
+                    return Err(Trouble::new(
+                        "invalid",
+                        "the credential provider gave neither access_key_id and secret_access_key nor a token",
+                    ));
+                }
             },
         };
         self.source.update_credentials(&credentials).map_err(|e| trouble(&e))
@@ -98,7 +137,12 @@ pub fn index_path(cache_dir: &Path, open: &Open) -> PathBuf {
         .text(&open.url)
         .text(&open.format)
         .text(&open.extensions.join(","))
-        .text(open.storage_options.iter().find(|(key, _)| key.contains("endpoint")).map_or("", |(_, value)| value))
+        .text(
+            open.storage_options
+                .iter()
+                .find(|(key, _)| key.contains("endpoint"))
+                .map_or("", |(_, value)| value),
+        )
         .finish();
     cache_dir.join("indexes").join(format!("{name}.flx"))
 }
@@ -114,31 +158,53 @@ async fn find_index(
         Some(named) => Some((read_index(named, options).await?, "saved")),
         None if open.refresh => None,
         // A damaged cache file is no reason to fail: it is made again.
-        None => tokio::fs::read(&path).await.ok().and_then(|bytes| Index::from_bytes(bytes.into()).ok()).map(|index| (index, "cache")),
+        None => tokio::fs::read(&path)
+            .await
+            .ok()
+            .and_then(|bytes| Index::from_bytes(bytes.into()).ok())
+            .map(|index| (index, "cache")),
     };
     let mut tell = move |step: &Step| {
         let bytes = if step.bytes > 0 { Some(step.bytes) } else { None };
-        drop(report.send_replace(Progress { step: step.stage.into(), done: step.done, total: step.total, samples: step.samples, bytes }));
+        drop(report.send_replace(Progress {
+            step: step.stage.into(),
+            done: step.done,
+            total: step.total,
+            samples: step.samples,
+            bytes,
+        }));
     };
     let (mut index, mut origin, mut changes) = match known {
         Some((old, _)) if open.update => {
-            let (index, changes) = format::update(&old, &open.url, options, &mut tell).await.map_err(|e| trouble(&e))?;
+            let (index, changes) = format::update(&old, &open.url, options, &mut tell)
+                .await
+                .map_err(|e| trouble(&e))?;
             (index, "updated", Some(changes))
         }
         Some((index, origin)) => (index, origin, None),
         None => {
             let build = build_options(open, &path)?;
-            (format::build(&open.url, options, &build, &mut tell).await.map_err(|e| trouble(&e))?, "listed", None)
+            (
+                format::build(&open.url, options, &build, &mut tell)
+                    .await
+                    .map_err(|e| trouble(&e))?,
+                "listed",
+                None,
+            )
         }
     };
     if open.checksum && (0..index.len()).any(|sample| index.crc32c(sample).is_none()) {
         let source = Source::open(index.root(), options).map_err(|e| trouble(&e))?;
-        index = format::checksum(&index, &source, 32, &mut tell).await.map_err(|e| trouble(&e))?;
+        index = format::checksum(&index, &source, 32, &mut tell)
+            .await
+            .map_err(|e| trouble(&e))?;
         origin = if origin == "listed" { origin } else { "updated" };
         changes = changes.or(Some(Changes::default()));
     }
     // Saving it is a convenience: a full or read-only disk doesn't keep anybody from training.
-    if (origin == "listed" || origin == "updated") && let Err(error) = save(&path, index.as_bytes()) {
+    if (origin == "listed" || origin == "updated")
+        && let Err(error) = save(&path, index.as_bytes())
+    {
         eprintln!("foreload-agent: can't save the index at {}: {error}", path.display());
     }
     Ok((index, origin, changes))
@@ -151,11 +217,23 @@ fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {
         "flat" => Some(Format::Flat),
         "tar" | "webdataset" => Some(Format::Tar),
         "manifest" | "csv" | "jsonl" | "parquet" => Some(Format::Manifest),
-        other => return Err(Trouble::new("invalid", format!("format {other:?} is none of auto, folder, flat, tar (webdataset), manifest"))),
+        other => {
+            return Err(Trouble::new(
+                "invalid",
+                format!("format {other:?} is none of auto, folder, flat, tar (webdataset), manifest"),
+            ));
+        }
     };
     let directory = path.parent().unwrap_or(Path::new("."));
-    let checkpoint = std::fs::create_dir_all(directory).is_ok().then(|| path.with_extension("listing"));
-    Ok(BuildOptions { format, extensions: open.extensions.clone(), checkpoint, ..BuildOptions::default() })
+    let checkpoint = std::fs::create_dir_all(directory)
+        .is_ok()
+        .then(|| path.with_extension("listing"));
+    Ok(BuildOptions {
+        format,
+        extensions: open.extensions.clone(),
+        checkpoint,
+        ..BuildOptions::default()
+    })
 }
 
 async fn read_index(named: &str, options: &SourceOptions) -> Result<Index, Trouble> {

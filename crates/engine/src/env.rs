@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 fn path(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
 }
 
 /// Where indexes, logs and disk tiers go unless the user says otherwise.
@@ -24,13 +26,18 @@ pub fn cache_dir() -> PathBuf {
 #[must_use]
 pub fn runtime_dir() -> PathBuf {
     let own = || std::env::temp_dir().join(format!("foreload-{}", rustix::process::getuid().as_raw()));
-    path("FORELOAD_RUNTIME_DIR").or_else(|| path("XDG_RUNTIME_DIR").map(|dir| dir.join("foreload"))).filter(|dir| dir.as_os_str().len() < 70).unwrap_or_else(own)
+    path("FORELOAD_RUNTIME_DIR")
+        .or_else(|| path("XDG_RUNTIME_DIR").map(|dir| dir.join("foreload")))
+        .filter(|dir| dir.as_os_str().len() < 70)
+        .unwrap_or_else(own)
 }
 
 /// How long an agent outlives its last client.
 #[must_use]
 pub fn linger() -> Duration {
-    let given = std::env::var("FORELOAD_LINGER_S").ok().and_then(|text| text.parse::<f64>().ok());
+    let given = std::env::var("FORELOAD_LINGER_S")
+        .ok()
+        .and_then(|text| text.parse::<f64>().ok());
     Duration::from_secs_f64(given.filter(|s| s.is_finite()).unwrap_or(60.0).clamp(0.0, 1e6))
 }
 

@@ -35,6 +35,12 @@ const LOG_STEPS: usize = 512;
 const TICK: Duration = Duration::from_millis(10);
 /// How far ahead of the RAM tier memory is taken from the system.
 const POPULATE_BYTES: u64 = 32 << 20;
+/// Samples looked up in the disk tiers in one go: about a tenth of a second.
+const LOOK_AT_ONCE: u64 = 200_000;
+/// Memory and credentials are looked after this often while the job is active.
+const CARE: Duration = Duration::from_secs(5);
+/// Below this much memory left on the machine, the RAM tier shrinks.
+const SCARCE_BYTES: u64 = 256 << 20;
 /// Loads remembered as the slowest.
 const SLOWEST: usize = 10;
 
@@ -76,7 +82,7 @@ pub struct Job {
     /// Since when nobody is attached.
     pub idle_since: Cell<Option<Instant>>,
     /// Samples found in the disk tiers at the start.
-    pub found: u64,
+    pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
     state: RefCell<State>,
     begun: Instant,
@@ -90,7 +96,14 @@ fn settings(attach: &Attach) -> Settings {
         policy: attach.policy,
         ram_bytes: attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes),
         staging_bytes: attach.staging_bytes,
-        tiers: attach.disks.iter().map(|disk| TierSettings { capacity_bytes: disk.capacity_bytes, pinned: disk.pinned }).collect(),
+        tiers: attach
+            .disks
+            .iter()
+            .map(|disk| TierSettings {
+                capacity_bytes: disk.capacity_bytes,
+                pinned: disk.pinned,
+            })
+            .collect(),
         concurrency: attach.concurrency,
         hedge_per_cent: attach.hedge_per_cent,
         load_timeout_ns: (attach.timeout_s.clamp(0.1, 86_400.0) * 1e9) as u64,
@@ -107,8 +120,20 @@ fn settings(attach: &Attach) -> Settings {
 pub fn scheduler(attach: &Attach, dataset: &Dataset) -> Result<Scheduler, Trouble> {
     let invalid = |e: foreload_plan::Error| Trouble::new("invalid", e.to_string());
     let order = Order::new(&attach.order).map_err(invalid)?;
-    let split = if attach.uneven { Split::weighted(&order, attach.world) } else { Split::new(&order, attach.world) }.map_err(invalid)?;
-    Scheduler::new(settings(attach), Arc::new(IndexCatalog(dataset.index.clone())), order, split, attach.ranks.clone()).map_err(invalid)
+    let split = if attach.uneven {
+        Split::weighted(&order, attach.world)
+    } else {
+        Split::new(&order, attach.world)
+    }
+    .map_err(invalid)?;
+    Scheduler::new(
+        settings(attach),
+        Arc::new(IndexCatalog(dataset.index.clone())),
+        order,
+        split,
+        attach.ranks.clone(),
+    )
+    .map_err(invalid)
 }
 
 impl Job {
@@ -116,11 +141,18 @@ impl Job {
     ///
     /// # Errors
     /// `invalid` when the plan doesn't fit, `no-memory` when a sample doesn't fit the budget or the system has none.
-    pub fn start(id: u32, attach: Attach, dataset: Rc<Dataset>, tiers: Vec<SharedTier>, record: bool) -> Result<Rc<Self>, Trouble> {
+    pub fn start(
+        id: u32,
+        attach: Attach,
+        dataset: Rc<Dataset>,
+        tiers: Vec<SharedTier>,
+        record: bool,
+    ) -> Result<Rc<Self>, Trouble> {
         let (settings, capacity) = (settings(&attach), if record { None } else { Some(LOG_STEPS) });
         check_memory(&attach, &dataset, settings.ram_bytes)?;
         let plan = Recorded::new(scheduler(&attach, &dataset)?, capacity);
-        let memory = |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
+        let memory =
+            |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
         let cache = Arc::new(Shared::new("foreload-cache", settings.ram_bytes, true).map_err(memory)?);
         let batches = RefCell::new(Batches::new(attach.batch_bytes).map_err(memory)?);
         let state = State {
@@ -138,7 +170,7 @@ impl Job {
             populated: 0,
             disk_trouble: None,
         };
-        let mut job = Job {
+        let job = Rc::new(Job {
             id,
             attach,
             dataset,
@@ -146,45 +178,61 @@ impl Job {
             batches,
             clients: Cell::new(0),
             idle_since: Cell::new(None),
-            found: 0,
+            found: Cell::new(0),
             tiers,
             state: RefCell::new(state),
             begun: Instant::now(),
             active: Notify::new(),
             closed: Cell::new(false),
-        };
-        let found = job.look_into_tiers();
-        job.found = found.iter().map(|(_, samples)| samples.len() as u64).sum();
-        let job = Rc::new(job);
-        for (tier, samples) in found {
-            job.step(Event::Found { tier, samples });
+        });
+        let seen = job.look_into_tiers(0);
+        if seen < job.dataset.index.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
+            tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
         }
         job.populate_staging();
         tokio::task::spawn_local(Rc::clone(&job).watch());
         Ok(job)
     }
 
-    /// What the disk tiers hold of this data set.
-    fn look_into_tiers(&self) -> Vec<(u8, Vec<u64>)> {
-        let mut found = Vec::new();
-        for (number, tier) in self.tiers.iter().enumerate() {
-            let mut tier = tier.borrow_mut();
-            if tier.is_empty() {
-                continue;
+    /// Tells the plan what the disk tiers hold of the samples from `first` on, some hundred thousand of them; returns the next one to look at.
+    fn look_into_tiers(self: &Rc<Self>, first: u64) -> u64 {
+        let index = &self.dataset.index;
+        let end = (first + LOOK_AT_ONCE).min(index.len());
+        let mut found = vec![Vec::new(); self.tiers.len()];
+        if self.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
+            for sample in first..end {
+                let Ok(key) = index.sample_key(sample) else { continue };
+                if let Some(number) = self.tiers.iter().position(|tier| tier.borrow().contains(&key)) {
+                    self.tiers[number].borrow_mut().protect(u64::from(self.id), [key]);
+                    found[number].push(sample);
+                }
             }
-            let index = &self.dataset.index;
-            let here: Vec<(u64, [u8; 16])> =
-                (0..index.len()).filter_map(|sample| index.sample_key(sample).ok().filter(|key| tier.find(key).is_some()).map(|key| (sample, key))).collect();
-            tier.protect(u64::from(self.id), here.iter().map(|(_, key)| *key));
-            found.push((number as u8, here.into_iter().map(|(sample, _)| sample).collect()));
         }
-        found
+        for (number, samples) in found.into_iter().enumerate().filter(|(_, samples)| !samples.is_empty()) {
+            self.found.set(self.found.get() + samples.len() as u64);
+            self.step(Event::Found {
+                tier: number as u8,
+                samples,
+            });
+        }
+        end
+    }
+
+    /// Goes on looking while the job runs already: a large data set must not delay the first batch.
+    async fn look_on(self: Rc<Self>, mut next: u64) {
+        while next < self.dataset.index.len() && !self.closed.get() {
+            tokio::task::yield_now().await;
+            next = self.look_into_tiers(next);
+        }
     }
 
     /// The digest that ranks compare before their first batch: everything that decides who reads what.
     #[must_use]
     pub fn plan_digest(&self) -> Digest {
-        DigestBuilder::new("plan/1").digest(&self.attach.order.digest()).number(u64::from(self.attach.world)).finish()
+        DigestBuilder::new("plan/1")
+            .digest(&self.attach.order.digest())
+            .number(u64::from(self.attach.world))
+            .finish()
     }
 
     /// Nanoseconds since the job began: the plan's clock.
@@ -233,7 +281,9 @@ impl Job {
     /// A connection no longer waits for what it asked under `id`; `None`: for anything.
     pub fn withdraw(self: &Rc<Self>, connection: &Rc<Connection>, id: Option<u64>) {
         let state = self.state.borrow();
-        let mine = |(_, (who, asked)): &(&u64, &(Weak<Connection>, u64))| std::ptr::eq(who.as_ptr(), Rc::as_ptr(connection)) && id.is_none_or(|id| *asked == id);
+        let mine = |(_, (who, asked)): &(&u64, &(Weak<Connection>, u64))| {
+            std::ptr::eq(who.as_ptr(), Rc::as_ptr(connection)) && id.is_none_or(|id| *asked == id)
+        };
         let mut requests: Vec<u64> = state.wants.iter().filter(mine).map(|(&request, _)| request).collect();
         drop(state);
         requests.sort_unstable();
@@ -259,7 +309,10 @@ impl Job {
                 Source::Disk(tier) => self.read_from_disk(tier, action),
             },
             Command::Forget { tier, sample } => {
-                if let (Ok(key), Some(tier)) = (self.dataset.index.sample_key(*sample), self.tiers.get(usize::from(*tier))) {
+                if let (Ok(key), Some(tier)) = (
+                    self.dataset.index.sample_key(*sample),
+                    self.tiers.get(usize::from(*tier)),
+                ) {
                     tier.borrow_mut().forget(&key);
                 }
             }
@@ -271,7 +324,14 @@ impl Job {
                     .map(|item| {
                         let label = index.label(item.sample).unwrap_or(i64::MIN);
                         count(&mut state.stats, item.via, item.slot.len);
-                        Sent { sample: item.sample, handle: item.handle, offset: item.slot.offset, len: item.slot.len, label, via: item.via }
+                        Sent {
+                            sample: item.sample,
+                            handle: item.handle,
+                            offset: item.slot.offset,
+                            len: item.slot.len,
+                            label,
+                            via: item.via,
+                        }
                     })
                     .collect();
                 let asked = state.wants.remove(request);
@@ -279,19 +339,31 @@ impl Job {
                 match asked.and_then(|(who, id)| who.upgrade().map(|who| (who, id))) {
                     Some((who, id)) => {
                         who.lease(self.id, sent.iter().map(|item| item.handle));
-                        who.say(&Say::Deliver { id, copy: *copy, items: sent });
+                        who.say(&Say::Deliver {
+                            id,
+                            copy: *copy,
+                            items: sent,
+                        });
                     }
                     None => self.release_later(sent.iter().map(|item| item.handle).collect()),
                 }
             }
-            Command::Refuse { request, sample, failure } => {
+            Command::Refuse {
+                request,
+                sample,
+                failure,
+            } => {
                 let mut state = self.state.borrow_mut();
                 let asked = state.wants.remove(request);
                 let trouble = sample.and_then(|sample| state.troubles.remove(&sample));
                 drop(state);
                 let trouble = trouble.unwrap_or_else(|| self.explain_refusal(*sample, *failure));
                 if let Some((who, id)) = asked.and_then(|(who, id)| who.upgrade().map(|who| (who, id))) {
-                    let body = serde_json::to_string(&Trouble { sample: *sample, ..trouble }).unwrap_or_default();
+                    let body = serde_json::to_string(&Trouble {
+                        sample: *sample,
+                        ..trouble
+                    })
+                    .unwrap_or_default();
                     who.say(&Say::Refuse { id, body });
                 }
             }
@@ -315,19 +387,34 @@ impl Job {
         match failure {
             Failure::NoMemory => Trouble::new(
                 "no-memory",
-                format!("{name} doesn't fit the memory budget of {} bytes together with its batch; give cache=Cache(ram=...) more, or use smaller batches", self.attach.ram_bytes),
+                format!(
+                    "{name} doesn't fit the memory budget of {} bytes together with its batch; give cache=Cache(ram=...) more, or use smaller batches",
+                    self.attach.ram_bytes
+                ),
             ),
             Failure::Cancelled => Trouble::new("cancelled", "called off: the loader was started anew"),
-            _ if sample.is_none() => Trouble::new("invalid", "this batch was consumed already or doesn't exist; start the loader at it first"),
+            _ if sample.is_none() => Trouble::new(
+                "invalid",
+                "this batch was consumed already or doesn't exist; start the loader at it first",
+            ),
             _ => Trouble::new("unavailable", format!("{name} could not be loaded")),
         }
     }
 
     /// A sample, as messages name it.
     fn name(&self, sample: u64) -> String {
-        let object = self.dataset.index.sample(sample).and_then(|found| Ok((self.dataset.index.object(found.object)?, found.range())));
+        let object = self
+            .dataset
+            .index
+            .sample(sample)
+            .and_then(|found| Ok((self.dataset.index.object(found.object)?, found.range())));
         match object {
-            Ok((object, range)) => format!("sample {sample} ({} [bytes {}..{}])", self.dataset.source.url_of(&object.key), range.start, range.end),
+            Ok((object, range)) => format!(
+                "sample {sample} ({} [bytes {}..{}])",
+                self.dataset.source.url_of(&object.key),
+                range.start,
+                range.end
+            ),
             Err(_) => format!("sample {sample}"),
         }
     }
@@ -363,7 +450,11 @@ impl Job {
                 state.stats.retries += u64::from(fetched.attempts.saturating_sub(1));
                 state.stats.hedges_won += u64::from(load.hedge);
                 let (first, all) = (fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64);
-                if fetched.attempts > 1 { action.done_throttled(first, all) } else { action.done(first, all) }
+                if fetched.attempts > 1 {
+                    action.done_throttled(first, all)
+                } else {
+                    action.done(first, all)
+                }
             }
             Err(trouble) => {
                 let failure = match trouble.kind.as_str() {
@@ -388,7 +479,9 @@ impl Job {
 
     /// Compares what came with the index' checksums, and remembers them for the disk tier.
     fn check(&self, load: &Load, sink: &Scatter) -> Result<(), Trouble> {
-        let crcs = sink.checksums().ok_or_else(|| Trouble::new("bug", "a fetch ended before all its pieces came"))?;
+        let crcs = sink
+            .checksums()
+            .ok_or_else(|| Trouble::new("bug", "a fetch ended before all its pieces came"))?;
         for (piece, &crc) in load.pieces.iter().zip(crcs) {
             let mut crc = crc;
             if piece.len < piece.sample_len {
@@ -399,14 +492,22 @@ impl Job {
                     continue;
                 }
                 state.partial.remove(&piece.handle);
-                let whole = self.cache.map().bytes(piece.slot_offset - piece.sample_offset, piece.sample_len);
+                let whole = self
+                    .cache
+                    .map()
+                    .bytes(piece.slot_offset - piece.sample_offset, piece.sample_len);
                 crc = whole.map_or(0, crc32c);
             }
             if let Some(known) = self.dataset.index.crc32c(piece.sample)
                 && known != crc
             {
                 let name = self.name(piece.sample);
-                return Err(Trouble::new("corrupt", format!("{name}: its checksum is {crc:08x}, the index says {known:08x} (the object is damaged, or was replaced: run `foreload index --update --checksum`)")));
+                return Err(Trouble::new(
+                    "corrupt",
+                    format!(
+                        "{name}: its checksum is {crc:08x}, the index says {known:08x} (the object is damaged, or was replaced: run `foreload index --update --checksum`)"
+                    ),
+                ));
             }
             let mut state = self.state.borrow_mut();
             let at = piece.handle.index as usize;
@@ -435,15 +536,26 @@ impl Job {
             .iter()
             .map(|piece| {
                 let key = self.dataset.index.sample_key(piece.sample).ok()?;
-                self.tiers.get(usize::from(tier))?.borrow().find(&key).filter(|entry| entry.len() == piece.sample_len)
+                self.tiers
+                    .get(usize::from(tier))?
+                    .borrow()
+                    .find(&key)
+                    .filter(|entry| entry.len() == piece.sample_len)
             })
             .collect();
-        let (cache, pieces, job, begun) = (Arc::clone(&self.cache), load.pieces.clone(), Rc::clone(self), Instant::now());
+        let (cache, pieces, job, begun) = (
+            Arc::clone(&self.cache),
+            load.pieces.clone(),
+            Rc::clone(self),
+            Instant::now(),
+        );
         tokio::task::spawn_local(async move {
             let read = tokio::task::spawn_blocking(move || {
-                pieces.iter().zip(entries).all(|(piece, entry)| match (entry, cache.map().fill(piece.slot_offset, piece.len)) {
-                    (Some(entry), Some(slot)) => entry.read_into(slot).is_ok(),
-                    _ => false,
+                pieces.iter().zip(entries).all(|(piece, entry)| {
+                    match (entry, cache.map().fill(piece.slot_offset, piece.len)) {
+                        (Some(entry), Some(slot)) => entry.read_into(slot).is_ok(),
+                        _ => false,
+                    }
                 })
             });
             let ok = read.await.unwrap_or(false);
@@ -463,7 +575,10 @@ impl Job {
     fn quarantine(&self, tier: u8, load: &Load) {
         let mut state = self.state.borrow_mut();
         for piece in &load.pieces {
-            if let (Ok(key), Some(tier)) = (self.dataset.index.sample_key(piece.sample), self.tiers.get(usize::from(tier))) {
+            if let (Ok(key), Some(tier)) = (
+                self.dataset.index.sample_key(piece.sample),
+                self.tiers.get(usize::from(tier)),
+            ) {
                 let mut tier = tier.borrow_mut();
                 if let Some(entry) = tier.find(&key) {
                     tier.quarantine(&entry);
@@ -477,7 +592,9 @@ impl Job {
     fn write_to_disk(self: &Rc<Self>, actions: Vec<Action>) {
         let mut work = Vec::with_capacity(actions.len());
         for action in actions {
-            let Command::Keep { tier, sample, slot } = action.command() else { continue };
+            let Command::Keep { tier, sample, slot } = action.command() else {
+                continue;
+            };
             let (number, sample, slot) = (*tier, *sample, *slot);
             let place = self.dataset.index.sample_key(sample).ok().and_then(|key| {
                 let tier = self.tiers.get(usize::from(number))?;
@@ -491,14 +608,24 @@ impl Job {
                 refused => {
                     // A tier that is full or failing for a moment refuses for a moment; the plan offers it the next sample all the same.
                     let stays = matches!(refused, Some(Err(Refusal::Exists)));
-                    self.end_later(if stays { action.done(0, 0) } else { action.failed(Failure::Final) });
+                    self.end_later(if stays {
+                        action.done(0, 0)
+                    } else {
+                        action.failed(Failure::Final)
+                    });
                 }
             }
         }
         let (job, cache) = (Rc::clone(self), Arc::clone(&self.cache));
         tokio::task::spawn_local(async move {
             let written = tokio::task::spawn_blocking(move || {
-                let write = |(action, tier, slot, place, crc): (Action, u8, foreload_plan::arena::Slot, crate::disk::Reservation, Option<u32>)| {
+                let write = |(action, tier, slot, place, crc): (
+                    Action,
+                    u8,
+                    foreload_plan::arena::Slot,
+                    crate::disk::Reservation,
+                    Option<u32>,
+                )| {
                     let bytes = cache.map().bytes(slot.offset, slot.len).unwrap_or_default();
                     (action, tier, place.write(bytes, crc))
                 };
@@ -506,7 +633,9 @@ impl Job {
             });
             let Ok(written) = written.await else { return };
             for (action, number, result) in written {
-                let Some(tier) = job.tiers.get(usize::from(number)) else { continue };
+                let Some(tier) = job.tiers.get(usize::from(number)) else {
+                    continue;
+                };
                 let completion = match result {
                     Ok(written) => {
                         tier.borrow_mut().commit(written);
@@ -541,12 +670,21 @@ impl Job {
     /// Says once a minute that a disk tier doesn't take what it should; training goes on without.
     fn note_disk_trouble(&self, tier: u8, error: &std::io::Error) {
         let mut state = self.state.borrow_mut();
-        if state.disk_trouble.is_some_and(|at| at.elapsed() < Duration::from_secs(60)) {
+        if state
+            .disk_trouble
+            .is_some_and(|at| at.elapsed() < Duration::from_secs(60))
+        {
             return;
         }
         state.disk_trouble = Some(Instant::now());
-        let directory = self.attach.disks.get(usize::from(tier)).map_or_else(String::new, |disk| disk.directory.display().to_string());
-        let message = format!("writing to the disk cache at {directory}: {error}; samples that don't fit are fetched again, training goes on");
+        let directory = self
+            .attach
+            .disks
+            .get(usize::from(tier))
+            .map_or_else(String::new, |disk| disk.directory.display().to_string());
+        let message = format!(
+            "writing to the disk cache at {directory}: {error}; samples that don't fit are fetched again, training goes on"
+        );
         eprintln!("foreload-agent: job {}: {message}", self.id);
         let body = serde_json::to_string(&Trouble::new("unavailable", message)).unwrap_or_default();
         for (who, _) in state.wants.values() {
@@ -565,13 +703,26 @@ impl Job {
     fn checksum_of(&self, sample: u64, _offset: u64) -> Option<u32> {
         let state = self.state.borrow();
         let handle = state.plan.scheduler().handle_of(sample)?;
-        state.checksums.get(handle.index as usize).filter(|(generation, _)| *generation == handle.generation).map(|(_, crc)| *crc)
+        state
+            .checksums
+            .get(handle.index as usize)
+            .filter(|(generation, _)| *generation == handle.generation)
+            .map(|(_, crc)| *crc)
     }
 
     /// Ticks while anything is in flight, and reports what takes too long.
     async fn watch(self: Rc<Self>) {
         let limit = Duration::from_secs_f64(self.attach.stall_s.max(0.1));
+        let mut cared = Instant::now();
+        let mut log = MetricsLog::open(self.attach.metrics_log.as_deref());
         while !self.closed.get() {
+            if cared.elapsed() > CARE {
+                cared = Instant::now();
+                self.look_after().await;
+            }
+            if let Some(log) = &mut log {
+                log.write(self.id, || self.stats());
+            }
             let gauges = self.state.borrow().plan.scheduler().gauges();
             if gauges.in_flight == 0 && gauges.requests == 0 {
                 self.active.notified().await;
@@ -585,33 +736,78 @@ impl Job {
         }
     }
 
+    /// Keeps credentials fresh, and lets memory go when the machine runs short of it.
+    async fn look_after(self: &Rc<Self>) {
+        // What goes wrong here is told by the fetch that needs them.
+        let _ = self.dataset.source.warm_credentials().await;
+        let Some(left) = crate::memory::available_bytes().filter(|&left| left < SCARCE_BYTES) else {
+            return;
+        };
+        let gauges = self.state.borrow().plan.scheduler().gauges();
+        let less = gauges
+            .used_bytes
+            .saturating_sub(SCARCE_BYTES - left)
+            .max(gauges.used_bytes / 2);
+        eprintln!(
+            "foreload-agent: job {}: {left} bytes of memory are left; the RAM tier shrinks to {less} bytes",
+            self.id
+        );
+        self.step(Event::Budget { ram_bytes: less });
+        let state = self.state.borrow();
+        state
+            .plan
+            .scheduler()
+            .free_blocks(1 << 16)
+            .for_each(|(offset, len)| self.cache.give_back(offset, len));
+    }
+
     fn report_stalls(&self, limit: Duration) {
         let mut state = self.state.borrow_mut();
         let now_ns = self.now_ns();
-        let late: Vec<_> = state.plan.scheduler().waiting().into_iter().filter(|w| now_ns.saturating_sub(w.since_ns) > limit.as_nanos() as u64).collect();
-        state.reported.retain(|request, _| late.iter().any(|w| w.request == *request));
+        let late: Vec<_> = state
+            .plan
+            .scheduler()
+            .waiting()
+            .into_iter()
+            .filter(|w| now_ns.saturating_sub(w.since_ns) > limit.as_nanos() as u64)
+            .collect();
+        state
+            .reported
+            .retain(|request, _| late.iter().any(|w| w.request == *request));
         for waiting in late {
-            let again = state.reported.get(&waiting.request).is_none_or(|at| at.elapsed() > limit);
+            let again = state
+                .reported
+                .get(&waiting.request)
+                .is_none_or(|at| at.elapsed() > limit);
             if !again {
                 continue;
             }
             state.reported.insert(waiting.request, Instant::now());
             let seconds = now_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
-            let what = waiting.sample.map_or_else(|| "its samples".to_owned(), |sample| self.name(sample));
+            let what = waiting
+                .sample
+                .map_or_else(|| "its samples".to_owned(), |sample| self.name(sample));
             let cause = match waiting.cause {
                 Cause::Loading(Source::Bucket) => "a GET to the bucket is under way".to_owned(),
                 Cause::Loading(Source::Disk(tier)) => format!("a read from disk tier {tier} is under way"),
                 Cause::Queued => "its GET waits for its turn".to_owned(),
                 Cause::Memory => {
                     let gauges = state.plan.scheduler().gauges();
-                    format!("no memory: {} bytes are leased to the consumer and not given back", gauges.leased_bytes)
+                    format!(
+                        "no memory: {} bytes are leased to the consumer and not given back",
+                        gauges.leased_bytes
+                    )
                 }
                 Cause::Order => "the order of the next epoch is not known".to_owned(),
             };
             let message = format!("waiting for {seconds:.1} s for {what}: {cause}");
             eprintln!("foreload-agent: job {}: {message}", self.id);
             if let Some(who) = state.wants.get(&waiting.request).and_then(|(who, _)| who.upgrade()) {
-                let body = serde_json::to_string(&Trouble { sample: waiting.sample, ..Trouble::new("stalled", message) }).unwrap_or_default();
+                let body = serde_json::to_string(&Trouble {
+                    sample: waiting.sample,
+                    ..Trouble::new("stalled", message)
+                })
+                .unwrap_or_default();
                 who.say(&Say::Notice { body });
             }
         }
@@ -682,6 +878,41 @@ impl Job {
     }
 }
 
+/// One line of JSON per second of activity.
+struct MetricsLog {
+    file: std::fs::File,
+    last: Instant,
+}
+
+impl MetricsLog {
+    fn open(path: Option<&std::path::Path>) -> Option<Self> {
+        let path = path?;
+        match std::fs::OpenOptions::new().create(true).append(true).open(path) {
+            Ok(file) => Some(MetricsLog {
+                file,
+                last: Instant::now(),
+            }),
+            Err(error) => {
+                eprintln!("foreload-agent: no metrics log at {}: {error}", path.display());
+                None
+            }
+        }
+    }
+
+    fn write(&mut self, job: u32, stats: impl FnOnce() -> Stats) {
+        if self.last.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.last = Instant::now();
+        let unix_s = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0.0, |t| t.as_secs_f64());
+        let line = serde_json::json!({ "unix_s": unix_s, "job": job, "stats": stats() });
+        // A full disk costs a line of the log, never training.
+        let _ = std::io::Write::write_all(&mut self.file, format!("{line}\n").as_bytes());
+    }
+}
+
 fn count(stats: &mut Stats, via: Via, len: u64) {
     stats.samples += 1;
     stats.bytes += len;
@@ -704,7 +935,10 @@ fn check_memory(attach: &Attach, dataset: &Dataset, cache_bytes: u64) -> Result<
             "sample {largest} has {len} bytes and doesn't fit the memory budget of {} bytes ({cache_bytes} without the batch arena); give cache=Cache(ram=...) more",
             attach.ram_bytes
         );
-        return Err(Trouble { sample: Some(largest), ..Trouble::new("no-memory", message) });
+        return Err(Trouble {
+            sample: Some(largest),
+            ..Trouble::new("no-memory", message)
+        });
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ pub mod dataset;
 pub mod disk;
 pub mod env;
 pub mod job;
+pub mod memory;
 pub mod protocol;
 pub mod scatter;
 pub mod slots;

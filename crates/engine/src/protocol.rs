@@ -187,7 +187,11 @@ pub struct Trouble {
 impl Trouble {
     /// A trouble without a sample.
     pub fn new(kind: impl Into<String>, message: impl Into<String>) -> Self {
-        Trouble { kind: kind.into(), message: message.into(), sample: None }
+        Trouble {
+            kind: kind.into(),
+            message: message.into(),
+            sample: None,
+        }
     }
 }
 
@@ -222,7 +226,9 @@ impl Writer {
         self
     }
     fn handles(self, handles: &[Handle]) -> Self {
-        handles.iter().fold(self.u32(handles.len() as u32), |w, h| w.u32(h.index).u32(h.generation))
+        handles
+            .iter()
+            .fold(self.u32(handles.len() as u32), |w, h| w.u32(h.index).u32(h.generation))
     }
     fn numbers(self, numbers: &[u64]) -> Self {
         numbers.iter().fold(self.u32(numbers.len() as u32), |w, &n| w.u64(n))
@@ -243,12 +249,19 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(frame: &'a [u8]) -> Result<Self, Malformed> {
         match frame.split_first() {
-            Some((&kind, rest)) => Ok(Reader { kind, len: rest.len(), rest }),
+            Some((&kind, rest)) => Ok(Reader {
+                kind,
+                len: rest.len(),
+                rest,
+            }),
             None => Err(Malformed { kind: 0, len: 0 }),
         }
     }
     fn bad(&self) -> Malformed {
-        Malformed { kind: self.kind, len: self.len }
+        Malformed {
+            kind: self.kind,
+            len: self.len,
+        }
     }
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| self.bad())?;
@@ -272,16 +285,31 @@ impl<'a> Reader<'a> {
     /// A count of things of `size` bytes each, which must all be there.
     fn count(&mut self, size: usize) -> Result<usize, Malformed> {
         let count = self.u32()? as usize;
-        if count.checked_mul(size).is_none_or(|bytes| bytes > self.rest.len()) { Err(self.bad()) } else { Ok(count) }
+        if count.checked_mul(size).is_none_or(|bytes| bytes > self.rest.len()) {
+            Err(self.bad())
+        } else {
+            Ok(count)
+        }
     }
     fn handles(&mut self) -> Result<Vec<Handle>, Malformed> {
-        (0..self.count(8)?).map(|_| Ok(Handle { index: self.u32()?, generation: self.u32()? })).collect()
+        (0..self.count(8)?)
+            .map(|_| {
+                Ok(Handle {
+                    index: self.u32()?,
+                    generation: self.u32()?,
+                })
+            })
+            .collect()
     }
     fn numbers(&mut self) -> Result<Vec<u64>, Malformed> {
         (0..self.count(8)?).map(|_| self.u64()).collect()
     }
     fn end<T>(self, value: T) -> Result<T, Malformed> {
-        if self.rest.is_empty() { Ok(value) } else { Err(self.bad()) }
+        if self.rest.is_empty() {
+            Ok(value)
+        } else {
+            Err(self.bad())
+        }
     }
 }
 
@@ -291,13 +319,37 @@ impl Ask {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Ask::Call { id, body } => Writer::new(1).u64(*id).text(body),
-            Ask::Start { job, rank, epoch, batch } => Writer::new(2).u32(*job).u32(*rank).u32(*epoch).u64(*batch),
-            Ask::WantBatch { id, job, rank, epoch, batch } => Writer::new(3).u64(*id).u32(*job).u32(*rank).u32(*epoch).u64(*batch),
-            Ask::WantSamples { id, job, rank, samples } => Writer::new(4).u64(*id).u32(*job).u32(*rank).numbers(samples),
+            Ask::Start {
+                job,
+                rank,
+                epoch,
+                batch,
+            } => Writer::new(2).u32(*job).u32(*rank).u32(*epoch).u64(*batch),
+            Ask::WantBatch {
+                id,
+                job,
+                rank,
+                epoch,
+                batch,
+            } => Writer::new(3).u64(*id).u32(*job).u32(*rank).u32(*epoch).u64(*batch),
+            Ask::WantSamples { id, job, rank, samples } => {
+                Writer::new(4).u64(*id).u32(*job).u32(*rank).numbers(samples)
+            }
             Ask::Withdraw { job, id } => Writer::new(5).u32(*job).u64(*id),
             Ask::Release { job, handles, slots } => Writer::new(6).u32(*job).handles(handles).numbers(slots),
             Ask::WantSlot { id, job, len } => Writer::new(7).u64(*id).u32(*job).u64(*len),
-            Ask::Adopt { id, job, from, handles, slots } => Writer::new(8).u64(*id).u32(*job).u64(*from).handles(handles).numbers(slots),
+            Ask::Adopt {
+                id,
+                job,
+                from,
+                handles,
+                slots,
+            } => Writer::new(8)
+                .u64(*id)
+                .u32(*job)
+                .u64(*from)
+                .handles(handles)
+                .numbers(slots),
         }
         .done()
     }
@@ -309,14 +361,50 @@ impl Ask {
     pub fn decode(frame: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(frame)?;
         let ask = match r.kind {
-            1 => Ask::Call { id: r.u64()?, body: r.text()? },
-            2 => Ask::Start { job: r.u32()?, rank: r.u32()?, epoch: r.u32()?, batch: r.u64()? },
-            3 => Ask::WantBatch { id: r.u64()?, job: r.u32()?, rank: r.u32()?, epoch: r.u32()?, batch: r.u64()? },
-            4 => Ask::WantSamples { id: r.u64()?, job: r.u32()?, rank: r.u32()?, samples: r.numbers()? },
-            5 => Ask::Withdraw { job: r.u32()?, id: r.u64()? },
-            6 => Ask::Release { job: r.u32()?, handles: r.handles()?, slots: r.numbers()? },
-            7 => Ask::WantSlot { id: r.u64()?, job: r.u32()?, len: r.u64()? },
-            8 => Ask::Adopt { id: r.u64()?, job: r.u32()?, from: r.u64()?, handles: r.handles()?, slots: r.numbers()? },
+            1 => Ask::Call {
+                id: r.u64()?,
+                body: r.text()?,
+            },
+            2 => Ask::Start {
+                job: r.u32()?,
+                rank: r.u32()?,
+                epoch: r.u32()?,
+                batch: r.u64()?,
+            },
+            3 => Ask::WantBatch {
+                id: r.u64()?,
+                job: r.u32()?,
+                rank: r.u32()?,
+                epoch: r.u32()?,
+                batch: r.u64()?,
+            },
+            4 => Ask::WantSamples {
+                id: r.u64()?,
+                job: r.u32()?,
+                rank: r.u32()?,
+                samples: r.numbers()?,
+            },
+            5 => Ask::Withdraw {
+                job: r.u32()?,
+                id: r.u64()?,
+            },
+            6 => Ask::Release {
+                job: r.u32()?,
+                handles: r.handles()?,
+                slots: r.numbers()?,
+            },
+            7 => Ask::WantSlot {
+                id: r.u64()?,
+                job: r.u32()?,
+                len: r.u64()?,
+            },
+            8 => Ask::Adopt {
+                id: r.u64()?,
+                job: r.u32()?,
+                from: r.u64()?,
+                handles: r.handles()?,
+                slots: r.numbers()?,
+            },
             _ => return Err(r.bad()),
         };
         r.end(ask)
@@ -333,15 +421,17 @@ impl Say {
             Say::Deliver { id, copy, items } => {
                 let mut w = Writer::new(3);
                 w.0.reserve(32 + 41 * items.len());
-                items.iter().fold(w.u64(*id).u8(u8::from(*copy)).u32(items.len() as u32), |w, item| {
-                    let via = match item.via {
-                        Via::Ram => 0,
-                        Via::Disk => 1,
-                        Via::Bucket => 2,
-                    };
-                    let w = w.u64(item.sample).u32(item.handle.index).u32(item.handle.generation);
-                    w.u64(item.offset).u64(item.len).u64(item.label as u64).u8(via)
-                })
+                items
+                    .iter()
+                    .fold(w.u64(*id).u8(u8::from(*copy)).u32(items.len() as u32), |w, item| {
+                        let via = match item.via {
+                            Via::Ram => 0,
+                            Via::Disk => 1,
+                            Via::Bucket => 2,
+                        };
+                        let w = w.u64(item.sample).u32(item.handle.index).u32(item.handle.generation);
+                        w.u64(item.offset).u64(item.len).u64(item.label as u64).u8(via)
+                    })
             }
             Say::Refuse { id, body } => Writer::new(4).u64(*id).text(body),
             Say::Slot { id, slot, offset, len } => Writer::new(5).u64(*id).u64(*slot).u64(*offset).u64(*len),
@@ -358,15 +448,24 @@ impl Say {
     pub fn decode(frame: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(frame)?;
         let say = match r.kind {
-            1 => Say::Reply { id: r.u64()?, body: r.text()? },
-            2 => Say::Progress { id: r.u64()?, body: r.text()? },
+            1 => Say::Reply {
+                id: r.u64()?,
+                body: r.text()?,
+            },
+            2 => Say::Progress {
+                id: r.u64()?,
+                body: r.text()?,
+            },
             3 => {
                 let (id, copy, count) = (r.u64()?, r.u8()? != 0, r.count(41)?);
                 let mut items = Vec::with_capacity(count);
                 for _ in 0..count {
                     items.push(Sent {
                         sample: r.u64()?,
-                        handle: Handle { index: r.u32()?, generation: r.u32()? },
+                        handle: Handle {
+                            index: r.u32()?,
+                            generation: r.u32()?,
+                        },
                         offset: r.u64()?,
                         len: r.u64()?,
                         label: r.u64()? as i64,
@@ -380,9 +479,20 @@ impl Say {
                 }
                 Say::Deliver { id, copy, items }
             }
-            4 => Say::Refuse { id: r.u64()?, body: r.text()? },
-            5 => Say::Slot { id: r.u64()?, slot: r.u64()?, offset: r.u64()?, len: r.u64()? },
-            6 => Say::Adopted { id: r.u64()?, whole: r.u8()? != 0 },
+            4 => Say::Refuse {
+                id: r.u64()?,
+                body: r.text()?,
+            },
+            5 => Say::Slot {
+                id: r.u64()?,
+                slot: r.u64()?,
+                offset: r.u64()?,
+                len: r.u64()?,
+            },
+            6 => Say::Adopted {
+                id: r.u64()?,
+                whole: r.u8()? != 0,
+            },
             7 => Say::Notice { body: r.text()? },
             _ => return Err(r.bad()),
         };
@@ -411,7 +521,9 @@ impl Frames {
             if len == 0 || len > MAX_FRAME {
                 return Err(Malformed { kind: 0, len }.into());
             }
-            let Some(frame) = self.0[at + 4..].get(..len) else { break };
+            let Some(frame) = self.0[at + 4..].get(..len) else {
+                break;
+            };
             take(frame)?;
             at += 4 + len;
         }
@@ -426,16 +538,54 @@ mod tests {
     use proptest::prelude::*;
 
     fn asks() -> Vec<Ask> {
-        let handles = vec![Handle { index: 1, generation: 2 }, Handle { index: 3, generation: 4 }];
+        let handles = vec![
+            Handle {
+                index: 1,
+                generation: 2,
+            },
+            Handle {
+                index: 3,
+                generation: 4,
+            },
+        ];
         vec![
-            Ask::Call { id: 1, body: "{}".into() },
-            Ask::Start { job: 1, rank: 2, epoch: 3, batch: 4 },
-            Ask::WantBatch { id: 9, job: 1, rank: 2, epoch: 3, batch: 4 },
-            Ask::WantSamples { id: 9, job: 1, rank: 2, samples: vec![5, 6] },
+            Ask::Call {
+                id: 1,
+                body: "{}".into(),
+            },
+            Ask::Start {
+                job: 1,
+                rank: 2,
+                epoch: 3,
+                batch: 4,
+            },
+            Ask::WantBatch {
+                id: 9,
+                job: 1,
+                rank: 2,
+                epoch: 3,
+                batch: 4,
+            },
+            Ask::WantSamples {
+                id: 9,
+                job: 1,
+                rank: 2,
+                samples: vec![5, 6],
+            },
             Ask::Withdraw { job: 1, id: 9 },
-            Ask::Release { job: 1, handles: handles.clone(), slots: vec![7] },
+            Ask::Release {
+                job: 1,
+                handles: handles.clone(),
+                slots: vec![7],
+            },
             Ask::WantSlot { id: 1, job: 2, len: 3 },
-            Ask::Adopt { id: 1, job: 2, from: 3, handles, slots: vec![] },
+            Ask::Adopt {
+                id: 1,
+                job: 2,
+                from: 3,
+                handles,
+                slots: vec![],
+            },
         ]
     }
 
@@ -444,13 +594,41 @@ mod tests {
         for ask in asks() {
             assert_eq!(Ask::decode(&ask.encode()[4..]).expect("decodes"), ask);
         }
-        let sent = Sent { sample: 1, handle: Handle { index: 2, generation: 3 }, offset: 4, len: 5, label: -6, via: Via::Disk };
+        let sent = Sent {
+            sample: 1,
+            handle: Handle {
+                index: 2,
+                generation: 3,
+            },
+            offset: 4,
+            len: 5,
+            label: -6,
+            via: Via::Disk,
+        };
         for say in [
-            Say::Reply { id: 1, body: "x".into() },
-            Say::Progress { id: 1, body: String::new() },
-            Say::Deliver { id: 1, copy: true, items: vec![sent, sent] },
-            Say::Refuse { id: 1, body: "y".into() },
-            Say::Slot { id: 1, slot: 2, offset: 3, len: 4 },
+            Say::Reply {
+                id: 1,
+                body: "x".into(),
+            },
+            Say::Progress {
+                id: 1,
+                body: String::new(),
+            },
+            Say::Deliver {
+                id: 1,
+                copy: true,
+                items: vec![sent, sent],
+            },
+            Say::Refuse {
+                id: 1,
+                body: "y".into(),
+            },
+            Say::Slot {
+                id: 1,
+                slot: 2,
+                offset: 3,
+                len: 4,
+            },
             Say::Adopted { id: 1, whole: false },
             Say::Notice { body: "z".into() },
         ] {

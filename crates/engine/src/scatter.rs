@@ -25,7 +25,13 @@ impl Scatter {
     /// For the pieces of a load.
     #[must_use]
     pub fn new(arena: Arc<Shared>, load: &Load) -> Self {
-        Scatter { arena, pieces: load.pieces.clone(), current: 0, crc: Digest::new(CrcAlgorithm::Crc32Iscsi), crcs: Vec::with_capacity(load.pieces.len()) }
+        Scatter {
+            arena,
+            pieces: load.pieces.clone(),
+            current: 0,
+            crc: Digest::new(CrcAlgorithm::Crc32Iscsi),
+            crcs: Vec::with_capacity(load.pieces.len()),
+        }
     }
 
     /// The checksum of each piece, once all bytes have come.

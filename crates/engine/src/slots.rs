@@ -36,10 +36,18 @@ impl Mapping {
     /// What the system says, for instance when the fd is sealed against writing.
     pub fn new(fd: BorrowedFd<'_>, len: u64, writable: bool) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len.max(1), protection, MapFlags::SHARED, fd, 0)? };
-        Ok(Mapping { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len, writable })
+        Ok(Mapping {
+            start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            len,
+            writable,
+        })
     }
 
     /// Bytes mapped.
@@ -70,7 +78,9 @@ impl Mapping {
     /// Copies `bytes` into a slot. False: outside the arena, or mapped read-only.
     #[must_use]
     pub fn write(&self, offset: u64, bytes: &[u8]) -> bool {
-        let Some((offset, len)) = self.range(offset, bytes.len() as u64) else { return false };
+        let Some((offset, len)) = self.range(offset, bytes.len() as u64) else {
+            return false;
+        };
         if !self.writable {
             return false;
         }
@@ -85,7 +95,8 @@ impl Mapping {
     pub fn fill(&self, offset: u64, len: u64) -> Option<&mut [u8]> {
         let (offset, len) = self.range(offset, len)?;
         // SAFETY: inside a writable mapping; the caller owns the slot until it reports completion (module doc).
-        self.writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) })
+        self.writable
+            .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) })
     }
 
     /// The address of a slot, for those who hand memory on (DLPack, the buffer protocol).
@@ -101,7 +112,9 @@ impl Mapping {
     /// # Errors
     /// What the system says; kernels before 5.14 don't know it.
     pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
-        let Some((offset, len)) = self.range(offset, len) else { return Ok(()) };
+        let Some((offset, len)) = self.range(offset, len) else {
+            return Ok(());
+        };
         // SAFETY: inside the mapping; the advice changes no contents.
         unsafe { rustix::mm::madvise(self.start.as_ptr().add(offset).cast(), len, Advice::LinuxPopulateWrite)? };
         Ok(())
@@ -122,6 +135,9 @@ impl AsRef<[u8]> for Mapping {
     }
 }
 
+/// What a page is; larger ones are multiples of it.
+const PAGE_BYTES: u64 = 4096;
+
 /// An arena that this process made.
 pub struct Shared {
     fd: OwnedFd,
@@ -138,7 +154,11 @@ impl Shared {
         rustix::fs::ftruncate(&fd, len.max(1))?;
         let map = Mapping::new(fd.as_fd(), len, true)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW;
-        let seals = if sole_writer { seals | SealFlags::FUTURE_WRITE } else { seals };
+        let seals = if sole_writer {
+            seals | SealFlags::FUTURE_WRITE
+        } else {
+            seals
+        };
         rustix::fs::fcntl_add_seals(&fd, seals | SealFlags::SEAL)?;
         Ok(Shared { fd, map })
     }
@@ -149,7 +169,24 @@ impl Shared {
     /// As [`Shared::new`].
     pub fn of(name: &str, contents: &[u8]) -> io::Result<Self> {
         let shared = Shared::new(name, contents.len() as u64, true)?;
-        if shared.map.write(0, contents) { Ok(shared) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+        if shared.map.write(0, contents) {
+            Ok(shared)
+        } else {
+            Err(io::ErrorKind::OutOfMemory.into())
+        }
+    }
+
+    /// Gives the whole pages of a range, which nobody uses, back to the system.
+    pub fn give_back(&self, offset: u64, len: u64) {
+        let (from, to) = (
+            offset.next_multiple_of(PAGE_BYTES),
+            (offset + len) / PAGE_BYTES * PAGE_BYTES,
+        );
+        if from < to {
+            // A kernel that can't punch holes keeps the memory; nothing else changes.
+            let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.fd, flags, from, to - from);
+        }
     }
 
     /// Its mapping in this process.
@@ -176,7 +213,10 @@ mod tests {
         let client = Mapping::new(arena.as_fd(), 1 << 20, false).expect("read-only");
         assert_eq!(client.bytes(4096, 5), Some(&b"hello"[..]));
         assert!(!client.write(0, b"x") && client.fill(0, 1).is_none());
-        assert!(Mapping::new(arena.as_fd(), 1 << 20, true).is_err(), "sealed against new writers");
+        assert!(
+            Mapping::new(arena.as_fd(), 1 << 20, true).is_err(),
+            "sealed against new writers"
+        );
     }
 
     #[test]
@@ -184,6 +224,22 @@ mod tests {
         let arena = Shared::new("test", 8192, false).expect("memfd");
         assert!(rustix::fs::ftruncate(arena.as_fd(), 4096).is_err());
         assert!(rustix::fs::ftruncate(arena.as_fd(), 16384).is_err());
+    }
+
+    #[test]
+    fn memory_that_was_given_back_is_free_and_usable_again() {
+        let arena = Shared::new("test", 1 << 20, false).expect("memfd");
+        let blocks = || rustix::fs::fstat(arena.as_fd()).expect("stat").st_blocks;
+        assert!(arena.map().write(0, &vec![7; 1 << 20]));
+        let full = blocks();
+        arena.give_back(100, (1 << 20) - 100);
+        assert!(blocks() < full / 4);
+        assert_eq!(
+            arena.map().bytes(0, 1),
+            Some(&[7][..]),
+            "the page that is only partly given back stays"
+        );
+        assert!(arena.map().write(8192, b"again"));
     }
 
     #[test]

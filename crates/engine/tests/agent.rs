@@ -7,12 +7,12 @@ use foreload_engine::calls::{Attach, Call, DiskShare, Open, Reply, Stats};
 use foreload_engine::client::{Attached, Client, ClientError, Place};
 use foreload_engine::protocol::Sent;
 use foreload_engine::slots::Mapping;
+use foreload_plan::Digest;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
-use foreload_plan::Digest;
 use foreload_store::Index;
 use foreload_testkit::bucket::{Bucket, Fault, Settings};
 use std::io;
@@ -41,21 +41,46 @@ fn calm() -> impl FnMut() -> bool {
 
 impl Node {
     fn new(rule: &str) -> Self {
-        let settings = Settings { synthetic: vec![rule.parse().expect("a rule")], ..Settings::default() };
-        Node::over(Arc::new(Bucket::start(settings).expect("bucket")), Arc::new(tempfile::tempdir().expect("directory")))
+        let settings = Settings {
+            synthetic: vec![rule.parse().expect("a rule")],
+            ..Settings::default()
+        };
+        Node::over(
+            Arc::new(Bucket::start(settings).expect("bucket")),
+            Arc::new(tempfile::tempdir().expect("directory")),
+        )
     }
 
     /// An agent of its own over a bucket and disks that may have served another.
     fn over(bucket: Arc<Bucket>, directory: Arc<tempfile::TempDir>) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let socket = directory.path().join(format!("{}.sock", COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
+        let socket = directory.path().join(format!(
+            "{}.sock",
+            COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+        ));
         let listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
         let cache_dir = directory.path().join("cache");
-        let settings = AgentSettings { socket: socket.clone(), cache_dir: cache_dir.clone(), linger: Duration::from_millis(300), record: true };
+        let settings = AgentSettings {
+            socket: socket.clone(),
+            cache_dir: cache_dir.clone(),
+            linger: Duration::from_millis(300),
+            record: true,
+        };
         let agent = std::thread::spawn(move || run(settings, listener));
-        let place = Place { socket, cache_dir, program: PathBuf::from("/nowhere"), linger: Duration::ZERO };
+        let place = Place {
+            socket,
+            cache_dir,
+            program: PathBuf::from("/nowhere"),
+            linger: Duration::ZERO,
+        };
         let client = Client::connect(&place, &mut calm()).expect("client");
-        Node { bucket, directory, agent: Some(agent), place, client: Some(client) }
+        Node {
+            bucket,
+            directory,
+            agent: Some(agent),
+            place,
+            client: Some(client),
+        }
     }
 
     fn client(&self) -> Arc<Client> {
@@ -75,11 +100,24 @@ impl Node {
             ("region", "us-east-1".to_owned()),
         ];
         let storage_options = storage_options.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        let open = Open { url: url.into(), storage_options, checksum, ..Open::default() };
+        let open = Open {
+            url: url.into(),
+            storage_options,
+            checksum,
+            ..Open::default()
+        };
         let (reply, fds) = self.client().call(&Call::Open(open), &mut calm())?;
-        let Reply::Opened { dataset, index_bytes, .. } = reply else { panic!("{reply:?}") };
+        let Reply::Opened {
+            dataset, index_bytes, ..
+        } = reply
+        else {
+            panic!("{reply:?}")
+        };
         let map = Mapping::new(fds[0].as_fd(), index_bytes, false).expect("mapped");
-        Ok((dataset, Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index")))
+        Ok((
+            dataset,
+            Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index"),
+        ))
     }
 
     fn attach(&self, client: &Arc<Client>, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attached {
@@ -122,21 +160,33 @@ impl Node {
     }
 
     fn gauge(&self, job: u32, name: &str) -> u64 {
-        self.stats(job).gauges.and_then(|gauges| gauges.get(name)?.as_u64()).expect("a gauge")
+        self.stats(job)
+            .gauges
+            .and_then(|gauges| gauges.get(name)?.as_u64())
+            .expect("a gauge")
     }
 
     /// What an object holds, straight from the server's own storage.
     fn truth(&self, index: &Index, prefix: &str, sample: u64) -> Vec<u8> {
         let found = index.sample(sample).expect("sample");
         let object = index.object(found.object).expect("object");
-        let whole = self.bucket.read("bench", &format!("{prefix}/{}", object.key)).expect("read").expect("exists");
+        let whole = self
+            .bucket
+            .read("bench", &format!("{prefix}/{}", object.key))
+            .expect("read")
+            .expect("exists");
         whole[found.range().start as usize..found.range().end as usize].to_vec()
     }
 
     /// Ends the agent; it fails when its decisions don't replay.
     fn end(mut self) -> (Arc<Bucket>, Arc<tempfile::TempDir>) {
         self.client = None;
-        self.agent.take().expect("runs").join().expect("no panic").expect("replays to equality");
+        self.agent
+            .take()
+            .expect("runs")
+            .join()
+            .expect("no panic")
+            .expect("replays to equality");
         (Arc::clone(&self.bucket), Arc::clone(&self.directory))
     }
 }
@@ -152,7 +202,11 @@ fn read_epoch(node: &Node, job: &Attached, index: &Index, prefix: &str, spec: &O
         let expected: Vec<u64> = split.batch_positions(batch, 0).map(|p| order.sample_at(p)).collect();
         assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
         for item in &items {
-            assert!(job.bytes(item).expect("inside") == node.truth(index, prefix, item.sample), "sample {} has other bytes", item.sample);
+            assert!(
+                job.bytes(item).expect("inside") == node.truth(index, prefix, item.sample),
+                "sample {} has other bytes",
+                item.sample
+            );
             assert_eq!(Some(item.label).filter(|&l| l != i64::MIN), index.label(item.sample));
         }
         release(job, &items);
@@ -160,12 +214,21 @@ fn read_epoch(node: &Node, job: &Attached, index: &Index, prefix: &str, spec: &O
 }
 
 fn release(job: &Attached, items: &[Sent]) {
-    items.iter().for_each(|item| job.client.release(job.job, Some(item.handle), None));
+    items
+        .iter()
+        .for_each(|item| job.client.release(job.job, Some(item.handle), None));
     job.client.flush();
 }
 
 fn spec(index: &Index) -> OrderSpec {
-    OrderSpec { dataset: Digest::from_bytes(index.digest()), samples: index.len(), kind: OrderKind::Keyed, seed: 3, global_batch: 16, tail: Tail::Uneven }
+    OrderSpec {
+        dataset: Digest::from_bytes(index.digest()),
+        samples: index.len(),
+        kind: OrderKind::Keyed,
+        seed: 3,
+        global_batch: 16,
+        tail: Tail::Uneven,
+    }
 }
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -195,7 +258,11 @@ fn what_fits_memory_is_fetched_once_and_comes_in_order_with_its_labels() {
 #[test]
 fn what_fits_disk_is_fetched_once_and_a_restarted_agent_finds_it() {
     let node = Node::new("img:300x40KB-60KB,classes=3,ext=jpg");
-    let tier = |directory: &tempfile::TempDir| DiskShare { directory: directory.path().join("tier"), capacity_bytes: 64 << 20, pinned: None };
+    let tier = |directory: &tempfile::TempDir| DiskShare {
+        directory: directory.path().join("tier"),
+        capacity_bytes: 64 << 20,
+        pinned: None,
+    };
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
     let small = |attach: &mut Attach, disk| {
         attach.ram_bytes = 5 << 20;
@@ -214,11 +281,17 @@ fn what_fits_disk_is_fetched_once_and_a_restarted_agent_finds_it() {
     let node = Node::over(bucket, directory);
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
     let job = node.attach(&node.client(), dataset, &index, |a| small(a, disk));
-    let Reply::Attached { found, .. } = &job.reply else { panic!() };
+    let Reply::Attached { found, .. } = &job.reply else {
+        panic!()
+    };
     assert!(*found > 150, "{found} found");
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
     let stats = node.stats(job.job);
-    assert!(stats.requests - stats.hedges <= 300 - found, "{} requests, {found} found", stats.requests);
+    assert!(
+        stats.requests - stats.hedges <= 300 - found,
+        "{} requests, {found} found",
+        stats.requests
+    );
     drop(job);
     node.end();
 }
@@ -226,9 +299,16 @@ fn what_fits_disk_is_fetched_once_and_a_restarted_agent_finds_it() {
 #[test]
 fn shards_are_read_in_large_requests() {
     let node = Node::new("shards:4x250x20000,tar");
-    let (dataset, index) = node.open("s3://bench/shards/{00000000..00000003}.tar", false).or_else(|_| node.open("s3://bench/shards", false)).expect("opened");
+    let (dataset, index) = node
+        .open("s3://bench/shards/{00000000..00000003}.tar", false)
+        .or_else(|_| node.open("s3://bench/shards", false))
+        .expect("opened");
     assert_eq!(index.len(), 1000);
-    let disk = DiskShare { directory: node.directory.path().join("tier"), capacity_bytes: 64 << 20, pinned: None };
+    let disk = DiskShare {
+        directory: node.directory.path().join("tier"),
+        capacity_bytes: 64 << 20,
+        pinned: None,
+    };
     let job = node.attach(&node.client(), dataset, &index, |a| {
         a.ram_bytes = 24 << 20;
         a.disks = vec![disk];
@@ -245,7 +325,12 @@ fn shards_are_read_in_large_requests() {
 fn faults_of_the_bucket_change_nothing_that_is_delivered() {
     let node = Node::new("img:300x1KB-40KB,classes=3,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
-    for fault in ["kind=status,status=503,share=0.1,attempts=1", "kind=truncate,share=0.1,attempts=1", "kind=reset,share=0.1,at=0.3,attempts=1", "kind=short,share=0.05,attempts=1"] {
+    for fault in [
+        "kind=status,status=503,share=0.1,attempts=1",
+        "kind=truncate,share=0.1,attempts=1",
+        "kind=reset,share=0.1,at=0.3,attempts=1",
+        "kind=short,share=0.05,attempts=1",
+    ] {
         node.bucket.add_fault(Fault::parse(fault).expect("a fault"));
     }
     let job = node.attach(&node.client(), dataset, &index, |a| a.ram_bytes = 4 << 20);
@@ -260,7 +345,8 @@ fn faults_of_the_bucket_change_nothing_that_is_delivered() {
 fn a_changed_object_is_reported_as_such_and_never_delivered() {
     let node = Node::new("img:64x1KB-2KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
-    node.bucket.add_fault(Fault::parse("kind=changed,matching=00000005").expect("a fault"));
+    node.bucket
+        .add_fault(Fault::parse("kind=changed,matching=00000005").expect("a fault"));
     let job = node.attach(&node.client(), dataset, &index, |_| ());
     let mut refused = None;
     for batch in 0..4 {
@@ -283,7 +369,8 @@ fn altered_bytes_are_caught_by_the_index_checksums_and_fetched_again() {
     let node = Node::new("img:100x1KB-20KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", true).expect("opened with checksums");
     assert!(index.crc32c(0).is_some());
-    node.bucket.add_fault(Fault::parse("kind=flip,share=0.2,attempts=1").expect("a fault"));
+    node.bucket
+        .add_fault(Fault::parse("kind=flip,share=0.2,attempts=1").expect("a fault"));
     node.bucket.reset_counts();
     let job = node.attach(&node.client(), dataset, &index, |_| ());
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
@@ -297,7 +384,11 @@ fn a_record_that_is_damaged_on_disk_is_fetched_again() {
     let node = Node::new("img:200x30KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
     let directory = node.directory.path().join("tier");
-    let disk = DiskShare { directory: directory.clone(), capacity_bytes: 64 << 20, pinned: None };
+    let disk = DiskShare {
+        directory: directory.clone(),
+        capacity_bytes: 64 << 20,
+        pinned: None,
+    };
     let job = node.attach(&node.client(), dataset, &index, |a| {
         a.ram_bytes = 3 << 20;
         a.disks = vec![disk];
@@ -308,8 +399,13 @@ fn a_record_that_is_damaged_on_disk_is_fetched_again() {
         use std::os::unix::fs::FileExt;
         let len = file.metadata().expect("file").len();
         if len > 100_000 {
-            let opened = std::fs::OpenOptions::new().write(true).open(file.path()).expect("segment");
-            (50_000..len).step_by(200_000).for_each(|at| opened.write_all_at(b"damage", at).expect("written"));
+            let opened = std::fs::OpenOptions::new()
+                .write(true)
+                .open(file.path())
+                .expect("segment");
+            (50_000..len)
+                .step_by(200_000)
+                .for_each(|at| opened.write_all_at(b"damage", at).expect("written"));
         }
     }
     read_epoch(&node, &job, &index, "img", &spec(&index), 1);
@@ -334,7 +430,9 @@ fn what_a_dead_client_held_comes_back() {
     let _ = slot;
     let begun = Instant::now();
     drop((job, worker));
-    eventually("leases come back", || node.gauge(watcher.job, "leases") == 0 && node.gauge(watcher.job, "requests") == 0);
+    eventually("leases come back", || {
+        node.gauge(watcher.job, "leases") == 0 && node.gauge(watcher.job, "requests") == 0
+    });
     assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
     drop(watcher);
     node.end();
@@ -352,14 +450,24 @@ fn leases_move_between_connections_and_stale_ones_are_refused() {
     let (slot, offset) = job.batch_slot(4, &mut calm()).expect("asked").expect("room");
     assert!(job.batches.write(offset, b"made"));
     let handles: Vec<_> = items.iter().map(|item| item.handle).collect();
-    assert!(parent.adopt(worker.connection(), handles.clone(), vec![slot], &mut calm()).expect("asked"));
+    assert!(
+        parent
+            .adopt(worker.connection(), handles.clone(), vec![slot], &mut calm())
+            .expect("asked")
+    );
     let from = worker.connection();
     drop((job, worker));
     assert_eq!(parent.batches.bytes(offset, 4), Some(&b"made"[..]));
     for item in &items {
-        assert!(parent.bytes(item).expect("inside") == node.truth(&index, "img", item.sample), "still there after the worker's end");
+        assert!(
+            parent.bytes(item).expect("inside") == node.truth(&index, "img", item.sample),
+            "still there after the worker's end"
+        );
     }
-    assert!(!parent.adopt(from, handles.clone(), vec![], &mut calm()).expect("asked"), "gone with the worker");
+    assert!(
+        !parent.adopt(from, handles.clone(), vec![], &mut calm()).expect("asked"),
+        "gone with the worker"
+    );
     release(&parent, &items);
     eventually("leases come back", || node.gauge(parent.job, "leases") == 0);
     drop(parent);
@@ -371,8 +479,11 @@ fn a_get_that_hangs_is_overtaken_by_its_twin() {
     let node = Node::new("img:600x10KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
     // The 200th GET never answers; without a twin the batch would wait for the idle time-out of 10 s.
-    node.bucket.add_fault(Fault::parse("kind=hang,nth=200").expect("a fault"));
-    let job = node.attach(&node.client(), dataset, &index, |a| a.concurrency = ConcurrencySettings::fixed(16));
+    node.bucket
+        .add_fault(Fault::parse("kind=hang,nth=200").expect("a fault"));
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.concurrency = ConcurrencySettings::fixed(16)
+    });
     let begun = Instant::now();
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
@@ -392,13 +503,21 @@ fn a_missing_bucket_and_wrong_keys_are_told_apart() {
     assert_eq!(kind(node.open("s3://nobody/img", false)), "not-found");
     assert_eq!(kind(node.open("s3://bench/nothing-there", false)), "not-found");
     let keys = node.bucket.keys();
-    node.bucket.set_keys(foreload_testkit::bucket::Keys { secret_key: "another".into(), ..keys.clone() });
+    node.bucket.set_keys(foreload_testkit::bucket::Keys {
+        secret_key: "another".into(),
+        ..keys.clone()
+    });
     let open = Open {
         url: "s3://bench/img".into(),
-        storage_options: [("endpoint_url", node.bucket.endpoint()), ("access_key_id", keys.access_key), ("secret_access_key", "wrong".into()), ("region", "us-east-1".into())]
-            .into_iter()
-            .map(|(k, v)| (k.to_owned(), v))
-            .collect(),
+        storage_options: [
+            ("endpoint_url", node.bucket.endpoint()),
+            ("access_key_id", keys.access_key),
+            ("secret_access_key", "wrong".into()),
+            ("region", "us-east-1".into()),
+        ]
+        .into_iter()
+        .map(|(k, v)| (k.to_owned(), v))
+        .collect(),
         ..Open::default()
     };
     match node.client().call(&Call::Open(open), &mut calm()) {

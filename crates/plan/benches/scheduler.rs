@@ -2,6 +2,7 @@
 //!
 //! Reads epochs of a million samples with a carrier that ends loads in the order of their issue: one epoch in which everything is fetched, one in
 //! which all is in memory, and one in which a quarter is. CPU time of this thread, so that a busy machine matters little.
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use foreload_plan::action::{Action, Command, Event};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
@@ -17,7 +18,12 @@ use std::time::Duration;
 
 fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    Duration::from_nanos(stat.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
+    Duration::from_nanos(
+        stat.split_whitespace()
+            .next()
+            .and_then(|ns| ns.parse().ok())
+            .unwrap_or(0),
+    )
 }
 
 struct Carrier {
@@ -49,18 +55,42 @@ impl Carrier {
 
 fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
     let samples = catalog.samples();
-    let spec = OrderSpec { dataset: DigestBuilder::new("bench").finish(), samples, kind: OrderKind::Keyed, seed: 1, global_batch: 64, tail: Tail::Drop };
+    let spec = OrderSpec {
+        dataset: DigestBuilder::new("bench").finish(),
+        samples,
+        kind: OrderKind::Keyed,
+        seed: 1,
+        global_batch: 64,
+        tail: Tail::Drop,
+    };
     let order = Order::new(&spec).expect("order");
     let split = Split::new(&order, 1).expect("split");
     let batches = split.batches();
-    let settings = Settings { ram_bytes, concurrency: ConcurrencySettings::fixed(64), ..Settings::default() };
+    let settings = Settings {
+        ram_bytes,
+        concurrency: ConcurrencySettings::fixed(64),
+        ..Settings::default()
+    };
     let plan = Scheduler::new(settings, catalog, order, split, vec![0]).expect("scheduler");
-    let mut carrier = Carrier { plan, under_way: VecDeque::new(), now_ns: 0 };
-    carrier.step(Event::Start { rank: 0, epoch: 0, batch: 0 });
+    let mut carrier = Carrier {
+        plan,
+        under_way: VecDeque::new(),
+        now_ns: 0,
+    };
+    carrier.step(Event::Start {
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    });
     for epoch in 0..epochs {
         let begun = cpu();
         for batch in 0..batches {
-            let mut served = carrier.step(Event::WantBatch { request: u64::from(epoch) * batches + batch, rank: 0, epoch, batch });
+            let mut served = carrier.step(Event::WantBatch {
+                request: u64::from(epoch) * batches + batch,
+                rank: 0,
+                epoch,
+                batch,
+            });
             while !served {
                 let action = carrier.under_way.pop_front().expect("something is under way");
                 served = carrier.step(Event::Completed(action.done(1000, 2000)));
@@ -73,7 +103,22 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
 
 fn main() {
     let lengths = vec![100_000u64; 1_000_000];
-    run("objects, all fit", Arc::new(Objects(lengths.clone())), 120_000_000_000, 2);
-    run("objects, a quarter fits", Arc::new(Objects(lengths.clone())), 25_000_000_000, 3);
-    run("shards, all fit", Arc::new(Shards::pack(&lengths, 1024, 100_000_000)), 120_000_000_000, 2);
+    run(
+        "objects, all fit",
+        Arc::new(Objects(lengths.clone())),
+        120_000_000_000,
+        2,
+    );
+    run(
+        "objects, a quarter fits",
+        Arc::new(Objects(lengths.clone())),
+        25_000_000_000,
+        3,
+    );
+    run(
+        "shards, all fit",
+        Arc::new(Shards::pack(&lengths, 1024, 100_000_000)),
+        120_000_000_000,
+        2,
+    );
 }

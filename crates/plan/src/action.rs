@@ -181,19 +181,36 @@ impl Action {
     /// It ended well: the first byte came `latency_ns` after the start, the last `total_ns`.
     #[must_use]
     pub fn done(self, latency_ns: u64, total_ns: u64) -> Completion {
-        Completion { id: self.id, outcome: Outcome::Done { latency_ns, total_ns, throttled: false } }
+        Completion {
+            id: self.id,
+            outcome: Outcome::Done {
+                latency_ns,
+                total_ns,
+                throttled: false,
+            },
+        }
     }
 
     /// It ended well, but the source asked for fewer requests meanwhile.
     #[must_use]
     pub fn done_throttled(self, latency_ns: u64, total_ns: u64) -> Completion {
-        Completion { id: self.id, outcome: Outcome::Done { latency_ns, total_ns, throttled: true } }
+        Completion {
+            id: self.id,
+            outcome: Outcome::Done {
+                latency_ns,
+                total_ns,
+                throttled: true,
+            },
+        }
     }
 
     /// It didn't.
     #[must_use]
     pub fn failed(self, failure: Failure) -> Completion {
-        Completion { id: self.id, outcome: Outcome::Failed(failure) }
+        Completion {
+            id: self.id,
+            outcome: Outcome::Failed(failure),
+        }
     }
 }
 
@@ -206,7 +223,11 @@ pub struct Completion {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
-    Done { latency_ns: u64, total_ns: u64, throttled: bool },
+    Done {
+        latency_ns: u64,
+        total_ns: u64,
+        throttled: bool,
+    },
     Failed(Failure),
 }
 
@@ -288,16 +309,45 @@ impl Event {
     /// A copy for the decision log. Not `Clone`: outside this crate a completion must come from its action.
     pub(crate) fn duplicate(&self) -> Event {
         match self {
-            Event::Start { rank, epoch, batch } => Event::Start { rank: *rank, epoch: *epoch, batch: *batch },
-            Event::WantBatch { request, rank, epoch, batch } => Event::WantBatch { request: *request, rank: *rank, epoch: *epoch, batch: *batch },
-            Event::WantSamples { request, rank, samples } => Event::WantSamples { request: *request, rank: *rank, samples: samples.clone() },
+            Event::Start { rank, epoch, batch } => Event::Start {
+                rank: *rank,
+                epoch: *epoch,
+                batch: *batch,
+            },
+            Event::WantBatch {
+                request,
+                rank,
+                epoch,
+                batch,
+            } => Event::WantBatch {
+                request: *request,
+                rank: *rank,
+                epoch: *epoch,
+                batch: *batch,
+            },
+            Event::WantSamples { request, rank, samples } => Event::WantSamples {
+                request: *request,
+                rank: *rank,
+                samples: samples.clone(),
+            },
             Event::Withdraw { request } => Event::Withdraw { request: *request },
-            Event::Release { handles } => Event::Release { handles: handles.clone() },
-            Event::Completed(Completion { id, outcome }) => Event::Completed(Completion { id: *id, outcome: *outcome }),
-            Event::Found { tier, samples } => Event::Found { tier: *tier, samples: samples.clone() },
+            Event::Release { handles } => Event::Release {
+                handles: handles.clone(),
+            },
+            Event::Completed(Completion { id, outcome }) => Event::Completed(Completion {
+                id: *id,
+                outcome: *outcome,
+            }),
+            Event::Found { tier, samples } => Event::Found {
+                tier: *tier,
+                samples: samples.clone(),
+            },
             Event::TierClosed { tier } => Event::TierClosed { tier: *tier },
             Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },
-            Event::Epoch { epoch, samples } => Event::Epoch { epoch: *epoch, samples: samples.clone() },
+            Event::Epoch { epoch, samples } => Event::Epoch {
+                epoch: *epoch,
+                samples: samples.clone(),
+            },
             Event::Tick => Event::Tick,
         }
     }

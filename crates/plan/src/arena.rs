@@ -28,7 +28,11 @@ pub struct Slot {
 
 impl Slot {
     /// The slot of an empty sample.
-    pub const EMPTY: Slot = Slot { offset: 0, len: 0, block: NONE };
+    pub const EMPTY: Slot = Slot {
+        offset: 0,
+        len: 0,
+        block: NONE,
+    };
 }
 
 /// Which end of a free block to cut from.
@@ -104,7 +108,15 @@ impl Arena {
             used: 0,
         };
         if capacity > 0 {
-            let whole = arena.new_block(Block { offset: 0, len: capacity, before: NONE, after: NONE, previous_free: NONE, next_free: NONE, free: true });
+            let whole = arena.new_block(Block {
+                offset: 0,
+                len: capacity,
+                before: NONE,
+                after: NONE,
+                previous_free: NONE,
+                next_free: NONE,
+                free: true,
+            });
             arena.link(whole);
         }
         arena
@@ -120,6 +132,15 @@ impl Arena {
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.used
+    }
+
+    /// The free blocks of at least `least` bytes: offset and length.
+    pub fn free_blocks(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
+        let spare: std::collections::BTreeSet<u32> = self.spare.iter().copied().collect();
+        let blocks = (0u32..)
+            .zip(&self.blocks)
+            .filter(move |(id, block)| block.free && block.len >= least && !spare.contains(id));
+        blocks.map(|(_, block)| (block.offset, block.len))
     }
 
     /// Takes a slot of `len` bytes, or `None` when no free block is large enough.
@@ -153,7 +174,11 @@ impl Arena {
         };
         self.blocks[taken as usize].free = false;
         self.used += need;
-        Some(Slot { offset: self.blocks[taken as usize].offset, len, block: taken })
+        Some(Slot {
+            offset: self.blocks[taken as usize].offset,
+            len,
+            block: taken,
+        })
     }
 
     /// Gives a slot back. Each slot is given back once; the scheduler's residents guarantee it.
@@ -182,11 +207,19 @@ impl Arena {
     fn find(&self, need: u64) -> Option<u32> {
         let (f, s) = bin(search_len(need));
         if f < FIRST {
-            let here = if f == 0 || s < SECOND { self.second[f] & (u32::MAX << s) } else { 0 };
+            let here = if f == 0 || s < SECOND {
+                self.second[f] & (u32::MAX << s)
+            } else {
+                0
+            };
             if here != 0 {
                 return Some(self.heads[f * SECOND + here.trailing_zeros() as usize]);
             }
-            let above = if f + 1 < 64 { self.first & (u64::MAX << (f + 1)) } else { 0 };
+            let above = if f + 1 < 64 {
+                self.first & (u64::MAX << (f + 1))
+            } else {
+                0
+            };
             if above != 0 {
                 let f = above.trailing_zeros() as usize;
                 return Some(self.heads[f * SECOND + self.second[f].trailing_zeros() as usize]);
@@ -262,7 +295,12 @@ impl Arena {
     }
 
     fn unlink(&mut self, id: u32) {
-        let Block { len, previous_free, next_free, .. } = self.blocks[id as usize];
+        let Block {
+            len,
+            previous_free,
+            next_free,
+            ..
+        } = self.blocks[id as usize];
         let (f, s) = bin(len);
         if next_free != NONE {
             self.blocks[next_free as usize].previous_free = previous_free;

@@ -33,7 +33,11 @@ impl Catalog for Objects {
     }
 
     fn place(&self, sample: u64) -> Place {
-        Place { object: sample, offset: 0, len: self.0[sample as usize] }
+        Place {
+            object: sample,
+            offset: 0,
+            len: self.0[sample as usize],
+        }
     }
 }
 
@@ -51,7 +55,11 @@ impl Shards {
                 object += 1;
                 offset = 0;
             }
-            let place = Place { object, offset: offset + gap_bytes, len };
+            let place = Place {
+                object,
+                offset: offset + gap_bytes,
+                len,
+            };
             offset = place.offset + len;
             place
         });

@@ -21,7 +21,11 @@ pub struct ConcurrencySettings {
 
 impl Default for ConcurrencySettings {
     fn default() -> Self {
-        ConcurrencySettings { start: 32, least: 4, most: 256 }
+        ConcurrencySettings {
+            start: 32,
+            least: 4,
+            most: 256,
+        }
     }
 }
 
@@ -30,7 +34,11 @@ impl ConcurrencySettings {
     #[must_use]
     pub fn fixed(n: u32) -> Self {
         let n = n.max(1);
-        ConcurrencySettings { start: n, least: n, most: n }
+        ConcurrencySettings {
+            start: n,
+            least: n,
+            most: n,
+        }
     }
 }
 
@@ -59,7 +67,11 @@ impl Concurrency {
     #[must_use]
     pub fn new(settings: ConcurrencySettings) -> Self {
         let least = settings.least.max(1);
-        let settings = ConcurrencySettings { least, most: settings.most.max(least), start: settings.start.clamp(least, settings.most.max(least)) };
+        let settings = ConcurrencySettings {
+            least,
+            most: settings.most.max(least),
+            start: settings.start.clamp(least, settings.most.max(least)),
+        };
         Concurrency {
             settings,
             limit: settings.start,
@@ -162,7 +174,10 @@ impl HedgeBudget {
     /// `per_cent` twins for each hundred requests; 0 switches hedging off.
     #[must_use]
     pub fn new(per_cent: u32) -> Self {
-        HedgeBudget { per_cent, credit: if per_cent == 0 { 0 } else { 200 } }
+        HedgeBudget {
+            per_cent,
+            credit: if per_cent == 0 { 0 } else { 200 },
+        }
     }
 
     /// A request was issued.
@@ -236,7 +251,11 @@ mod tests {
 
     #[test]
     fn the_limit_climbs_to_the_bandwidth_delay_product_and_stays_near() {
-        let mut control = Concurrency::new(ConcurrencySettings { start: 4, least: 2, most: 1024 });
+        let mut control = Concurrency::new(ConcurrencySettings {
+            start: 4,
+            least: 2,
+            most: 1024,
+        });
         let limit = run(&mut control, 1e9, 0.033, 110_000, 600);
         let product = 1e9 * 0.033 / 110_000.0;
         assert!(limit > 0.7 * product && limit < 2.0 * product, "{limit} {product}");
@@ -244,7 +263,11 @@ mod tests {
 
     #[test]
     fn throttling_lowers_the_limit_once_per_second() {
-        let mut control = Concurrency::new(ConcurrencySettings { start: 100, least: 4, most: 256 });
+        let mut control = Concurrency::new(ConcurrencySettings {
+            start: 100,
+            least: 4,
+            most: 256,
+        });
         for i in 0..50 {
             control.throttled(i * 1_000_000);
         }

@@ -36,7 +36,13 @@ impl Estimate {
     /// Starts from a prior that the first completions replace quickly.
     #[must_use]
     pub fn new(prior: Pinned, pinned: bool) -> Self {
-        Estimate { latency_s: prior.latency_s, bytes_per_s: prior.bytes_per_s, tail_factor: 2.0, observations: 0, pinned }
+        Estimate {
+            latency_s: prior.latency_s,
+            bytes_per_s: prior.bytes_per_s,
+            tail_factor: 2.0,
+            observations: 0,
+            pinned,
+        }
     }
 
     /// Learns from one completed request: first byte after `latency_s`, all `bytes` after `total_s`.
@@ -95,7 +101,13 @@ mod tests {
 
     #[test]
     fn the_estimate_finds_latency_and_rate() {
-        let mut e = Estimate::new(Pinned { latency_s: 1.0, bytes_per_s: 1.0 }, false);
+        let mut e = Estimate::new(
+            Pinned {
+                latency_s: 1.0,
+                bytes_per_s: 1.0,
+            },
+            false,
+        );
         for i in 0..200u64 {
             let bytes = 50_000 + i * 1000;
             e.observe(bytes, 0.03, 0.03 + bytes as f64 / 35e6);
@@ -106,7 +118,13 @@ mod tests {
 
     #[test]
     fn the_tail_follows_slow_requests() {
-        let mut e = Estimate::new(Pinned { latency_s: 0.03, bytes_per_s: 35e6 }, false);
+        let mut e = Estimate::new(
+            Pinned {
+                latency_s: 0.03,
+                bytes_per_s: 35e6,
+            },
+            false,
+        );
         for i in 0..2000u64 {
             let slow = if i % 20 == 0 { 10.0 } else { 1.0 };
             e.observe(100_000, 0.03 * slow, 0.033 * slow);
@@ -117,7 +135,13 @@ mod tests {
 
     #[test]
     fn a_pinned_estimate_keeps_its_speeds() {
-        let mut e = Estimate::new(Pinned { latency_s: 0.5, bytes_per_s: 1e6 }, true);
+        let mut e = Estimate::new(
+            Pinned {
+                latency_s: 0.5,
+                bytes_per_s: 1e6,
+            },
+            true,
+        );
         e.observe(1_000_000, 0.001, 0.002);
         assert!((e.expected_s(1_000_000) - 1.5).abs() < 1e-9);
     }

@@ -106,18 +106,27 @@ impl Policy {
     /// Whether the engine carries it out; the others are for the simulator.
     #[must_use]
     pub fn runs_in_engine(self) -> bool {
-        matches!(self, Policy::Naive | Policy::Staging | Policy::Deli { .. } | Policy::Lru | Policy::Frequency | Policy::Foreload)
+        matches!(
+            self,
+            Policy::Naive | Policy::Staging | Policy::Deli { .. } | Policy::Lru | Policy::Frequency | Policy::Foreload
+        )
     }
 
     /// Whether each epoch reads every sample of the data set.
     #[must_use]
     pub fn reads_whole_dataset(self) -> bool {
-        !matches!(self, Policy::DeepioOptimistic | Policy::ParallelStaging | Policy::Perfect)
+        !matches!(
+            self,
+            Policy::DeepioOptimistic | Policy::ParallelStaging | Policy::Perfect
+        )
     }
 
     /// Whether every rank reads exactly the samples that the shuffle drew for it.
     #[must_use]
     pub fn keeps_order(self) -> bool {
-        !matches!(self, Policy::DeepioOptimistic | Policy::ParallelStaging | Policy::LocalityAware)
+        !matches!(
+            self,
+            Policy::DeepioOptimistic | Policy::ParallelStaging | Policy::LocalityAware
+        )
     }
 }

@@ -47,7 +47,13 @@ impl Recorded {
     /// Keeps the last `capacity` steps; `None`: all, for [`replay`].
     #[must_use]
     pub fn new(scheduler: Scheduler, capacity: Option<usize>) -> Self {
-        Recorded { scheduler, log: DecisionLog { capacity, ..DecisionLog::default() } }
+        Recorded {
+            scheduler,
+            log: DecisionLog {
+                capacity,
+                ..DecisionLog::default()
+            },
+        }
     }
 
     /// As [`Scheduler::step`].
@@ -58,11 +64,23 @@ impl Recorded {
         }
         let (copy, before) = (event.duplicate(), actions.len());
         let next = self.scheduler.step(now_ns, event, actions);
-        let ordered = actions[before..].iter().map(|action| (action.id(), action.command().clone())).collect();
-        if self.log.capacity.is_some_and(|capacity| self.log.records.len() >= capacity) {
+        let ordered = actions[before..]
+            .iter()
+            .map(|action| (action.id(), action.command().clone()))
+            .collect();
+        if self
+            .log
+            .capacity
+            .is_some_and(|capacity| self.log.records.len() >= capacity)
+        {
             self.log.records.pop_front();
         }
-        self.log.records.push_back(Record { now_ns, event: copy, ordered, next });
+        self.log.records.push_back(Record {
+            now_ns,
+            event: copy,
+            ordered,
+            next,
+        });
         next
     }
 
@@ -109,7 +127,10 @@ pub enum Mismatch {
 /// [`Mismatch`] at the first difference.
 pub fn replay(mut fresh: Scheduler, log: &DecisionLog) -> Result<(), Mismatch> {
     if log.records.len() as u64 != log.steps {
-        return Err(Mismatch::Incomplete { kept: log.records.len(), steps: log.steps });
+        return Err(Mismatch::Incomplete {
+            kept: log.records.len(),
+            steps: log.steps,
+        });
     }
     let mut actions = Vec::new();
     for (step, record) in log.records.iter().enumerate() {
@@ -117,10 +138,17 @@ pub fn replay(mut fresh: Scheduler, log: &DecisionLog) -> Result<(), Mismatch> {
         let next = fresh.step(record.now_ns, record.event.duplicate(), &mut actions);
         let same = actions.len() == record.ordered.len()
             && next == record.next
-            && actions.iter().zip(&record.ordered).all(|(action, (id, command))| action.id() == *id && action.command() == command);
+            && actions
+                .iter()
+                .zip(&record.ordered)
+                .all(|(action, (id, command))| action.id() == *id && action.command() == command);
         if !same {
             let replayed: Vec<_> = actions.iter().map(|action| (action.id(), action.command())).collect();
-            return Err(Mismatch::Differs { step, ordered: format!("{:?}", record.ordered), replayed: format!("{replayed:?}") });
+            return Err(Mismatch::Differs {
+                step,
+                ordered: format!("{:?}", record.ordered),
+                replayed: format!("{replayed:?}"),
+            });
         }
     }
     Ok(())

@@ -27,8 +27,8 @@ use requests::Requests;
 use residents::{NONE, Residents, State};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tiers::Tier;
 pub use tiers::RECORD_BYTES;
+use tiers::Tier;
 use window::{Read, Window};
 
 /// Entries planned in one step at most: keeps a step below a millisecond; the next [`Event::Tick`] goes on.
@@ -140,25 +140,45 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error`] when a rank doesn't exist, or when a policy is for the simulator only.
-    pub fn new(settings: Settings, catalog: Arc<dyn Catalog>, order: Order, split: Split, ranks: Vec<u32>) -> Result<Self, Error> {
+    pub fn new(
+        settings: Settings,
+        catalog: Arc<dyn Catalog>,
+        order: Order,
+        split: Split,
+        ranks: Vec<u32>,
+    ) -> Result<Self, Error> {
         if !settings.policy.runs_in_engine() {
-            return Err(Error::SimulatorOnly { policy: format!("{:?}", settings.policy) });
+            return Err(Error::SimulatorOnly {
+                policy: format!("{:?}", settings.policy),
+            });
         }
         split.local(&ranks)?;
         let samples = catalog.samples().max(1);
-        let mean = (0..64).map(|i| catalog.place(i * samples / 64 % samples).len).sum::<u64>() / 64;
-        let batch_bytes = mean.saturating_mul(u64::from(split.global_batch()) * ranks.len() as u64 / u64::from(split.ranks()));
+        let mean = (0..64)
+            .map(|i| catalog.place(i * samples / 64 % samples).len)
+            .sum::<u64>()
+            / 64;
+        let batch_bytes =
+            mean.saturating_mul(u64::from(split.global_batch()) * ranks.len() as u64 / u64::from(split.ranks()));
         let arena = Arena::new(settings.ram_bytes);
         // The batch in use, the one waited for and the one after it: with less, kept samples would have to leave for them.
-        let staging_bytes = settings.staging_bytes(batch_bytes).max((3 * batch_bytes).min(settings.ram_bytes / 2));
+        let staging_bytes = settings
+            .staging_bytes(batch_bytes)
+            .max((3 * batch_bytes).min(settings.ram_bytes / 2));
         // 64 places spread over the data set tell shards from whole objects; a data set that mixes them is treated as shards.
         let pairs = (0..64).map(|i| i * samples / 64).filter(|&i| i + 1 < samples);
-        let shards = pairs.map(|i| (catalog.place(i).object, catalog.place(i + 1).object)).any(|(one, next)| one == next);
+        let shards = pairs
+            .map(|i| (catalog.place(i).object, catalog.place(i + 1).object))
+            .any(|(one, next)| one == next);
         let passes = shards && !settings.tiers.is_empty() && settings.policy.retention() == Retention::Pinned;
         Ok(Scheduler {
             staging_bytes,
             shards,
-            group_bytes: if passes { settings.coalesce_bytes.min(staging_bytes / 2) } else { 0 },
+            group_bytes: if passes {
+                settings.coalesce_bytes.min(staging_bytes / 2)
+            } else {
+                0
+            },
             ram_bytes: arena.capacity_bytes(),
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
@@ -201,7 +221,12 @@ impl Scheduler {
         self.now_ns = self.now_ns.max(now_ns);
         match event {
             Event::Start { rank, epoch, batch } => self.start(rank, epoch, batch, actions),
-            Event::WantBatch { request, rank, epoch, batch } => self.want_batch(request, rank, epoch, batch, actions),
+            Event::WantBatch {
+                request,
+                rank,
+                epoch,
+                batch,
+            } => self.want_batch(request, rank, epoch, batch, actions),
             Event::WantSamples { request, rank, samples } => self.want_samples(request, rank, &samples, actions),
             Event::Withdraw { request } => self.withdraw(request),
             Event::Release { handles } => {
@@ -255,11 +280,21 @@ impl Scheduler {
     fn start(&mut self, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
         for request in self.requests.of_rank(rank) {
             self.withdraw(request);
-            actions.push(self.loads.action(Command::Refuse { request, sample: None, failure: Failure::Cancelled }));
+            actions.push(self.loads.action(Command::Refuse {
+                request,
+                sample: None,
+                failure: Failure::Cancelled,
+            }));
         }
-        let Some(target) = self.window.line_of(rank, epoch, batch) else { return };
+        let Some(target) = self.window.line_of(rank, epoch, batch) else {
+            return;
+        };
         self.window.set_cursors(rank, target);
-        if target < self.window.head() || self.window.open == 0 || self.window.is_over_from(target) || target > self.window.end() + self.settings.window_entries {
+        if target < self.window.head()
+            || self.window.open == 0
+            || self.window.is_over_from(target)
+            || target > self.window.end() + self.settings.window_entries
+        {
             // Backwards, or far away: lay the window out anew. Other ranks start where they asked to.
             for line in self.window.head()..self.window.end() {
                 self.skip_line(line);
@@ -303,7 +338,9 @@ impl Scheduler {
     }
 
     fn found(&mut self, tier: u8, samples: &[u64]) {
-        let Some(held) = self.tiers.get_mut(usize::from(tier)) else { return };
+        let Some(held) = self.tiers.get_mut(usize::from(tier)) else {
+            return;
+        };
         for &sample in samples {
             if sample < self.catalog.samples() && !held.has(sample) {
                 let len = self.catalog.place(sample).len;
@@ -342,7 +379,9 @@ impl Scheduler {
             if !self.may_look_ahead(line, entry) || !self.window.reach(line) {
                 return Next::Wait;
             }
-            let Some(it) = self.window.peek(line) else { return Next::Wait };
+            let Some(it) = self.window.peek(line) else {
+                return Next::Wait;
+            };
             if entry >= it.entries.len() {
                 self.frontier = (line + 1, 0);
                 continue;
@@ -365,7 +404,9 @@ impl Scheduler {
         for at in self.window.head()..self.window.end() {
             let count = self.window.peek(at).map_or(0, |l| l.entries.len());
             for entry in 0..count {
-                let Some(it) = self.window.line(at).map(|l| &mut l.entries[entry]) else { continue };
+                let Some(it) = self.window.line(at).map(|l| &mut l.entries[entry]) else {
+                    continue;
+                };
                 if it.read != Read::Planned {
                     continue;
                 }
@@ -382,11 +423,22 @@ impl Scheduler {
         }
         self.frontier = (self.window.head(), 0);
         while self.residents.evict_one(&mut self.arena).is_some() {}
-        let mut entries: Vec<(usize, u64, u64)> = self.wanted.range((line, 0)..(line + 1, 0)).filter_map(|&(_, e)| self.wanted_at(line, e)).collect();
+        let mut entries: Vec<(usize, u64, u64)> = self
+            .wanted
+            .range((line, 0)..(line + 1, 0))
+            .filter_map(|&(_, e)| self.wanted_at(line, e))
+            .collect();
         entries.sort_by_key(|&(entry, len, _)| (std::cmp::Reverse(len), entry));
         for (entry, _, request) in entries {
             self.wanted.remove(&(line, entry));
-            let Some(it) = self.window.peek(line).map(|l| l.entries[entry]).filter(|it| it.waiter != 0) else { continue };
+            let Some(it) = self
+                .window
+                .peek(line)
+                .map(|l| l.entries[entry])
+                .filter(|it| it.waiter != 0)
+            else {
+                continue;
+            };
             if self.plan_read(line, entry, true, actions).is_err() {
                 self.refuse(request, it.sample, Failure::NoMemory, actions);
                 return;
@@ -427,7 +479,9 @@ impl Scheduler {
 
     /// Gives one read its memory and, if its bytes are elsewhere, a load.
     fn plan_read(&mut self, line: u64, entry: usize, urgent: bool, actions: &mut Vec<Action>) -> Result<(), Blocked> {
-        let Some(it) = self.window.peek(line) else { return Ok(()) };
+        let Some(it) = self.window.peek(line) else {
+            return Ok(());
+        };
         let (sample, waiter) = (it.entries[entry].sample, it.entries[entry].waiter);
         let id = self.resident_for(sample, line, urgent || waiter != 0, actions)?;
         self.residents.get_mut(id).uses += 1;
@@ -442,7 +496,13 @@ impl Scheduler {
     }
 
     /// The resident of a sample, with a load queued if it isn't there.
-    fn resident_for(&mut self, sample: u64, line: u64, urgent: bool, actions: &mut Vec<Action>) -> Result<u32, Blocked> {
+    fn resident_for(
+        &mut self,
+        sample: u64,
+        line: u64,
+        urgent: bool,
+        actions: &mut Vec<Action>,
+    ) -> Result<u32, Blocked> {
         if let Some(id) = self.residents.find(sample) {
             if matches!(self.settings.policy.retention(), Retention::Fifo(_)) {
                 // Paper 000's prototype evicted samples between the request and their use; asking for one makes it the newest.
@@ -461,7 +521,11 @@ impl Scheduler {
             self.residents.get_mut(id).state = State::Ready;
             return Ok(id);
         }
-        if let Some(tier) = self.tiers.iter().position(|t| t.has(sample) && t.breaker.allows(self.now_ns)) {
+        if let Some(tier) = self
+            .tiers
+            .iter()
+            .position(|t| t.has(sample) && t.breaker.allows(self.now_ns))
+        {
             let slot = self.reserve(place.len, line, urgent)?;
             let id = self.residents.insert(sample, slot, Via::Disk);
             if self.ram_admits(place.len) {
@@ -470,7 +534,11 @@ impl Scheduler {
             self.loads.queue_disk(tier as u8, place, id, &mut self.residents, line);
             return Ok(id);
         }
-        if self.group_bytes > 0 && !self.ram_admits(self.group_bytes) && !self.has_staging_room(self.group_bytes) && !self.loads.is_idle() {
+        if self.group_bytes > 0
+            && !self.ram_admits(self.group_bytes)
+            && !self.has_staging_room(self.group_bytes)
+            && !self.loads.is_idle()
+        {
             // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
             // wanted whole a moment later. What is under way gives memory back.
             return Err(Blocked::Memory);
@@ -500,14 +568,16 @@ impl Scheduler {
     /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.
     fn fetch(&mut self, id: u32, place: crate::catalog::Place, line: u64) {
         if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
-            self.loads.queue_parts(place, id, self.settings.part_bytes, &mut self.residents, line);
+            self.loads
+                .queue_parts(place, id, self.settings.part_bytes, &mut self.residents, line);
             return;
         }
         let mut group = vec![(place, id)];
         if self.shards && place.len < self.settings.coalesce_bytes {
             self.gather(&mut group, line);
         }
-        self.loads.queue_group(&mut group, self.settings.gap_bytes, &mut self.residents, line);
+        self.loads
+            .queue_group(&mut group, self.settings.gap_bytes, &mut self.residents, line);
     }
 
     /// Adds the neighbours in the same shard, within one cell of the coalescing grid, that are not here and will stay or be read soon.
@@ -518,7 +588,11 @@ impl Scheduler {
         for up in [true, false] {
             let mut next = sample;
             loop {
-                next = match if up { next.checked_add(1).filter(|&n| n < samples) } else { next.checked_sub(1) } {
+                next = match if up {
+                    next.checked_add(1).filter(|&n| n < samples)
+                } else {
+                    next.checked_sub(1)
+                } {
                     Some(next) => next,
                     None => break,
                 };
@@ -529,7 +603,9 @@ impl Scheduler {
                 if place.len == 0 || self.residents.find(next).is_some() || self.tiers.iter().any(|t| t.has(next)) {
                     continue;
                 }
-                let Some(id) = self.invite(next, place, line) else { continue };
+                let Some(id) = self.invite(next, place, line) else {
+                    continue;
+                };
                 group.push((place, id));
             }
         }
@@ -569,7 +645,9 @@ impl Scheduler {
         let global = u64::from(self.window.split().global_batch());
         let batches = (self.staging_bytes / self.catalog.place(sample).len.max(1) / global.max(1)).max(1);
         let (split, local) = (self.window.split().clone(), self.window.ranks().to_vec());
-        let Some(position) = self.window.epoch(epoch).and_then(|order| order.position_of(sample)) else { return false };
+        let Some(position) = self.window.epoch(epoch).and_then(|order| order.position_of(sample)) else {
+            return false;
+        };
         let at = split.batch_of(position);
         at >= batch && at < batch + batches && local.contains(&split.rank_of(position))
     }
@@ -586,7 +664,9 @@ impl Scheduler {
         let limit = match self.settings.policy.retention() {
             Retention::Nothing => return false,
             Retention::Fifo(_) if !self.tiers.is_empty() => return false,
-            Retention::Pinned | Retention::Fifo(_) | Retention::Lru => self.ram_bytes.saturating_sub(self.staging_bytes),
+            Retention::Pinned | Retention::Fifo(_) | Retention::Lru => {
+                self.ram_bytes.saturating_sub(self.staging_bytes)
+            }
         };
         self.residents.kept_bytes + reserved_bytes(len) <= limit
     }
@@ -597,7 +677,9 @@ impl Scheduler {
             Retention::Nothing => return Keep::No,
             Retention::Pinned => {}
             Retention::Lru => self.evict_for(len, u64::MAX),
-            Retention::Fifo(items) if self.tiers.is_empty() => self.evict_for(len, if items == 0 { u64::MAX } else { items }),
+            Retention::Fifo(items) if self.tiers.is_empty() => {
+                self.evict_for(len, if items == 0 { u64::MAX } else { items })
+            }
             Retention::Fifo(items) => self.evict_from_tier(len, items, actions),
         }
         if self.ram_admits(len) {
@@ -611,7 +693,9 @@ impl Scheduler {
 
     /// Evicts the oldest until one more of `len` bytes fits the RAM tier.
     fn evict_for(&mut self, len: u64, items: u64) {
-        while (!self.ram_admits(len) || self.residents.kept_count >= items) && self.residents.evict_one(&mut self.arena).is_some() {}
+        while (!self.ram_admits(len) || self.residents.kept_count >= items)
+            && self.residents.evict_one(&mut self.arena).is_some()
+        {}
     }
 
     fn evict_from_tier(&mut self, len: u64, items: u64, actions: &mut Vec<Action>) {
@@ -661,7 +745,9 @@ impl Scheduler {
             let count = self.window.peek(at).map_or(0, |l| l.entries.len());
             for entry in (0..count).rev() {
                 let it = self.window.peek(at).map(|l| l.entries[entry]);
-                let Some(it) = it.filter(|it| it.read == Read::Planned && it.waiter == 0) else { continue };
+                let Some(it) = it.filter(|it| it.read == Read::Planned && it.waiter == 0) else {
+                    continue;
+                };
                 if let Some(line) = self.window.line(at) {
                     line.entries[entry].read = Read::Unplanned;
                     line.entries[entry].resident = NONE;
@@ -679,6 +765,11 @@ impl Scheduler {
         false
     }
 
+    /// Parts of the arena of at least `least` bytes that hold nothing now: what can be given back to the system.
+    pub fn free_blocks(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.arena.free_blocks(least)
+    }
+
     /// The current stay of a sample in memory, if it has one.
     #[must_use]
     pub fn handle_of(&self, sample: u64) -> Option<crate::action::Handle> {
@@ -688,7 +779,10 @@ impl Scheduler {
     /// What a request waits for, oldest first; for the watchdog.
     #[must_use]
     pub fn waiting(&self) -> Vec<Waiting> {
-        self.requests.open().map(|(id, since_ns, targets)| self.explain(id, since_ns, targets)).collect()
+        self.requests
+            .open()
+            .map(|(id, since_ns, targets)| self.explain(id, since_ns, targets))
+            .collect()
     }
 
     fn explain(&self, request: u64, since_ns: u64, targets: &[requests::Target]) -> Waiting {
@@ -702,14 +796,32 @@ impl Scheduler {
                 requests::Target::Unplaced(sample) => (sample, NONE),
             };
             if id == NONE {
-                return Waiting { request, since_ns, sample: Some(sample), cause: Cause::Memory };
+                return Waiting {
+                    request,
+                    since_ns,
+                    sample: Some(sample),
+                    cause: Cause::Memory,
+                };
             }
             if self.residents.get(id).state != State::Ready {
-                let cause = self.loads.in_flight_of(id, &self.residents).map_or(Cause::Queued, Cause::Loading);
-                return Waiting { request, since_ns, sample: Some(sample), cause };
+                let cause = self
+                    .loads
+                    .in_flight_of(id, &self.residents)
+                    .map_or(Cause::Queued, Cause::Loading);
+                return Waiting {
+                    request,
+                    since_ns,
+                    sample: Some(sample),
+                    cause,
+                };
             }
         }
-        Waiting { request, since_ns, sample: None, cause: Cause::Order }
+        Waiting {
+            request,
+            since_ns,
+            sample: None,
+            cause: Cause::Order,
+        }
     }
 }
 

@@ -2,6 +2,11 @@
 //!
 //! Agreement between engine and simulator isn't correctness: these say what any carrier may rely on. Every run ends with a replay of its log.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "a test may hash; it never iterates what it hashed"
+)]
+
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Source, Via};
 use foreload_plan::arena::reserved_bytes;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
@@ -23,8 +28,18 @@ fn dataset() -> Digest {
 }
 
 fn spec(samples: u64, global_batch: u32, kind: OrderKind) -> OrderSpec {
-    OrderSpec { dataset: dataset(), samples, kind, seed: 7, global_batch, tail: Tail::Uneven }
+    OrderSpec {
+        dataset: dataset(),
+        samples,
+        kind,
+        seed: 7,
+        global_batch,
+        tail: Tail::Uneven,
+    }
 }
+
+/// What a request got: samples, or which one failed and why.
+type Answer = Result<Vec<Item>, (Option<u64>, Failure)>;
 
 /// A carrier under the test's control: a clock, loads under way, and the bytes a real one would hold (by slot: who wrote them).
 struct Carrier {
@@ -37,7 +52,7 @@ struct Carrier {
     /// Bytes in the arena: slot offset -> (sample, len), as the loads wrote them.
     written: BTreeMap<u64, (u64, u64)>,
     disk: HashSet<u64>,
-    delivered: HashMap<u64, Result<Vec<Item>, (Option<u64>, Failure)>>,
+    delivered: HashMap<u64, Answer>,
     fetched_bytes: u64,
     requests: u64,
     fail_one_in: u64,
@@ -48,15 +63,33 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn new(settings: Settings, catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec<u32>, seed: u64) -> Self {
+    fn new(
+        settings: Settings,
+        catalog: Arc<dyn Catalog>,
+        order: OrderSpec,
+        world: u32,
+        ranks: Vec<u32>,
+        seed: u64,
+    ) -> Self {
         let mut carrier = Self::bare(settings, catalog, order, world, ranks, seed);
         for rank in carrier.ranks.clone() {
-            carrier.step(Event::Start { rank, epoch: 0, batch: 0 });
+            carrier.step(Event::Start {
+                rank,
+                epoch: 0,
+                batch: 0,
+            });
         }
         carrier
     }
 
-    fn bare(settings: Settings, catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec<u32>, seed: u64) -> Self {
+    fn bare(
+        settings: Settings,
+        catalog: Arc<dyn Catalog>,
+        order: OrderSpec,
+        world: u32,
+        ranks: Vec<u32>,
+        seed: u64,
+    ) -> Self {
         Carrier {
             plan: Recorded::new(Self::scheduler(&settings, &catalog, &order, world, &ranks), None),
             catalog,
@@ -77,14 +110,23 @@ impl Carrier {
         }
     }
 
-    fn scheduler(settings: &Settings, catalog: &Arc<dyn Catalog>, order: &OrderSpec, world: u32, ranks: &[u32]) -> Scheduler {
+    fn scheduler(
+        settings: &Settings,
+        catalog: &Arc<dyn Catalog>,
+        order: &OrderSpec,
+        world: u32,
+        ranks: &[u32],
+    ) -> Scheduler {
         let order = Order::new(order).expect("order");
         let split = Split::weighted(&order, world).expect("split");
         Scheduler::new(settings.clone(), Arc::clone(catalog), order, split, ranks.to_vec()).expect("scheduler")
     }
 
     fn roll(&mut self, n: u64) -> u64 {
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.dice = self
+            .dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.dice >> 33) % n.max(1)
     }
 
@@ -92,13 +134,18 @@ impl Carrier {
         let mut event = Some(event);
         loop {
             let mut actions = Vec::new();
-            let next = self.plan.step(self.now_ns, event.take().unwrap_or(Event::Tick), &mut actions);
+            let next = self
+                .plan
+                .step(self.now_ns, event.take().unwrap_or(Event::Tick), &mut actions);
             for action in actions {
                 self.take(action);
             }
             let gauges = self.plan.scheduler().gauges();
             assert!(gauges.used_bytes <= self.settings.ram_bytes, "over the memory budget");
-            assert!(gauges.disk_bytes <= self.settings.tiers.iter().map(|t| t.capacity_bytes).sum(), "over the disk budget");
+            assert!(
+                gauges.disk_bytes <= self.settings.tiers.iter().map(|t| t.capacity_bytes).sum(),
+                "over the disk budget"
+            );
             if next == Next::Wait {
                 break;
             }
@@ -111,8 +158,14 @@ impl Carrier {
                 let mut end = 0;
                 for piece in &load.pieces {
                     let place = self.catalog.place(piece.sample);
-                    assert!(piece.at >= end && piece.at + piece.len <= load.len, "pieces in order, inside the range");
-                    assert_eq!((place.object, place.offset + piece.sample_offset), (load.object, load.offset + piece.at));
+                    assert!(
+                        piece.at >= end && piece.at + piece.len <= load.len,
+                        "pieces in order, inside the range"
+                    );
+                    assert_eq!(
+                        (place.object, place.offset + piece.sample_offset),
+                        (load.object, load.offset + piece.at)
+                    );
                     assert_eq!(piece.sample_len, place.len);
                     end = piece.at + piece.len;
                 }
@@ -120,12 +173,19 @@ impl Carrier {
                     self.requests += 1;
                     self.fetched_bytes += load.len;
                 } else {
-                    assert!(load.pieces.iter().all(|p| self.disk.contains(&p.sample)), "reads only what is on disk");
+                    assert!(
+                        load.pieces.iter().all(|p| self.disk.contains(&p.sample)),
+                        "reads only what is on disk"
+                    );
                 }
                 self.under_way.push(action);
             }
             Command::Keep { sample, slot, .. } => {
-                assert_eq!(self.written.get(&slot.offset), Some(&(*sample, slot.len)), "writes what is in memory");
+                assert_eq!(
+                    self.written.get(&slot.offset),
+                    Some(&(*sample, slot.len)),
+                    "writes what is in memory"
+                );
                 self.under_way.push(action);
             }
             Command::Forget { sample, .. } => assert!(self.disk.remove(sample)),
@@ -133,12 +193,20 @@ impl Carrier {
                 for item in items {
                     assert_eq!(item.slot.len, self.catalog.place(item.sample).len);
                     if item.slot.len > 0 {
-                        assert_eq!(self.written.get(&item.slot.offset), Some(&(item.sample, item.slot.len)), "delivers what was loaded");
+                        assert_eq!(
+                            self.written.get(&item.slot.offset),
+                            Some(&(item.sample, item.slot.len)),
+                            "delivers what was loaded"
+                        );
                     }
                 }
                 assert!(self.delivered.insert(*request, Ok(items.clone())).is_none());
             }
-            Command::Refuse { request, sample, failure } => {
+            Command::Refuse {
+                request,
+                sample,
+                failure,
+            } => {
                 assert!(self.delivered.insert(*request, Err((*sample, *failure))).is_none());
             }
             Command::Cancel { load } => assert!(self.cancelled.insert(*load)),
@@ -167,13 +235,22 @@ impl Carrier {
                 for piece in load.pieces.clone() {
                     let start = piece.slot_offset - piece.sample_offset;
                     let end = start + reserved_bytes(piece.sample_len);
-                    let over: Vec<u64> = self.written.range(..end).filter(|&(&o, &(_, l))| o + reserved_bytes(l) > start).map(|(&o, _)| o).collect();
+                    let over: Vec<u64> = self
+                        .written
+                        .range(..end)
+                        .filter(|&(&o, &(_, l))| o + reserved_bytes(l) > start)
+                        .map(|(&o, _)| o)
+                        .collect();
                     over.iter().for_each(|o| assert!(self.written.remove(o).is_some()));
                     self.written.insert(start, (piece.sample, piece.sample_len));
                 }
             }
             Command::Keep { sample, slot, .. } if failure.is_none() => {
-                assert_eq!(self.written.get(&slot.offset), Some(&(*sample, slot.len)), "the slot stays until it is written");
+                assert_eq!(
+                    self.written.get(&slot.offset),
+                    Some(&(*sample, slot.len)),
+                    "the slot stays until it is written"
+                );
                 self.disk.insert(*sample);
             }
             _ => {}
@@ -187,13 +264,17 @@ impl Carrier {
     }
 
     /// Waits for a request; what was asked for in the meantime stays.
-    fn wait(&mut self, request: u64) -> Result<Vec<Item>, (Option<u64>, Failure)> {
+    fn wait(&mut self, request: u64) -> Answer {
         loop {
             if let Some(result) = self.delivered.remove(&request) {
                 return result;
             }
             if !self.end_one() {
-                panic!("request {request} hangs: {:?} {:?}", self.plan.scheduler().waiting(), self.plan.scheduler().gauges());
+                panic!(
+                    "request {request} hangs: {:?} {:?}",
+                    self.plan.scheduler().waiting(),
+                    self.plan.scheduler().gauges()
+                );
             }
         }
     }
@@ -203,12 +284,18 @@ impl Carrier {
     }
 
     fn finish(self) {
-        replay(Self::scheduler(&self.settings, &self.catalog, &self.order, self.world, &self.ranks), self.plan.log()).expect("the log replays");
+        replay(
+            Self::scheduler(&self.settings, &self.catalog, &self.order, self.world, &self.ranks),
+            self.plan.log(),
+        )
+        .expect("the log replays");
     }
 }
 
 fn sizes(n: u64, mean: u64, seed: u64) -> Vec<u64> {
-    (0..n).map(|i| (i.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % (2 * mean)).collect()
+    (0..n)
+        .map(|i| (i.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % (2 * mean))
+        .collect()
 }
 
 /// Reads whole epochs batch by batch with one rank; returns the samples and what they cost.
@@ -220,7 +307,12 @@ fn read_epochs(carrier: &mut Carrier, epochs: u32) -> Vec<Vec<(u64, Via)>> {
         let mut seen = Vec::new();
         for batch in 0..batches {
             request += 1;
-            carrier.step(Event::WantBatch { request, rank: 0, epoch, batch });
+            carrier.step(Event::WantBatch {
+                request,
+                rank: 0,
+                epoch,
+                batch,
+            });
             let items = carrier.wait(request).expect("served");
             seen.extend(items.iter().map(|item| (item.sample, item.via)));
             carrier.release(items.iter().map(|item| item.handle).collect());
@@ -375,7 +467,11 @@ proptest! {
 /// Shares of consumed bytes by where they were found, in the last epoch.
 fn hit_share(policy: Policy, fraction: f64, variable: bool, sharded: bool) -> f64 {
     let samples = 4000u64;
-    let lengths: Vec<u64> = if variable { sizes(samples, 10_000, 3) } else { vec![10_048; samples as usize] };
+    let lengths: Vec<u64> = if variable {
+        sizes(samples, 10_000, 3)
+    } else {
+        vec![10_048; samples as usize]
+    };
     let total: u64 = lengths.iter().map(|&l| reserved_bytes(l)).sum();
     // LRU leaves holes of all sizes: it needs slack for the same number of cached bytes.
     let staging = if policy == Policy::Lru { total / 4 } else { total / 100 };
@@ -387,10 +483,18 @@ fn hit_share(policy: Policy, fraction: f64, variable: bool, sharded: bool) -> f6
         concurrency: ConcurrencySettings::fixed(8),
         ..Settings::default()
     };
-    let catalog: Arc<dyn Catalog> = if sharded { Arc::new(Shards::pack(&lengths, 512, 1_000_000)) } else { Arc::new(Objects(lengths.clone())) };
+    let catalog: Arc<dyn Catalog> = if sharded {
+        Arc::new(Shards::pack(&lengths, 512, 1_000_000))
+    } else {
+        Arc::new(Objects(lengths.clone()))
+    };
     let mut carrier = Carrier::new(settings, catalog, spec(samples, 8, OrderKind::Keyed), 1, vec![0], 5);
     let epochs = read_epochs(&mut carrier, 4);
-    let hits: u64 = epochs[3].iter().filter(|(_, via)| *via == Via::Ram).map(|(s, _)| lengths[*s as usize]).sum();
+    let hits: u64 = epochs[3]
+        .iter()
+        .filter(|(_, via)| *via == Via::Ram)
+        .map(|(s, _)| lengths[*s as usize])
+        .sum();
     hits as f64 / lengths.iter().sum::<u64>() as f64
 }
 
@@ -400,10 +504,16 @@ fn hits_are_the_cached_fraction_and_not_what_lru_makes_of_it() {
         for q in [0.1, 0.25, 0.5, 0.9] {
             let share = hit_share(Policy::Foreload, q, variable, false);
             // staging/data = 0.01, and what staging holds across the border may hit too.
-            assert!(share >= q - 0.01 && share <= q + 0.02, "q={q} variable={variable}: {share}");
+            assert!(
+                share >= q - 0.01 && share <= q + 0.02,
+                "q={q} variable={variable}: {share}"
+            );
             let lru = hit_share(Policy::Lru, q, variable, false);
             let theory = q + (1.0 - q) * (1.0f64 - q).ln();
-            assert!((lru - theory).abs() < 0.015, "lru q={q} variable={variable}: {lru} instead of {theory}");
+            assert!(
+                (lru - theory).abs() < 0.015,
+                "lru q={q} variable={variable}: {lru} instead of {theory}"
+            );
         }
     }
 }
@@ -415,37 +525,79 @@ fn shards_are_read_in_large_requests_and_each_byte_once_where_disk_holds_the_dat
     let total: u64 = lengths.iter().sum();
     let settings = Settings {
         ram_bytes: total / 4,
-        tiers: vec![TierSettings { capacity_bytes: 2 * total, pinned: None }],
+        tiers: vec![TierSettings {
+            capacity_bytes: 2 * total,
+            pinned: None,
+        }],
         coalesce_bytes: 400_000,
         concurrency: ConcurrencySettings::fixed(8),
         ..Settings::default()
     };
-    let mut carrier = Carrier::new(settings, Arc::new(Shards::pack(&lengths, 512, 2_000_000)), spec(samples, 8, OrderKind::Keyed), 1, vec![0], 11);
+    let mut carrier = Carrier::new(
+        settings,
+        Arc::new(Shards::pack(&lengths, 512, 2_000_000)),
+        spec(samples, 8, OrderKind::Keyed),
+        1,
+        vec![0],
+        11,
+    );
     let epochs = read_epochs(&mut carrier, 2);
     assert_order(&carrier, &epochs);
-    assert!(carrier.requests <= samples / 20, "{} requests for {samples} samples", carrier.requests);
+    assert!(
+        carrier.requests <= samples / 20,
+        "{} requests for {samples} samples",
+        carrier.requests
+    );
     // The gaps between samples here are 5 % of a sample; they are fetched along.
-    assert!(carrier.fetched_bytes <= total + samples * 512, "{} bytes of {total}", carrier.fetched_bytes);
+    assert!(
+        carrier.fetched_bytes <= total + samples * 512,
+        "{} bytes of {total}",
+        carrier.fetched_bytes
+    );
     carrier.finish();
 }
 
 #[test]
 fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
-    let settings = Settings { ram_bytes: 1 << 20, concurrency: ConcurrencySettings::fixed(4), window_entries: 64, ..Settings::default() };
-    let mut carrier = Carrier::new(settings, Arc::new(Objects(vec![1000; 1000])), spec(1000, 8, OrderKind::Keyed), 1, vec![0], 1);
+    let settings = Settings {
+        ram_bytes: 1 << 20,
+        concurrency: ConcurrencySettings::fixed(4),
+        window_entries: 64,
+        ..Settings::default()
+    };
+    let mut carrier = Carrier::new(
+        settings,
+        Arc::new(Objects(vec![1000; 1000])),
+        spec(1000, 8, OrderKind::Keyed),
+        1,
+        vec![0],
+        1,
+    );
     for batch in 0..20 {
-        carrier.step(Event::WantBatch { request: batch, rank: 0, epoch: 0, batch });
+        carrier.step(Event::WantBatch {
+            request: batch,
+            rank: 0,
+            epoch: 0,
+            batch,
+        });
         let items = carrier.wait(batch).expect("served");
         carrier.release(items.iter().map(|item| item.handle).collect());
     }
     // One load never ends; its reader asks, and waits.
     let slow = carrier.under_way.pop().expect("look-ahead");
-    let Command::Load(load) = slow.command() else { panic!("a load") };
+    let Command::Load(load) = slow.command() else {
+        panic!("a load")
+    };
     let (sample, id) = (load.pieces[0].sample, slow.id());
     let order = Order::new(&carrier.order).expect("order").epoch(0).expect("epoch");
     let its_batch = order.position_of(sample).expect("read") / 8;
     for batch in 20..=its_batch {
-        carrier.step(Event::WantBatch { request: batch, rank: 0, epoch: 0, batch });
+        carrier.step(Event::WantBatch {
+            request: batch,
+            rank: 0,
+            epoch: 0,
+            batch,
+        });
         while carrier.end_one() {}
         if let Some(Ok(items)) = carrier.delivered.remove(&batch) {
             carrier.release(items.iter().map(|item| item.handle).collect());
@@ -454,11 +606,22 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
     assert_eq!(carrier.plan.scheduler().waiting().len(), 1);
     carrier.now_ns += 10_000_000_000;
     carrier.step(Event::Tick);
-    let twins: Vec<&Action> =
-        carrier.under_way.iter().filter(|a| matches!(a.command(), Command::Load(l) if l.hedge && l.pieces[0].sample == sample)).collect();
+    let twins: Vec<&Action> = carrier
+        .under_way
+        .iter()
+        .filter(|a| matches!(a.command(), Command::Load(l) if l.hedge && l.pieces[0].sample == sample))
+        .collect();
     assert_eq!(twins.len(), 1, "one twin");
     carrier.step(Event::Tick);
-    assert_eq!(carrier.under_way.iter().filter(|a| matches!(a.command(), Command::Load(l) if l.hedge)).count(), 1, "no second twin");
+    assert_eq!(
+        carrier
+            .under_way
+            .iter()
+            .filter(|a| matches!(a.command(), Command::Load(l) if l.hedge))
+            .count(),
+        1,
+        "no second twin"
+    );
     while carrier.end_one() {}
     assert!(carrier.cancelled.contains(&id), "the slow one is called off");
     carrier.step(Event::Completed(slow.failed(Failure::Cancelled)));
@@ -468,36 +631,87 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
 
 #[test]
 fn a_sample_larger_than_the_memory_is_refused_not_waited_for() {
-    let settings = Settings { ram_bytes: 10_000, ..Settings::default() };
+    let settings = Settings {
+        ram_bytes: 10_000,
+        ..Settings::default()
+    };
     let mut lengths = vec![100; 20];
     lengths[7] = 20_000;
-    let mut carrier = Carrier::new(settings, Arc::new(Objects(lengths)), spec(20, 20, OrderKind::Sequential), 1, vec![0], 1);
-    carrier.step(Event::WantBatch { request: 1, rank: 0, epoch: 0, batch: 0 });
+    let mut carrier = Carrier::new(
+        settings,
+        Arc::new(Objects(lengths)),
+        spec(20, 20, OrderKind::Sequential),
+        1,
+        vec![0],
+        1,
+    );
+    carrier.step(Event::WantBatch {
+        request: 1,
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    });
     assert_eq!(carrier.wait(1), Err((Some(7), Failure::NoMemory)));
     carrier.finish();
 }
 
 #[test]
 fn a_failed_load_is_retried_before_new_work() {
-    let settings = Settings { ram_bytes: 1 << 20, concurrency: ConcurrencySettings::fixed(1), ..Settings::default() };
-    let mut carrier = Carrier::new(settings, Arc::new(Objects(vec![1000; 50])), spec(50, 10, OrderKind::Sequential), 1, vec![0], 1);
+    let settings = Settings {
+        ram_bytes: 1 << 20,
+        concurrency: ConcurrencySettings::fixed(1),
+        ..Settings::default()
+    };
+    let mut carrier = Carrier::new(
+        settings,
+        Arc::new(Objects(vec![1000; 50])),
+        spec(50, 10, OrderKind::Sequential),
+        1,
+        vec![0],
+        1,
+    );
     let first = carrier.under_way.pop().expect("a load");
-    let Command::Load(load) = first.command() else { panic!("a load") };
+    let Command::Load(load) = first.command() else {
+        panic!("a load")
+    };
     let sample = load.pieces[0].sample;
     carrier.step(Event::Completed(first.failed(Failure::Corrupt)));
-    let Command::Load(again) = carrier.under_way[0].command() else { panic!("a load") };
+    let Command::Load(again) = carrier.under_way[0].command() else {
+        panic!("a load")
+    };
     assert_eq!((again.pieces[0].sample, again.attempt), (sample, 1));
     carrier.finish();
 }
 
 #[test]
 fn deli_fetches_in_chunks_when_the_threshold_is_reached_and_keeps_the_newest() {
-    let policy = Policy::Deli { fetch: 20, threshold: 10, cache: 40 };
-    let settings = Settings { policy, ram_bytes: 1 << 20, concurrency: ConcurrencySettings::fixed(64), ..Settings::default() };
-    let mut carrier = Carrier::new(settings, Arc::new(Objects(vec![1000; 200])), spec(200, 5, OrderKind::Keyed), 1, vec![0], 1);
+    let policy = Policy::Deli {
+        fetch: 20,
+        threshold: 10,
+        cache: 40,
+    };
+    let settings = Settings {
+        policy,
+        ram_bytes: 1 << 20,
+        concurrency: ConcurrencySettings::fixed(64),
+        ..Settings::default()
+    };
+    let mut carrier = Carrier::new(
+        settings,
+        Arc::new(Objects(vec![1000; 200])),
+        spec(200, 5, OrderKind::Keyed),
+        1,
+        vec![0],
+        1,
+    );
     let mut seen = Vec::new();
     for batch in 0..10 {
-        carrier.step(Event::WantBatch { request: batch, rank: 0, epoch: 0, batch });
+        carrier.step(Event::WantBatch {
+            request: batch,
+            rank: 0,
+            epoch: 0,
+            batch,
+        });
         let items = carrier.wait(batch).expect("served");
         carrier.release(items.iter().map(|item| item.handle).collect());
         seen.push(carrier.plan.scheduler().gauges().reads_ahead);
@@ -510,11 +724,32 @@ fn deli_fetches_in_chunks_when_the_threshold_is_reached_and_keeps_the_newest() {
 
 #[test]
 fn a_restarted_job_reads_from_disk_what_was_found_there() {
-    let settings = Settings { ram_bytes: 50_000, tiers: vec![TierSettings { capacity_bytes: 1 << 20, pinned: None }], ..Settings::default() };
-    let mut fresh = Carrier::bare(settings, Arc::new(Objects(vec![1000; 100])), spec(100, 10, OrderKind::Keyed), 1, vec![0], 1);
+    let settings = Settings {
+        ram_bytes: 50_000,
+        tiers: vec![TierSettings {
+            capacity_bytes: 1 << 20,
+            pinned: None,
+        }],
+        ..Settings::default()
+    };
+    let mut fresh = Carrier::bare(
+        settings,
+        Arc::new(Objects(vec![1000; 100])),
+        spec(100, 10, OrderKind::Keyed),
+        1,
+        vec![0],
+        1,
+    );
     fresh.disk = (0..100).collect();
-    fresh.step(Event::Found { tier: 0, samples: (0..100).collect() });
-    fresh.step(Event::Start { rank: 0, epoch: 0, batch: 0 });
+    fresh.step(Event::Found {
+        tier: 0,
+        samples: (0..100).collect(),
+    });
+    fresh.step(Event::Start {
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    });
     let epochs = read_epochs(&mut fresh, 1);
     assert_eq!(fresh.requests, 0);
     assert!(epochs[0].iter().all(|(_, via)| *via == Via::Disk));

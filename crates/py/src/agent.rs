@@ -99,13 +99,21 @@ impl Agent {
 
     /// What the agent wants somebody to read, as (kind, message, sample).
     fn notices(&self) -> Vec<(String, String, Option<u64>)> {
-        self.client.notices().into_iter().map(|trouble| (trouble.kind, trouble.message, trouble.sample)).collect()
+        self.client
+            .notices()
+            .into_iter()
+            .map(|trouble| (trouble.kind, trouble.message, trouble.sample))
+            .collect()
     }
 
     /// Sends releases that have gathered.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.client.flush());
-        if self.client.is_ours() { Ok(()) } else { Err(from_client(py, foreload_engine::client::ClientError::Forked, None)) }
+        if self.client.is_ours() {
+            Ok(())
+        } else {
+            Err(from_client(py, foreload_engine::client::ClientError::Forked, None))
+        }
     }
 }
 
@@ -113,7 +121,16 @@ impl Agent {
     fn opened(&self, py: Python<'_>, call: &Call, progress: Option<Py<PyAny>>) -> PyResult<(u32, Index, String)> {
         let mut tell = teller(progress);
         let (reply, fds) = waiting(py, |pulse| self.client.call_with(call, pulse, &mut tell))?;
-        let (Reply::Opened { dataset, index_bytes, origin, .. }, Some(fd)) = (&reply, fds.first()) else {
+        let (
+            Reply::Opened {
+                dataset,
+                index_bytes,
+                origin,
+                ..
+            },
+            Some(fd),
+        ) = (&reply, fds.first())
+        else {
             return Err(invalid(format!("unexpected answer {reply:?}")));
         };
         let map = Mapping::new(fd.as_fd(), *index_bytes, false).map_err(invalid)?;

@@ -25,7 +25,11 @@ pub struct Lease {
 
 impl Lease {
     pub fn new(attached: Arc<Attached>, item: Sent) -> Self {
-        Lease { attached, item, passed_on: AtomicBool::new(false) }
+        Lease {
+            attached,
+            item,
+            passed_on: AtomicBool::new(false),
+        }
     }
 
     /// The lease goes to another process: this one no longer gives it back.
@@ -42,7 +46,9 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.passed_on.load(Ordering::Relaxed) {
-            self.attached.client.release(self.attached.job, Some(self.item.handle), None);
+            self.attached
+                .client
+                .release(self.attached.job, Some(self.item.handle), None);
         }
     }
 }
@@ -72,13 +78,33 @@ fn via(via: Via) -> &'static str {
 /// # Safety
 /// `view` is what the interpreter passed to `__getbuffer__`, and the memory lives as long as `owner`.
 #[allow(unsafe_code)]
-unsafe fn expose(owner: *mut ffi::PyObject, view: *mut ffi::Py_buffer, start: *mut u8, len: usize, readonly: bool, flags: c_int) -> PyResult<()> {
+unsafe fn expose(
+    owner: *mut ffi::PyObject,
+    view: *mut ffi::Py_buffer,
+    start: *mut u8,
+    len: usize,
+    readonly: bool,
+    flags: c_int,
+) -> PyResult<()> {
     if view.is_null() {
         return Err(PyBufferError::new_err("no view to fill"));
     }
     // SAFETY: the interpreter's own filler; it takes a reference on `owner` and checks the flags.
-    let filled = unsafe { ffi::PyBuffer_FillInfo(view, owner, start.cast::<c_void>(), len as ffi::Py_ssize_t, c_int::from(readonly), flags) };
-    if filled == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
+    let filled = unsafe {
+        ffi::PyBuffer_FillInfo(
+            view,
+            owner,
+            start.cast::<c_void>(),
+            len as ffi::Py_ssize_t,
+            c_int::from(readonly),
+            flags,
+        )
+    };
+    if filled == 0 {
+        Ok(())
+    } else {
+        Err(Python::attach(PyErr::fetch))
+    }
 }
 
 #[pymethods]
@@ -110,7 +136,12 @@ impl Sample {
     }
 
     fn __repr__(&self) -> String {
-        format!("<foreload sample {}, {} bytes, from {}>", self.lease.item.sample, self.lease.item.len, via(self.lease.item.via))
+        format!(
+            "<foreload sample {}, {} bytes, from {}>",
+            self.lease.item.sample,
+            self.lease.item.len,
+            via(self.lease.item.via)
+        )
     }
 
     #[allow(unsafe_code)]
@@ -133,7 +164,13 @@ pub struct Slot {
 
 impl Slot {
     pub fn new(attached: Arc<Attached>, slot: u64, offset: u64, len: u64) -> Self {
-        Slot { attached, slot, offset, len, passed_on: AtomicBool::new(false) }
+        Slot {
+            attached,
+            slot,
+            offset,
+            len,
+            passed_on: AtomicBool::new(false),
+        }
     }
 
     /// The slot's memory, for its only holder.
@@ -174,7 +211,11 @@ impl Slot {
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        let start = this.attached.batches.address(this.offset, this.len).ok_or_else(|| PyBufferError::new_err("a slot outside the arena"))?;
+        let start = this
+            .attached
+            .batches
+            .address(this.offset, this.len)
+            .ok_or_else(|| PyBufferError::new_err("a slot outside the arena"))?;
         // SAFETY: called by the interpreter; the arena is mapped as long as `slf` lives, which holds its only lease.
         unsafe { expose(slf.as_ptr(), view, start, this.len as usize, false, flags) }
     }

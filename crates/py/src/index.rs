@@ -14,11 +14,17 @@ pub struct Index(store::Index);
 impl Index {
     /// The index that the agent shares.
     pub fn mapped(map: Mapping) -> PyResult<Self> {
-        store::Index::from_trusted_bytes(bytes::Bytes::from_owner(map)).map(Index).map_err(invalid)
+        store::Index::from_trusted_bytes(bytes::Bytes::from_owner(map))
+            .map(Index)
+            .map_err(invalid)
     }
 
     fn check(&self, sample: u64) -> PyResult<u64> {
-        if sample < self.0.len() { Ok(sample) } else { Err(PyIndexError::new_err(format!("sample {sample} of {}", self.0.len()))) }
+        if sample < self.0.len() {
+            Ok(sample)
+        } else {
+            Err(PyIndexError::new_err(format!("sample {sample} of {}", self.0.len())))
+        }
     }
 }
 
@@ -87,12 +93,19 @@ impl Index {
     /// Parts of a sample: (name, first byte in the sample, bytes).
     fn fields(&self, sample: u64) -> PyResult<Vec<(String, u64, u64)>> {
         let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
-        Ok(found.fields().map(|(name, at, len)| (name.to_owned(), at, len)).collect())
+        Ok(found
+            .fields()
+            .map(|(name, at, len)| (name.to_owned(), at, len))
+            .collect())
     }
 
     /// All labels as little-endian int64; samples without one have -2^63.
     fn labels<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let bytes: Vec<u8> = py.detach(|| (0..self.0.len()).flat_map(|i| self.0.label(i).unwrap_or(i64::MIN).to_le_bytes()).collect());
+        let bytes: Vec<u8> = py.detach(|| {
+            (0..self.0.len())
+                .flat_map(|i| self.0.label(i).unwrap_or(i64::MIN).to_le_bytes())
+                .collect()
+        });
         PyBytes::new(py, &bytes)
     }
 

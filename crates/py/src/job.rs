@@ -19,12 +19,16 @@ pub struct Job {
 
 impl Job {
     pub fn new(attached: Attached) -> Self {
-        Job { attached: Arc::new(attached) }
+        Job {
+            attached: Arc::new(attached),
+        }
     }
 }
 
 fn seconds(timeout_s: Option<f64>) -> PyResult<Option<Duration>> {
-    timeout_s.map(|s| Duration::try_from_secs_f64(s).map_err(invalid)).transpose()
+    timeout_s
+        .map(|s| Duration::try_from_secs_f64(s).map_err(invalid))
+        .transpose()
 }
 
 #[pymethods]
@@ -53,24 +57,36 @@ impl Job {
 
     /// A rank starts at a batch.
     fn start(&self, py: Python<'_>, rank: u32, epoch: u32, batch: u64) -> PyResult<()> {
-        let ask = Ask::Start { job: self.attached.job, rank, epoch, batch };
-        py.detach(|| self.attached.client.send(&ask)).map_err(|e| from_client(py, e, None))
+        let ask = Ask::Start {
+            job: self.attached.job,
+            rank,
+            epoch,
+            batch,
+        };
+        py.detach(|| self.attached.client.send(&ask))
+            .map_err(|e| from_client(py, e, None))
     }
 
     /// Asks for a rank's batch; answers with a number to [`take`](Job::take).
     fn want_batch(&self, py: Python<'_>, rank: u32, epoch: u32, batch: u64) -> PyResult<u64> {
-        py.detach(|| self.attached.want_batch(rank, epoch, batch)).map_err(|e| from_client(py, e, None))
+        py.detach(|| self.attached.want_batch(rank, epoch, batch))
+            .map_err(|e| from_client(py, e, None))
     }
 
     /// Asks for samples; answers with a number to [`take`](Job::take).
     fn want_samples(&self, py: Python<'_>, rank: u32, samples: Vec<u64>) -> PyResult<u64> {
-        py.detach(|| self.attached.want_samples(rank, samples)).map_err(|e| from_client(py, e, None))
+        py.detach(|| self.attached.want_samples(rank, samples))
+            .map_err(|e| from_client(py, e, None))
     }
 
     /// Nobody waits for this any more.
     fn withdraw(&self, py: Python<'_>, want: u64) -> PyResult<()> {
-        let ask = Ask::Withdraw { job: self.attached.job, id: want };
-        py.detach(|| self.attached.client.send(&ask)).map_err(|e| from_client(py, e, None))
+        let ask = Ask::Withdraw {
+            job: self.attached.job,
+            id: want,
+        };
+        py.detach(|| self.attached.client.send(&ask))
+            .map_err(|e| from_client(py, e, None))
     }
 
     /// Whether a want is served already.
@@ -97,8 +113,14 @@ impl Job {
         if self.attached.batches.bytes(offset, nbytes).is_none() {
             return Err(PyValueError::new_err("a slot outside the arena"));
         }
-        if !waiting(py, |pulse| self.attached.adopt(connection, Vec::new(), vec![slot], pulse))? {
-            return Err(from_client(py, ClientError::Closed("the worker that made this batch is gone, and the batch with it".into()), None));
+        if !waiting(py, |pulse| {
+            self.attached.adopt(connection, Vec::new(), vec![slot], pulse)
+        })? {
+            return Err(from_client(
+                py,
+                ClientError::Closed("the worker that made this batch is gone, and the batch with it".into()),
+                None,
+            ));
         }
         Ok(Slot::new(Arc::clone(&self.attached), slot, offset, nbytes))
     }
@@ -111,7 +133,11 @@ impl Job {
         }
         let handles: Vec<Handle> = items.iter().map(|item| item.handle).collect();
         if !waiting(py, |pulse| self.attached.adopt(connection, handles, Vec::new(), pulse))? {
-            return Err(from_client(py, ClientError::Closed("the worker that fetched these samples is gone, and its leases with it".into()), None));
+            return Err(from_client(
+                py,
+                ClientError::Closed("the worker that fetched these samples is gone, and its leases with it".into()),
+                None,
+            ));
         }
         Ok(Delivery::new(&self.attached, items, false))
     }
@@ -146,7 +172,10 @@ fn decode(bytes: &[u8]) -> PyResult<Vec<Sent>> {
     let u32_at = |item: &[u8; ITEM_BYTES], at: usize| item[at..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
     let read = |item: &[u8; ITEM_BYTES]| Sent {
         sample: u64_at(item, 0),
-        handle: Handle { index: u32_at(item, 8), generation: u32_at(item, 12) },
+        handle: Handle {
+            index: u32_at(item, 8),
+            generation: u32_at(item, 12),
+        },
         offset: u64_at(item, 16),
         len: u64_at(item, 24),
         label: u64_at(item, 32) as i64,
@@ -171,8 +200,16 @@ pub struct Delivery {
 
 impl Delivery {
     fn new(attached: &Arc<Attached>, items: Vec<Sent>, copy: bool) -> Self {
-        let leases = items.iter().map(|&item| Some(Lease::new(Arc::clone(attached), item))).collect();
-        Delivery { attached: Arc::clone(attached), leases: Mutex::new(leases), items, copy }
+        let leases = items
+            .iter()
+            .map(|&item| Some(Lease::new(Arc::clone(attached), item)))
+            .collect();
+        Delivery {
+            attached: Arc::clone(attached),
+            leases: Mutex::new(leases),
+            items,
+            copy,
+        }
     }
 
     fn take_all(&self) -> PyResult<Vec<Lease>> {
@@ -205,7 +242,10 @@ impl Delivery {
     /// Labels; `None` where there is none.
     #[getter]
     fn labels(&self) -> Vec<Option<i64>> {
-        self.items.iter().map(|item| Some(item.label).filter(|&label| label != i64::MIN)).collect()
+        self.items
+            .iter()
+            .map(|item| Some(item.label).filter(|&label| label != i64::MIN))
+            .collect()
     }
 
     /// Bytes of each.
@@ -230,8 +270,13 @@ impl Delivery {
     /// One sample as memory of the arena.
     fn view(&self, at: usize) -> PyResult<Sample> {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        let lease = leases.get_mut(at).ok_or_else(|| PyIndexError::new_err(format!("sample {at} of {}", self.items.len())))?;
-        lease.take().map(Sample::new).ok_or_else(|| PyValueError::new_err("this sample was taken already"))
+        let lease = leases
+            .get_mut(at)
+            .ok_or_else(|| PyIndexError::new_err(format!("sample {at} of {}", self.items.len())))?;
+        lease
+            .take()
+            .map(Sample::new)
+            .ok_or_else(|| PyValueError::new_err("this sample was taken already"))
     }
 
     /// Copies all samples one after the other into a slot from `at` on; the memory of the samples is let go.
@@ -239,10 +284,15 @@ impl Delivery {
     fn gather(&self, py: Python<'_>, slot: &Slot, at: usize) -> PyResult<()> {
         let leases = self.take_all()?;
         py.detach(|| {
-            let mut rest = slot.fill().get_mut(at..).ok_or_else(|| invalid("the batch doesn't fit its slot"))?;
+            let mut rest = slot
+                .fill()
+                .get_mut(at..)
+                .ok_or_else(|| invalid("the batch doesn't fit its slot"))?;
             for lease in &leases {
                 let bytes = lease.bytes();
-                let (here, after) = rest.split_at_mut_checked(bytes.len()).ok_or_else(|| invalid("the batch doesn't fit its slot"))?;
+                let (here, after) = rest
+                    .split_at_mut_checked(bytes.len())
+                    .ok_or_else(|| invalid("the batch doesn't fit its slot"))?;
                 here.copy_from_slice(bytes);
                 rest = after;
             }
@@ -256,6 +306,9 @@ impl Delivery {
         for lease in self.take_all()? {
             lease.pass_on();
         }
-        Ok((self.attached.client.connection(), PyBytes::new(py, &encode(&self.items))))
+        Ok((
+            self.attached.client.connection(),
+            PyBytes::new(py, &encode(&self.items)),
+        ))
     }
 }

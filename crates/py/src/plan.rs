@@ -20,7 +20,10 @@ pub struct Plan {
 impl Plan {
     fn check(&self, batch: u64, rank: u32) -> PyResult<()> {
         if batch >= self.split.batches() {
-            return Err(PyIndexError::new_err(format!("batch {batch} of {}", self.split.batches())));
+            return Err(PyIndexError::new_err(format!(
+                "batch {batch} of {}",
+                self.split.batches()
+            )));
         }
         if rank >= self.split.ranks() {
             return Err(PyIndexError::new_err(format!("rank {rank} of {}", self.split.ranks())));
@@ -45,8 +48,17 @@ impl Plan {
         let spec: OrderSpec = serde_json::from_str(order).map_err(invalid)?;
         py.detach(|| {
             let order = Order::new(&spec).map_err(invalid)?;
-            let split = if uneven { Split::weighted(&order, world) } else { Split::new(&order, world) }.map_err(invalid)?;
-            Ok(Plan { digest: spec.digest(), order: Mutex::new((order, None)), split })
+            let split = if uneven {
+                Split::weighted(&order, world)
+            } else {
+                Split::new(&order, world)
+            }
+            .map_err(invalid)?;
+            Ok(Plan {
+                digest: spec.digest(),
+                order: Mutex::new((order, None)),
+                split,
+            })
         })
     }
 
@@ -83,7 +95,11 @@ impl Plan {
     fn batch(&self, py: Python<'_>, epoch: u32, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
         self.check(batch, rank)?;
         let positions = self.split.batch_positions(batch, rank);
-        py.detach(|| self.with_epoch(epoch, |order| positions.map(|position| order.sample_at(position)).collect()))
+        py.detach(|| {
+            self.with_epoch(epoch, |order| {
+                positions.map(|position| order.sample_at(position)).collect()
+            })
+        })
     }
 
     /// The positions a rank gets of a batch.
@@ -101,7 +117,10 @@ impl Plan {
     /// The sample at a position.
     fn sample_at(&self, py: Python<'_>, epoch: u32, position: u64) -> PyResult<u64> {
         if position >= self.split.positions() {
-            return Err(PyIndexError::new_err(format!("position {position} of {}", self.split.positions())));
+            return Err(PyIndexError::new_err(format!(
+                "position {position} of {}",
+                self.split.positions()
+            )));
         }
         py.detach(|| self.with_epoch(epoch, |order| order.sample_at(position)))
     }
@@ -113,12 +132,25 @@ impl Plan {
 
     /// Declares the list of an epoch of a supplied order.
     fn supply(&self, py: Python<'_>, epoch: u32, samples: Vec<u64>) -> PyResult<()> {
-        py.detach(|| self.order.lock().unwrap_or_else(PoisonError::into_inner).0.supply(epoch, &samples).map_err(invalid))
+        py.detach(|| {
+            self.order
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .0
+                .supply(epoch, &samples)
+                .map_err(invalid)
+        })
     }
 
     /// Where a checkpoint goes on: (epoch, batch).
     fn resume(&self, digest: &str, epoch: u32, position: u64) -> PyResult<(u32, u64)> {
-        let cursor = Cursor { order: digest.parse().map_err(invalid)?, epoch, position };
-        cursor.resume(&self.order.lock().unwrap_or_else(PoisonError::into_inner).0).map_err(invalid)
+        let cursor = Cursor {
+            order: digest.parse().map_err(invalid)?,
+            epoch,
+            position,
+        };
+        cursor
+            .resume(&self.order.lock().unwrap_or_else(PoisonError::into_inner).0)
+            .map_err(invalid)
     }
 }

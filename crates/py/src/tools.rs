@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 #[pyfunction]
 #[pyo3(signature = (scenario, policies=Vec::new(), overrides=Vec::new()))]
 pub fn simulate(py: Python<'_>, scenario: &str, policies: Vec<String>, overrides: Vec<String>) -> PyResult<String> {
-    py.detach(|| foreload_sim::run_json(scenario, &policies, &overrides)).map_err(invalid)
+    py.detach(|| foreload_sim::run_json(scenario, &policies, &overrides))
+        .map_err(invalid)
 }
 
 /// Prices a usage (JSON) by a sheet (JSON); answers with the bill as JSON.

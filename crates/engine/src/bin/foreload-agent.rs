@@ -21,7 +21,12 @@ fn main() -> ExitCode {
         eprintln!("foreload-agent: {linger_s} is no number of seconds");
         return ExitCode::from(2);
     };
-    let settings = AgentSettings { socket: PathBuf::from(socket), cache_dir: PathBuf::from(cache_dir), linger, record: foreload_engine::env::record() };
+    let settings = AgentSettings {
+        socket: PathBuf::from(socket),
+        cache_dir: PathBuf::from(cache_dir),
+        linger,
+        record: foreload_engine::env::record(),
+    };
     let ended = match verb.as_str() {
         "start" => detach(&arguments),
         "serve" => serve(settings),
@@ -39,7 +44,12 @@ fn main() -> ExitCode {
 /// Starts the same program as `serve` in a session of its own: signals of the user's terminal don't reach it, and the user's process has no child.
 fn detach(arguments: &[String]) -> io::Result<()> {
     let program = std::env::current_exe()?;
-    Command::new(program).arg("serve").args(&arguments[2..]).current_dir("/").spawn().map(drop)
+    Command::new(program)
+        .arg("serve")
+        .args(&arguments[2..])
+        .current_dir("/")
+        .spawn()
+        .map(drop)
 }
 
 fn serve(settings: AgentSettings) -> io::Result<()> {
@@ -48,7 +58,11 @@ fn serve(settings: AgentSettings) -> io::Result<()> {
     let directory = settings.socket.parent().unwrap_or(Path::new("/"));
     own_directory(directory)?;
     std::fs::create_dir_all(&settings.cache_dir)?;
-    let lock = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(settings.socket.with_extension("lock"))?;
+    let lock = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(settings.socket.with_extension("lock"))?;
     // The kernel drops the lock with the process, however it ends: nothing to clean up. Who doesn't get it leaves the place to who has it.
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(());

@@ -36,7 +36,12 @@ impl Place {
     #[must_use]
     pub fn of(cache_dir: PathBuf, program: PathBuf, linger: Duration) -> Self {
         let name = foreload_plan::Digest::of("socket", cache_dir.as_os_str().as_encoded_bytes()).to_string();
-        Place { socket: env::runtime_dir().join(format!("{}.sock", &name[..16])), cache_dir, program: env::agent().unwrap_or(program), linger }
+        Place {
+            socket: env::runtime_dir().join(format!("{}.sock", &name[..16])),
+            cache_dir,
+            program: env::agent().unwrap_or(program),
+            linger,
+        }
     }
 
     /// The agent's log.
@@ -58,7 +63,10 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     }
     let found = std::fs::symlink_metadata(path)?;
     if found.uid() != rustix::process::getuid().as_raw() || !found.is_dir() || found.mode() & 0o022 != 0 {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user or others can write to it"));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it belongs to another user or others can write to it",
+        ));
     }
     Ok(())
 }
@@ -68,7 +76,8 @@ pub(super) fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, Cli
     if let Ok(stream) = UnixStream::connect(&place.socket) {
         return Ok(stream);
     }
-    let explain = |what: &str, path: &Path, e: io::Error| ClientError::NoAgent(format!("{what} {}: {e}", path.display()));
+    let explain =
+        |what: &str, path: &Path, e: io::Error| ClientError::NoAgent(format!("{what} {}: {e}", path.display()));
     if let Some(directory) = place.socket.parent() {
         own_directory(directory).map_err(|e| explain("the socket's directory", directory, e))?;
     }
@@ -84,7 +93,12 @@ pub(super) fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, Cli
         match UnixStream::connect(&place.socket) {
             Ok(stream) => return Ok(stream),
             Err(error) if begun.elapsed() > PATIENCE => {
-                return Err(ClientError::NoAgent(format!("{} doesn't answer ({error}); its log {} ends: {}", place.program.display(), place.log().display(), tail(&place.log()))));
+                return Err(ClientError::NoAgent(format!(
+                    "{} doesn't answer ({error}); its log {} ends: {}",
+                    place.program.display(),
+                    place.log().display(),
+                    tail(&place.log())
+                )));
             }
             Err(_) => {}
         }
@@ -98,7 +112,11 @@ pub(super) fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, Cli
 
 fn start(place: &Place) -> Result<(), ClientError> {
     let failed = |e: io::Error| ClientError::NoAgent(format!("starting {}: {e}", place.program.display()));
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(place.log()).map_err(failed)?;
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(place.log())
+        .map_err(failed)?;
     let status = Command::new(&place.program)
         .arg("start")
         .arg(&place.socket)
@@ -109,7 +127,15 @@ fn start(place: &Place) -> Result<(), ClientError> {
         .stderr(log)
         .status()
         .map_err(failed)?;
-    if status.success() { Ok(()) } else { Err(ClientError::NoAgent(format!("{} ended with {status}: {}", place.program.display(), tail(&place.log())))) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(ClientError::NoAgent(format!(
+            "{} ended with {status}: {}",
+            place.program.display(),
+            tail(&place.log())
+        )))
+    }
 }
 
 /// The last lines of a log.

@@ -4,8 +4,8 @@
 //! who wanted it. Slots belong to residents; only the twin of a late load (a *hedge*) brings slots of its own, and whichever of the two ends
 //! first gives the resident its bytes. Failed loads are tried once more before their readers are told.
 
-use super::residents::{Residents, State};
 use super::Scheduler;
+use super::residents::{Residents, State};
 use crate::action::{Action, Command, Completion, Failure, Handle, Load, Outcome, Piece, Source, Via};
 use crate::arena::{Slot, Stay};
 use crate::catalog::Place;
@@ -48,7 +48,12 @@ struct Flight {
 
 enum Running {
     Load(Flight),
-    Keep { tier: u8, handle: Handle, len: u64, sample: u64 },
+    Keep {
+        tier: u8,
+        handle: Handle,
+        len: u64,
+        sample: u64,
+    },
 }
 
 /// What is under way, by the id of its action: a place in the table and, above it, a count that never repeats.
@@ -89,11 +94,19 @@ impl Table {
     }
 
     fn get(&self, id: u64) -> Option<&Running> {
-        self.places.get(Self::place(id))?.as_ref().filter(|(found, _)| *found == id).map(|(_, running)| running)
+        self.places
+            .get(Self::place(id))?
+            .as_ref()
+            .filter(|(found, _)| *found == id)
+            .map(|(_, running)| running)
     }
 
     fn get_mut(&mut self, id: u64) -> Option<&mut Running> {
-        self.places.get_mut(Self::place(id))?.as_mut().filter(|(found, _)| *found == id).map(|(_, running)| running)
+        self.places
+            .get_mut(Self::place(id))?
+            .as_mut()
+            .filter(|(found, _)| *found == id)
+            .map(|(_, running)| running)
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, &Running)> {
@@ -120,7 +133,10 @@ pub(super) struct Loads {
 impl Loads {
     pub fn new(settings: &Settings) -> Self {
         // A bucket in the same region as a prior; measured within the first requests.
-        let prior = settings.bucket.unwrap_or(Pinned { latency_s: 0.03, bytes_per_s: 35e6 });
+        let prior = settings.bucket.unwrap_or(Pinned {
+            latency_s: 0.03,
+            bytes_per_s: 35e6,
+        });
         Loads {
             next_id: 0,
             bucket: VecDeque::new(),
@@ -152,7 +168,16 @@ impl Loads {
 
     pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, line: u64) {
         let part = whole(place, id, residents, 0);
-        let pending = Pending { source: Source::Disk(tier), object: place.object, offset: place.offset, len: place.len, parts: vec![part], line, attempt: 0, twin_of: None };
+        let pending = Pending {
+            source: Source::Disk(tier),
+            object: place.object,
+            offset: place.offset,
+            len: place.len,
+            parts: vec![part],
+            line,
+            attempt: 0,
+            twin_of: None,
+        };
         self.disks[usize::from(tier)].push_back(pending);
     }
 
@@ -166,9 +191,25 @@ impl Loads {
         for part in 0..count {
             // Equal parts: a short last one would be issued at the price of a full one.
             let (from, to) = (place.len * part / count, place.len * (part + 1) / count);
-            let part = Part { handle, sample, at: 0, len: to - from, sample_offset: from, sample_len: place.len, own: None };
-            let pending =
-                Pending { source: Source::Bucket, object: place.object, offset: place.offset + from, len: to - from, parts: vec![part], line, attempt, twin_of: None };
+            let part = Part {
+                handle,
+                sample,
+                at: 0,
+                len: to - from,
+                sample_offset: from,
+                sample_len: place.len,
+                own: None,
+            };
+            let pending = Pending {
+                source: Source::Bucket,
+                object: place.object,
+                offset: place.offset + from,
+                len: to - from,
+                parts: vec![part],
+                line,
+                attempt,
+                twin_of: None,
+            };
             self.bucket.push_back(pending);
         }
     }
@@ -178,7 +219,9 @@ impl Loads {
         group.sort_unstable_by_key(|(place, _)| place.offset);
         let mut run: Option<Pending> = None;
         for &(place, id) in group.iter() {
-            let near = run.as_ref().is_some_and(|run| place.offset >= run.offset + run.len && place.offset <= run.offset + run.len + gap_bytes);
+            let near = run.as_ref().is_some_and(|run| {
+                place.offset >= run.offset + run.len && place.offset <= run.offset + run.len + gap_bytes
+            });
             if !near && let Some(run) = run.take() {
                 self.bucket.push_back(run);
             }
@@ -203,7 +246,9 @@ impl Loads {
     pub fn in_flight_of(&self, id: u32, residents: &Residents) -> Option<Source> {
         let handle = residents.handle(id);
         self.running.iter().find_map(|(_, running)| match running {
-            Running::Load(flight) if flight.pending.parts.iter().any(|part| part.handle == handle) => Some(flight.pending.source),
+            Running::Load(flight) if flight.pending.parts.iter().any(|part| part.handle == handle) => {
+                Some(flight.pending.source)
+            }
             _ => None,
         })
     }
@@ -232,7 +277,15 @@ impl Loads {
             hedge: pending.twin_of.is_some(),
         };
         let id = self.running.reserve();
-        self.running.insert(id, Running::Load(Flight { pending, issued_ns: now_ns, twin: None, cancelled: false }));
+        self.running.insert(
+            id,
+            Running::Load(Flight {
+                pending,
+                issued_ns: now_ns,
+                twin: None,
+                cancelled: false,
+            }),
+        );
         Action::new(id, Command::Load(load))
     }
 }
@@ -241,7 +294,15 @@ fn whole(place: Place, id: u32, residents: &mut Residents, at: u64) -> Part {
     let handle = residents.handle(id);
     let resident = residents.get_mut(id);
     resident.parts = 1;
-    Part { handle, sample: resident.sample, at, len: place.len, sample_offset: 0, sample_len: place.len, own: None }
+    Part {
+        handle,
+        sample: resident.sample,
+        at,
+        len: place.len,
+        sample_offset: 0,
+        sample_len: place.len,
+        own: None,
+    }
 }
 
 impl Scheduler {
@@ -250,14 +311,18 @@ impl Scheduler {
         let deadline_ns = self.now_ns + self.settings.load_timeout_ns;
         for tier in 0..self.tiers.len() {
             while self.tiers[tier].in_flight < self.loads.disk_depth {
-                let Some(mut pending) = self.loads.disks[tier].pop_front() else { break };
+                let Some(mut pending) = self.loads.disks[tier].pop_front() else {
+                    break;
+                };
                 if !pending.parts.iter().all(|part| self.tiers[tier].has(part.sample)) {
                     // Evicted since it was planned.
                     pending.source = Source::Bucket;
                     self.loads.bucket.push_front(pending);
                     continue;
                 }
-                let Some(pending) = self.still_wanted(pending, actions) else { continue };
+                let Some(pending) = self.still_wanted(pending, actions) else {
+                    continue;
+                };
                 self.tiers[tier].in_flight += 1;
                 actions.push(self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents));
             }
@@ -269,8 +334,12 @@ impl Scheduler {
                 }
                 break;
             }
-            let Some(pending) = self.loads.bucket.pop_front() else { break };
-            let Some(pending) = self.still_wanted(pending, actions) else { continue };
+            let Some(pending) = self.loads.bucket.pop_front() else {
+                break;
+            };
+            let Some(pending) = self.still_wanted(pending, actions) else {
+                continue;
+            };
             self.loads.in_flight += 1;
             self.loads.hedges.earn();
             actions.push(self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents));
@@ -294,7 +363,12 @@ impl Scheduler {
 
     pub(super) fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
         match self.loads.running.remove(completion.id) {
-            Some(Running::Keep { tier, handle, len, sample }) => self.written(tier, handle, sample, len, completion.outcome),
+            Some(Running::Keep {
+                tier,
+                handle,
+                len,
+                sample,
+            }) => self.written(tier, handle, sample, len, completion.outcome),
             Some(Running::Load(flight)) => self.landed(completion.id, flight, completion.outcome, actions),
             None => {}
         }
@@ -328,7 +402,9 @@ impl Scheduler {
         debug_assert!(self.loads.running.get(id).is_none());
         let (line, attempt) = (flight.pending.line, flight.pending.attempt);
         for part in flight.pending.parts {
-            let Some(part) = self.part_ended(part, racing, other, result, actions) else { continue };
+            let Some(part) = self.part_ended(part, racing, other, result, actions) else {
+                continue;
+            };
             let place = self.catalog.place(part.sample);
             // A failed load is retried before new work.
             self.loads.bucket.push_front(Pending {
@@ -345,13 +421,24 @@ impl Scheduler {
     }
 
     /// One part of an ended load: its resident is there, waits for more, or failed. Returns the part if it is worth another try.
-    fn part_ended(&mut self, part: Part, racing: bool, other: Option<u64>, result: Result<(), Failure>, actions: &mut Vec<Action>) -> Option<Part> {
+    fn part_ended(
+        &mut self,
+        part: Part,
+        racing: bool,
+        other: Option<u64>,
+        result: Result<(), Failure>,
+        actions: &mut Vec<Action>,
+    ) -> Option<Part> {
         let index = part.handle.index;
         let resident = self.residents.get_mut(index);
         resident.parts -= 1;
         let (loading, rest) = (resident.state == State::Loading, resident.parts);
         if let Some(own) = part.own {
-            let lost = if loading && result.is_ok() { std::mem::replace(&mut resident.slot, own) } else { own };
+            let lost = if loading && result.is_ok() {
+                std::mem::replace(&mut resident.slot, own)
+            } else {
+                own
+            };
             self.surrender(lost, part.handle, if lost == own { None } else { other });
         }
         let resident = self.residents.get_mut(index);
@@ -367,7 +454,11 @@ impl Scheduler {
                 if wanted && resident.attempt < RETRIES && matches!(failure, Failure::Unavailable | Failure::Corrupt) {
                     resident.parts += 1;
                     resident.attempt += 1;
-                    return Some(Part { at: 0, own: None, ..part });
+                    return Some(Part {
+                        at: 0,
+                        own: None,
+                        ..part
+                    });
                 }
                 resident.state = State::Failed(failure);
             }
@@ -401,7 +492,15 @@ impl Scheduler {
                 resident.writes += 1;
                 let handle = self.residents.handle(index);
                 let id = self.loads.running.reserve();
-                self.loads.running.insert(id, Running::Keep { tier, handle, len: slot.len, sample });
+                self.loads.running.insert(
+                    id,
+                    Running::Keep {
+                        tier,
+                        handle,
+                        len: slot.len,
+                        sample,
+                    },
+                );
                 actions.push(Action::new(id, Command::Keep { tier, sample, slot }));
             }
             (_, Some(tier)) => self.tiers[usize::from(tier)].abandon(slot.len),
@@ -422,8 +521,14 @@ impl Scheduler {
             Source::Bucket => {
                 self.loads.in_flight -= 1;
                 match outcome {
-                    Outcome::Done { latency_ns, total_ns, throttled } => {
-                        self.loads.estimate.observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
+                    Outcome::Done {
+                        latency_ns,
+                        total_ns,
+                        throttled,
+                    } => {
+                        self.loads
+                            .estimate
+                            .observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
                         self.loads.concurrency.done(self.now_ns, bytes);
                         if throttled {
                             self.loads.concurrency.throttled(self.now_ns);
@@ -437,8 +542,11 @@ impl Scheduler {
                 let tier = &mut self.tiers[usize::from(tier)];
                 tier.in_flight -= 1;
                 match outcome {
-                    Outcome::Done { latency_ns, total_ns, .. } => {
-                        tier.estimate.observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
+                    Outcome::Done {
+                        latency_ns, total_ns, ..
+                    } => {
+                        tier.estimate
+                            .observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
                         tier.breaker.succeeded();
                     }
                     Outcome::Failed(Failure::Cancelled) => {}
@@ -461,9 +569,11 @@ impl Scheduler {
         resident.via = Via::Bucket;
         let place = self.catalog.place(resident.sample);
         if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
-            self.loads.queue_parts(place, index, self.settings.part_bytes, &mut self.residents, line);
+            self.loads
+                .queue_parts(place, index, self.settings.part_bytes, &mut self.residents, line);
         } else {
-            self.loads.queue_group(&mut [(place, index)], 0, &mut self.residents, line);
+            self.loads
+                .queue_group(&mut [(place, index)], 0, &mut self.residents, line);
         }
     }
 
@@ -479,7 +589,9 @@ impl Scheduler {
             })
             .collect();
         for id in late {
-            let Some(Running::Load(flight)) = self.loads.running.get(id) else { continue };
+            let Some(Running::Load(flight)) = self.loads.running.get(id) else {
+                continue;
+            };
             let needs: Vec<(Handle, u64, u64, u64, u64)> = flight
                 .pending
                 .parts
@@ -487,7 +599,12 @@ impl Scheduler {
                 .filter(|part| self.residents.get(part.handle.index).state == State::Loading)
                 .map(|part| (part.handle, part.sample, part.at, part.len, part.sample_len))
                 .collect();
-            let (object, offset, len, line) = (flight.pending.object, flight.pending.offset, flight.pending.len, flight.pending.line);
+            let (object, offset, len, line) = (
+                flight.pending.object,
+                flight.pending.offset,
+                flight.pending.len,
+                flight.pending.line,
+            );
             let mut slots = Vec::with_capacity(needs.len());
             for need in &needs {
                 match Residents::take(&mut self.arena, need.3, Stay::Short, self.ram_bytes) {
@@ -499,11 +616,31 @@ impl Scheduler {
                 slots.into_iter().for_each(|slot| self.arena.give(slot));
                 continue;
             }
-            let parts = needs.into_iter().zip(slots).map(|((handle, sample, at, len, sample_len), slot)| {
-                self.residents.get_mut(handle.index).parts += 1;
-                Part { handle, sample, at, len, sample_offset: 0, sample_len, own: Some(slot) }
-            });
-            let pending = Pending { source: Source::Bucket, object, offset, len, parts: parts.collect(), line, attempt: 0, twin_of: Some(id) };
+            let parts = needs
+                .into_iter()
+                .zip(slots)
+                .map(|((handle, sample, at, len, sample_len), slot)| {
+                    self.residents.get_mut(handle.index).parts += 1;
+                    Part {
+                        handle,
+                        sample,
+                        at,
+                        len,
+                        sample_offset: 0,
+                        sample_len,
+                        own: Some(slot),
+                    }
+                });
+            let pending = Pending {
+                source: Source::Bucket,
+                object,
+                offset,
+                len,
+                parts: parts.collect(),
+                line,
+                attempt: 0,
+                twin_of: Some(id),
+            };
             let deadline_ns = self.now_ns + self.settings.load_timeout_ns;
             self.loads.in_flight += 1;
             let action = self.loads.launch(pending, self.now_ns, deadline_ns, &self.residents);
@@ -517,14 +654,22 @@ impl Scheduler {
     fn is_late(&self, flight: &Flight) -> bool {
         let pending = &flight.pending;
         let whole_samples = pending.parts.iter().all(|part| part.len == part.sample_len);
-        if pending.source != Source::Bucket || flight.twin.is_some() || pending.twin_of.is_some() || flight.cancelled || !whole_samples {
+        if pending.source != Source::Bucket
+            || flight.twin.is_some()
+            || pending.twin_of.is_some()
+            || flight.cancelled
+            || !whole_samples
+        {
             return false;
         }
         let age_s = (self.now_ns - flight.issued_ns) as f64 / 1e9;
         if self.loads.estimate.observations() < 32 || age_s < self.loads.estimate.tail_s(pending.len) {
             return false;
         }
-        let waited_for = pending.parts.iter().any(|part| !self.residents.get(part.handle.index).waiters.is_empty());
+        let waited_for = pending
+            .parts
+            .iter()
+            .any(|part| !self.residents.get(part.handle.index).waiters.is_empty());
         let lines_left = pending.line.saturating_sub(self.window.head()) as f64;
         let needed_in_s = lines_left * self.line_interval_ns / 1e9;
         waited_for || needed_in_s < 2.0 * self.loads.estimate.expected_s(pending.len)

@@ -44,7 +44,11 @@ impl Requests {
     }
 
     pub fn of_rank(&self, rank: u32) -> Vec<u64> {
-        self.open.iter().filter(|(_, request)| request.rank == rank).map(|(&id, _)| id).collect()
+        self.open
+            .iter()
+            .filter(|(_, request)| request.rank == rank)
+            .map(|(&id, _)| id)
+            .collect()
     }
 
     /// Something that a request had was put back.
@@ -55,22 +59,35 @@ impl Requests {
     }
 
     pub fn open(&self) -> impl Iterator<Item = (u64, u64, &[Target])> {
-        self.open.iter().map(|(&id, request)| (id, request.since_ns, request.targets.as_slice()))
+        self.open
+            .iter()
+            .map(|(&id, request)| (id, request.since_ns, request.targets.as_slice()))
     }
 }
 
 impl Scheduler {
     pub(super) fn want_batch(&mut self, request: u64, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
-        let line = self.window.line_of(rank, epoch, batch).filter(|&line| line >= self.window.head());
+        let line = self
+            .window
+            .line_of(rank, epoch, batch)
+            .filter(|&line| line >= self.window.head());
         let Some(line) = line.filter(|&line| line < self.window.end() + NEAR_LINES && self.window.reach(line)) else {
-            actions.push(self.loads.action(Command::Refuse { request, sample: None, failure: Failure::Final }));
+            actions.push(self.loads.action(Command::Refuse {
+                request,
+                sample: None,
+                failure: Failure::Final,
+            }));
             return;
         };
         // A line before the rank's start has no entries: refused like one that is over.
         let count = self.window.peek(line).map_or(0, |l| l.entries.len());
         let targets: Vec<Target> = (0..count).map(|entry| Target::Entry(line, entry)).collect();
         if targets.is_empty() {
-            actions.push(self.loads.action(Command::Refuse { request, sample: None, failure: Failure::Final }));
+            actions.push(self.loads.action(Command::Refuse {
+                request,
+                sample: None,
+                failure: Failure::Final,
+            }));
             return;
         }
         self.open_request(request, rank, targets, actions);
@@ -79,7 +96,9 @@ impl Scheduler {
     pub(super) fn want_samples(&mut self, request: u64, rank: u32, samples: &[u64], actions: &mut Vec<Action>) {
         let mut targets: Vec<Target> = Vec::with_capacity(samples.len());
         for &sample in samples {
-            let target = self.find_read(rank, sample, &targets).map_or(Target::Unplaced(sample), |(line, entry)| Target::Entry(line, entry));
+            let target = self
+                .find_read(rank, sample, &targets)
+                .map_or(Target::Unplaced(sample), |(line, entry)| Target::Entry(line, entry));
             targets.push(target);
         }
         self.open_request(request, rank, targets, actions);
@@ -92,11 +111,17 @@ impl Scheduler {
         }
         let (epoch, ..) = self.window.address(self.window.head());
         for epoch in [epoch, epoch + 1] {
-            let Some((line, entry)) = self.window.locate(epoch, sample, rank) else { continue };
+            let Some((line, entry)) = self.window.locate(epoch, sample, rank) else {
+                continue;
+            };
             if line < self.window.head() || line >= self.window.end() + NEAR_LINES || !self.window.reach(line) {
                 continue;
             }
-            let free = self.window.peek(line).is_some_and(|l| l.entries.get(entry).is_some_and(|e| e.sample == sample && e.read != Read::Over && e.waiter == 0));
+            let free = self.window.peek(line).is_some_and(|l| {
+                l.entries
+                    .get(entry)
+                    .is_some_and(|e| e.sample == sample && e.read != Read::Over && e.waiter == 0)
+            });
             if free && !claimed.contains(&Target::Entry(line, entry)) {
                 return Some((line, entry));
             }
@@ -109,7 +134,10 @@ impl Scheduler {
         for target in &targets {
             match *target {
                 Target::Entry(line, entry) => {
-                    let claimed = self.window.peek(line).is_some_and(|l| l.entries[entry].waiter != 0 || l.entries[entry].read == Read::Over);
+                    let claimed = self
+                        .window
+                        .peek(line)
+                        .is_some_and(|l| l.entries[entry].waiter != 0 || l.entries[entry].read == Read::Over);
                     taken |= claimed;
                     self.newest_line = self.newest_line.max(line);
                 }
@@ -118,12 +146,24 @@ impl Scheduler {
             }
         }
         if lost || taken || self.requests.open.contains_key(&id) {
-            actions.push(self.loads.action(Command::Refuse { request: id, sample: None, failure: Failure::Final }));
+            actions.push(self.loads.action(Command::Refuse {
+                request: id,
+                sample: None,
+                failure: Failure::Final,
+            }));
             return;
         }
         let missing = targets.len() as u32;
         let loose = targets.iter().any(|target| matches!(target, Target::Unplaced(_)));
-        self.requests.open.insert(id, Request { rank, since_ns: self.now_ns, targets: targets.clone(), missing });
+        self.requests.open.insert(
+            id,
+            Request {
+                rank,
+                since_ns: self.now_ns,
+                targets: targets.clone(),
+                missing,
+            },
+        );
         if loose {
             self.requests.unplaced.push_back(id);
         }
@@ -160,7 +200,9 @@ impl Scheduler {
     }
 
     pub(super) fn one_less(&mut self, request: u64, actions: &mut Vec<Action>) {
-        let Some(open) = self.requests.open.get_mut(&request) else { return };
+        let Some(open) = self.requests.open.get_mut(&request) else {
+            return;
+        };
         open.missing -= 1;
         if open.missing == 0 {
             self.deliver(request, actions);
@@ -174,7 +216,10 @@ impl Scheduler {
                 self.requests.unplaced.pop_front();
                 continue;
             };
-            let next = open.targets.iter().position(|target| matches!(target, Target::Unplaced(_)));
+            let next = open
+                .targets
+                .iter()
+                .position(|target| matches!(target, Target::Unplaced(_)));
             let Some((at, Target::Unplaced(sample))) = next.map(|at| (at, open.targets[at])) else {
                 self.requests.unplaced.pop_front();
                 continue;
@@ -197,7 +242,9 @@ impl Scheduler {
     }
 
     fn deliver(&mut self, id: u64, actions: &mut Vec<Action>) {
-        let Some(open) = self.requests.open.remove(&id) else { return };
+        let Some(open) = self.requests.open.remove(&id) else {
+            return;
+        };
         let mut items = Vec::with_capacity(open.targets.len());
         let touch = self.settings.policy.retention() == Retention::Lru;
         let mut newest = None;
@@ -216,7 +263,12 @@ impl Scheduler {
             let handle = self.residents.lease(resident);
             let it = self.residents.get_mut(resident);
             it.uses -= 1;
-            items.push(Item { sample: it.sample, handle, slot: it.slot, via: it.via });
+            items.push(Item {
+                sample: it.sample,
+                handle,
+                slot: it.slot,
+                via: it.via,
+            });
             it.via = Via::Ram;
             if touch {
                 self.residents.refresh(resident);
@@ -228,7 +280,11 @@ impl Scheduler {
         self.window.advance();
         // Half of staging must stay for what comes next.
         let copy = self.residents.leased_bytes > self.staging_bytes / 2;
-        actions.push(self.loads.action(Command::Deliver { request: id, items, copy }));
+        actions.push(self.loads.action(Command::Deliver {
+            request: id,
+            items,
+            copy,
+        }));
     }
 
     /// Learns how fast lines are consumed: the deadlines of hedging.
@@ -246,12 +302,18 @@ impl Scheduler {
     pub(super) fn refuse(&mut self, id: u64, sample: u64, failure: Failure, actions: &mut Vec<Action>) {
         if self.requests.open.contains_key(&id) {
             self.withdraw(id);
-            actions.push(self.loads.action(Command::Refuse { request: id, sample: Some(sample), failure }));
+            actions.push(self.loads.action(Command::Refuse {
+                request: id,
+                sample: Some(sample),
+                failure,
+            }));
         }
     }
 
     pub(super) fn withdraw(&mut self, id: u64) {
-        let Some(open) = self.requests.open.remove(&id) else { return };
+        let Some(open) = self.requests.open.remove(&id) else {
+            return;
+        };
         let demand = self.settings.policy.lookahead() == Lookahead::Demand;
         for target in open.targets {
             match target {

@@ -80,7 +80,11 @@ pub(super) struct Residents {
 
 impl Residents {
     pub fn new() -> Self {
-        Residents { oldest: NONE, newest: NONE, ..Residents::default() }
+        Residents {
+            oldest: NONE,
+            newest: NONE,
+            ..Residents::default()
+        }
     }
 
     pub fn find(&self, sample: u64) -> Option<u32> {
@@ -102,7 +106,10 @@ impl Residents {
     }
 
     pub fn handle(&self, id: u32) -> Handle {
-        Handle { index: id, generation: self.get(id).generation }
+        Handle {
+            index: id,
+            generation: self.get(id).generation,
+        }
     }
 
     pub fn insert(&mut self, sample: u64, slot: Slot, via: Via) -> u32 {
@@ -147,7 +154,11 @@ impl Residents {
         if leased {
             self.leased_bytes -= bytes;
         }
-        if newest == NONE { self.oldest = id } else { self.get_mut(newest).next = id }
+        if newest == NONE {
+            self.oldest = id
+        } else {
+            self.get_mut(newest).next = id
+        }
         self.newest = id;
         self.kept_bytes += bytes;
         self.kept_count += 1;
@@ -158,12 +169,25 @@ impl Residents {
         let resident = self.get_mut(id);
         debug_assert!(resident.kept);
         resident.kept = false;
-        let (previous, next, bytes, leased) = (resident.previous, resident.next, reserved_bytes(resident.slot.len), resident.leases > 0);
+        let (previous, next, bytes, leased) = (
+            resident.previous,
+            resident.next,
+            reserved_bytes(resident.slot.len),
+            resident.leases > 0,
+        );
         if leased {
             self.leased_bytes += bytes;
         }
-        if previous == NONE { self.oldest = next } else { self.get_mut(previous).next = next }
-        if next == NONE { self.newest = previous } else { self.get_mut(next).previous = previous }
+        if previous == NONE {
+            self.oldest = next
+        } else {
+            self.get_mut(previous).next = next
+        }
+        if next == NONE {
+            self.newest = previous
+        } else {
+            self.get_mut(next).previous = previous
+        }
         self.kept_bytes -= bytes;
         self.kept_count -= 1;
     }

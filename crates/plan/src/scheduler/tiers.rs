@@ -14,7 +14,10 @@ struct Bits(Vec<Option<Box<[u64; 512]>>>);
 
 impl Bits {
     fn has(&self, n: u64) -> bool {
-        self.0.get((n >> 15) as usize).and_then(Option::as_ref).is_some_and(|chunk| chunk[(n >> 6) as usize & 511] >> (n & 63) & 1 == 1)
+        self.0
+            .get((n >> 15) as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(|chunk| chunk[(n >> 6) as usize & 511] >> (n & 63) & 1 == 1)
     }
 
     fn set(&mut self, n: u64, on: bool) {
@@ -46,7 +49,10 @@ pub(super) struct Tier {
 impl Tier {
     pub fn new(settings: &TierSettings) -> Self {
         // A SATA SSD as a prior; measured within the first reads.
-        let prior = settings.pinned.unwrap_or(Pinned { latency_s: 2e-4, bytes_per_s: 5e8 });
+        let prior = settings.pinned.unwrap_or(Pinned {
+            latency_s: 2e-4,
+            bytes_per_s: 5e8,
+        });
         Tier {
             capacity_bytes: settings.capacity_bytes,
             used_bytes: 0,

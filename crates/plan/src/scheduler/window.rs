@@ -50,7 +50,19 @@ pub(super) struct Window {
 impl Window {
     pub fn new(order: Order, split: Split, ranks: Vec<u32>, epochs: Option<u32>) -> Self {
         let cursors = vec![0; ranks.len()];
-        Window { order, split, ranks, epochs, known: Vec::new(), lines: VecDeque::new(), head: 0, cursors, open: 0, ahead: 0, spare: Vec::new() }
+        Window {
+            order,
+            split,
+            ranks,
+            epochs,
+            known: Vec::new(),
+            lines: VecDeque::new(),
+            head: 0,
+            cursors,
+            open: 0,
+            ahead: 0,
+            spare: Vec::new(),
+        }
     }
 
     pub fn order(&self) -> &Order {
@@ -76,13 +88,18 @@ impl Window {
     /// The line of a rank's batch; `None` when the rank is not of this node or the batch doesn't exist.
     pub fn line_of(&self, rank: u32, epoch: u32, batch: u64) -> Option<u64> {
         let place = self.rank_place(rank)?;
-        (batch < self.split.batches()).then(|| (u64::from(epoch) * self.split.batches() + batch) * self.ranks.len() as u64 + place)
+        (batch < self.split.batches())
+            .then(|| (u64::from(epoch) * self.split.batches() + batch) * self.ranks.len() as u64 + place)
     }
 
     /// Epoch, batch and rank of a line.
     pub fn address(&self, line: u64) -> (u32, u64, u32) {
         let (global, place) = (line / self.ranks.len() as u64, line % self.ranks.len() as u64);
-        ((global / self.split.batches()) as u32, global % self.split.batches(), self.ranks[place as usize])
+        (
+            (global / self.split.batches()) as u32,
+            global % self.split.batches(),
+            self.ranks[place as usize],
+        )
     }
 
     /// First line in the window.
@@ -132,7 +149,12 @@ impl Window {
             }
             let positions = self.split.batch_positions(batch, rank);
             let Some(order) = self.epoch(epoch) else { return false };
-            entries.extend(positions.map(|position| Entry { sample: order.sample_at(position), resident: NONE, read: Read::Unplanned, waiter: 0 }));
+            entries.extend(positions.map(|position| Entry {
+                sample: order.sample_at(position),
+                resident: NONE,
+                read: Read::Unplanned,
+                waiter: 0,
+            }));
             let open = entries.len() as u32;
             self.open += u64::from(open);
             self.lines.push_back(Line { entries, open });
@@ -142,14 +164,18 @@ impl Window {
 
     /// Whether some line of this one's rank, from it on, was consumed already: to read it again the window must be laid out anew.
     pub fn is_over_from(&self, line: u64) -> bool {
-        (line..self.end()).step_by(self.ranks.len()).any(|line| self.peek(line).is_some_and(|l| l.open == 0 || l.entries.iter().any(|e| e.read == Read::Over)))
+        (line..self.end()).step_by(self.ranks.len()).any(|line| {
+            self.peek(line)
+                .is_some_and(|l| l.open == 0 || l.entries.iter().any(|e| e.read == Read::Over))
+        })
     }
 
     /// A rank starts at `target`; the others go on with their first line that is not over.
     pub fn set_cursors(&mut self, rank: u32, target: u64) {
         let ranks = self.ranks.len() as u64;
         for place in 0..ranks {
-            let open = (self.head..self.end()).find(|line| line % ranks == place && self.peek(*line).is_some_and(|l| l.open > 0));
+            let open = (self.head..self.end())
+                .find(|line| line % ranks == place && self.peek(*line).is_some_and(|l| l.open > 0));
             if let Some(line) = open {
                 self.cursors[place as usize] = line;
             } else if !self.lines.is_empty() {
