@@ -40,6 +40,7 @@ pub use settings::DiskSettings;
 use index::{Index, Place};
 use layout::{MAX_SEGMENT, RECORD_OVERHEAD, Record, SEGMENT_OVERHEAD};
 use rustc_hash::FxHashMap;
+use rustix::fs::{FlockOperation, flock};
 use segments::Segments;
 use std::collections::hash_map::Entry as Slot;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -104,7 +105,7 @@ pub struct OpenReport {
     pub records: u64,
     /// Bytes of the segments.
     pub bytes: u64,
-    /// Segments without a footer: their writer was killed. All their records were compared with their checksums.
+    /// Segments without a footer: their writer was killed. What they hold was compared with its checksums.
     pub unsealed: u64,
     /// Bytes in them that were no complete record, and were cut off or left as holes.
     pub lost_bytes: u64,
@@ -128,7 +129,7 @@ pub struct DiskTier {
     failures: u32,
     paused: Option<(Instant, Refusal)>,
     /// Locked while it is open.
-    _lock: File,
+    lock: File,
 }
 
 impl DiskTier {
@@ -155,10 +156,13 @@ impl DiskTier {
             free_bytes: File::open(dir).and_then(|dir| segment::free_bytes(&dir)).ok(),
             failures: 0,
             paused: None,
-            _lock: lock,
+            lock,
         };
         let mut report = OpenReport::default();
-        for (sequence, path) in segments::list(dir).map_err(io)? {
+        let found = segments::list(dir).map_err(io)?;
+        let count = |(n, path): &(u32, PathBuf)| scan::count(&segment::open(path, false).ok()?, *n);
+        tier.index.reserve(found.iter().filter_map(count).sum());
+        for (sequence, path) in found {
             tier.load(sequence, path, &mut report);
         }
         while tier.used_bytes() > tier.settings.capacity_bytes && tier.evict() {
@@ -193,7 +197,13 @@ impl DiskTier {
             Err(damage) => {
                 drop(std::fs::remove_file(&path));
                 self.segments.skip(sequence);
-                report.damaged.push((path, damage));
+                match damage {
+                    Damage::Empty { bytes } => {
+                        report.unsealed += 1;
+                        report.lost_bytes += bytes;
+                    }
+                    _ => report.damaged.push((path, damage)),
+                }
             }
         }
     }
@@ -448,12 +458,13 @@ impl DiskTier {
 impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
+        // A child that another thread has just forked shares the lock until it executes its program.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
 /// Locks the directory. The lock goes with the process, however it ends.
 fn lock(dir: &Path) -> Result<File, DiskError> {
-    use rustix::fs::{FlockOperation, flock};
     let io = |source: io::Error| DiskError::Io {
         dir: dir.to_owned(),
         source,

@@ -1,7 +1,7 @@
-//! Where each record is: 33 bytes of hash table per place, in 4096 small tables.
+//! Where each record is: 33 bytes of hash table per place, in 1024 tables.
 //!
 //! A hash table doubles by copying all it holds. Ten million records in one table would take the event loop half a
-//! second then, and old and new together half as much memory again; one of 4096 takes 0.1 ms. The tables are taken
+//! second then, and old and new together half as much memory again; one of 1024 takes 0.5 ms. The tables are taken
 //! by two bytes of the key, a cryptographic hash.
 //!
 //! Entries of an evicted segment are not looked for. They stay, name a segment that is no more, which readers take as
@@ -10,7 +10,7 @@
 use super::layout::Record;
 use rustc_hash::FxHashMap;
 
-const TABLES: usize = 4096;
+const TABLES: usize = 1024;
 
 /// Where a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,12 @@ impl Index {
         }
     }
 
+    /// Makes room for this many more at once, which leaves no smaller tables behind in the allocator.
+    pub(super) fn reserve(&mut self, records: u64) {
+        let each = usize::try_from(records).unwrap_or(0) / TABLES;
+        self.tables.iter_mut().for_each(|table| table.reserve(each));
+    }
+
     pub(super) fn get(&self, key: &[u8; 16]) -> Option<Place> {
         self.tables[table(key)].get(key).copied()
     }
@@ -76,7 +82,7 @@ impl Index {
         self.tables.iter().flatten().map(|(key, place)| (*key, *place))
     }
 
-    /// Segments are gone: looks through all tables during the next 4096 calls of [`Index::sweep`].
+    /// Segments are gone: looks through all tables during the next 1024 calls of [`Index::sweep`].
     pub(super) fn sweep_later(&mut self) {
         self.unswept = TABLES;
     }

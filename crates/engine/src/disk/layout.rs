@@ -19,6 +19,8 @@ pub(super) const RECORD_OVERHEAD: u64 = foreload_plan::scheduler::RECORD_BYTES;
 pub(super) const SEGMENT_OVERHEAD: u64 = SEGMENT_HEADER + TRAILER;
 /// Places in a segment are 32 bits wide.
 pub(super) const MAX_SEGMENT: u64 = u32::MAX as u64;
+/// Records in a segment: their list is in memory while it is written, sealed or read, 28 bytes each.
+pub(super) const MOST_RECORDS: usize = 1 << 18;
 
 const _: () = assert!(RECORD_HEADER + ENTRY == RECORD_OVERHEAD);
 
@@ -247,7 +249,12 @@ impl Trailer {
         let (at, count, _, crc32c) = (from.u64()?, from.u32()?, from.u32()?, from.u32()?);
         let bytes = u64::from(count) * ENTRY;
         let end = at.checked_add(bytes)?.checked_add(TRAILER)?;
-        (at >= SEGMENT_HEADER && end == len).then_some(Trailer { at, bytes, crc32c })
+        (at >= SEGMENT_HEADER && end == len && count as usize <= MOST_RECORDS).then_some(Trailer { at, bytes, crc32c })
+    }
+
+    /// Number of entries.
+    pub(super) fn count(&self) -> u64 {
+        self.bytes / ENTRY
     }
 
     /// The entries, when they are intact and name records that lie before them.

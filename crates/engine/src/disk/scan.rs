@@ -8,7 +8,9 @@
 //! Files come from anywhere. Reads are bounded by the length of the file, which is bounded by 4 GiB; memory by the
 //! number of records that fit; and payloads that pretend to overlap by a budget for what is read in all.
 
-use super::layout::{Crc, MAX_SEGMENT, RECORD_HEADER, Record, SEGMENT_HEADER, SegmentHeader, TRAILER, Trailer};
+use super::layout::{
+    Crc, MAX_SEGMENT, MOST_RECORDS, RECORD_HEADER, Record, SEGMENT_HEADER, SegmentHeader, TRAILER, Trailer,
+};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -41,26 +43,17 @@ pub enum Damage {
     /// It is no regular file, or a larger one than we write.
     #[error("it is no file that a segment can be")]
     Kind,
-    /// Nothing in it is whole.
+    /// Nothing in it is whole: a kill can leave that, so it is not reported.
     #[error("it holds no complete record")]
-    Empty,
+    Empty {
+        /// What it does hold.
+        bytes: u64,
+    },
 }
 
 /// Reads the segment that the file with this number should be.
 pub(super) fn read(file: &File, sequence: u32) -> Result<Contents, Damage> {
-    let meta = file.metadata()?;
-    let bytes = meta.len();
-    if !meta.is_file() || bytes > MAX_SEGMENT {
-        return Err(Damage::Kind);
-    }
-    let mut header = [0; SEGMENT_HEADER as usize];
-    if bytes < SEGMENT_HEADER {
-        return Err(Damage::Foreign);
-    }
-    file.read_exact_at(&mut header, 0)?;
-    let header = SegmentHeader::decode(&header)
-        .filter(|h| h.sequence == sequence)
-        .ok_or(Damage::Foreign)?;
+    let (header, bytes) = header(file, sequence)?;
     let (records, end, sealed) = match sealed(file, &header, bytes)? {
         Some((records, end)) => (records, end, true),
         None => {
@@ -70,7 +63,7 @@ pub(super) fn read(file: &File, sequence: u32) -> Result<Contents, Damage> {
         }
     };
     if records.is_empty() {
-        return Err(Damage::Empty);
+        return Err(Damage::Empty { bytes });
     }
     Ok(Contents {
         header,
@@ -81,14 +74,40 @@ pub(super) fn read(file: &File, sequence: u32) -> Result<Contents, Damage> {
     })
 }
 
-/// The records and their end, when there is an intact footer.
-fn sealed(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Option<(Vec<Record>, u64)>> {
+/// How many records a sealed segment says it has: a hint.
+pub(super) fn count(file: &File, sequence: u32) -> Option<u64> {
+    let (header, bytes) = header(file, sequence).ok()?;
+    trailer(file, &header, bytes).ok()?.map(|trailer| trailer.count())
+}
+
+/// The header, and the bytes of the file.
+fn header(file: &File, sequence: u32) -> Result<(SegmentHeader, u64), Damage> {
+    let meta = file.metadata()?;
+    let bytes = meta.len();
+    if !meta.is_file() || bytes > MAX_SEGMENT {
+        return Err(Damage::Kind);
+    }
+    if bytes < SEGMENT_HEADER {
+        return Err(Damage::Empty { bytes });
+    }
+    let mut header = [0; SEGMENT_HEADER as usize];
+    file.read_exact_at(&mut header, 0)?;
+    let header = SegmentHeader::decode(&header).filter(|header| header.sequence == sequence);
+    header.map(|header| (header, bytes)).ok_or(Damage::Foreign)
+}
+
+fn trailer(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Option<Trailer>> {
     let Some(at) = bytes.checked_sub(TRAILER).filter(|at| *at >= SEGMENT_HEADER) else {
         return Ok(None);
     };
     let mut trailer = [0; TRAILER as usize];
     file.read_exact_at(&mut trailer, at)?;
-    let Some(trailer) = Trailer::decode(&trailer, header.mark, bytes) else {
+    Ok(Trailer::decode(&trailer, header.mark, bytes))
+}
+
+/// The records and their end, when there is an intact footer.
+fn sealed(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Option<(Vec<Record>, u64)>> {
+    let Some(trailer) = trailer(file, header, bytes)? else {
         return Ok(None);
     };
     let mut entries = vec![0; trailer.bytes as usize];
@@ -103,7 +122,7 @@ fn unsealed(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Vec<R
     // Bytes are read once, or twice behind a hole or the header of a failed write. More is a made-up file.
     let mut budget = (64 << 20) + bytes * 4;
     let mut at = SEGMENT_HEADER;
-    while at + RECORD_HEADER <= bytes {
+    while at + RECORD_HEADER <= bytes && records.len() < MOST_RECORDS {
         if let Some(record) = record_at(file, header.mark, at, bytes)? {
             let Some(left) = budget.checked_sub(u64::from(record.len)) else {
                 break;

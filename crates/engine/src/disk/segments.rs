@@ -2,7 +2,9 @@
 
 use super::Refusal;
 use super::index::{Index, Place};
-use super::layout::{ENTRY, RECORD_OVERHEAD, Record, SEGMENT_HEADER, SEGMENT_OVERHEAD, SegmentHeader, TRAILER};
+use super::layout::{
+    ENTRY, MOST_RECORDS, RECORD_OVERHEAD, Record, SEGMENT_HEADER, SEGMENT_OVERHEAD, SegmentHeader, TRAILER,
+};
 use super::scan::Contents;
 use super::segment::{Chore, Reservation, SegmentFile, Shared, Work};
 use std::collections::{BTreeMap, VecDeque};
@@ -11,9 +13,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Records in a segment: their list is in memory until it is sealed, 28 bytes each.
-const MOST_RECORDS: usize = 1 << 20;
 
 pub(super) struct Segment {
     pub file: Arc<SegmentFile>,

@@ -170,6 +170,34 @@ fn a_record_forgotten_while_it_is_written_does_not_appear() {
 }
 
 #[test]
+fn a_record_forgotten_before_its_segment_is_sealed_stays_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();
+    for n in 0..3 {
+        put(&mut tier, 1, n, 100).unwrap();
+    }
+    tier.forget(&key(1));
+    drop(tier);
+    let (tier, _) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();
+    assert!(tier.len() == 2 && holds(&tier, 0, 100) && holds(&tier, 2, 100));
+}
+
+#[test]
+fn a_segment_is_not_evicted_under_a_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(dir.path(), settings(80_000, 10_000)).unwrap();
+    let reservation = tier.reserve(1, key(1), 5000).unwrap();
+    tier.unprotect(1);
+    for n in 2..40 {
+        put(&mut tier, n, n, 5000).unwrap();
+        tier.unprotect(n);
+    }
+    let written = reservation.write(&payload(1, 5000), None).ok().unwrap();
+    tier.commit(written);
+    assert!(holds(&tier, 1, 5000));
+}
+
+#[test]
 fn segments_of_ended_jobs_make_room_oldest_first_and_those_of_running_jobs_never() {
     let dir = tempfile::tempdir().unwrap();
     let (mut tier, _) = DiskTier::open(dir.path(), settings(80_000, 10_000)).unwrap();
@@ -291,7 +319,7 @@ fn files_of_others_are_left_alone_and_links_are_not_followed() {
     std::fs::create_dir(dir.path().join("00000003.seg")).unwrap();
     std::fs::write(dir.path().join("ffffffff.seg"), b"").unwrap();
     let (mut tier, report) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();
-    assert_eq!(report.damaged.len(), 3);
+    assert_eq!((report.damaged.len(), report.unsealed), (2, 1));
     assert_eq!(std::fs::read(outside.path()).unwrap(), b"precious");
     assert!(dir.path().join("0000000A.seg").exists() && dir.path().join("1.seg").exists());
     // The last number is taken: nothing can be written any more, but that is all.

@@ -47,7 +47,7 @@ fn child_writes_until_killed() {
 #[test]
 fn a_killed_writer_loses_nothing_that_was_committed() {
     let dir = tempfile::tempdir().unwrap();
-    let mut had = HashSet::new();
+    let (mut had, mut unsealed) = (HashSet::new(), 0);
     for round in 1..=4u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -81,10 +81,12 @@ fn a_killed_writer_loses_nothing_that_was_committed() {
 
         let (tier, report) = DiskTier::open(dir.path(), small()).unwrap();
         assert!(report.damaged.is_empty(), "{:?}", report.damaged);
-        assert!(report.unsealed >= 1, "the active segment had no footer");
+        unsealed += report.unsealed;
         let lost: Vec<_> = had.iter().filter(|n| !holds(&tier, **n, len(**n))).collect();
         assert!(lost.is_empty(), "round {round}: {lost:?} are lost");
         // Written but not committed when killed: at most one for each writer.
         assert!(tier.len() >= had.len() as u64 && tier.len() <= had.len() as u64 + 4 * round + round);
     }
+    // A kill may hit the moment between two segments, but not each time.
+    assert!(unsealed > 0, "no segment was left without a footer");
 }
