@@ -233,5 +233,5 @@ def _sheet(prices: str | PathLike[str]) -> str:
     return Path(prices).read_text(encoding="utf-8")
 
 
-def _ask(what: str, **request: object) -> Any:  # noqa: ANN401 (JSON)
+def _ask(what: str, **request: object) -> Any:
     return json.loads(_core.cost(json.dumps({what: request})))
