@@ -9,7 +9,7 @@ from typing import final
 
 from typing_extensions import Buffer
 
-__all__ = ["Agent", "Delivery", "Index", "Job", "Plan", "Sample", "Slot", "__version__", "price", "simulate"]
+__all__ = ["Agent", "Delivery", "Index", "Job", "Plan", "Sample", "Slot", "__version__", "cost", "simulate"]
 
 __version__: str
 
@@ -182,4 +182,4 @@ class Plan:
         """Where a checkpoint goes on: (epoch, batch)."""
 
 def simulate(scenario: str, policies: list[str] = ..., overrides: list[str] = ...) -> str: ...
-def price(sheet: str, usage: str) -> str: ...
+def cost(request: str) -> str: ...

@@ -47,6 +47,7 @@ pub struct Agent {
     last_seen: Cell<Instant>,
     retire: Cell<bool>,
     changed: Notify,
+    attaching: tokio::sync::Mutex<()>,
 }
 
 enum Fds {
@@ -69,6 +70,7 @@ impl Agent {
             last_seen: Cell::new(Instant::now()),
             retire: Cell::new(false),
             changed: Notify::new(),
+            attaching: tokio::sync::Mutex::new(()),
         })
     }
 
@@ -349,7 +351,7 @@ impl Agent {
                 });
                 self.opened(number)
             }
-            Call::Attach(attach) => self.attach(connection, *attach),
+            Call::Attach(attach) => self.attach(connection, *attach).await,
             Call::Credentials {
                 dataset,
                 storage_options,
@@ -458,7 +460,9 @@ impl Agent {
         Ok((reply, Fds::Index(dataset)))
     }
 
-    fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
+    async fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
+        // Ranks attach at the same time: the first makes the job, the others join it.
+        let _one_at_a_time = self.attaching.lock().await;
         let dataset = self.dataset(attach.dataset)?;
         if attach.order.dataset != dataset.digest() || attach.order.samples != dataset.index.len() {
             return Err(Trouble::new(
@@ -488,11 +492,10 @@ impl Agent {
                     .cloned()
                     .collect();
                 idle.iter().for_each(|job| self.drop_job(job));
-                let tiers = attach
-                    .disks
-                    .iter()
-                    .map(|disk| self.tier(disk, &mut warnings))
-                    .collect::<Result<Vec<_>, _>>()?;
+                let mut tiers = Vec::with_capacity(attach.disks.len());
+                for disk in &attach.disks {
+                    tiers.push(self.tier(disk, &mut warnings).await?);
+                }
                 let id = self.next.replace(self.next.get() + 1) as u32;
                 let job = Job::start(id, attach, dataset, tiers, self.settings.record)?;
                 self.jobs.borrow_mut().insert(id, Rc::clone(&job));
@@ -515,26 +518,29 @@ impl Agent {
         Ok((reply, Fds::Arenas(job)))
     }
 
-    fn tier(&self, disk: &crate::calls::DiskShare, warnings: &mut Vec<String>) -> Result<SharedTier, Trouble> {
-        if let Some(tier) = self.tiers.borrow().get(&disk.directory) {
-            return Ok(Rc::clone(tier));
+    /// The tier of a directory, opened once.
+    async fn tier(&self, disk: &crate::calls::DiskShare, warnings: &mut Vec<String>) -> Result<SharedTier, Trouble> {
+        let known = self.tiers.borrow().get(&disk.directory).cloned();
+        match known {
+            Some(tier) => Ok(tier),
+            None => {
+                let (directory, settings) = (disk.directory.clone(), DiskSettings::new(disk.capacity_bytes));
+                // After a kill this reads what the last writer left open: seconds, for a large segment.
+                let opened = tokio::task::spawn_blocking(move || DiskTier::open(&directory, settings)).await;
+                let opened = opened.map_err(|e| Trouble::new("bug", e.to_string()))?;
+                let (tier, report) = opened.map_err(|e| {
+                    let message = format!("opening the disk tier at {}: {e}", disk.directory.display());
+                    Trouble::new("invalid", message)
+                })?;
+                warnings.extend(report.damaged.iter().map(|(path, damage)| {
+                    let path = path.display();
+                    format!("the cache file {path} was damaged and is gone: {damage:?}; what it held is fetched again")
+                }));
+                let tier = Rc::new(RefCell::new(tier));
+                self.tiers.borrow_mut().insert(disk.directory.clone(), Rc::clone(&tier));
+                Ok(tier)
+            }
         }
-        let settings = DiskSettings::new(disk.capacity_bytes);
-        let (tier, report) = DiskTier::open(&disk.directory, settings).map_err(|e| {
-            Trouble::new(
-                "invalid",
-                format!("opening the disk tier at {}: {e}", disk.directory.display()),
-            )
-        })?;
-        for (path, damage) in &report.damaged {
-            warnings.push(format!(
-                "the cache file {} was damaged and is gone: {damage:?}; what it held is fetched again",
-                path.display()
-            ));
-        }
-        let tier = Rc::new(RefCell::new(tier));
-        self.tiers.borrow_mut().insert(disk.directory.clone(), Rc::clone(&tier));
-        Ok(tier)
     }
 
     /// Proves that every job obeyed its plan; for tests, with everything recorded.

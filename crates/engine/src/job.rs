@@ -84,6 +84,7 @@ pub struct Job {
     /// Samples found in the disk tiers at the start.
     pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
+    usable: Vec<u64>,
     state: RefCell<State>,
     begun: Instant,
     active: Notify,
@@ -91,7 +92,7 @@ pub struct Job {
 }
 
 /// The plan's settings for an attachment.
-fn settings(attach: &Attach) -> Settings {
+fn settings(attach: &Attach, usable: &[u64]) -> Settings {
     Settings {
         policy: attach.policy,
         ram_bytes: attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes),
@@ -99,8 +100,9 @@ fn settings(attach: &Attach) -> Settings {
         tiers: attach
             .disks
             .iter()
-            .map(|disk| TierSettings {
-                capacity_bytes: disk.capacity_bytes,
+            .zip(usable)
+            .map(|(disk, &usable)| TierSettings {
+                capacity_bytes: disk.capacity_bytes.min(usable),
                 pinned: disk.pinned,
             })
             .collect(),
@@ -113,11 +115,11 @@ fn settings(attach: &Attach) -> Settings {
     }
 }
 
-/// A fresh scheduler for an attachment, as the job's own was made: for replay.
+/// A fresh scheduler for an attachment, over disk tiers that can hold `usable` bytes each.
 ///
 /// # Errors
 /// `invalid` when order, ranks and batch don't fit.
-pub fn scheduler(attach: &Attach, dataset: &Dataset) -> Result<Scheduler, Trouble> {
+fn scheduler(attach: &Attach, usable: &[u64], dataset: &Dataset) -> Result<Scheduler, Trouble> {
     let invalid = |e: foreload_plan::Error| Trouble::new("invalid", e.to_string());
     let order = Order::new(&attach.order).map_err(invalid)?;
     let split = if attach.uneven {
@@ -127,7 +129,7 @@ pub fn scheduler(attach: &Attach, dataset: &Dataset) -> Result<Scheduler, Troubl
     }
     .map_err(invalid)?;
     Scheduler::new(
-        settings(attach),
+        settings(attach, usable),
         Arc::new(IndexCatalog(dataset.index.clone())),
         order,
         split,
@@ -148,9 +150,11 @@ impl Job {
         tiers: Vec<SharedTier>,
         record: bool,
     ) -> Result<Rc<Self>, Trouble> {
-        let (settings, capacity) = (settings(&attach), if record { None } else { Some(LOG_STEPS) });
+        let usable: Vec<u64> = tiers.iter().map(|tier| tier.borrow().usable_bytes()).collect();
+        let settings = settings(&attach, &usable);
+        let capacity = if record { None } else { Some(LOG_STEPS) };
         check_memory(&attach, &dataset, settings.ram_bytes)?;
-        let plan = Recorded::new(scheduler(&attach, &dataset)?, capacity);
+        let plan = Recorded::new(scheduler(&attach, &usable, &dataset)?, capacity);
         let memory =
             |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
         let cache = Arc::new(Shared::new("foreload-cache", settings.ram_bytes, true).map_err(memory)?);
@@ -180,6 +184,7 @@ impl Job {
             idle_since: Cell::new(None),
             found: Cell::new(0),
             tiers,
+            usable,
             state: RefCell::new(state),
             begun: Instant::now(),
             active: Notify::new(),
@@ -837,7 +842,7 @@ impl Job {
     /// Takes the memory of staging from the system in the background: fresh pages cost more than the copies into them.
     fn populate_staging(&self) {
         let (cache, len) = (Arc::clone(&self.cache), self.cache.map().len());
-        let staging = settings(&self.attach).staging_bytes(0).min(len);
+        let staging = settings(&self.attach, &self.usable).staging_bytes(0).min(len);
         tokio::task::spawn_blocking(move || {
             let mut end = len;
             while end > len - staging {
@@ -864,7 +869,7 @@ impl Job {
     /// # Errors
     /// The first difference, in words.
     pub fn replay(&self) -> Result<(), String> {
-        let fresh = scheduler(&self.attach, &self.dataset).map_err(|e| e.message)?;
+        let fresh = scheduler(&self.attach, &self.usable, &self.dataset).map_err(|e| e.message)?;
         foreload_plan::replay::replay(fresh, self.state.borrow().plan.log()).map_err(|e| e.to_string())
     }
 

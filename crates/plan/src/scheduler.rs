@@ -521,11 +521,7 @@ impl Scheduler {
             self.residents.get_mut(id).state = State::Ready;
             return Ok(id);
         }
-        if let Some(tier) = self
-            .tiers
-            .iter()
-            .position(|t| t.has(sample) && t.breaker.allows(self.now_ns))
-        {
+        if let Some(tier) = self.best_tier(sample, place.len) {
             let slot = self.reserve(place.len, line, urgent)?;
             let id = self.residents.insert(sample, slot, Via::Disk);
             if self.ram_admits(place.len) {
@@ -563,6 +559,22 @@ impl Scheduler {
         self.settle(id, stay);
         self.fetch(id, place, line);
         Ok(id)
+    }
+
+    /// The disk tier to read a sample from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
+    /// a request to the bucket also costs money, so a cached copy is left only for a large gain).
+    fn best_tier(&self, sample: u64, len: u64) -> Option<usize> {
+        let wait_s = |tier: usize| {
+            let turns = 1.0 + self.loads.disk_queue(tier) as f64 / f64::from(self.settings.disk_depth.max(1));
+            self.tiers[tier].estimate.expected_s(len) * turns
+        };
+        let holds = |&tier: &usize| self.tiers[tier].has(sample) && self.tiers[tier].breaker.allows(self.now_ns);
+        let fastest = (0..self.tiers.len())
+            .filter(holds)
+            .min_by(|&a, &b| wait_s(a).total_cmp(&wait_s(b)))?;
+        let turns = 1.0 + self.loads.bucket_queue() as f64 / f64::from(self.loads.concurrency.limit());
+        let bucket_s = self.loads.estimate.expected_s(len) * turns;
+        (wait_s(fastest) <= bucket_s * self.settings.cached_worth).then_some(fastest)
     }
 
     /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.

@@ -38,6 +38,9 @@ pub struct Settings {
     pub concurrency: ConcurrencySettings,
     /// Reads in flight per disk tier. 32: NVMe drives reach their rate at this depth.
     pub disk_depth: u32,
+    /// A sample on disk is fetched again only when the bucket is expected to be so many times faster. 8: a disk that slow is ill, and
+    /// requests cost money. 1 is the paper's rule, the fastest source.
+    pub cached_worth: f64,
     /// Twins per hundred requests; 0 switches hedging off. 5 costs little and covers the slowest few per cent.
     pub hedge_per_cent: u32,
     /// Time that a load may take, retries included. 60 s outlives a bucket's usual hiccup.
@@ -62,6 +65,7 @@ impl Default for Settings {
             part_bytes: 8 << 20,
             concurrency: ConcurrencySettings::default(),
             disk_depth: 32,
+            cached_worth: 8.0,
             hedge_per_cent: 5,
             load_timeout_ns: 60_000_000_000,
             window_entries: 1 << 18,

@@ -11,6 +11,7 @@ use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Sourc
 use foreload_plan::arena::reserved_bytes;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::model::Pinned;
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::replay::{Recorded, replay};
@@ -753,4 +754,51 @@ fn a_restarted_job_reads_from_disk_what_was_found_there() {
     let epochs = read_epochs(&mut fresh, 1);
     assert_eq!(fresh.requests, 0);
     assert!(epochs[0].iter().all(|(_, via)| *via == Via::Disk));
+}
+
+#[test]
+fn a_disk_that_is_far_slower_than_the_bucket_is_left_alone() {
+    for (disk_s, from_disk) in [(0.010, true), (1.0, false)] {
+        let pinned = |latency_s| {
+            Some(Pinned {
+                latency_s,
+                bytes_per_s: 1e9,
+            })
+        };
+        let settings = Settings {
+            ram_bytes: 20_000,
+            tiers: vec![TierSettings {
+                capacity_bytes: 1 << 20,
+                pinned: pinned(disk_s),
+            }],
+            bucket: pinned(0.030),
+            ..Settings::default()
+        };
+        let mut fresh = Carrier::bare(
+            settings,
+            Arc::new(Objects(vec![1000; 100])),
+            spec(100, 4, OrderKind::Keyed),
+            1,
+            vec![0],
+            1,
+        );
+        fresh.disk = (0..100).collect();
+        fresh.step(Event::Found {
+            tier: 0,
+            samples: (0..100).collect(),
+        });
+        fresh.step(Event::Start {
+            rank: 0,
+            epoch: 0,
+            batch: 0,
+        });
+        read_epochs(&mut fresh, 1);
+        assert_eq!(
+            fresh.requests == 0,
+            from_disk,
+            "{disk_s} s: {} requests",
+            fresh.requests
+        );
+        fresh.finish();
+    }
 }

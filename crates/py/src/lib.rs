@@ -29,7 +29,7 @@ mod _core {
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
-    use crate::tools::{price, simulate};
+    use crate::tools::{cost, simulate};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -166,6 +166,16 @@ impl Loads {
         Action::new(1 << 63 | self.next_id, command)
     }
 
+    /// Loads that wait for a disk tier.
+    pub fn disk_queue(&self, tier: usize) -> usize {
+        self.disks[tier].len()
+    }
+
+    /// Loads that wait for the bucket.
+    pub fn bucket_queue(&self) -> usize {
+        self.bucket.len()
+    }
+
     pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, line: u64) {
         let part = whole(place, id, residents, 0);
         let pending = Pending {
