@@ -1,0 +1,152 @@
+"""`foreload index`: lists a data set once and keeps what was found.
+
+The agent lists, and keeps the index in its cache directory, where `foreload.open` finds it. `--out` writes a copy, for machines that
+must not list.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreload.cli import options, output
+from foreload.cli.opening import open_dataset
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from foreload import Dataset
+
+Out = Annotated[str | None, typer.Option("--out", metavar="FILE|URL", help="Also write the index there.")]
+Update = Annotated[bool, typer.Option("--update", help="List again, and say what changed since the saved index.")]
+Extensions = Annotated[
+    list[str] | None, typer.Option("--extension", help="Only files that end so are samples, such as jpg; repeatable.")
+]
+
+
+def index(
+    url: options.Url,
+    format: options.Format = "auto",  # noqa: A002 (as in `foreload.open`)
+    out: Out = None,
+    update: Update = False,
+    extension: Extensions = None,
+    endpoint_url: options.EndpointUrl = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Lists a data set once and keeps its index, so that every later start takes seconds."""
+    from foreload.errors import NotFoundError
+
+    given = options.storage_options(endpoint_url, profile, anonymous, option)
+    arguments: dict[str, Any] = {"format": format, "extensions": extension or []}
+    begun = time.perf_counter()
+    dataset = open_dataset(url, given, **arguments)
+    value: dict[str, Any] = {}
+    if update:
+        before = dataset
+        dataset = open_dataset(url, given, refresh=True, **arguments)
+        value["changes"] = changes(before, dataset)
+    if not len(dataset):
+        raise NotFoundError(f"{url}: no samples there (check the prefix and --extension)")
+    value = summary(dataset) | {"seconds": round(time.perf_counter() - begun, 3)} | value
+    value["saved"] = save(dataset, out, given) if out is not None else None
+    output.emit(value, lambda console: _draw(console, value), as_json=as_json)
+
+
+def summary(dataset: "Dataset") -> dict[str, Any]:
+    """What an index says, in JSON's types."""
+    opened = dataset.source.opened()
+    return {
+        "url": dataset.url,
+        "format": dataset.format,
+        "samples": len(dataset),
+        "objects": opened.index.objects,
+        "bytes": dataset.nbytes,
+        "classes": dataset.classes,
+        "digest": dataset.digest,
+        "index_bytes": opened.index.nbytes,
+        "origin": dataset.origin,
+        "cache_dir": dataset.source.cache_dir,
+    }
+
+
+def changes(before: "Dataset", after: "Dataset") -> dict[str, int]:
+    """How many samples came, went and changed: by key, place in the object, and ETag."""
+
+    def places(dataset: "Dataset") -> dict[tuple[str, int], tuple[int, str | None]]:
+        found = (dataset.source.opened().index.place(sample) for sample in range(len(dataset)))
+        return {(key, first): (length, etag) for key, first, length, _, etag in found}
+
+    if before.digest == after.digest:
+        return {"added": 0, "removed": 0, "changed": 0}
+    old, new = places(before), places(after)
+    changed = sum(old[place] != new[place] for place in old.keys() & new.keys())
+    return {"added": len(new.keys() - old.keys()), "removed": len(old.keys() - new.keys()), "changed": changed}
+
+
+def save(dataset: "Dataset", out: str, given: dict[str, str]) -> str:
+    """Writes the index file, to a path or an `s3://` URL.
+
+    Args:
+        dataset: Whose index.
+        out: Where to.
+        given: Storage options, for a URL.
+
+    Returns:
+        Where it is.
+    """
+    content = dataset.source.opened().index.to_bytes()
+    if "://" in out and not out.startswith("file://"):
+        _upload(out, content, given)
+        return out
+    path = Path(out.removeprefix("file://")).expanduser().absolute()
+    if path.is_dir():
+        raise IsADirectoryError(f"--out: {path} is a directory; name a file, such as {path / 'index.flx'}")
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
+    return str(path)
+
+
+def _upload(url: str, content: bytes, given: dict[str, str]) -> None:
+    """The engine only reads, so writing takes the cloud's own client."""
+    from foreload.errors import DeniedError, InvalidError
+
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    if scheme not in {"s3", "s3a"} or not bucket or not key:
+        raise InvalidError(f"--out: can write to files and s3://bucket/key, not to {url}; write a file and upload it")
+    import botocore.exceptions
+
+    from foreload.cli.boto import client
+
+    try:
+        client(url, given).put_object(Bucket=bucket, Key=key, Body=content)
+    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        raise DeniedError(f"--out: writing {url}: {error}") from error
+
+
+def _draw(console: "Console", value: dict[str, Any]) -> None:
+    classes = value["classes"]
+    shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+    took = output.human_seconds(value["seconds"])
+    origin = f"listed in {took}" if value["origin"] == "listed" else "saved earlier (--update lists again)"
+    rows = [
+        ("format", value["format"]),
+        ("samples", output.human_count(value["samples"])),
+        ("objects", output.human_count(value["objects"])),
+        ("bytes", output.human_bytes(value["bytes"])),
+        ("classes", f"{len(classes)}: {shown}" if classes else "none"),
+        ("digest", value["digest"]),
+        ("index", f"{output.human_bytes(value['index_bytes'])}, {origin}"),
+        ("kept in", value["cache_dir"]),
+    ]
+    if "changes" in value:
+        found = value["changes"]
+        rows.append(("changes", f"{found['added']} added, {found['removed']} removed, {found['changed']} changed"))
+    if value["saved"]:
+        rows.append(("written to", value["saved"]))
+    output.facts(console, value["url"], rows)

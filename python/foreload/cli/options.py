@@ -1,0 +1,78 @@
+"""Options that several verbs have, and the storage options they add up to."""
+
+from typing import Annotated
+
+import typer
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, gs://, az://, https://, or a directory.")]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", help="How samples lie in objects: auto, folder, flat, tar, manifest.", rich_help_panel="Data set"
+    ),
+]
+SavedIndex = Annotated[
+    str | None, typer.Option("--index", metavar="FILE|URL", help="Use this saved index.", rich_help_panel="Data set")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-url", metavar="URL", help="The service's address, such as a MinIO's.", rich_help_panel="Store"
+    ),
+]
+Profile = Annotated[str | None, typer.Option("--profile", metavar="NAME", help="AWS profile.", rich_help_panel="Store")]
+Anonymous = Annotated[
+    bool, typer.Option("--anonymous", help="Don't sign requests: for public buckets.", rich_help_panel="Store")
+]
+Option = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Any storage option, such as region=eu-west-1; repeatable.",
+        rich_help_panel="Store",
+    ),
+]
+
+
+def pairs(given: list[str] | None, what: str) -> dict[str, str]:
+    """Reads `key=value` words.
+
+    Raises:
+        BadParameter: A word is not of that form.
+
+    Example:
+        >>> pairs(["region=eu-west-1", "proxy=http://p?a=b"], "--option")
+        {'region': 'eu-west-1', 'proxy': 'http://p?a=b'}
+    """
+    found: dict[str, str] = {}
+    for word in given or []:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"{word!r} is not of the form key=value", param_hint=what)
+        found[key.strip()] = value
+    return found
+
+
+def storage_options(
+    endpoint_url: str | None = None,
+    profile: str | None = None,
+    anonymous: bool = False,
+    option: list[str] | None = None,
+) -> dict[str, str]:
+    """What the command line says about the store; the environment is added where the data set is opened.
+
+    Example:
+        >>> storage_options("http://localhost:9000", option=["region=eu-west-1"])
+        {'region': 'eu-west-1', 'endpoint_url': 'http://localhost:9000'}
+    """
+    found = pairs(option, "--option")
+    if endpoint_url is not None:
+        found["endpoint_url"] = endpoint_url
+    if profile is not None:
+        found["profile"] = profile
+    if anonymous:
+        found["anonymous"] = "true"
+    return found

@@ -1,0 +1,131 @@
+"""`foreload top`: what each job of this node's agent is doing, as it happens."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreload.cli import options, output
+from foreload.cli.agent import jobs_of, running
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from foreload._core import Agent
+
+Interval = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")]
+Once = Annotated[bool, typer.Option("--once", help="Look once, with totals instead of rates, and end.")]
+
+#: Counters that are shown per second: name in the agent's answer, name here.
+_RATES = {"samples": "samples_per_s", "bytes": "bytes_per_s", "requests": "requests_per_s", "waited_s": "waited_share"}
+
+
+def top(interval: Interval = 1.0, once: Once = False, as_json: options.AsJson = False) -> None:
+    """Shows the agent's jobs: throughput, hits by tier, requests, waiting, memory.
+
+    With `--json` and without `--once`, prints one object per look.
+    """
+    connection = running()
+    if connection is None or once:
+        jobs = [] if connection is None else look(connection)
+        value = {"running": connection is not None, "jobs": jobs}
+        output.emit(value, lambda console: _draw(console, value), as_json=as_json)
+        return
+    try:
+        _watch(connection, interval, as_json=as_json)
+    except KeyboardInterrupt:
+        return
+
+
+def look(connection: "Agent") -> list[dict[str, Any]]:
+    """Each job with its counters; one that ends meanwhile is left out."""
+    from foreload.errors import ClosedError
+
+    found = []
+    for job in jobs_of(connection):
+        try:
+            stats = json.loads(connection.call(json.dumps({"call": "stats", "job": job["job"]})))
+        except ClosedError:
+            if not connection.is_usable():
+                raise
+            continue
+        stats.pop("reply")
+        found.append({**job, "stats": stats})
+    return found
+
+
+def rates(before: list[dict[str, Any]], now: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """Adds to each job what its counters gained per second."""
+    old = {job["job"]: job["stats"] for job in before}
+    nothing: dict[str, float] = {}
+    for job in now:
+        last = old.get(job["job"], nothing)
+        job |= {
+            name: max(0.0, job["stats"][counter] - last.get(counter, 0)) / seconds for counter, name in _RATES.items()
+        }
+    return now
+
+
+def _watch(connection: "Agent", interval: float, *, as_json: bool) -> None:
+    from rich.live import Live
+
+    before, at = look(connection), time.monotonic()
+    target = output.console()
+    with Live(console=target, screen=target.is_terminal and not as_json, auto_refresh=False, transient=True) as live:
+        while True:
+            time.sleep(interval)
+            now, then = look(connection), time.monotonic()
+            jobs = rates(before, now, then - at)
+            if as_json:
+                print(json.dumps({"running": True, "jobs": jobs}), flush=True)
+            else:
+                live.update(_table(jobs), refresh=True)
+            before, at = now, then
+
+
+def _draw(console: "Console", value: dict[str, Any]) -> None:
+    if not value["running"]:
+        console.print("no agent runs")
+    elif not value["jobs"]:
+        console.print("the agent has no jobs")
+    else:
+        console.print(_table(value["jobs"]))
+
+
+def _table(jobs: list[dict[str, Any]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    live = any("samples_per_s" in job for job in jobs)
+    flow = (
+        ("samples/s", "throughput", "requests/s", "waiting") if live else ("samples", "delivered", "requests", "waited")
+    )
+    for column in ("job", "data set", "clients", *flow, "ram", "disk", "bucket", "in flight", "memory"):
+        table.add_column(column, justify="left" if column == "data set" else "right")
+    for job in jobs:
+        table.add_row(*(Text(cell) for cell in _cells(job)))
+    return table
+
+
+def _cells(job: dict[str, Any]) -> list[str]:
+    stats, gauges = job["stats"], job["stats"].get("gauges") or {}
+    count, size = output.human_count, output.human_bytes
+    if "samples_per_s" in job:
+        flow = [
+            count(job["samples_per_s"]),
+            f"{size(job['bytes_per_s'])}/s",
+            count(job["requests_per_s"]),
+            f"{job['waited_share']:.0%}",
+        ]
+    else:
+        waited = output.human_seconds(stats["waited_s"])
+        flow = [count(stats["samples"]), size(stats["bytes"]), count(stats["requests"]), waited]
+    delivered = max(1, stats["samples"])
+    hits = [f"{stats[name] / delivered:.0%}" for name in ("ram_hits", "disk_hits", "bucket_reads")]
+    requests = f"{gauges.get('in_flight', 0)}/{gauges.get('in_flight_limit', 0)}"
+    memory = f"{size(gauges.get('used_bytes', 0))} of {size(job['ram_bytes'])}"
+    return [str(job["job"]), job["url"], str(job["clients"]), *flow, *hits, requests, memory]

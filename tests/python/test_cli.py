@@ -1,0 +1,330 @@
+"""The verbs about data sets and plans: what they print, as text and as JSON, and how they fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import Command
+from small import CLASSES, COUNT, content, number_of
+
+SCENARIO = """
+name = "small"
+[dataset]
+samples = 2000
+mean_mb = 0.1
+[training]
+epochs = 3
+global_batch = 50
+[cluster]
+nodes = 2
+compute_mb_s = 50
+preprocess_mb_s = 200
+network_mb_s = 1000
+[source]
+throughput_mb_s = { 1 = 30, 2 = 50 }
+[[tier]]
+kind = "staging"
+capacity_mb = 32
+threads = 2
+read_mb_s = 1000
+[[tier]]
+kind = "ram"
+capacity_mb = 120
+threads = 2
+read_mb_s = 1000
+"""
+
+
+@pytest.fixture
+def run(home: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(capsys, monkeypatch)
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def client(bucket: Any) -> Any:
+    return pytest.importorskip("boto3").client("s3", **bucket.boto3())
+
+
+def foreload(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from foreload.cli import main; main()", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_verb_without_torch_or_a_process() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['--help']\n"
+        "from foreload.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'boto3', 'PIL', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for verb in "index preview explain simulate cost bench doctor top agent cache".split():  # noqa: SIM905
+        assert f" {verb} " in ran.stdout
+
+
+def test_help_is_quick() -> None:
+    def cpu_s(code: str) -> float:
+        begun = sum(os.times()[2:4])
+        subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, check=True)
+        return sum(os.times()[2:4]) - begun
+
+    # Below 0.4 s where importing NumPy takes 0.1 s; a ratio holds on slow and busy machines as well.
+    yardstick = min(cpu_s("import numpy") for _ in range(4))
+    assert min(cpu_s("from foreload.cli import main; main()") for _ in range(4)) < 4 * yardstick
+
+
+def test_the_version_is_the_package_s() -> None:
+    import foreload as package
+
+    assert foreload("--version").stdout.split() == ["foreload", package.__version__]
+
+
+def test_index_summarises_what_it_lists(run: Command, home: Any, bucket: Any) -> None:
+    first = run.json("index", "s3://data/train")
+    assert first["samples"] == first["objects"] == COUNT
+    assert first["bytes"] == sum(len(content(number)) for number in range(COUNT))
+    assert first["classes"] == list(CLASSES)
+    assert (first["format"], first["origin"], first["cache_dir"]) == ("folder", "listed", str(home.cache_dir))
+    bucket.reset()
+    assert run("index", "s3://data/train") == 0
+    assert first["digest"] in run.out
+    assert "3: cat, dog, eel" in run.out
+    assert bucket.counters()["requests"].get("list", 0) == 0
+
+
+def test_index_update_says_what_changed(run: Command, client: Any) -> None:
+    for number in range(3):
+        client.put_object(Bucket="data", Key=f"growing/a/{number}", Body=b"x")
+    assert "changes" not in run.json("index", "s3://data/growing")
+    assert run.json("index", "s3://data/growing", "--update")["changes"] == {"added": 0, "removed": 0, "changed": 0}
+    client.put_object(Bucket="data", Key="growing/a/0", Body=b"yy")
+    client.put_object(Bucket="data", Key="growing/b/9", Body=b"z")
+    client.delete_object(Bucket="data", Key="growing/a/1")
+    updated = run.json("index", "s3://data/growing", "--update")
+    assert updated["changes"] == {"added": 1, "removed": 1, "changed": 1}
+    assert (updated["samples"], updated["classes"]) == (3, ["a", "b"])
+    assert run.json("index", "s3://data/growing")["digest"] == updated["digest"]
+    assert run("index", "s3://data/growing", "--update") == 0
+    assert "0 added, 0 removed, 0 changed" in run.out
+    for entry in client.list_objects_v2(Bucket="data", Prefix="growing/")["Contents"]:
+        client.delete_object(Bucket="data", Key=entry["Key"])
+
+
+def test_a_written_index_opens_without_a_listing(run: Command, tmp_path: Path, bucket: Any, client: Any) -> None:
+    path = tmp_path / "data.flx"
+    assert run.json("index", "s3://data/train", "--out", path)["saved"] == str(path)
+    assert run.json("index", "s3://data/train", "--out", "s3://data/saved.flx")["saved"] == "s3://data/saved.flx"
+    assert client.get_object(Bucket="data", Key="saved.flx")["Body"].read() == path.read_bytes()
+    bucket.reset()
+    for saved in (path, "s3://data/saved.flx"):
+        rows = run.json("preview", "s3://data/train", "-n", 2, "--index", saved)["rows"]
+        assert len(rows) == 2
+    assert bucket.counters()["requests"].get("list", 0) == 0
+    client.delete_object(Bucket="data", Key="saved.flx")
+    assert "directory" in run.fails("index", "s3://data/train", "--out", tmp_path)[1]
+    assert run.fails("index", "s3://data/train", "--out", "gs://data/x")[0] == 2
+
+
+def test_preview_says_what_the_bytes_are(run: Command, client: Any) -> None:
+    image = pytest.importorskip("PIL.Image")
+    png = io.BytesIO()
+    image.new("RGB", (17, 5)).save(png, "PNG")
+    contents = {"img/a/1.png": png.getvalue(), "img/b/2.txt": b"seven", "img/b/3.bin": bytes(range(9))}
+    for key, body in contents.items():
+        client.put_object(Bucket="data", Key=key, Body=body)
+    rows = run.json("preview", "s3://data/img")["rows"]
+    assert [(row["key"], row["type"], row["image"]) for row in rows] == [
+        ("a/1.png", "PNG", [17, 5]),
+        ("b/2.txt", "text", None),
+        ("b/3.bin", "binary", None),
+    ]
+    assert [(row["label"], row["class"], row["bytes"]) for row in rows][1:] == [(1, "b", 5), (1, "b", 9)]
+    assert run("preview", "s3://data/img", "-n", 1) == 0
+    assert "17 x 5" in run.out
+    assert "b/2.txt" not in run.out
+    assert run.fails("preview", "s3://data/img", "--first", 3)[0] == 2
+    for key in contents:
+        client.delete_object(Bucket="data", Key=key)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"RIFF\0\0\0\0WEBPVP8 ", "WebP"),
+        (b"\0\0\0\x20ftypisom", "MP4"),
+        (b'{"a": 1}', "JSON"),
+        (b"", "empty"),
+        (b"\xff\xfe\0", "binary"),
+        ("ü".encode() * 600, "text"),
+    ],
+)
+def test_content_is_known_by_how_it_begins(content: bytes, kind: str) -> None:
+    from foreload.cli.preview import content_type
+
+    assert content_type(content) == kind
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("order", ["keyed", "torch"])
+def test_explain_names_the_samples_that_the_loader_reads(run: Command, data: Any, order: str, world: int) -> None:
+    torch = pytest.importorskip("torch")
+    from foreload.torch import DataLoader
+
+    arguments = {"batch_size": 8, "shuffle": True, "seed": 11, "order": order, "dp_rank": world - 1, "dp_size": world}
+    if order == "torch" and world == 1:
+        del arguments["seed"]
+        arguments["generator"] = torch.Generator().manual_seed(11)
+    loader = DataLoader(data, **arguments)
+    batches = [batch for _ in range(2) for batch in loader]
+    assert len(batches) == 2 * len(loader)
+    for step in (0, 5, len(loader) - 1, len(loader), 2 * len(loader) - 1):
+        words = ("explain", "s3://data/train", "--step", step, "--batch-size", 8, "--seed", 11, "--order", order)
+        found = run.json(*words, "--world", world, "--rank", world - 1)
+        assert (found["epoch"], found["batch"]) == divmod(step, len(loader))
+        assert [content(number_of(row["key"])) for row in found["samples"]] == batches[step][0]
+        assert [row["label"] for row in found["samples"]] == batches[step][1].tolist()
+
+
+def test_explain_shows_positions_and_refuses_what_does_not_exist(run: Command, bucket: Any) -> None:
+    words = ("explain", "s3://data/train", "--batch-size", 4, "--world", 2, "--seed", 3)
+    run.json("index", "s3://data/train")
+    bucket.reset()
+    assert run(*words, "--step", 1, "--rank", 1, "--epoch", 7) == 0
+    assert bucket.counters()["requests"].get("get", 0) == 0
+    assert "epoch 7, batch 1 of" in run.out
+    found = run.json(*words, "--step", 1, "--rank", 1, "--epoch", 7)
+    assert all(8 <= row["position"] < 16 for row in found["samples"])
+    assert run.fails(*words, "--step", 1, "--rank", 2)[0] == 2
+    assert run.fails(*words, "--step", 1000, "--epoch", 0)[0] == 2
+    code, line = run.fails(*words, "--step", 1, "--order", "alphabetical")
+    assert code == 2
+    assert "keyed, torch" in line
+
+
+def test_a_failure_is_one_line_with_its_exit_code(run: Command, tmp_path: Path) -> None:
+    cases: list[tuple[tuple[object, ...], int, str]] = [
+        (("index", "s3://absent/x"), 3, "NoSuchBucket"),
+        (("index", "s3://data/absent"), 3, "s3://data/absent"),
+        (("index", tmp_path / "absent"), 3, "absent"),
+        (("index", "foo://x"), 2, "scheme"),
+        (("index", "s3://data/train", "-o", "key=wrong", "-o", "secret=wrong"), 4, "InvalidAccessKeyId"),
+        (("index", "s3://data/train", "-o", "endpont=x"), 2, 'did you mean "endpoint"'),
+        (("index", "s3://data/train", "--endpoint-url", "http://127.0.0.1:1"), 5, "refused"),
+        (("index", "s3://data/train", "--profile", "absent"), 2, "profile"),
+        (("simulate", tmp_path / "absent.toml"), 3, "absent.toml"),
+    ]
+    for words, expected, text in cases:
+        code, line = run.fails(*words)
+        assert (code, text in line, line.count("\n")) == (expected, True, 1), line
+        assert line.startswith("foreload: ")
+
+
+def test_wrong_usage_exits_with_2_and_names_the_word(run: Command) -> None:
+    for words, text in (
+        (("index",), "URL"),
+        (("index", "s3://data/train", "--nope"), "--nope"),
+        (("index", "s3://data/train", "-o", "a"), "key=value"),
+        (("no-such-verb",), "no-such-verb"),
+        (("explain", "s3://data/train"), "--step"),
+    ):
+        code, line = run.fails(*words)
+        assert code == 2
+        assert text in line
+
+
+def test_with_json_a_failure_is_an_object_too(run: Command) -> None:
+    assert run("index", "s3://absent/x", "--json") == 3
+    error = json.loads(run.out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("not-found", 3)
+    assert "absent" in error["message"]
+    assert run.err.startswith("foreload: ")
+
+
+def test_a_traceback_is_shown_on_demand(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORELOAD_DEBUG", "1")
+    assert run("index", "s3://absent/x") == 3
+    assert "Traceback" in run.err
+
+
+def test_an_unexpected_exception_is_one_line_as_well() -> None:
+    from foreload.cli.failure import Code, code_of, message_of
+
+    assert code_of(RuntimeError("x")) is Code.FAILED
+    assert message_of(RuntimeError("x\ny")).startswith("RuntimeError: x y")
+    assert code_of(KeyboardInterrupt()) is Code.INTERRUPTED
+    assert message_of(KeyboardInterrupt()) == "interrupted"
+
+
+def test_simulate_reports_every_policy_and_plots(run: Command, scenario: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = run.json("simulate", scenario, "--plot", tmp_path / "plot.png")
+    assert report["scenario"] == "small"
+    assert {"perfect", "frequency", "foreload", "deli"} <= {result["policy"] for result in report["results"]}
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    chosen = run.json("simulate", scenario, "-p", "foreload", "--set", "training.epochs=5")["results"]
+    assert [result["policy"] for result in chosen] == ["foreload"]
+    assert len(chosen[0]["epoch_hours"]) == 5
+    assert chosen[0]["hours"] >= report["lower_bound_hours"]
+    assert run("simulate", scenario, "-p", "foreload", "-p", "naive") == 0
+    assert "lower bound" in run.out
+    assert run.out.index("foreload") < run.out.index("naive")
+
+
+def test_simulate_takes_the_sizes_of_a_real_index(run: Command, scenario: Path) -> None:
+    scenario.write_text(SCENARIO.replace("samples = 2000\nmean_mb = 0.1", 'index = "s3://data/fixed"'))
+    report = run.json("simulate", scenario, "-p", "foreload")
+    assert report["dataset_mb"] == pytest.approx(COUNT * 30_000 / 2**20, rel=1e-6)
+
+
+def test_simulate_suggests_the_right_word(run: Command, scenario: Path) -> None:
+    assert "nodes" in run.fails("simulate", scenario, "--set", "cluster.nods=2")[1]
+    assert "foreload" in run.fails("simulate", scenario, "-p", "forelod")[1]
+    assert run.fails("simulate", scenario, "--set", "nonsense")[0] == 2
+    scenario.write_text("this is no TOML")
+    assert run.fails("simulate", scenario)[0] == 2
+
+
+def test_cost_prices_a_run_and_the_copy(run: Command, scenario: Path) -> None:
+    found = run.json("cost", scenario, "-p", "foreload", "-p", "naive", "--prices", "s3")
+    ours, naive = found["results"]
+    assert ours["bill"]["total"] == pytest.approx(sum(value for name, value in ours["bill"].items() if name != "total"))
+    assert ours["bill"]["total"] < naive["bill"]["total"]
+    assert ours["usage"]["class_b_requests"] == 2000
+    assert ours["copy"]["disk"] > 0
+    assert run("cost", scenario) == 0
+    assert "copied to every disk" in run.out
+    assert run("cost", "--sheet", "--prices", "gcs") == 0
+    sheet = scenario.with_name("mine.toml")
+    sheet.write_text(run.out)
+    assert run.json("cost", scenario, "--prices", sheet)["results"][0]["bill"]["total"] > 0
+    assert run.fails("cost", scenario, "--prices", "nowhere")[0] == 2
+    assert run.fails("cost")[0] == 2
+
+
+def test_sizes_and_times_are_written_for_people() -> None:
+    from foreload.cli.output import human_bytes, human_count, human_seconds
+
+    assert [human_seconds(value) for value in (2e-6, 0.01, 3.0, 61, 7300)] == [
+        "2 µs",
+        "10 ms",
+        "3 s",
+        "1 min 1 s",
+        "2 h 1 min",
+    ]
+    assert (human_bytes(12_345_678), human_count(1234567)) == ("12.3 MB", "1,234,567")
