@@ -1,0 +1,278 @@
+"""The table of figures: `make figures`, or `python -m bench.figures [ONLY...] [--json] [--quick]`.
+
+Each figure of the table is a claim with bars (`registry.Figure`); this module lists them all, measures those that were asked for, prints the
+table and writes `bench/results/DATE-ID.json` and `.md`. `--quick` goes through the motions with little data and writes nothing:
+such numbers mean nothing, so nothing passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine, peers
+from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
+from bench.rows import cost, proofs, reuse, startup, throughput
+from bench.stage import ROOT, Stage
+
+RESULTS = ROOT / "bench" / "results"
+_SHARES = [f"{sizes}, q = {share}" for sizes in ("equal", "variable") for share in ("0.1", "0.25", "0.5", "0.9")]
+
+FIGURES = [
+    Figure(
+        "w1",
+        "10,000 objects of about 110 KB in random order, cold, 64 connections",
+        {
+            "loader / yardstick": Bar(least=0.90),
+            "stock loader + ours / yardstick": Bar(least=0.75),
+            "loader / best peer on the same objects": Bar(least=1.0),
+        },
+        throughput.w1,
+    ),
+    Figure(
+        "w4",
+        "an epoch over 20 tar shards of 100 MB, shuffled, RAM 512 MB, disk >= data, cold",
+        {
+            "requests / samples": Bar(most=1 / 20),
+            "bytes fetched / data": Bar(most=1.02),
+            "MB/s / yardstick": Bar(least=0.90),
+        },
+        throughput.w4,
+    ),
+    Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
+    Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),
+    Figure(
+        "slowfs",
+        "W1's sizes from a slow file system, epoch 1",
+        {
+            "loader / yardstick": Bar(least=0.90),
+            "loader / torch, 2 workers": Bar(least=1.0),
+            "loader / torch, 8 workers": Bar(least=1.0),
+        },
+        throughput.slowfs,
+    ),
+    Figure(
+        "epoch2-ram",
+        "epoch 2, data fits RAM",
+        {
+            "requests in epoch 2": Bar(most=0),
+            "stall share": Bar(most=0.01),
+            "samples/s / torch, 2 workers, cached files": Bar(least=3.0),
+        },
+        reuse.ram,
+    ),
+    Figure(
+        "epoch2-disk",
+        "epoch 2, data fits the disk but not RAM, page cache dropped",
+        {"requests in epoch 2": Bar(most=0), "samples/s / O_DIRECT at depth 32": Bar(least=0.8)},
+        reuse.disk,
+    ),
+    Figure(
+        "hits",
+        "byte hits of later epochs with a cache for a fraction q of the data; LRU beside",
+        {name: Bar(most=0.01) for shares in _SHARES for name in (f"off by, {shares}", f"LRU off by, {shares}")},
+        reuse.hits,
+    ),
+    Figure(
+        "cpu",
+        "client CPU from a cloud bucket, one I/O thread",
+        {
+            "driver / yardstick, plain": Bar(most=1.5),
+            "driver / yardstick, TLS": Bar(most=1.3),
+            "bytes path - yardstick": Bar(most=60),
+            "bytes path / obstore": Bar(most=0.5),
+        },
+        cost.cpu,
+    ),
+    Figure(
+        "handover",
+        "from RAM to Python",
+        {
+            "in-process bytes": Bar(most=15),
+            "stock loader / torch's shared memory": Bar(least=3.0),
+            "stock loader / pickled bytes": Bar(least=3.0),
+            "killed worker's memory back": Bar(most=200),
+            "Ctrl-C, 0 workers": Bar(most=200),
+            "Ctrl-C, 2 workers": Bar(most=200),
+        },
+        cost.handover,
+    ),
+    Figure(
+        "start",
+        "first batch with a saved index of 10^6 objects; an order over 10^9 samples",
+        {"first batch": Bar(most=2.0), "order over 10^9 samples": Bar(most=1.0), "its memory": Bar(most=50)},
+        startup.start,
+    ),
+    Figure(
+        "rss",
+        "memory beyond the budget, at a data set of ten times the budget",
+        {"beyond the budget, 0 workers": Bar(most=64), "beyond the budget, 2 workers": Bar(most=64)},
+        startup.rss,
+    ),
+    Figure(
+        "agent",
+        "starting an agent; waking a client",
+        {"cold start": Bar(most=150), "wake-up": Bar(most=50)},
+        startup.agent,
+    ),
+    Figure(
+        "exactly-once",
+        "each sample once an epoch; the same remainder after every restore",
+        {
+            "plan: tests passed": Bar(least=1),
+            "plan: tests failed": Bar(most=0),
+            "python: tests passed": Bar(least=1),
+            "python: tests failed": Bar(most=0),
+        },
+        proofs.exactly_once,
+    ),
+    Figure("scheduler", "the scheduler's CPU for each sample", {"worst case": Bar(most=700)}, proofs.scheduler),
+]
+
+
+def measured(figure: Figure, stage: Stage) -> Result:
+    """Measures a figure; a failure is a result too, and passes nothing."""
+    try:
+        result = figure.measure(stage)
+    except Exception as error:  # noqa: BLE001 (the next figure is measured all the same)
+        stage.say(traceback.format_exc())
+        return Result(invalid=f"it failed: {type(error).__name__}: {error}")
+    if stage.quick:
+        result.invalid = "a quick run"
+    return result
+
+
+def report(figure: Figure, result: Result) -> dict[str, Any]:
+    """A figure as its results file has it."""
+    return {
+        "id": figure.id,
+        "claim": figure.claim,
+        "verdict": verdict(figure, result),
+        "bars": {
+            name: {"bar": str(bar), "verdict": verdicts(figure, result)[name]} for name, bar in figure.bars.items()
+        },
+        "invalid": result.invalid,
+        "command": figure.command,
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(ROOT),
+        "machine": machine.describe(),
+        "load_before": machine.load(),
+        "settings": result.settings,
+        "readings": [reading.as_dict() for reading in result.readings],
+        "notes": result.notes,
+        "raw": result.raw,
+    }
+
+
+def rows(figure: Figure, result: Result) -> list[tuple[str, str, str, str, str]]:
+    """A figure's lines: what, median, spread, bar, verdict; those with a bar first."""
+    found: dict[str, Reading] = {reading.name: reading for reading in result.readings if reading.values}
+    judged = verdicts(figure, result)
+    lines = []
+    for name in [*figure.bars, *[name for name in found if name not in figure.bars]]:
+        reading = found.get(name)
+        value = f"{reading.median:.4g} {reading.unit}".strip() if reading else "-"
+        spread = f"{min(reading.values):.4g} .. {max(reading.values):.4g} ({len(reading.values)})" if reading else ""
+        lines.append((name, value, spread, str(figure.bars.get(name, "")), judged.get(name, "")))
+    return lines
+
+
+def as_markdown(figure: Figure, result: Result, whole: dict[str, Any]) -> str:
+    """A figure's results for readers."""
+    lines = [
+        f"# {figure.id}: {figure.claim}",
+        "",
+        f"**{whole['verdict']}**" + (f" ({result.invalid})" if result.invalid else ""),
+    ]
+    lines += ["", f"`{figure.command}` on {whole['date']}, commit {whole['commit']}", ""]
+    lines += ["| reading | median | min .. max (runs) | bar | verdict |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows(figure, result)]
+    lines += [
+        "",
+        "Machine: "
+        + ", ".join(f"{name} {value}" for name, value in whole["machine"].items())
+        + f", load {whole['load_before']:.2f}",
+        "",
+    ]
+    lines += [
+        f"- {name}: {json.dumps(value) if not isinstance(value, str) else value}"
+        for name, value in result.settings.items()
+    ]
+    lines += [f"- {note}" for note in result.notes]
+    return "\n".join(lines) + "\n"
+
+
+def write(figure: Figure, result: Result, directory: Path = RESULTS) -> None:
+    """Writes a figure's results."""
+    whole = report(figure, result)
+    name = f"{whole['date'][:10]}-{figure.id}"
+    (directory / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (directory / f"{name}.md").write_text(as_markdown(figure, result, whole))
+
+
+def table(results: list[tuple[Figure, Result]]) -> Table:
+    """All figures for the terminal."""
+    colours = {"pass": "green", "fail": "red", UNMEASURED: "yellow"}
+    shown = Table("figure", "reading", "median", "min .. max (runs)", "bar", "verdict")
+    for figure, result in results:
+        label = figure.id
+        if result.invalid:
+            shown.add_row(label, f"[yellow]{result.invalid}[/]", "", "", "", UNMEASURED)
+            label = ""
+        for name, value, spread, bar, judged in rows(figure, result):
+            if not bar and not judged:
+                continue
+            shown.add_row(label, name, value, spread, bar, f"[{colours.get(judged, 'white')}]{judged}[/]")
+            label = ""
+        shown.add_section()
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures and prints; fails if any figure did."""
+    known = [figure.id for figure in FIGURES]
+    parser = argparse.ArgumentParser(prog="python -m bench.figures", description="Measures the table of figures.")
+    parser.add_argument("ids", nargs="*", metavar="ONLY", help=f"figures to measure: {' '.join(known)}; none: all")
+    parser.add_argument("--only", default="", help="the same, separated by commas")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="little data; numbers that mean nothing")
+    parser.add_argument("--pairs", type=int, default=5, help="interleaved repetitions (5)")
+    parser.add_argument(
+        "--peers", default="objects", help="peers beside w1: objects (those that read the same), none, or names"
+    )
+    given = parser.parse_args(arguments)
+    chosen = [*given.ids, *filter(None, given.only.split(","))] or known
+    if unknown := set(chosen) - set(known):
+        parser.error(f"no figure is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    names = {"objects": peers.OBJECTS, "all": peers.ALL, "none": ()}.get(given.peers) or tuple(
+        filter(None, given.peers.replace("none", "").split(","))
+    )
+    console = Console(stderr=given.json)
+    stage = Stage(given.quick, 1 if given.quick else given.pairs, names, console.print)
+    results = []
+    try:
+        for figure in FIGURES:
+            if figure.id in chosen:
+                console.print(f"[dim]{figure.id}: {figure.claim}[/]")
+                results.append((figure, measured(figure, stage)))
+                if not given.quick:
+                    write(*results[-1])
+    finally:
+        stage.close()
+    if given.json:
+        print(json.dumps([report(*found) for found in results]))
+    else:
+        console.print(table(results))
+    return int(any(verdict(*found) == "fail" for found in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What the machine is, and what processes on it use: CPU time, memory, page cache. Linux; standard library only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def describe() -> dict[str, Any]:
+    """The machine without its name: results are compared by what it can do."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_kb / (1 << 20)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
+
+
+def version(package: str) -> str:
+    """An installed package's version."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def commit(root: Path) -> str:
+    """The commit that is checked out; `+` where code was changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", root, *arguments], capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "crates", "python")
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+
+
+def load() -> float:
+    """Processes that wanted a CPU in the last minute."""
+    return os.getloadavg()[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its reaped children, user and kernel; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) * _TICK_S
+
+
+def children(pid: int) -> list[int]:
+    """A process' descendants."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in task.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Memory of processes, pages that they share counted once."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def drop_page_cache(directory: Path) -> None:
+    """Writes out and drops what the kernel keeps of the files below a directory."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+
+
+def wait_gone(pid: int, timeout_s: float = 20.0) -> bool:
+    """Waits for another process' end."""
+    deadline = time.monotonic() + timeout_s
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

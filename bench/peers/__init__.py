@@ -1,0 +1,152 @@
+"""The loaders that people use today, one small adapter each, beside Foreload on the same bucket.
+
+An adapter is a module with `SETTINGS` (what its own documentation recommends, shown with its results), `samples(task)`, which yields each sample's
+size, and, if it needs the data in another form, `convert(task)`, which is timed apart and done by the peer's own tool. It runs in a
+process of its own on the client's CPU until the data or its time is over. A peer that fails is reported with its error.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.stage import ROOT, Bucket, Stage
+
+#: Peers that read the objects as they are.
+OBJECTS = ("torch_boto3", "obstore", "s3torchconnector", "litdata_raw", "s3dlio")
+#: Peers that read another form of the data: converted, or tar shards that are already there.
+CONVERTED = ("litdata_converted", "mosaicml", "webdataset")
+ALL = OBJECTS + CONVERTED
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a peer reads.
+
+    Attributes:
+        endpoint: The bucket's URL.
+        access_key: Its key.
+        secret_key: And secret.
+        region: Its region.
+        prefix: Of the objects, in the bucket `bench`: `PREFIX/00000000.bin`...
+        count: How many there are.
+        shards: Prefix of the same amount of data as tar shards, and how many there are.
+        seconds: How long to read at most.
+        scratch: A directory to use.
+        seed: Of the shuffle.
+        batch: Samples in a batch.
+    """
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    region: str
+    prefix: str
+    count: int
+    shards: tuple[str, int]
+    seconds: float
+    scratch: str
+    seed: int = 1
+    batch: int = 64
+
+    @property
+    def url(self) -> str:
+        """The objects' URL."""
+        return f"s3://bench/{self.prefix}/"
+
+    def keys(self) -> list[str]:
+        """The objects' keys in random order."""
+        import random
+
+        keys = [f"{self.prefix}/{number:08}.bin" for number in range(self.count)]
+        random.Random(self.seed).shuffle(keys)
+        return keys
+
+
+def run(
+    stage: Stage,
+    peer: str,
+    bucket: Bucket,
+    prefix: str,
+    count: int,
+    *,
+    seconds: float,
+    shards: tuple[str, int] = ("shards", 0),
+) -> dict[str, Any]:
+    """Runs a peer once.
+
+    Returns:
+        samples, bytes, seconds, first_s, cpu_s, convert_s, settings; or error.
+    """
+    scratch = stage.directory()
+    task = Task(
+        bucket.endpoint,
+        bucket.access_key,
+        bucket.secret_key,
+        bucket.region,
+        prefix,
+        count,
+        shards,
+        seconds,
+        str(scratch),
+    )
+    environment = {
+        **stage.environment(scratch),
+        **bucket.environment(),
+        "S3_ENDPOINT_URL": bucket.endpoint,
+        "HOME": str(scratch),
+        "DO_NOT_TRACK": "1",
+    }
+    command = stage.pinned(stage.peer_python, "-m", "bench.peers", peer, json.dumps(asdict(task)))
+    try:
+        ran = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds * 4 + 240
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"did not end within {seconds * 4 + 240:.0f} s"}
+    lines = [line for line in ran.stdout.splitlines() if line.startswith('{"peer"')]
+    if not lines:
+        return {"error": "\n".join(ran.stderr.strip().splitlines()[-6:]) or f"ended with {ran.returncode}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def beside(
+    stage: Stage,
+    bucket: Bucket,
+    prefix: str,
+    count: int,
+    chosen: Sequence[str],
+    *,
+    shards: tuple[str, int] = ("shards", 0),
+) -> dict[str, tuple[float, Any]]:
+    """Runs peers in turn, several times.
+
+    Returns:
+        For each its median rate in samples per second (0 if it failed) and its reports.
+    """
+    reports: dict[str, list[dict[str, Any]]] = {peer: [] for peer in chosen}
+    for _ in range(1 if stage.quick else 3):
+        for peer in chosen:
+            if any(report.get("error") for report in reports[peer]):
+                continue
+            stage.say(f"  {peer}")
+            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(8, 3), shards=shards))
+    found = {}
+    for peer, runs in reports.items():
+        failed = next((report for report in runs if report.get("error")), None)
+        rate = 0.0 if failed else statistics.median(report["samples"] / report["seconds"] for report in runs)
+        found[peer] = (rate, {"error": failed["error"]} if failed else {"settings": runs[0]["settings"], "runs": runs})
+    return found
+
+
+def scratch_of(task: Task, name: str) -> Path:
+    """A directory of an adapter's own."""
+    path = Path(task.scratch) / name
+    path.mkdir(exist_ok=True)
+    return path

@@ -1,0 +1,62 @@
+"""LitData's StreamingDataset over chunks made by its `optimize`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+from litdata import StreamingDataLoader, StreamingDataset, optimize
+
+from bench.peers import Task, scratch_of
+
+#: Converting W1 as a whole would take longer than everything else.
+CONVERTED = 2000
+SETTINGS = {
+    "num_workers": 2,
+    "batch_size": 64,
+    "shuffle": True,
+    "chunk_bytes": "64MB",
+    "max_cache_size": "100GB",
+    "samples converted": 2000,
+}
+
+
+def convert(task: Task) -> None:
+    """Writes chunks and uploads them."""
+    client = boto3.client("s3", endpoint_url=task.endpoint, region_name=task.region)
+
+    def read(key: str) -> bytes:
+        data: bytes = client.get_object(Bucket="bench", Key=key)["Body"].read()
+        return data
+
+    chunks = scratch_of(task, "chunks")
+    optimize(
+        read,
+        inputs=task.keys()[:CONVERTED],
+        output_dir=str(chunks),
+        chunk_bytes="64MB",
+        num_workers=1,
+        start_method="fork",
+        verbose=False,
+    )
+    client.create_bucket(Bucket="litdata")
+    for path in chunks.iterdir():
+        client.upload_file(str(path), "litdata", f"chunks/{path.name}")
+
+
+def samples(task: Task) -> Iterator[int]:
+    """Each sample's size."""
+    options = {
+        "endpoint_url": task.endpoint,
+        "aws_access_key_id": task.access_key,
+        "aws_secret_access_key": task.secret_key,
+        "region_name": task.region,
+    }
+    cache = scratch_of(task, "cache")
+    dataset = StreamingDataset(
+        "s3://litdata/chunks", cache_dir=str(cache), shuffle=True, max_cache_size="100GB", storage_options=options
+    )
+    loader: Any = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=2, collate_fn=list)
+    for batch in loader:
+        yield from map(len, batch)

@@ -1,0 +1,139 @@
+"""Small measurements that need a process of their own: `python -m bench.probes VERB ARGUMENTS`, which prints a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.client import Job, doors, retire
+
+
+def cold_start() -> dict[str, Any]:
+    """Starts an agent."""
+    from foreload import _agent
+
+    directory = _agent.cache_directory()
+    begun = time.perf_counter()
+    agent = _agent.connect(directory)
+    agent.call('{"call": "status"}')
+    found = {"ms": (time.perf_counter() - begun) * 1e3}
+    retire()
+    return found
+
+
+def round_trip(job: str) -> dict[str, Any]:
+    """Asks for single samples that are in memory."""
+    loader, run = doors(Job(**json.loads(job)))
+    for _ in loader:
+        pass
+    attachment = run.attachment()
+    times = []
+    for number in range(5000):
+        begun = time.perf_counter()
+        attachment.samples(run.rank, [number % 256])
+        times.append(time.perf_counter() - begun)
+    retire()
+    times.sort()
+    return {"us": statistics.median(times) * 1e6, "p99_us": times[len(times) * 99 // 100] * 1e6}
+
+
+def first_batch(job: str) -> dict[str, Any]:
+    """Opens a data set and takes a batch."""
+    import foreload
+    from foreload.torch import DataLoader
+
+    read = Job(**json.loads(job))
+    begun = time.perf_counter()
+    samples = foreload.open(read.url, storage_options=read.options)
+    opened = time.perf_counter()
+    next(iter(DataLoader(samples, batch_size=read.batch, shuffle=True, seed=read.seed)))
+    found = {
+        "open_s": opened - begun,
+        "batch_s": time.perf_counter() - begun,
+        "origin": samples.origin,
+        "samples": len(samples),
+    }
+    retire()
+    return found
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def order(samples: int) -> dict[str, Any]:
+    """Makes an order and takes its first batch."""
+    from foreload._order import Order, kind_of, tail_of
+
+    before, begun = _resident(), time.perf_counter()
+    kind = kind_of("keyed", 1, shuffle=True)
+    tail = tail_of(1, 256, drop_last=False, uneven=None)
+    batch = Order("0" * 32, samples, kind, 1, 256, tail).plan(1).batch(0, 0, 0)
+    assert len(set(batch)) == 256
+    return {"seconds": time.perf_counter() - begun, "bytes": max(0, _resident() - before)}
+
+
+def _hold(recipe: Any, rank: int, held: Any) -> None:
+    views = recipe.attachment().samples(rank, list(range(64))).views()
+    held.set()
+    time.sleep(600)
+    del views
+
+
+def killed(job: str) -> dict[str, Any]:
+    """Kills a process that holds samples, and waits until the agent has them back."""
+    loader, run = doors(Job(**{**json.loads(job), "workers": 0}))
+    for _ in loader:
+        pass
+
+    def leases() -> int:
+        return int(run.stats()["gauges"]["leases"])
+
+    idle = leases()
+    held = multiprocessing.get_context("fork").Event()
+    holder = multiprocessing.get_context("fork").Process(target=_hold, args=(run.recipe, run.rank, held))
+    holder.start()
+    assert held.wait(30)
+    assert leases() > idle, "the other process holds nothing"
+    assert holder.pid is not None
+    begun = time.perf_counter()
+    os.kill(holder.pid, signal.SIGKILL)
+    while leases() > idle:
+        if time.perf_counter() - begun > 20:
+            raise TimeoutError("the memory of a killed process did not come back")
+    found = {"ms": (time.perf_counter() - begun) * 1e3}
+    holder.join()
+    retire()
+    return found
+
+
+def interrupted(job: str) -> dict[str, Any]:
+    """Waits for a batch that never comes, until Ctrl-C."""
+    loader, _ = doors(Job(**json.loads(job)))
+    print("{}", flush=True)
+    try:
+        next(iter(loader))
+    except KeyboardInterrupt:
+        return {"at": time.monotonic()}
+    raise AssertionError("the bucket answered")
+
+
+_VERBS: dict[str, Any] = {
+    "cold-start": cold_start,
+    "round-trip": round_trip,
+    "first-batch": first_batch,
+    "order": order,
+    "killed": killed,
+    "interrupted": interrupted,
+}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_VERBS[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

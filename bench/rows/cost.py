@@ -1,0 +1,170 @@
+"""What reading costs the client's CPU, and what handing over to Python costs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from bench import peers
+from bench.client import Job, fixed
+from bench.registry import Result
+from bench.rows.throughput import settings_of
+from bench.stage import CONNECTIONS, ROOT, Bucket, Stage, interleaved, options_of, ratios
+
+
+def per_sample_us(record: dict[str, Any], *parts: str) -> float:
+    """CPU time of some of a client's processes for each sample."""
+    return float(sum(record["cpu_s"][part] for part in parts) / record["samples"] * 1e6)
+
+
+def cpu(stage: Stage) -> Result:
+    """The agent's CPU and the whole bytes path's, over the yardstick's and obstore's."""
+    count = stage.amount(10_000, 1000)
+    rule = f"cpu:{count}x110000"
+    result = Result(invalid=stage.gated())
+    for tls in (False, True):
+        with stage.bucket(rule, tls=tls) as bucket:
+            runs = _CpuRuns(stage, bucket, rule, count)
+            bare, agent, path = interleaved(stage.pairs, runs.yardstick, runs.driver, runs.whole)
+            obstore = [] if tls else _obstore(stage, bucket, count)
+        kind = "TLS" if tls else "plain"
+        result.read(f"driver / yardstick, {kind}", *ratios(agent, bare))
+        for label, values in (("yardstick", bare), ("driver", agent), ("bytes path", path)):
+            result.read(f"{label}, {kind}", *values, unit="us/sample")
+        if not tls:
+            result.read("bytes path - yardstick", *[a - b for a, b in zip(path, bare, strict=True)], unit="us/sample")
+        if obstore:
+            result.read("obstore", *obstore, unit="us/sample")
+            result.read("bytes path / obstore", *[value / statistics.median(obstore) for value in path])
+        result.raw[kind] = runs.records
+    result.settings = settings_of(
+        stage,
+        data=rule,
+        driver="the agent, while a consumer takes views and drops them",
+        bytes="agent and python of DataLoader(num_workers=0), as bytes",
+        obstore="64 reads at a time in asyncio, each turned into bytes; python's whole CPU",
+    )
+    return result
+
+
+class _CpuRuns:
+    """Microseconds for each sample, of one run each."""
+
+    def __init__(self, stage: Stage, bucket: Bucket, rule: str, count: int) -> None:
+        self.stage, self.bucket, self.rule, self.count = stage, bucket, rule, count
+        self.records: dict[str, list[Any]] = {"yardstick": [], "view": [], "bytes": []}
+
+    def yardstick(self) -> float:
+        options = [f"--synthetic={self.rule}", "--shuffle", f"--connections={CONNECTIONS}"]
+        self.records["yardstick"].append(self.stage.bare("get", *options, bucket=self.bucket))
+        return float(self.records["yardstick"][-1]["cpu_s"] / self.count * 1e6)
+
+    def driver(self) -> float:
+        return per_sample_us(self._read("view"), "agent")
+
+    def whole(self) -> float:
+        return per_sample_us(self._read("bytes"), "agent", "python", "workers")
+
+    def _read(self, raw: str) -> dict[str, Any]:
+        job = Job("s3://bench/cpu", options_of(self.bucket), raw=raw, attach=fixed(CONNECTIONS))
+        self.records[raw].append(self.stage.read(job).last)
+        found: dict[str, Any] = self.records[raw][-1]
+        return found
+
+
+def _obstore(stage: Stage, bucket: Bucket, count: int) -> list[float]:
+    reports = [peers.run(stage, "obstore", bucket, "cpu", count, seconds=30) for _ in range(1 if stage.quick else 3)]
+    return [report["cpu_s"] / report["samples"] * 1e6 for report in reports if not report.get("error")]
+
+
+def handover(stage: Stage) -> Result:
+    """From the memory tier to Python: in this process, through torch's workers, and back when somebody dies."""
+    count = stage.amount(2000, 300)
+    result = Result()
+    runs: dict[str, list[Any]] = {name: [] for name in ("bytes", "arena", "torch", "pickle")}
+    with stage.bucket(f"hot:{count}x150000", f"warm:{count}x110000", profile="fast") as bucket:
+        base: dict[str, Any] = {
+            "options": options_of(bucket),
+            "epochs": 4,
+            "open_end": True,
+            "ram": str(count * 150_000 * 2),
+        }
+        jobs = {
+            "bytes": Job("s3://bench/warm", **base),
+            "arena": Job("s3://bench/hot", door="stock", workers=2, raw="tensor", **base),
+            "torch": Job("s3://bench/hot", door="stock", workers=2, raw="view", collate="torch", **base),
+            "pickle": Job("s3://bench/hot", door="stock", workers=2, raw="view", collate="pickle", **base),
+        }
+
+        def reader(name: str) -> Any:
+            def measure() -> float:
+                later = stage.read(jobs[name], pinned=False).epochs[1:]
+                runs[name] += later
+                return float(max(epoch["samples"] / epoch["seconds"] for epoch in later))
+
+            return measure
+
+        _, arena, torch, pickle = interleaved(stage.pairs, *map(reader, jobs))
+        freed = [probe(stage, "killed", {"job": jobs["arena"].json()})["ms"] for _ in range(stage.pairs)]
+    result.read("in-process bytes", *[per_sample_us(run, "python", "agent") for run in runs["bytes"]], unit="us/sample")
+    result.read("stock loader / torch's shared memory", *ratios(arena, torch))
+    result.read("stock loader / pickled bytes", *ratios(arena, pickle))
+    result.read("killed worker's memory back", *freed, unit="ms")
+    for workers in (0, 2):
+        name = f"Ctrl-C, {workers} workers"
+        result.read(name, *[interrupted(stage, workers) for _ in range(stage.pairs)], unit="ms")
+    for label, values in (("stock loader", arena), ("torch's shared memory", torch), ("pickled bytes", pickle)):
+        result.read(label, *values, unit="samples/s")
+    result.settings = {
+        "in-process": f"DataLoader(num_workers=0), bytes, {count} samples of 110,000 bytes in memory; CPU of python and agent, epochs 2 to 4",
+        "stock loader": f"torch's DataLoader, 2 forked workers, batch 64, {count} samples of 150,000 bytes as uint8; the best of epochs 2 to 4",
+        "torch's shared memory": "the same with a collate_fn that stacks into torch's shared memory",
+        "pickled bytes": "the same with a collate_fn that answers with a list of bytes",
+        "Ctrl-C": "from SIGINT to KeyboardInterrupt in the loop, which waits for a bucket that doesn't answer",
+        "CPUs": "both, for all",
+    }
+    result.raw = runs
+    return result
+
+
+def probe(stage: Stage, verb: str, arguments: dict[str, Any], *, pinned: bool = False) -> dict[str, Any]:
+    """Runs a probe in surroundings of its own and returns what it found."""
+    with stage.surroundings() as environment:
+        command = [sys.executable, "-m", "bench.probes", verb, json.dumps(arguments)]
+        ran = subprocess.run(
+            stage.pinned(*command) if pinned else command,
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if ran.returncode:
+        raise RuntimeError(f"the probe {verb} failed: {ran.stderr.strip()[-1500:]}")
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def interrupted(stage: Stage, workers: int) -> float:
+    """Milliseconds from SIGINT until the loop has it, while it waits for a bucket that doesn't answer."""
+    hang = {"kind": "hang", "on": ["get"]}
+    with stage.bucket("hang:100x1000", profile="fast", faults=[hang]) as bucket, stage.surroundings() as environment:
+        job = Job("s3://bench/hang", options_of(bucket), door="stock" if workers else "loader", workers=workers)
+        command = [sys.executable, "-m", "bench.probes", "interrupted", json.dumps({"job": job.json()})]
+        process = subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(1.0)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+        if not out:
+            raise RuntimeError(f"nothing came of SIGINT: {errors[-1000:]}")
+        return float((json.loads(out.splitlines()[0])["at"] - sent) * 1e3)

@@ -1,0 +1,102 @@
+"""How long the first things take, and how much memory a run holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from bench.client import Job
+from bench.registry import Result
+from bench.rows.cost import probe
+from bench.stage import ROOT, Stage, options_of
+
+
+def start(stage: Stage) -> Result:
+    """The first batch with a saved index of a million objects; an order over a billion samples."""
+    count = stage.amount(1_000_000, 20_000)
+    result, home = Result(), stage.directory()
+    environment = stage.environment(home)
+    with stage.bucket(f"many:{count}x1000", profile="fast") as bucket:
+
+        def first_batch() -> dict[str, Any]:
+            job = Job("s3://bench/many", options_of(bucket))
+            command = [sys.executable, "-m", "bench.probes", "first-batch", json.dumps({"job": job.json()})]
+            ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                raise RuntimeError(ran.stderr[-1500:])
+            found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+            return found
+
+        listed = first_batch()
+        bucket.set_profile("cloud")
+        saved = [first_batch() for _ in range(stage.pairs)]
+    orders = [probe(stage, "order", {"samples": 10**9}) for _ in range(stage.pairs)]
+    result.read("first batch", *[found["batch_s"] for found in saved], unit="s")
+    result.read("open alone", *[found["open_s"] for found in saved], unit="s")
+    result.read("listing the first time", listed["open_s"], unit="s")
+    result.read("order over 10^9 samples", *[found["seconds"] for found in orders], unit="s")
+    result.read("its memory", *[found["bytes"] / 1e6 for found in orders], unit="MB")
+    result.settings = {
+        "objects": count,
+        "first batch": "from before open, which starts the agent and finds the index in the cache directory, to 64 samples from the bucket (cloud)",
+        "order": "from the specification to the first batch's samples; growth of the process",
+    }
+    result.raw = {"listed": listed, "saved": saved, "orders": orders}
+    if any(found["origin"] != "cache" for found in saved):
+        result.invalid = f"the index was not found where it was saved: {[found['origin'] for found in saved]}"
+    return result
+
+
+def agent(stage: Stage) -> Result:
+    """Starting an agent, and waking a client that waits for it."""
+    result = Result()
+    with stage.bucket("wake:256x1000", profile="fast") as bucket:
+        job = Job("s3://bench/wake", options_of(bucket), ram="64MB").json()
+        colds = [probe(stage, "cold-start", {})["ms"] for _ in range(stage.amount(max(10, stage.pairs), 2))]
+        trips = [probe(stage, "round-trip", {"job": job})["us"] for _ in range(stage.pairs)]
+    result.read("cold start", *colds, unit="ms")
+    result.read("wake-up", *trips, unit="us")
+    result.settings = {
+        "cold start": "from the call to a connection that has been answered; nothing ran before",
+        "wake-up": "median round trip for one sample in memory: the client's request wakes the agent, its answer wakes the client. An upper bound",
+    }
+    return result
+
+
+#: What each process may hold besides the budget.
+_SPARE_MB, _WORKER_MB = 64.0, 16.0
+
+
+def rss(stage: Stage) -> Result:
+    """Memory of all processes beyond the budget, at ten times as much data."""
+    budget = stage.amount(256_000_000, 64_000_000)
+    count = 10 * budget // 110_000
+    result = Result()
+    with stage.bucket(f"big:{count}x110000", profile="fast") as bucket:
+        for workers in (0, 2):
+            door = "stock" if workers else "loader"
+            job = Job("s3://bench/big", options_of(bucket), door=door, workers=workers, ram=str(budget))
+            idle = Job(door="idle", workers=workers)
+            beyond = []
+            for _ in range(max(1, stage.pairs - 2)):
+                loaded, bare = (
+                    stage.read(job, pinned=False, samples_memory=True),
+                    stage.read(idle, pinned=False, samples_memory=True),
+                )
+                if loaded.last["samples"] != count:
+                    raise RuntimeError(f"{loaded.last['samples']} samples instead of {count}")
+                beyond.append((loaded.peak_pss - bare.peak_pss - budget) / 1e6 - _WORKER_MB * workers)
+                result.raw.setdefault(f"{workers} workers", []).append(
+                    {"loaded": loaded.peak_pss, "idle": bare.peak_pss}
+                )
+            result.read(f"beyond the budget, {workers} workers", *beyond, unit="MB")
+    result.settings = {
+        "budget": budget,
+        "data": f"{count} samples of 110,000 bytes: ten times the budget",
+        "measured": "highest sum of PSS of python, workers and agent, 20 times a second, minus that of the same processes without loading, minus the budget "
+        f"and {_WORKER_MB:g} MB for each worker",
+        "bar": f"{_SPARE_MB:g} MB",
+    }
+    return result
