@@ -379,7 +379,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         if self._reconnected:
             raise error
         self._reconnected = True
-        _LOG.warning("%s; going on at epoch %d, batch %d", error, self.epoch, self._next)
+        _LOG.warning("%s; going on at epoch %d, batch %d", str(error), self.epoch, self._next)
         self._wants.clear()
         self._asked = self._next
         self.run.restore()

@@ -65,7 +65,8 @@ class Failures:
             if not isinstance(self.rule, skip) or self._in_a_row > self.rule.max_consecutive:
                 raise error
             self.skipped += 1
-        _LOG.warning("skipped: %s", error)
+        # The text and not the error, whose traceback would keep the batch alive in handlers that keep records.
+        _LOG.warning("skipped: %s", str(error))
 
     def succeeded(self) -> None:
         """Takes note of a success."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing.forkserver
 import os
 import random
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +50,13 @@ class Home:
         path = self.cache_dir / "agent.log"
         return path.read_text() if path.exists() else ""
 
-    def sockets(self) -> list[Path]:
-        return list(self.runtime_dir.glob("*.sock"))
+    def is_served(self) -> bool:
+        """Whether an agent answers; a killed one leaves its socket's name behind."""
+        for path in self.runtime_dir.glob("*.sock"):
+            with socket.socket(socket.AF_UNIX) as tried, contextlib.suppress(OSError):
+                tried.connect(str(path))
+                return True
+        return False
 
 
 @pytest.fixture
@@ -80,12 +87,14 @@ def home(bucket: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
     pids = [agent.pid for agent in _agent._agents.values()]
     _agent._agents.clear()
     gc.collect()
+    # It lives on with the environment of the test that started it.
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     if failed:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         return
-    until(lambda: not here.sockets(), 20)
+    until(lambda: not here.is_served(), 20)
     log = here.log()
     shutil.rmtree(directory, ignore_errors=True)
     assert "REPLAY DIFFERS" not in log, log

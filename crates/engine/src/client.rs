@@ -223,7 +223,11 @@ impl Client {
             match rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(ClientError::Closed(error.to_string())),
+                Err(error) => {
+                    // Known from now on: who asks whether the agent is there connects to the next one.
+                    lock(&self.inbox).closed.get_or_insert_with(|| error.to_string());
+                    return Err(ClientError::Closed(error.to_string()));
+                }
             }
         }
         Ok(())

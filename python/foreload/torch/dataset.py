@@ -133,7 +133,8 @@ class Dataset(data.Dataset[Any]):
 
     def place(self) -> tuple[Recipe, int]:
         """The job to read from, and as which rank."""
-        sampler = self.sampler or self.data.meeting.get("sampler")
+        met = self.data.meeting.get("sampler")
+        sampler = self.sampler or (met and met())
         if sampler is not None:
             run = sampler.run()
             return run.recipe, run.rank

@@ -158,7 +158,7 @@ class DataLoader(data.DataLoader[Any]):
         self._threads = default_threads(samples.decoder) if threads is None else threads
         self._cursor = Cursor()
         self._tallies: list[EpochTally] = []
-        self._begun = (0, 0)
+        self._turns = _Turns(self._course)
         with warnings.catch_warnings():
             # Torch counts CPUs for workers that only decode; ours is another process.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -252,7 +252,7 @@ class DataLoader(data.DataLoader[Any]):
     @property
     def _index_sampler(self) -> Any:
         """What torch's machinery sends to workers: our batches, by their numbers."""
-        return _Turns(self)
+        return self._turns
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
@@ -296,7 +296,7 @@ class DataLoader(data.DataLoader[Any]):
         for warning in run.attachment().warnings:
             _LOG.warning("%s", warning)
         run.attachment().warnings.clear()
-        self._begun = (epoch, first)
+        self._turns.begun = (epoch, first)
         return tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
 
     def _from_workers(self) -> Iterator[Any]:
@@ -356,7 +356,7 @@ class _Pass(Iterator[Any]):
         begun = time.perf_counter()
         if self._batches is None:
             self._tally, self._batches = loader._start()
-            self._at = loader._begun[1]
+            self._at = loader._turns.begun[1]
         batch = next(self._batches)
         run = loader.run
         if run.uneven:
@@ -374,17 +374,21 @@ class _Pass(Iterator[Any]):
 
 
 class _Turns:
-    """The batches of the pass that begins now, for torch's machinery."""
+    """The batches of the pass that begins now, for torch's machinery.
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
+    It knows the course and not the loader: torch's iterator holds it and is held by the loader, and in a circle the iterator would end
+    with its queues gone, waiting for each worker.
+    """
+
+    def __init__(self, course: _Course) -> None:
+        self._course = course
+        self.begun = (0, 0)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self._course.count()
 
     def __iter__(self) -> Iterator[Turn]:
-        loader = self._loader
-        run, (epoch, first) = loader.run, loader._begun
+        run, (epoch, first) = self._course.run(), self.begun
         attachment = run.attachment()
         attachment.job().start(run.rank, epoch, first)
         # Workers ask through connections of their own: the agent must know of the start before.

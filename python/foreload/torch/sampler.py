@@ -7,6 +7,7 @@ data set that both were made of.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -98,7 +99,7 @@ class Sampler(DistributedSampler[int]):
         self.data: _dataset.Dataset = getattr(dataset, "data", dataset)
         if not isinstance(self.data, _dataset.Dataset):
             raise InvalidError(f"Sampler: {dataset!r} was not made by foreload.open; use torch's own samplers for it")
-        self.dataset = dataset
+        self.dataset = self.data
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.order, self.batch_size, self.sharding = order, check_positive("batch_size", batch_size), sharding
         self.epochs, self.policy = epochs, policy
@@ -108,7 +109,8 @@ class Sampler(DistributedSampler[int]):
         self._skip = 0
         self._run: Run | None = None
         kind_of(order, 1, shuffle=shuffle)
-        self.data.meeting["sampler"] = self
+        # Weakly: a loader that is dropped ends at once, not at the next collection.
+        self.data.meeting["sampler"] = weakref.ref(self)
         self.data.meeting.setdefault("cache", Cache().fixed())
 
     def _place(self) -> _ranks.Ranks:

@@ -1,0 +1,231 @@
+"""Saved anywhere and restored on any number of ranks and workers, a run goes on as if it had not stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+import foreload as fl
+from foreload import errors
+from foreload.torch import DataLoader, Dataset, Sampler
+from small import COUNT
+
+TINY = fl.Cache(ram="16MB")
+
+
+def head(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+    return torch.tensor([meta.sample, meta.seed % 1000])
+
+
+def make(data: Any, **keywords: Any) -> Any:
+    return DataLoader(data, **{"batch_size": 24, "shuffle": True, "seed": 2, "decode": head, "cache": TINY, **keywords})
+
+
+def rows(batches: Any) -> list[list[list[int]]]:
+    return [values.tolist() for values, _ in batches]
+
+
+def two_epochs(data: Any, **keywords: Any) -> list[list[list[int]]]:
+    loader = make(data, **keywords)
+    return rows(loader) + rows(loader)
+
+
+@pytest.mark.parametrize("order", ["keyed", "torch", "sequential", "contiguous"])
+def test_restored_at_every_step_the_remainder_is_identical(data: Any, order: str) -> None:
+    whole = two_epochs(data, order=order)
+    running = make(data, order=order)
+    states = [running.state_dict()]
+    for _ in range(2):
+        states += [running.state_dict() for _ in running]
+    assert len(states) == len(whole) + 1
+    for step, state in enumerate(states[:-1]):
+        restored = make(data, order=order)
+        restored.load_state_dict(json.loads(json.dumps(state)))
+        remainder = rows(restored)
+        if step < len(whole) // 2:
+            remainder += rows(restored)
+        assert remainder == whole[step:], f"saved at step {step}"
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 3)])
+def test_the_number_of_workers_may_change_and_read_ahead_does_not_count(data: Any, workers: tuple[int, int]) -> None:
+    whole = two_epochs(data)
+    first = make(data, num_workers=workers[0], prefetch_factor=4 if workers[0] else None)
+    consumed = []
+    for at, (values, _) in enumerate(first):
+        consumed.append(values.tolist())
+        if at == 4:
+            break
+    state = first.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 5 * 24)
+    second = make(data, num_workers=workers[1])
+    second.load_state_dict(state)
+    assert consumed + rows(second) + rows(second) == whole
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3), (3, 1)])
+def test_the_number_of_ranks_may_change(data: Any, before: int, after: int) -> None:
+    """The same samples follow in the same global batches."""
+    keywords: dict[str, Any] = {"drop_last": True}
+
+    def globally(world: int, state: dict[str, Any] | None, steps: int | None) -> tuple[list[list[int]], dict[str, Any]]:
+        loaders = [make(data, batch_size=24 // world, dp_rank=rank, dp_size=world, **keywords) for rank in range(world)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        found = []
+        for at, shares in enumerate(zip(*loaders, strict=True)):
+            dealt = [share[0][:, 0].tolist() for share in shares]
+            found.append([dealt[place % world][place // world] for place in range(24)])
+            if at + 1 == steps:
+                break
+        states = [loader.state_dict() for loader in loaders]
+        assert all(one == states[0] for one in states), "the state is the same on every rank"
+        return found, states[0]
+
+    whole, _ = globally(1, None, None)
+    begun, state = globally(before, None, 3)
+    rest, end = globally(after, state, None)
+    assert begun + rest == whole
+    assert make(data, **keywords).run.resume(end) == (1, 0)
+
+
+def test_another_global_batch_resumes_where_a_batch_begins(data: Any) -> None:
+    whole = [sample for batch in rows(make(data)) for sample in batch]
+    first = make(data)
+    iterator = iter(first)
+    for _ in range(4):
+        next(iterator)
+    state = first.state_dict()
+    second = make(data, batch_size=32)
+    second.load_state_dict(state)
+    assert [sample for batch in rows(second) for sample in batch] == whole[96:]
+    with pytest.raises(errors.StateError, match=r"after 96 samples.*divides 96"):
+        make(data, batch_size=20).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"seed": 3}, "seed 2 instead of 3"),
+        ({"shuffle": False}, "order keyed instead of sequential"),
+        ({"order": "torch"}, "torch_random"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_with_the_difference(data: Any, other: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.StateError, match=words):
+        make(data, **other).load_state_dict(make(data).state_dict())
+    with pytest.raises(errors.StateError, match="data set"):
+        make(data.select(range(100))).load_state_dict(make(data).state_dict())
+    with pytest.raises(errors.StateError, match="not the state"):
+        make(data).load_state_dict({})
+    with pytest.raises(errors.StateError, match="newer release"):
+        make(data).load_state_dict({**make(data).state_dict(), "version": 99})
+
+
+def test_a_state_is_small_and_loads_with_weights_only(data: Any) -> None:
+    state = make(data).state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    assert len(file.getvalue()) < 3000
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+    assert all(isinstance(value, (int, str)) for value in state.values())
+
+
+def test_saved_after_the_last_batch_the_next_epoch_follows(data: Any) -> None:
+    loader = make(data)
+    last = None
+    for _ in loader:
+        last = loader.state_dict()
+    for state in (last, loader.state_dict()):
+        restored = make(data)
+        restored.load_state_dict(state)
+        assert rows(restored) == rows(make_at(data, 1))
+
+
+def make_at(data: Any, epoch: int) -> Any:
+    loader = make(data)
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_setting_the_resumed_epoch_keeps_the_position(data: Any) -> None:
+    whole = rows(make_at(data, 1))
+    loader = make_at(data, 1)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    restored = make(data)
+    restored.load_state_dict(loader.state_dict())
+    for epoch in range(1, 3):
+        restored.set_epoch(epoch)
+        assert rows(restored) == (whole[2:] if epoch == 1 else rows(make_at(data, 2)))
+
+
+def test_a_second_resume_goes_on_too(data: Any) -> None:
+    whole, found, state = two_epochs(data), [], None
+    while len(found) < len(whole):
+        loader = make(data)
+        if state is not None:
+            loader.load_state_dict(state)
+        for at, (values, _) in enumerate(loader):
+            found.append(values.tolist())
+            if at == 2:
+                break
+        state = loader.state_dict()
+    assert found == whole
+
+
+@pytest.mark.parametrize("batches", [None, [[1, 2, 3], [4], [9, 8, 7, 6], [200, 200], [5]]])
+def test_a_sampler_of_ones_own_resumes(data: Any, batches: Any) -> None:
+    def mine() -> Any:
+        if batches is not None:
+            return make(data, shuffle=False, batch_size=1, batch_sampler=batches)
+        sampler = torch_data.SubsetRandomSampler(range(50, 150), generator=torch.Generator().manual_seed(1))
+        return make(data, shuffle=False, sampler=sampler)
+
+    whole = rows(mine())
+    loader = mine()
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    restored = mine()
+    restored.load_state_dict(loader.state_dict())
+    assert rows(restored) == whole[2:]
+
+
+def test_torchs_own_loader_resumes_through_the_sampler(data: Any) -> None:
+    def stock(sampler: Sampler) -> Any:
+        return torch_data.DataLoader(
+            Dataset(data, decode=head, cache=TINY), sampler=sampler, batch_size=24, num_workers=2
+        )
+
+    whole = rows(stock(Sampler(data, seed=1)))
+    first = Sampler(data, seed=1)
+    iterator = iter(stock(first))
+    for _ in range(3):
+        next(iterator)
+    state = first.state_dict(consumed=3 * 24)
+    assert first.state_dict()["position"] >= state["position"]
+    second = Sampler(data, seed=1)
+    second.load_state_dict(state)
+    assert rows(stock(second)) == whole[3:]
+    other = Sampler(data, seed=1)
+    other.load_state_dict({**state, "position": 100})
+    assert [row for batch in rows(stock(other)) for row in batch] == [row for batch in whole for row in batch][100:]
+    assert len(list(other)) == COUNT
+
+
+def test_numpy_and_torch_loaders_understand_each_others_states(data: Any) -> None:
+    loader = fl.NumpyLoader(data, 24, shuffle=True, seed=2, cache=TINY)
+    iterator = iter(loader)
+    next(iterator)
+    ours = make(data)
+    ours.load_state_dict(loader.state_dict())
+    assert len(rows(ours)) == len(loader) - 1

@@ -1,0 +1,488 @@
+"""The loader gives what torch's would, in torch's words, with and without workers."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as torch_data
+from torch.utils.data.distributed import DistributedSampler
+
+import foreload as fl
+from foreload import errors
+from foreload.torch import DataLoader, Dataset, Sampler
+from small import COUNT, content, number_of
+
+TINY = fl.Cache(ram="32MB")
+
+
+def expected(data: Any, samples: list[int]) -> list[bytes]:
+    return [content(number_of(data.key(sample))) for sample in samples]
+
+
+def head(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+    """A decoder: sixteen numbers of the sample and how it is read."""
+    return torch.tensor([meta.sample, meta.epoch, len(raw), meta.seed % 1000] * 4)
+
+
+class ByIndex(torch_data.Dataset[int]):
+    """What torch's loader shuffles in these tests: the numbers themselves."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, at: int) -> int:
+        return at
+
+
+def numbers(loader: Any) -> list[list[int]]:
+    return [batch[0][:, 0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_raw_batches_are_bytes_and_labels(data: Any, workers: int) -> None:
+    loader = DataLoader(data, 32, shuffle=True, seed=4, num_workers=workers, cache=TINY)
+    for epoch in range(2):
+        batches = list(loader)
+        assert len(batches) == len(loader) == 7
+        for batch, (values, labels) in enumerate(batches):
+            samples = loader.run.plan.batch(epoch, batch, 0)
+            assert values == expected(data, samples)
+            assert labels.dtype == torch.int64
+            assert labels.tolist() == data.labels[samples].tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", ["tensor", "view"])
+def test_raw_batches_come_in_other_forms(data: Any, workers: int, form: Any) -> None:
+    if form == "view" and workers:
+        with pytest.raises(errors.InvalidError, match="view"):
+            DataLoader(data, 32, num_workers=workers, raw=form)
+        return
+    loader = DataLoader(data, 32, num_workers=workers, raw=form, cache=TINY)
+    for batch, (values, _) in enumerate(loader):
+        found = [bytes(value.numpy()) if form == "tensor" else bytes(value) for value in values]
+        assert found == expected(data, loader.run.plan.batch(0, batch, 0))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_equally_long_samples_make_one_tensor_that_may_be_written(home: Any, workers: int) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 20, raw="tensor", num_workers=workers, cache=TINY)
+    kept = []
+    for values, _ in loader:
+        assert values.shape[1:] == (30_000,)
+        values += 1
+        kept.append(values)
+    whole = torch.cat(kept)
+    assert len(whole) == COUNT
+    for row in (0, 77, COUNT - 1):
+        assert bytes((whole[row] - 1).numpy()) == data.read(row)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("threads", [0, 3])
+def test_decoded_batches_are_collated_as_torch_does(data: Any, workers: int, threads: int) -> None:
+    loader = DataLoader(data, 32, shuffle=True, decode=head, num_workers=workers, threads=threads, cache=TINY)
+    values, labels = next(iter(loader))
+    samples = loader.run.plan.batch(0, 0, 0)
+    assert values[:, 0].tolist() == samples
+    assert values[:, 2].tolist() == data.lengths[samples].tolist()
+    assert labels.tolist() == data.labels[samples].tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nested_values_are_collated(data: Any, workers: int) -> None:
+    def decode(raw: memoryview) -> dict[str, Any]:
+        return {"big": np.full((60, 60), len(raw), np.float32), "small": torch.ones(3), "name": "x", "number": 1.5}
+
+    values, _ = next(iter(DataLoader(data, 8, decode=decode, num_workers=workers, cache=TINY)))
+    assert values["big"].shape == (8, 60, 60)
+    assert values["big"][:, 0, 0].tolist() == data.lengths[:8].tolist()
+    assert values["small"].shape == (8, 3)
+    assert values["name"] == ["x"] * 8
+    assert values["number"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_function_of_ones_own_sees_pairs(data: Any, workers: int) -> None:
+    def collate(batch: list[Any]) -> tuple[list[int], int, bool]:
+        values, labels = zip(*batch, strict=True)
+        return [len(value) for value in values], sum(labels), isinstance(values[0], bytes) and len(batch[0]) == 2
+
+    loader = DataLoader(data, 50, collate_fn=collate, num_workers=workers, cache=TINY)
+    lengths, labels, right = next(iter(loader))
+    assert (lengths, labels, right) == (data.lengths[:50].tolist(), data.labels[:50].sum(), True)
+    as_they_are = DataLoader(data, 5, collate_fn=list, num_workers=workers, cache=TINY)
+    assert [tuple(pair) for pair in next(iter(as_they_are))] == list(
+        zip(expected(data, list(range(5))), data.labels[:5].tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_torchs_order_is_torchs_bit_for_bit(data: Any, workers: int, drop_last: bool, persistent: bool) -> None:
+    if persistent and not workers:
+        pytest.skip("torch refuses persistent workers without workers")
+    stock: Any = torch_data.DataLoader(
+        ByIndex(),
+        16,
+        shuffle=True,
+        drop_last=drop_last,
+        num_workers=workers,
+        persistent_workers=persistent,
+        generator=torch.Generator().manual_seed(11),
+    )
+    ours = DataLoader(
+        data,
+        16,
+        shuffle=True,
+        drop_last=drop_last,
+        num_workers=workers,
+        persistent_workers=persistent,
+        order="torch",
+        seed=11,
+        decode=head,
+        cache=TINY,
+    )
+    assert len(ours) == len(stock)
+    for _ in range(3):
+        assert numbers(ours) == [batch.tolist() for batch in stock]
+
+
+def test_a_generator_stands_for_its_seed(data: Any) -> None:
+    stock: Any = torch_data.DataLoader(ByIndex(), 16, shuffle=True, generator=torch.Generator().manual_seed(5))
+    ours = DataLoader(
+        data, 16, shuffle=True, generator=torch.Generator().manual_seed(5), order="torch", decode=head, cache=TINY
+    )
+    assert numbers(ours) == [batch.tolist() for batch in stock]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world", [2, 3])
+def test_torchs_distributed_order_is_torchs_bit_for_bit(data: Any, world: int, drop_last: bool) -> None:
+    for rank in range(world):
+        sampler: Any = DistributedSampler(ByIndex(), world, rank, seed=3)
+        stock: Any = torch_data.DataLoader(ByIndex(), 8, sampler=sampler, drop_last=drop_last)
+        ours = DataLoader(
+            data,
+            8,
+            shuffle=True,
+            seed=3,
+            order="torch",
+            dp_rank=rank,
+            dp_size=world,
+            drop_last=drop_last,
+            decode=head,
+            cache=TINY,
+        )
+        assert len(ours) == len(stock)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            assert numbers(ours) == [batch.tolist() for batch in stock]
+
+
+def samplers() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    used = torch.Generator().manual_seed(2)
+    torch.rand(1, generator=used)
+    weights = torch.linspace(0, 1, COUNT)
+    return {
+        "sequential": lambda: torch_data.SequentialSampler(ByIndex()),
+        "random": lambda: torch_data.RandomSampler(
+            ByIndex(), generator=generator.clone_state() if hasattr(generator, "clone_state") else generator
+        ),
+        "used": lambda: torch_data.RandomSampler(ByIndex(), generator=used.clone_state()),
+        "weighted": lambda: torch_data.WeightedRandomSampler(weights.tolist(), 150, generator=generator.clone_state()),
+        "subset": lambda: torch_data.SubsetRandomSampler(range(40, 90), generator=generator.clone_state()),
+        "distributed": lambda: DistributedSampler(ByIndex(), 3, 1, seed=9),
+        "list": lambda: [5, 3, 3, 100, 7, 5],
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", samplers())
+def test_any_sampler_is_obeyed(data: Any, name: str, workers: int) -> None:
+    make = samplers()[name]
+    stock: Any = torch_data.DataLoader(ByIndex(), 16, sampler=make(), collate_fn=list)
+    ours = DataLoader(data, 16, sampler=make(), decode=head, num_workers=workers, cache=TINY)
+    for epoch in range(3):
+        if name == "distributed":
+            stock.sampler.set_epoch(epoch)
+        assert numbers(ours) == list(stock)
+    assert len(ours) == len(stock)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_unequal_sizes_are_obeyed(data: Any, workers: int) -> None:
+    batches = [[1, 2, 3], [4], [9, 8, 7, 6, 5, 4, 3], [200, 200]]
+    ours = DataLoader(data, batch_sampler=batches, decode=head, num_workers=workers, cache=TINY)
+    for _ in range(2):
+        assert numbers(ours) == batches
+    assert len(ours) == 4
+
+
+def test_a_users_random_numbers_are_not_drawn_early(data: Any) -> None:
+    def passes(loader: Any, limit: int) -> list[float]:
+        torch.manual_seed(0)
+        drawn = []
+        for _ in range(2):
+            for at, _ in enumerate(loader):
+                drawn.append(torch.rand(1).item())
+                if at == limit:
+                    break
+        return drawn
+
+    stock = torch_data.DataLoader(ByIndex(), 16, sampler=torch_data.RandomSampler(ByIndex()))
+    ours = DataLoader(data, 16, sampler=torch_data.RandomSampler(ByIndex()), cache=TINY)
+    assert len(passes(ours, 100)) == len(passes(stock, 100))
+    torch.manual_seed(0)
+    first = next(iter(DataLoader(data, 16, sampler=torch_data.RandomSampler(ByIndex()), decode=head, cache=TINY)))[0][
+        :, 0
+    ]
+    torch.manual_seed(0)
+    torch.empty((), dtype=torch.int64).random_()
+    second = next(iter(torch_data.RandomSampler(ByIndex())))
+    assert first.shape == (16,)
+    assert 0 <= second < COUNT
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_each_sample_comes_once_an_epoch(data: Any, workers: int, batch_size: int) -> None:
+    loader = DataLoader(data, batch_size, shuffle=True, num_workers=workers, decode=head, cache=TINY)
+    for _ in range(2):
+        assert Counter(sample for batch in numbers(loader) for sample in batch) == dict.fromkeys(range(COUNT), 1)
+
+
+@pytest.mark.parametrize("uneven", [None, "pad", "weights"])
+def test_ranks_have_equally_many_batches_and_share_all_samples(data: Any, uneven: str | None) -> None:
+    loaders = [
+        DataLoader(
+            data, 16, shuffle=True, dp_rank=rank, dp_size=4, uneven=uneven, decode=head, cache=fl.Cache(ram="16MB")
+        )
+        for rank in range(4)
+    ]
+    assert len({len(loader) for loader in loaders}) == 1
+    seen: Counter[int] = Counter()
+    weights = []
+    for loader in loaders:
+        for batch in loader:
+            if loader.loss_weight:
+                seen.update(batch[0][:, 0].tolist())
+        weights.append(loader.loss_weight)
+    repeated = {None: 1, "pad": 53, "weights": 0}[uneven]
+    assert set(seen) == set(range(COUNT))
+    assert seen.total() == COUNT + repeated
+    assert sum(weights) == pytest.approx(4)
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_with_the_remedy(data: Any) -> None:
+    with pytest.raises(errors.InvalidError, match="batch_size"):
+        len(DataLoader(data, 0))
+    with pytest.raises(errors.InvalidError, match="dp_size"):
+        len(DataLoader(data, 8, dp_rank=1))
+    with pytest.raises(errors.InvalidError, match="uneven"):
+        len(DataLoader(data, 8, uneven="maybe"))
+    with pytest.raises(errors.InvalidError, match="order"):
+        len(DataLoader(data, 8, order="best"))
+    with pytest.raises(errors.InvalidError, match="exclude"):
+        DataLoader(data, 8, shuffle=True, sampler=[1])
+
+
+def test_epochs_follow_each_other_unless_set(data: Any) -> None:
+    loader = DataLoader(data, 64, shuffle=True, decode=head, cache=TINY)
+    epochs = [numbers(loader) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for epoch in (2, 0, 1):
+        loader.set_epoch(epoch)
+        assert numbers(loader) == epochs[epoch]
+    # Like Lightning: the iterator first, then the epoch.
+    iterator = iter(loader)
+    loader.set_epoch(1)
+    assert numbers(iterator) == epochs[1]
+    assert numbers(loader) == epochs[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_pass_may_be_left_early(data: Any, workers: int, persistent: bool) -> None:
+    if persistent and not workers:
+        pytest.skip("torch refuses persistent workers without workers")
+    loader = DataLoader(
+        data, 8, shuffle=True, decode=head, num_workers=workers, persistent_workers=persistent, cache=TINY
+    )
+    whole = DataLoader(data, 8, shuffle=True, decode=head, cache=TINY)
+    for epoch in range(4):
+        for at, (values, _) in enumerate(loader):
+            assert values[:, 0].tolist() == whole.run.plan.batch(epoch, at, 0)
+            if at == epoch * 3:
+                break
+    assert numbers(loader) == [whole.run.plan.batch(4, batch, 0) for batch in range(len(whole))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_delivered_outlives_the_loader_and_then_goes_back(home: Any, workers: int) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 32, raw="tensor", num_workers=workers, cache=fl.Cache(ram="64MB", batches="24MB"))
+    kept = [values for values, _ in loader]
+    copies = [values.clone() for values in kept]
+    assert all(torch.equal(*pair) for pair in zip(kept, copies, strict=True))
+    recipe = loader.run.recipe
+    attachment = recipe.attachment()
+    del loader
+    gc.collect()
+    assert all(torch.equal(*pair) for pair in zip(kept, copies, strict=True))
+    del kept
+    gc.collect()
+    gauges = attachment.call("stats")["gauges"]
+    assert (gauges["leases"], gauges["leased_bytes"], gauges["requests"]) == (0, 0, 0)
+
+
+def test_a_list_of_all_batches_does_not_stall(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 32, raw="view", cache=fl.Cache(ram="16MB", staging="4MB"), timeout=20)
+    batches = [batch for _ in range(3) for batch in loader]
+    assert len(batches) == 21
+
+
+def test_stats_tell_hits_and_stalls(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 16, shuffle=True, cache=TINY)
+    for _ in range(3):
+        list(loader)
+    stats = loader.stats()
+    assert [epoch["batches"] for epoch in stats["epochs"]] == [13] * 3
+    assert stats["samples"] == 3 * COUNT
+    assert stats["bucket_reads"] == COUNT
+    assert stats["ram_hits"] == 2 * COUNT
+    assert all(0 <= epoch["first_batch_s"] <= epoch["stall_s"] <= epoch["wall_s"] + 0.1 for epoch in stats["epochs"])
+
+
+def test_announced_epochs_end_the_run(data: Any) -> None:
+    loader = DataLoader(data, 64, epochs=2, cache=TINY)
+    assert len([batch for _ in range(2) for batch in loader]) == 8
+    with pytest.raises(errors.InvalidError, match="epochs=2"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_broken_samples_are_named_or_skipped(data: Any, workers: int) -> None:
+    def decode(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+        if meta.sample in (3, 50):
+            raise OSError("not a picture")
+        return torch.tensor([meta.sample])
+
+    with pytest.raises((errors.DecodeError), match=r"sample 3 .*not a picture") as caught:
+        list(DataLoader(data, 16, decode=decode, num_workers=workers, cache=TINY))
+    if not workers:
+        assert isinstance(caught.value.__cause__, OSError)
+        assert caught.value.sample == 3
+    skipping = DataLoader(data, 16, decode=decode, num_workers=workers, on_error=fl.skip(), cache=TINY)
+    found = [sample for batch in numbers(skipping) for sample in batch]
+    assert found == [sample for sample in range(COUNT) if sample not in (3, 50)]
+    with pytest.raises(errors.DecodeError):
+        list(
+            DataLoader(
+                data, 16, decode=lambda raw: 1 / 0, on_error=fl.skip(max_consecutive=5), num_workers=workers, cache=TINY
+            )
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_randomness_belongs_to_the_sample(data: Any, workers: int) -> None:
+    def decode(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+        return torch.tensor([meta.sample, int(meta.rng().integers(1 << 30))])
+
+    def drawn(workers: int, batch_size: int) -> dict[int, int]:
+        loader = DataLoader(data, batch_size, shuffle=True, seed=8, decode=decode, num_workers=workers, cache=TINY)
+        loader.set_epoch(1)
+        return {sample: number for values, _ in loader for sample, number in values.tolist()}
+
+    assert drawn(workers, 16) == drawn(0, 50)
+
+
+def test_transforms_in_workers_draw_the_same_whatever_the_workers(data: Any) -> None:
+    def drawn(workers: int) -> dict[int, float]:
+        loader = DataLoader(
+            data,
+            16,
+            shuffle=True,
+            decode=lambda raw, meta: meta.sample,
+            transform=lambda s: torch.tensor([s, torch.randint(1 << 30, ()).item()]),
+            num_workers=workers,
+            cache=TINY,
+        )
+        return {sample: number for values, _ in loader for sample, number in values.tolist()}
+
+    assert drawn(1) == drawn(3)
+
+
+def test_torchs_attributes_are_torchs(data: Any) -> None:
+    loader = DataLoader(data, 16, shuffle=True, drop_last=True, num_workers=2, prefetch_factor=3)
+    assert isinstance(loader, torch_data.DataLoader)
+    assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.prefetch_factor) == (16, True, 2, 3)
+    assert isinstance(loader.sampler, DistributedSampler)
+    again = type(loader)(loader.dataset, batch_size=16, shuffle=loader.shuffle, seed=loader.seed, drop_last=True)
+    assert len(again) == len(loader) == COUNT // 16
+
+
+# ---- torch's own loader ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", ["bytes", "tensor"])
+def test_torchs_own_loader_gets_the_same_batches(data: Any, workers: int, form: Any) -> None:
+    ours = DataLoader(data, 16, shuffle=True, seed=6, cache=TINY)
+    stock: Any = torch_data.DataLoader(
+        Dataset(data, raw=form, cache=TINY),
+        sampler=Sampler(data, shuffle=True, seed=6),
+        batch_size=16,
+        num_workers=workers,
+    )
+    assert len(stock) == len(ours)
+    for _ in range(2):
+        for (values, labels), (right, right_labels) in zip(stock, ours, strict=True):
+            found = values if form == "bytes" else [bytes(value.numpy()) for value in values]
+            assert found == right
+            assert torch.equal(labels, right_labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_own_loader_decodes_with_epochs(data: Any, workers: int) -> None:
+    stock: Any = torch_data.DataLoader(
+        Dataset(data, decode=head, cache=TINY), sampler=Sampler(data, seed=6), batch_size=16, num_workers=workers
+    )
+    for epoch in range(2):
+        rows = torch.cat([values for values, _ in stock])
+        assert sorted(rows[:, 0].tolist()) == list(range(COUNT))
+        assert set(rows[:, 1].tolist()) == {epoch}
+
+
+def test_a_sampler_shares_out_like_torchs(data: Any) -> None:
+    sampled = [list(Sampler(data, 3, rank, seed=1, order="torch")) for rank in range(3)]
+    stock = [list(DistributedSampler(ByIndex(), 3, rank, seed=1)) for rank in range(3)]
+    assert sampled == stock
+    trimmed = [Sampler(data, 3, rank, seed=1, drop_last=True) for rank in range(3)]
+    assert [len(list(one)) for one in trimmed] == [len(one) for one in trimmed] == [67, 67, 67]
+
+
+def test_without_a_sampler_samples_are_read_when_asked_for(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    stock: Any = torch_data.DataLoader(Dataset(data, cache=TINY), batch_size=16, shuffle=True, num_workers=0)
+    found = [value for values, _ in stock for value in values]
+    assert sorted(found) == sorted(expected(data, list(range(COUNT))))
+    assert "Sampler" in caplog.text
+    sample = Dataset(data, cache=TINY)[7]
+    assert sample == (expected(data, [7])[0], data.label(7))
+
+
+def test_no_warnings_come_from_a_plain_run(data: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(DataLoader(data, 64, shuffle=True, decode=lambda raw: np.frombuffer(raw, np.uint8)[:0], cache=TINY))

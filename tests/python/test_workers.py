@@ -1,0 +1,255 @@
+"""Worker processes: however they start and end, the parent gets its batches or an error, and the agent gets its memory back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+import foreload as fl
+from foreload import _agent, errors
+from foreload.torch import DataLoader, Dataset, Sampler
+from small import content, number_of, until
+
+TINY = fl.Cache(ram="48MB")
+HERE = Path(__file__).parent
+
+
+def big(raw: memoryview) -> np.ndarray[Any, Any]:
+    return np.full(50_000, len(raw) % 251, np.uint8)
+
+
+def slow(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+    time.sleep(0.02)
+    return torch.tensor([meta.sample, os.getpid()])
+
+
+def gauges(loader: Any) -> dict[str, Any]:
+    found: dict[str, Any] = loader.run.attachment().call("stats")["gauges"]
+    return found
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("decode", [None, big])
+def test_workers_may_start_in_any_way(data: Any, method: str, decode: Any) -> None:
+    loader = DataLoader(
+        data, 64, shuffle=True, decode=decode, num_workers=2, multiprocessing_context=method, cache=TINY
+    )
+    for batch, (values, labels) in enumerate(loader):
+        samples = loader.run.plan.batch(0, batch, 0)
+        assert labels.tolist() == data.labels[samples].tolist()
+        right = [content(number_of(data.key(sample))) for sample in samples]
+        if decode is None:
+            assert values == right
+        else:
+            assert values[:, 0].tolist() == [len(one) % 251 for one in right]
+    assert gauges(loader)["leases"] == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torchs_own_loader_may_start_them_in_any_way(data: Any, method: str) -> None:
+    part = data.select(range(3, 90))
+    stock: Any = torch_data.DataLoader(
+        Dataset(part, cache=TINY),
+        sampler=Sampler(part, seed=1),
+        batch_size=20,
+        num_workers=2,
+        multiprocessing_context=method,
+    )
+    found = [value for values, _ in stock for value in values]
+    assert sorted(found) == sorted(content(number_of(part.key(i))) for i in range(87))
+
+
+def test_a_killed_worker_is_an_error_and_gives_everything_back(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, decode=slow, num_workers=2, cache=TINY)
+    iterator = iter(loader)
+    values, _ = next(iterator)
+    os.kill(int(values[0, 1]), signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+        for _ in iterator:
+            pass
+    del iterator
+    until(lambda: gauges(loader)["leases"] == 0 and gauges(loader)["leased_bytes"] == 0)
+    assert time.monotonic() - killed < 20
+    # And the next pass works.
+    assert len(list(loader)) == len(loader)
+
+
+def test_a_killed_process_gives_its_memory_back_at_once(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, cache=TINY, raw="view")
+    run = loader.run
+    attachment = run.attachment()
+    attachment.job().start(0, 0, 0)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            job = run.attachment().job()
+            held = [job.take(job.want_batch(0, 0, batch)) for batch in range(3)]
+            Path(os.environ["FORELOAD_CACHE_DIR"], "held").touch()
+            time.sleep(60)
+            del held
+        os._exit(0)
+    until(lambda: (home.cache_dir / "held").exists())
+    assert attachment.call("stats")["gauges"]["leases"] == 24
+    os.kill(child, signal.SIGKILL)
+    begun = time.monotonic()
+    until(lambda: attachment.call("stats")["gauges"]["leases"] == 0)
+    assert time.monotonic() - begun < 0.5
+    os.waitpid(child, 0)
+
+
+def test_a_forked_child_has_a_connection_of_its_own(data: Any) -> None:
+    views = DataLoader(data, 16, raw="view", cache=TINY)
+    held, _ = next(iter(views))
+    before = [bytes(view) for view in held]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            assert data[5].bytes == content(number_of(data.key(5)))
+            fresh = DataLoader(data, 16, cache=TINY)
+            assert len(list(fresh)) == len(fresh)
+            held.clear()
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [bytes(view) for view in held] == before
+    assert len(list(views)) == len(views)
+
+
+def test_a_killed_agent_is_replaced_once(home: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, shuffle=True, raw="view", cache=TINY)
+    whole = [data.read(sample) for batch in range(3, 26) for sample in loader.run.plan.batch(0, batch, 0)]
+    iterator = iter(loader)
+    held = [next(iterator)[0] for _ in range(3)]
+    before = [[bytes(view) for view in batch] for batch in held]
+    os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+    assert [bytes(view) for values, _ in iterator for view in values] == whole
+    assert [[bytes(view) for view in batch] for batch in held] == before, "what was delivered stays valid"
+    assert "agent" in caplog.text
+    # A job that ended with its agent starts anew for the next pass.
+    assert len(list(loader)) == len(loader)
+
+
+def test_an_agent_that_keeps_dying_is_an_error(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, cache=TINY)
+    iterator = iter(loader)
+
+    def kill_at_each_step() -> None:
+        for _ in iterator:
+            os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+
+    with pytest.raises(errors.ClosedError, match=r"agent\.log"):
+        kill_at_each_step()
+
+
+def test_workers_outlive_a_killed_agent(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, shuffle=True, decode=slow, num_workers=2, cache=TINY)
+    expected = [loader.run.plan.batch(0, batch, 0) for batch in range(len(loader))]
+    iterator = iter(loader)
+    found = [next(iterator)[0][:, 0].tolist() for _ in range(2)]
+    os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+    found += [values[:, 0].tolist() for values, _ in iterator]
+    assert found == expected
+
+
+PROGRAM = """
+import sys
+import foreload as fl
+from foreload.torch import DataLoader
+data = fl.open("s3://data/fixed")
+loader = DataLoader(data, 8, num_workers=int(sys.argv[1]), cache=fl.Cache(ram="16MB"))
+next(iter(loader))
+print("ready", flush=True)
+try:
+    for _ in range(1_000_000):
+        for _ in loader:
+            pass
+except (KeyboardInterrupt, RuntimeError):  # torch may notice first that its workers were interrupted too
+    print("interrupted", flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_ends_a_busy_loop(home: Any, workers: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(workers)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == "interrupted\n"
+    assert process.wait(20) == 3
+
+
+WAITING = """
+import os, signal, sys, threading, time
+import foreload as fl
+data = fl.open("s3://data/fixed")
+loader = fl.NumpyLoader(data, 8, cache=fl.Cache(ram="16MB"))
+sent = []
+def send():
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT if sys.argv[1] == "INT" else signal.SIGTERM)
+if sys.argv[1] == "TERM":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+threading.Timer(1.0, send).start()
+try:
+    next(iter(loader))
+except (KeyboardInterrupt, SystemExit):
+    print(time.perf_counter() - sent[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_a_signal_ends_a_wait_within_200_ms(home: Any, bucket: Any, name: str) -> None:
+    fl.open("s3://data/fixed")
+    bucket.add_fault("hang", on=["get"], share=1.0)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", WAITING, name], capture_output=True, text=True, timeout=30, check=True
+        )
+    finally:
+        bucket.clear_faults()
+    assert float(done.stdout) < 0.2
+
+
+def test_a_timeout_is_kept(home: Any, bucket: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, timeout=0.5, cache=TINY)
+    bucket.add_fault("hang", on=["get"], share=1.0)
+    try:
+        with pytest.raises(TimeoutError, match=r"timeout=0\.5"):
+            next(iter(loader))
+    finally:
+        bucket.clear_faults()
+
+
+def test_a_tensor_alive_at_exit_does_no_harm(home: Any) -> None:
+    program = """
+import foreload as fl
+from foreload.torch import DataLoader
+loader = DataLoader(fl.open("s3://data/fixed"), 8, raw="tensor", num_workers=1, cache=fl.Cache(ram="16MB"))
+iterator = iter(loader)
+kept = next(iterator), next(iter(DataLoader(fl.open("s3://data/fixed"), 8, raw="view")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
