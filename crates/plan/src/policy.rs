@@ -130,3 +130,25 @@ impl Policy {
         )
     }
 }
+
+impl Policy {
+    /// The policy's name as it is written in settings.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Naive => "naive",
+            Policy::Staging => "staging",
+            Policy::Deli { .. } => "deli",
+            Policy::Lru => "lru",
+            Policy::Frequency => "frequency",
+            Policy::Foreload => "foreload",
+            Policy::Perfect => "perfect",
+            Policy::DeepioOrdered => "deepio-ordered",
+            Policy::DeepioOptimistic => "deepio-optimistic",
+            Policy::ParallelStaging => "parallel-staging",
+            Policy::LbannDynamic => "lbann-dynamic",
+            Policy::LbannPreload => "lbann-preload",
+            Policy::LocalityAware => "locality-aware",
+        }
+    }
+}

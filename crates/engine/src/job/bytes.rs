@@ -1,0 +1,309 @@
+//! Where a job's bytes move: fetches from the bucket, reads from and writes to the disk tiers.
+//!
+//! Each ends with the completion of its action. Bytes are checked before they are reported: length and ETag by the source, checksums here and by the disk
+//! tier.
+
+use super::{Job, SLOWEST};
+use crate::dataset::trouble;
+use crate::disk::{Entry, Refusal};
+use crate::protocol::{Say, Trouble};
+use crate::scatter::{Scatter, crc32c};
+use foreload_plan::action::{Action, Command, Event, Failure, Load};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+impl Job {
+    pub(super) async fn fetch(self: Rc<Self>, action: Action, cancel: Rc<Notify>) {
+        let id = action.id();
+        let Command::Load(load) = action.command() else { return };
+        let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
+        let begun = Instant::now();
+        let outcome = match self.dataset.index.object(load.object) {
+            Err(error) => Err(trouble(&error)),
+            Ok(object) => {
+                let mut sink = Scatter::new(Arc::clone(&self.cache), load);
+                let range = load.offset..load.offset + load.len;
+                let fetched = tokio::select! {
+                    biased;
+                    fetched = self.dataset.source.fetch(&object.key, range, object.etag.as_deref(), deadline, &mut sink) => Some(fetched),
+                    () = cancel.notified() => None,
+                };
+                match fetched {
+                    None => Err(Trouble::new("cancelled", "")),
+                    Some(Err(error)) => Err(trouble(&error)),
+                    Some(Ok(fetched)) => {
+                        self.note_speed(&object.key, begun.elapsed());
+                        self.check(load, &sink).map(|()| fetched)
+                    }
+                }
+            }
+        };
+        let completion = match outcome {
+            Ok(fetched) => {
+                let mut state = self.state.borrow_mut();
+                state.stats.retries += u64::from(fetched.attempts.saturating_sub(1));
+                state.stats.hedges_won += u64::from(load.hedge);
+                let (first, all) = (fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64);
+                if fetched.attempts > 1 {
+                    action.done_throttled(first, all)
+                } else {
+                    action.done(first, all)
+                }
+            }
+            Err(trouble) => {
+                let failure = match trouble.kind.as_str() {
+                    "cancelled" => Failure::Cancelled,
+                    "unavailable" | "timeout" => Failure::Unavailable,
+                    "corrupt" => Failure::Corrupt,
+                    _ => Failure::Final,
+                };
+                if failure != Failure::Cancelled {
+                    let mut state = self.state.borrow_mut();
+                    state.stats.failures += 1;
+                    for piece in &load.pieces {
+                        state.troubles.insert(piece.sample, trouble.clone());
+                    }
+                }
+                action.failed(failure)
+            }
+        };
+        self.state.borrow_mut().cancels.remove(&id);
+        self.step(Event::Completed(completion));
+    }
+
+    /// Compares what came with the index' checksums, and remembers them for the disk tier.
+    pub(super) fn check(&self, load: &Load, sink: &Scatter) -> Result<(), Trouble> {
+        let crcs = sink
+            .checksums()
+            .ok_or_else(|| Trouble::new("bug", "a fetch ended before all its pieces came"))?;
+        for (piece, &crc) in load.pieces.iter().zip(crcs) {
+            let mut crc = crc;
+            if piece.len < piece.sample_len {
+                let mut state = self.state.borrow_mut();
+                let come = state.partial.entry(piece.handle).or_insert(0);
+                *come += piece.len;
+                if *come < piece.sample_len {
+                    continue;
+                }
+                state.partial.remove(&piece.handle);
+                let whole = self
+                    .cache
+                    .map()
+                    .bytes(piece.slot_offset - piece.sample_offset, piece.sample_len);
+                crc = whole.map_or(0, crc32c);
+            }
+            if let Some(known) = self.dataset.index.crc32c(piece.sample)
+                && known != crc
+            {
+                let name = self.name(piece.sample);
+                return Err(Trouble::new(
+                    "corrupt",
+                    format!(
+                        "{name}: its checksum is {crc:08x}, the index says {known:08x} (the object is damaged, or was replaced: run `foreload index --update --checksum`)"
+                    ),
+                ));
+            }
+            let mut state = self.state.borrow_mut();
+            let at = piece.handle.index as usize;
+            if state.checksums.len() <= at {
+                state.checksums.resize(at + 1, (u32::MAX, 0));
+            }
+            state.checksums[at] = (piece.handle.generation, crc);
+        }
+        Ok(())
+    }
+
+    pub(super) fn note_speed(&self, key: &str, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let slowest = &mut self.state.borrow_mut().stats.slowest;
+        if slowest.len() < SLOWEST || slowest.last().is_some_and(|(_, least)| seconds > *least) {
+            let at = slowest.partition_point(|(_, other)| *other >= seconds);
+            slowest.insert(at, (self.dataset.source.url_of(key), seconds));
+            slowest.truncate(SLOWEST);
+        }
+    }
+
+    pub(super) fn read_from_disk(self: &Rc<Self>, tier: u8, action: Action) {
+        let Command::Load(load) = action.command() else { return };
+        let entries: Vec<Option<Entry>> = load
+            .pieces
+            .iter()
+            .map(|piece| {
+                let key = self.dataset.index.sample_key(piece.sample).ok()?;
+                self.tiers
+                    .get(usize::from(tier))?
+                    .borrow()
+                    .find(&key)
+                    .filter(|entry| entry.len() == piece.sample_len)
+            })
+            .collect();
+        let (cache, pieces, job, begun) = (
+            Arc::clone(&self.cache),
+            load.pieces.clone(),
+            Rc::clone(self),
+            Instant::now(),
+        );
+        tokio::task::spawn_local(async move {
+            let read = tokio::task::spawn_blocking(move || {
+                pieces.iter().zip(entries).all(|(piece, entry)| {
+                    match (entry, cache.map().fill(piece.slot_offset, piece.len)) {
+                        (Some(entry), Some(slot)) => entry.read_into(slot).is_ok(),
+                        _ => false,
+                    }
+                })
+            });
+            let ok = read.await.unwrap_or(false);
+            let took = begun.elapsed().as_nanos() as u64;
+            let completion = if ok {
+                action.done(took / 8, took)
+            } else {
+                if let Command::Load(load) = action.command() {
+                    job.quarantine(tier, load);
+                }
+                action.failed(Failure::Corrupt)
+            };
+            job.step(Event::Completed(completion));
+        });
+    }
+
+    pub(super) fn quarantine(&self, tier: u8, load: &Load) {
+        let mut state = self.state.borrow_mut();
+        for piece in &load.pieces {
+            if let (Ok(key), Some(tier)) = (
+                self.dataset.index.sample_key(piece.sample),
+                self.tiers.get(usize::from(tier)),
+            ) {
+                let mut tier = tier.borrow_mut();
+                if let Some(entry) = tier.find(&key) {
+                    tier.quarantine(&entry);
+                }
+            }
+            state.stats.quarantined += 1;
+        }
+    }
+
+    /// Writes samples to a disk tier: one task for all that a step ordered.
+    pub(super) fn write_to_disk(self: &Rc<Self>, actions: Vec<Action>) {
+        let mut work = Vec::with_capacity(actions.len());
+        for action in actions {
+            let Command::Keep { tier, sample, slot } = action.command() else {
+                continue;
+            };
+            let (number, sample, slot) = (*tier, *sample, *slot);
+            let place = self.dataset.index.sample_key(sample).ok().and_then(|key| {
+                let tier = self.tiers.get(usize::from(number))?;
+                Some(tier.borrow_mut().reserve(u64::from(self.id), key, slot.len))
+            });
+            match place {
+                Some(Ok(place)) => {
+                    let crc = self.checksum_of(sample);
+                    work.push((action, number, slot, place, crc));
+                }
+                refused => {
+                    // A tier that is full or failing for a moment refuses for a moment; the plan offers it the next sample all the same.
+                    let stays = matches!(refused, Some(Err(Refusal::Exists)));
+                    self.end_later(if stays {
+                        action.done(0, 0)
+                    } else {
+                        action.failed(Failure::Final)
+                    });
+                }
+            }
+        }
+        let (job, cache) = (Rc::clone(self), Arc::clone(&self.cache));
+        tokio::task::spawn_local(async move {
+            let written = tokio::task::spawn_blocking(move || {
+                let write = |(action, tier, slot, place, crc): (
+                    Action,
+                    u8,
+                    foreload_plan::arena::Slot,
+                    crate::disk::Reservation,
+                    Option<u32>,
+                )| {
+                    let bytes = cache.map().bytes(slot.offset, slot.len).unwrap_or_default();
+                    (action, tier, place.write(bytes, crc))
+                };
+                work.into_iter().map(write).collect::<Vec<_>>()
+            });
+            let Ok(written) = written.await else { return };
+            for (action, number, result) in written {
+                let Some(tier) = job.tiers.get(usize::from(number)) else {
+                    continue;
+                };
+                let completion = match result {
+                    Ok(written) => {
+                        tier.borrow_mut().commit(written);
+                        job.state.borrow_mut().stats.kept_samples += 1;
+                        action.done(0, 0)
+                    }
+                    Err(failed) => {
+                        job.note_disk_trouble(number, &failed.error);
+                        tier.borrow_mut().failed(failed);
+                        action.failed(Failure::Final)
+                    }
+                };
+                job.step(Event::Completed(completion));
+            }
+            job.do_chores();
+        });
+    }
+
+    /// Lets the disk tiers seal and unlink segments, off this thread.
+    pub(super) fn do_chores(&self) {
+        for tier in &self.tiers {
+            let mut chores = Vec::new();
+            while let Some(chore) = tier.borrow_mut().chore() {
+                chores.push(chore);
+            }
+            if !chores.is_empty() {
+                tokio::task::spawn_blocking(move || chores.into_iter().for_each(crate::disk::Chore::run));
+            }
+        }
+    }
+
+    /// Says once a minute that a disk tier doesn't take what it should; training goes on without.
+    pub(super) fn note_disk_trouble(&self, tier: u8, error: &std::io::Error) {
+        let mut state = self.state.borrow_mut();
+        if state
+            .disk_trouble
+            .is_some_and(|at| at.elapsed() < Duration::from_secs(60))
+        {
+            return;
+        }
+        state.disk_trouble = Some(Instant::now());
+        let directory = self
+            .attach
+            .disks
+            .get(usize::from(tier))
+            .map_or_else(String::new, |disk| disk.directory.display().to_string());
+        let message = format!(
+            "writing to the disk cache at {directory}: {error}; samples that don't fit are fetched again, training goes on"
+        );
+        eprintln!("foreload-agent: job {}: {message}", self.id);
+        let body = serde_json::to_string(&Trouble::new("unavailable", message)).unwrap_or_default();
+        for (who, _) in state.wants.values() {
+            if let Some(who) = who.upgrade() {
+                who.say(&Say::Notice { body: body.clone() });
+            }
+        }
+    }
+
+    pub(super) fn end_later(self: &Rc<Self>, completion: foreload_plan::action::Completion) {
+        let job = Rc::clone(self);
+        tokio::task::spawn_local(async move { job.step(Event::Completed(completion)) });
+    }
+
+    /// The checksum recorded when the sample was fetched into this stay, if it was fetched whole.
+    pub(super) fn checksum_of(&self, sample: u64) -> Option<u32> {
+        let state = self.state.borrow();
+        let handle = state.plan.scheduler().handle_of(sample)?;
+        state
+            .checksums
+            .get(handle.index as usize)
+            .filter(|(generation, _)| *generation == handle.generation)
+            .map(|(_, crc)| *crc)
+    }
+}

@@ -1,0 +1,189 @@
+//! What a job does beside moving bytes: it ticks the plan, reports stalls, keeps credentials fresh and memory within bounds, and writes the metrics
+//! log. All of it sleeps while nothing is in flight.
+
+use super::{CARE, Job, POPULATE_BYTES, SCARCE_BYTES, TICK, settings};
+use crate::calls::Stats;
+use crate::protocol::{Say, Trouble};
+use foreload_plan::action::{Event, Source};
+use foreload_plan::scheduler::Cause;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+impl Job {
+    /// Ticks while anything is in flight, and reports what takes too long.
+    pub(super) async fn watch(self: Rc<Self>) {
+        let limit = Duration::from_secs_f64(self.attach.stall_s.max(0.1));
+        let mut cared = Instant::now();
+        let mut log = MetricsLog::open(self.attach.metrics_log.as_deref());
+        while !self.closed.get() {
+            if cared.elapsed() > CARE {
+                cared = Instant::now();
+                self.look_after().await;
+            }
+            if let Some(log) = &mut log {
+                log.write(self.id, || self.stats());
+            }
+            let gauges = self.state.borrow().plan.scheduler().gauges();
+            if gauges.in_flight == 0 && gauges.requests == 0 {
+                self.active.notified().await;
+                // Let a burst of steps go by: each of them would wake us.
+                tokio::time::sleep(TICK).await;
+                continue;
+            }
+            tokio::time::sleep(if gauges.in_flight > 0 { TICK } else { TICK * 10 }).await;
+            self.step(Event::Tick);
+            self.report_stalls(limit);
+        }
+    }
+
+    /// Keeps credentials fresh, and lets memory go when the machine runs short of it.
+    pub(super) async fn look_after(self: &Rc<Self>) {
+        // What goes wrong here is told by the fetch that needs them.
+        let _ = self.dataset.source.warm_credentials().await;
+        let Some(left) = crate::memory::available_bytes().filter(|&left| left < SCARCE_BYTES) else {
+            return;
+        };
+        let gauges = self.state.borrow().plan.scheduler().gauges();
+        let less = gauges
+            .used_bytes
+            .saturating_sub(SCARCE_BYTES - left)
+            .max(gauges.used_bytes / 2);
+        eprintln!(
+            "foreload-agent: job {}: {left} bytes of memory are left; the RAM tier shrinks to {less} bytes",
+            self.id
+        );
+        self.step(Event::Budget { ram_bytes: less });
+        let state = self.state.borrow();
+        state
+            .plan
+            .scheduler()
+            .free_blocks(1 << 16)
+            .for_each(|(offset, len)| self.cache.give_back(offset, len));
+    }
+
+    pub(super) fn report_stalls(&self, limit: Duration) {
+        let mut state = self.state.borrow_mut();
+        let now_ns = self.now_ns();
+        let late: Vec<_> = state
+            .plan
+            .scheduler()
+            .waiting()
+            .into_iter()
+            .filter(|w| now_ns.saturating_sub(w.since_ns) > limit.as_nanos() as u64)
+            .collect();
+        state
+            .reported
+            .retain(|request, _| late.iter().any(|w| w.request == *request));
+        for waiting in late {
+            let again = state
+                .reported
+                .get(&waiting.request)
+                .is_none_or(|at| at.elapsed() > limit);
+            if !again {
+                continue;
+            }
+            state.reported.insert(waiting.request, Instant::now());
+            let seconds = now_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
+            let what = waiting
+                .sample
+                .map_or_else(|| "its samples".to_owned(), |sample| self.name(sample));
+            let cause = match waiting.cause {
+                Cause::Loading(Source::Bucket) => "a GET to the bucket is under way".to_owned(),
+                Cause::Loading(Source::Disk(tier)) => format!("a read from disk tier {tier} is under way"),
+                Cause::Queued => "its GET waits for its turn".to_owned(),
+                Cause::Memory => {
+                    let gauges = state.plan.scheduler().gauges();
+                    format!(
+                        "no memory: {} bytes are leased to the consumer and not given back",
+                        gauges.leased_bytes
+                    )
+                }
+                Cause::Order => "the order of the next epoch is not known".to_owned(),
+            };
+            let message = format!("waiting for {seconds:.1} s for {what}: {cause}");
+            eprintln!("foreload-agent: job {}: {message}", self.id);
+            if let Some(who) = state.wants.get(&waiting.request).and_then(|(who, _)| who.upgrade()) {
+                let body = serde_json::to_string(&Trouble {
+                    sample: waiting.sample,
+                    ..Trouble::new("stalled", message)
+                })
+                .unwrap_or_default();
+                who.say(&Say::Notice { body });
+            }
+        }
+    }
+
+    pub(super) fn note_waiting(&self) {
+        let mut state = self.state.borrow_mut();
+        let waits = !state.wants.is_empty();
+        match (waits, state.waiting_since) {
+            (true, None) => state.waiting_since = Some(Instant::now()),
+            (false, Some(since)) => {
+                state.stats.waited_s += since.elapsed().as_secs_f64();
+                state.waiting_since = None;
+            }
+            _ => {}
+        }
+        let kept = state.plan.scheduler().gauges().kept_bytes;
+        if kept + POPULATE_BYTES > state.populated && state.populated < self.cache.map().len() {
+            let (from, cache) = (state.populated, Arc::clone(&self.cache));
+            let len = (2 * POPULATE_BYTES).min(cache.map().len() - from);
+            state.populated += len;
+            // A kernel that can't do it leaves the pages to their first touch.
+            tokio::task::spawn_blocking(move || drop(cache.map().populate(from, len)));
+        }
+    }
+
+    /// Takes the memory of staging from the system in the background: fresh pages cost more than the copies into them.
+    pub(super) fn populate_staging(&self) {
+        let (cache, len) = (Arc::clone(&self.cache), self.cache.map().len());
+        let staging = settings(&self.attach, &self.usable).staging_bytes(0).min(len);
+        tokio::task::spawn_blocking(move || {
+            let mut end = len;
+            while end > len - staging {
+                let from = end.saturating_sub(4 << 20).max(len - staging) / 4096 * 4096;
+                if cache.map().populate(from, end - from).is_err() || from == 0 {
+                    return;
+                }
+                end = from;
+            }
+        });
+    }
+}
+
+/// One line of JSON per second of activity.
+struct MetricsLog {
+    file: std::fs::File,
+    last: Instant,
+}
+
+impl MetricsLog {
+    fn open(path: Option<&std::path::Path>) -> Option<Self> {
+        let path = path?;
+        match std::fs::OpenOptions::new().create(true).append(true).open(path) {
+            Ok(file) => Some(MetricsLog {
+                file,
+                last: Instant::now(),
+            }),
+            Err(error) => {
+                eprintln!("foreload-agent: no metrics log at {}: {error}", path.display());
+                None
+            }
+        }
+    }
+
+    fn write(&mut self, job: u32, stats: impl FnOnce() -> Stats) {
+        if self.last.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.last = Instant::now();
+        let unix_s = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0.0, |t| t.as_secs_f64());
+        let line = serde_json::json!({ "unix_s": unix_s, "job": job, "stats": stats() });
+        // A full disk costs a line of the log, never training.
+        let _ = std::io::Write::write_all(&mut self.file, format!("{line}\n").as_bytes());
+    }
+}

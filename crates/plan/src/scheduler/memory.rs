@@ -1,0 +1,296 @@
+//! Where a sample's bytes come from, where they stay, and who leaves for them.
+//!
+//! A read of a sample that is in memory costs nothing. Otherwise the sample gets a slot: in the RAM tier while that has room, or in staging on its way to a
+//! disk tier or to the consumer. Neighbours in the same shard come along when they will stay or are read soon. For a read that somebody waits
+//! for, what was planned further ahead is put back, and then kept samples leave.
+
+use super::residents::{NONE, Residents, State};
+use super::window::Read;
+use super::{Blocked, Keep, Scheduler};
+use crate::action::{Action, Command, Via};
+use crate::arena::{Slot, Stay, reserved_bytes};
+use crate::policy::Retention;
+
+impl Scheduler {
+    /// The resident of a sample, with a load queued if it isn't there.
+    pub(super) fn resident_for(
+        &mut self,
+        sample: u64,
+        line: u64,
+        urgent: bool,
+        actions: &mut Vec<Action>,
+    ) -> Result<u32, Blocked> {
+        if let Some(id) = self.residents.find(sample) {
+            if matches!(self.settings.policy.retention(), Retention::Fifo(_)) {
+                // Paper 000's prototype evicted samples between the request and their use; asking for one makes it the newest.
+                self.residents.refresh(id);
+            }
+            let resident = self.residents.get_mut(id);
+            if matches!(resident.state, State::Failed(_)) && resident.parts == 0 {
+                resident.attempt = 0;
+                self.reload(id, line);
+            }
+            return Ok(id);
+        }
+        let place = self.catalog.place(sample);
+        if place.len == 0 {
+            let id = self.residents.insert(sample, Slot::EMPTY, Via::Ram);
+            self.residents.get_mut(id).state = State::Ready;
+            return Ok(id);
+        }
+        if let Some(tier) = self.best_tier(sample, place.len) {
+            let slot = self.reserve(place.len, line, urgent)?;
+            let id = self.residents.insert(sample, slot, Via::Disk);
+            if self.ram_admits(place.len) {
+                self.residents.keep(id);
+            }
+            self.loads.queue_disk(tier as u8, place, id, &mut self.residents, line);
+            return Ok(id);
+        }
+        if self.group_bytes > 0
+            && !self.ram_admits(self.group_bytes)
+            && !self.has_staging_room(self.group_bytes)
+            && !self.loads.is_idle()
+        {
+            // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
+            // wanted whole a moment later. What is under way gives memory back.
+            return Err(Blocked::Memory);
+        }
+        let stay = self.where_to_keep(place.len, actions);
+        let slot = match stay {
+            Keep::Ram => match Residents::take(&mut self.arena, place.len, Stay::Long, self.ram_bytes) {
+                Some(slot) => slot,
+                None => self.reserve(place.len, line, urgent)?,
+            },
+            Keep::Tier(_) | Keep::No => match self.reserve(place.len, line, urgent) {
+                Ok(slot) => slot,
+                Err(blocked) => {
+                    if let Keep::Tier(tier) = stay {
+                        self.tiers[usize::from(tier)].abandon(place.len);
+                    }
+                    return Err(blocked);
+                }
+            },
+        };
+        let id = self.residents.insert(sample, slot, Via::Bucket);
+        self.settle(id, stay);
+        self.fetch(id, place, line);
+        Ok(id)
+    }
+
+    /// The disk tier to read a sample from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
+    /// a request to the bucket also costs money, so a cached copy is left only for a large gain).
+    pub(super) fn best_tier(&self, sample: u64, len: u64) -> Option<usize> {
+        let wait_s = |tier: usize| {
+            let turns = 1.0 + self.loads.disk_queue(tier) as f64 / f64::from(self.settings.disk_depth.max(1));
+            self.tiers[tier].estimate.expected_s(len) * turns
+        };
+        let holds = |&tier: &usize| self.tiers[tier].has(sample) && self.tiers[tier].breaker.allows(self.now_ns);
+        let fastest = (0..self.tiers.len())
+            .filter(holds)
+            .min_by(|&a, &b| wait_s(a).total_cmp(&wait_s(b)))?;
+        let turns = 1.0 + self.loads.bucket_queue() as f64 / f64::from(self.loads.concurrency.limit());
+        let bucket_s = self.loads.estimate.expected_s(len) * turns;
+        (wait_s(fastest) <= bucket_s * self.settings.cached_worth).then_some(fastest)
+    }
+
+    /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.
+    pub(super) fn fetch(&mut self, id: u32, place: crate::catalog::Place, line: u64) {
+        if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
+            self.loads
+                .queue_parts(place, id, self.settings.part_bytes, &mut self.residents, line);
+            return;
+        }
+        let mut group = vec![(place, id)];
+        if self.shards && place.len < self.settings.coalesce_bytes {
+            self.gather(&mut group, line);
+        }
+        self.loads
+            .queue_group(&mut group, self.settings.gap_bytes, &mut self.residents, line);
+    }
+
+    /// Adds the neighbours in the same shard, within one cell of the coalescing grid, that are not here and will stay or be read soon.
+    pub(super) fn gather(&mut self, group: &mut Vec<(crate::catalog::Place, u32)>, line: u64) {
+        let (first, sample) = (group[0].0, self.residents.get(group[0].1).sample);
+        let cell = first.offset / self.settings.coalesce_bytes;
+        let samples = self.catalog.samples();
+        for up in [true, false] {
+            let mut next = sample;
+            loop {
+                next = match if up {
+                    next.checked_add(1).filter(|&n| n < samples)
+                } else {
+                    next.checked_sub(1)
+                } {
+                    Some(next) => next,
+                    None => break,
+                };
+                let place = self.catalog.place(next);
+                if place.object != first.object || place.offset / self.settings.coalesce_bytes != cell {
+                    break;
+                }
+                if place.len == 0 || self.residents.find(next).is_some() || self.tiers.iter().any(|t| t.has(next)) {
+                    continue;
+                }
+                let Some(id) = self.invite(next, place, line) else {
+                    continue;
+                };
+                group.push((place, id));
+            }
+        }
+    }
+
+    /// A resident for a neighbour that comes along in a request, if it has a place to stay or is read within the window.
+    pub(super) fn invite(&mut self, sample: u64, place: crate::catalog::Place, line: u64) -> Option<u32> {
+        if self.settings.policy.retention() != Retention::Pinned {
+            return None;
+        }
+        let stay = if self.ram_admits(place.len) {
+            Keep::Ram
+        } else if !self.has_staging_room(place.len) {
+            return None;
+        } else if let Some(tier) = self.tiers.iter_mut().position(|t| t.admit(place.len)) {
+            Keep::Tier(tier as u8)
+        } else if self.read_soon(sample, line) {
+            Keep::No
+        } else {
+            return None;
+        };
+        let end = if stay == Keep::Ram { Stay::Long } else { Stay::Short };
+        let Some(slot) = Residents::take(&mut self.arena, place.len, end, self.ram_bytes) else {
+            if let Keep::Tier(tier) = stay {
+                self.tiers[usize::from(tier)].abandon(place.len);
+            }
+            return None;
+        };
+        let id = self.residents.insert(sample, slot, Via::Bucket);
+        self.settle(id, stay);
+        Some(id)
+    }
+
+    /// Whether this node reads a sample again before staging turns over.
+    pub(super) fn read_soon(&mut self, sample: u64, line: u64) -> bool {
+        let (epoch, batch, _) = self.window.address(line);
+        let global = u64::from(self.window.split().global_batch());
+        let batches = (self.staging_bytes / self.catalog.place(sample).len.max(1) / global.max(1)).max(1);
+        let (split, local) = (self.window.split().clone(), self.window.ranks().to_vec());
+        let Some(position) = self.window.epoch(epoch).and_then(|order| order.position_of(sample)) else {
+            return false;
+        };
+        let at = split.batch_of(position);
+        at >= batch && at < batch + batches && local.contains(&split.rank_of(position))
+    }
+
+    pub(super) fn settle(&mut self, id: u32, stay: Keep) {
+        match stay {
+            Keep::Ram => self.residents.keep(id),
+            Keep::Tier(tier) => self.residents.get_mut(id).to_tier = Some(tier),
+            Keep::No => {}
+        }
+    }
+
+    pub(super) fn ram_admits(&self, len: u64) -> bool {
+        let limit = match self.settings.policy.retention() {
+            Retention::Nothing => return false,
+            Retention::Fifo(_) if !self.tiers.is_empty() => return false,
+            Retention::Pinned | Retention::Fifo(_) | Retention::Lru => {
+                self.ram_bytes.saturating_sub(self.staging_bytes)
+            }
+        };
+        self.residents.kept_bytes + reserved_bytes(len) <= limit
+    }
+
+    /// Where a sample that comes from the bucket stays. Reserves its room in a disk tier.
+    pub(super) fn where_to_keep(&mut self, len: u64, actions: &mut Vec<Action>) -> Keep {
+        match self.settings.policy.retention() {
+            Retention::Nothing => return Keep::No,
+            Retention::Pinned => {}
+            Retention::Lru => self.evict_for(len, u64::MAX),
+            Retention::Fifo(items) if self.tiers.is_empty() => {
+                self.evict_for(len, if items == 0 { u64::MAX } else { items })
+            }
+            Retention::Fifo(items) => self.evict_from_tier(len, items, actions),
+        }
+        if self.ram_admits(len) {
+            return Keep::Ram;
+        }
+        match self.tiers.iter_mut().position(|tier| tier.admit(len)) {
+            Some(tier) => Keep::Tier(tier as u8),
+            None => Keep::No,
+        }
+    }
+
+    /// Evicts the oldest until one more of `len` bytes fits the RAM tier.
+    pub(super) fn evict_for(&mut self, len: u64, items: u64) {
+        while (!self.ram_admits(len) || self.residents.kept_count >= items)
+            && self.residents.evict_one(&mut self.arena).is_some()
+        {}
+    }
+
+    pub(super) fn evict_from_tier(&mut self, len: u64, items: u64, actions: &mut Vec<Action>) {
+        let tier = &mut self.tiers[0];
+        while items > 0 && tier.count() >= items || !tier.fits(len) {
+            let Some((sample, old)) = tier.pop_oldest() else { break };
+            tier.remove(sample, old);
+            actions.push(self.loads.action(Command::Forget { tier: 0, sample }));
+        }
+    }
+
+    pub(super) fn staged_bytes(&self) -> u64 {
+        self.arena.used_bytes() - self.residents.kept_bytes
+    }
+
+    pub(super) fn has_staging_room(&self, len: u64) -> bool {
+        // An eighth stays free: slots of all sizes come and go, and without slack no hole fits the next one.
+        self.staged_bytes() + reserved_bytes(len) <= self.staging_bytes - self.staging_bytes / 8
+    }
+
+    /// A slot for something that passes through. For what is waited for, staging may grow into the RAM tier, kept samples leave, and
+    /// reads planned further ahead are put back.
+    pub(super) fn reserve(&mut self, len: u64, line: u64, urgent: bool) -> Result<Slot, Blocked> {
+        // What nobody waits for yet leaves room for a request's worth of neighbours to pass through.
+        if !urgent && !self.has_staging_room(len + self.group_bytes) {
+            return Err(Blocked::Memory);
+        }
+        loop {
+            if let Some(slot) = Residents::take(&mut self.arena, len, Stay::Short, self.ram_bytes) {
+                return Ok(slot);
+            }
+            if !urgent {
+                return Err(Blocked::Memory);
+            }
+            if !self.put_back_after(line) && self.residents.evict_one(&mut self.arena).is_none() {
+                return Err(Blocked::Memory);
+            }
+        }
+    }
+
+    /// Puts the last planned reads behind `line` back, until something was freed. False: there is nothing to free.
+    pub(super) fn put_back_after(&mut self, line: u64) -> bool {
+        let before = self.arena.used_bytes();
+        let mut at = self.window.end();
+        while at > line + 1 {
+            at -= 1;
+            let count = self.window.peek(at).map_or(0, |l| l.entries.len());
+            for entry in (0..count).rev() {
+                let it = self.window.peek(at).map(|l| l.entries[entry]);
+                let Some(it) = it.filter(|it| it.read == Read::Planned && it.waiter == 0) else {
+                    continue;
+                };
+                if let Some(line) = self.window.line(at) {
+                    line.entries[entry].read = Read::Unplanned;
+                    line.entries[entry].resident = NONE;
+                }
+                self.window.ahead -= 1;
+                if (at, entry) < self.frontier {
+                    self.frontier = (at, entry);
+                }
+                self.unuse(it.resident);
+                if self.arena.used_bytes() < before {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
