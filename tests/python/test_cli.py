@@ -74,7 +74,7 @@ def test_help_lists_every_verb_without_torch_or_a_process() -> None:
         "assert not {'torch', 'boto3', 'PIL', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for verb in "index preview explain simulate cost bench doctor top agent cache".split():  # noqa: SIM905
+    for verb in "index preview explain plan simulate cost bench doctor top agent cache".split():  # noqa: SIM905
         assert f" {verb} " in ran.stdout
 
 
@@ -315,6 +315,27 @@ def test_cost_prices_a_run_and_the_copy(run: Command, scenario: Path) -> None:
     assert run.json("cost", scenario, "--prices", sheet)["results"][0]["bill"]["total"] > 0
     assert run.fails("cost", scenario, "--prices", "nowhere")[0] == 2
     assert run.fails("cost")[0] == 2
+
+
+def test_plan_predicts_what_limits_and_what_helps(run: Command, tmp_path: Path) -> None:
+    words = ("plan", "s3://data/fixed", "--batch", 8, "--nodes", 2)
+    computing = run.json(*words, "--step-time", 0.5)
+    assert computing["limit"] == "computing"
+    assert computing["upgrades"][0]["upgrade"] == "computing twice as fast"
+    assert computing["epoch_hours"] * 3600 == pytest.approx(0.5 * 26, rel=0.05)
+    assert computing["requests"] == COUNT
+    path = tmp_path / "plan.toml"
+    slow = run.json(*words, "--step-time", 0.001, "--source-node", "1MB", "--ram", "2MB", "--scenario", path)
+    assert slow["limit"] != "computing"
+    assert slow["stall_share"] > 0.5
+    assert slow["requests"] > computing["requests"]
+    assert slow["hours"] >= slow["lower_bound_hours"]
+    assert any(upgrade["upgrade"].startswith("a disk of") and upgrade["saves"] > 0 for upgrade in slow["upgrades"])
+    again = run.json("simulate", path, "-p", "foreload")["results"][0]
+    assert again["hours"] == pytest.approx(slow["hours"])
+    assert run(*words) == 0
+    assert "limited by" in run.out
+    assert run.fails(*words, "--ram", "much")[0] == 2
 
 
 def test_sizes_and_times_are_written_for_people() -> None:

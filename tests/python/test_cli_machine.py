@@ -255,7 +255,7 @@ def test_status_and_top_start_no_agent(run: Command, home: Any) -> None:
     assert run.json("agent", "stop") == {"stopped": False, "running": False}
     assert run("top") == 0
     assert "no agent runs" in run.out
-    assert not home.sockets()
+    assert not home.is_served()
 
 
 HOLD = """
@@ -288,10 +288,10 @@ def test_an_idle_agent_is_stopped(run: Command, home: Any, monkeypatch: pytest.M
     monkeypatch.setenv("FORELOAD_LINGER_S", "60")
     command = [sys.executable, "-c", "import foreload; foreload.open('s3://data/train')[0]"]
     subprocess.run(command, check=True)
-    until(home.sockets)
+    until(home.is_served)
     stopped = run.json("agent", "stop")
     assert stopped["stopped"], stopped
-    assert not home.sockets()
+    assert not home.is_served()
 
 
 def test_top_shows_rates_between_two_looks() -> None:

@@ -17,6 +17,7 @@ from foreload.cli.doctor import doctor
 from foreload.cli.explain import explain
 from foreload.cli.failure import report
 from foreload.cli.index import index
+from foreload.cli.plan import plan
 from foreload.cli.preview import preview
 from foreload.cli.simulate import simulate
 from foreload.cli.top import top
@@ -33,7 +34,7 @@ app = typer.Typer(
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data sets": (index, preview, explain),
-    "Planning": (simulate, cost),
+    "Planning": (plan, simulate, cost),
     "This machine": (bench, doctor, top),
 }
 for _panel, _verbs in _PANELS.items():
