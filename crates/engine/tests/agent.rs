@@ -273,7 +273,7 @@ fn what_fits_disk_is_fetched_once_and_a_restarted_agent_finds_it() {
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
     read_epoch(&node, &job, &index, "img", &spec(&index), 1);
     let stats = node.stats(job.job);
-    assert_eq!(stats.requests - stats.hedges, 300, "each sample once");
+    assert_eq!(stats.requests - stats.hedges, 300, "each sample once: {stats:?}");
     assert!(stats.disk_hits > 100, "{stats:?}");
     drop(job);
     let (bucket, directory) = node.end();

@@ -124,6 +124,8 @@ pub(super) struct Loads {
     disks: Vec<VecDeque<Pending>>,
     running: Table,
     in_flight: u32,
+    /// Writes to disk tiers under way.
+    pub writing: u32,
     disk_depth: u32,
     pub concurrency: Concurrency,
     pub estimate: Estimate,
@@ -143,6 +145,7 @@ impl Loads {
             disks: settings.tiers.iter().map(|_| VecDeque::new()).collect(),
             running: Table::default(),
             in_flight: 0,
+            writing: 0,
             disk_depth: settings.disk_depth.max(1),
             concurrency: Concurrency::new(settings.concurrency),
             estimate: Estimate::new(prior, settings.bucket.is_some()),
@@ -385,6 +388,7 @@ impl Scheduler {
     }
 
     fn written(&mut self, tier: u8, handle: Handle, sample: u64, len: u64, outcome: Outcome) {
+        self.loads.writing -= 1;
         let held = &mut self.tiers[usize::from(tier)];
         match outcome {
             Outcome::Done { .. } => held.insert(sample, len),
@@ -501,6 +505,7 @@ impl Scheduler {
             (State::Ready, Some(tier)) => {
                 resident.writes += 1;
                 let handle = self.residents.handle(index);
+                self.loads.writing += 1;
                 let id = self.loads.running.reserve();
                 self.loads.running.insert(
                     id,

@@ -11,6 +11,9 @@ use crate::action::{Action, Command, Via};
 use crate::arena::{Slot, Stay, reserved_bytes};
 use crate::policy::Retention;
 
+/// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
+const ILL_S: f64 = 0.25;
+
 impl Scheduler {
     /// The resident of a sample, with a load queued if it isn't there.
     pub(super) fn resident_for(
@@ -91,7 +94,8 @@ impl Scheduler {
             .min_by(|&a, &b| wait_s(a).total_cmp(&wait_s(b)))?;
         let turns = 1.0 + self.loads.bucket_queue() as f64 / f64::from(self.loads.concurrency.limit());
         let bucket_s = self.loads.estimate.expected_s(len) * turns;
-        (wait_s(fastest) <= bucket_s * self.settings.cached_worth).then_some(fastest)
+        let ill = wait_s(fastest) > (bucket_s * self.settings.cached_worth).max(ILL_S);
+        (!ill).then_some(fastest)
     }
 
     /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.
@@ -257,6 +261,10 @@ impl Scheduler {
                 return Ok(slot);
             }
             if !urgent {
+                return Err(Blocked::Memory);
+            }
+            // Samples on their way to disk leave by themselves; a kept one that left for them would have to be fetched again.
+            if self.loads.writing > 0 {
                 return Err(Blocked::Memory);
             }
             if !self.put_back_after(line) && self.residents.evict_one(&mut self.arena).is_none() {
