@@ -1,4 +1,4 @@
-"""How much memory this process may still use, for the default budget.
+"""The memory of this process: how much it may still use, for the default budget, and how it is kept for the next batch.
 
 The least of what the machine has available and what each memory cgroup above this process leaves (v2 or v1). Page cache counts as
 available, because the kernel gives it back. Reads a handful of files; changes nothing.
@@ -6,6 +6,7 @@ available, because the kernel gives it back. Reads a handful of files; changes n
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -26,6 +27,17 @@ def available_bytes(root: Path = Path("/")) -> int:
         if room is not None:
             left.append(room)
     return max(0, min(left))
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Lets the C library keep what a batch frees for the next one; once a process.
+
+    By default glibc gives blocks above 128 KiB back to the system when they are freed, and the next batch pays for fresh pages: of 38 microseconds for a
+    copy of 110 KB, 30 are page faults. It raises that limit by itself to the largest block that a program frees, up to
+    32 MiB, and keeps twice as much; so one such block, whose pages are never touched, is enough.
+    """
+    bytearray((32 << 20) - (64 << 10))
 
 
 def _meminfo(path: Path) -> int:

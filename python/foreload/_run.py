@@ -18,6 +18,7 @@ from typing import Any
 
 from foreload import _core
 from foreload._job import Attachment, Recipe
+from foreload._memory import keep_freed_memory
 from foreload._order import Order
 from foreload.cache import Cache
 from foreload.dataset import Dataset
@@ -159,6 +160,7 @@ class Run:
         }
         if policy is not None:
             attach["policy"] = policy
+        keep_freed_memory()
         self.recipe = Recipe(dataset.source, attach, f"{ranks.session}-{self.plan.digest}-{ranks.world}")
 
     def __len__(self) -> int:

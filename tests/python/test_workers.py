@@ -102,7 +102,7 @@ def test_a_killed_process_gives_its_memory_back_at_once(home: Any) -> None:
             time.sleep(60)
             del held
         os._exit(0)
-    until(lambda: (home.cache_dir / "held").exists())
+    until((home.cache_dir / "held").exists)
     assert attachment.call("stats")["gauges"]["leases"] == 24
     os.kill(child, signal.SIGKILL)
     begun = time.monotonic()

@@ -48,6 +48,9 @@ pub struct Agent {
     retire: Cell<bool>,
     changed: Notify,
     attaching: tokio::sync::Mutex<()>,
+    /// Data sets that are being opened.
+    opening: RefCell<Vec<Open>>,
+    opening_ended: Notify,
 }
 
 enum Fds {
@@ -71,6 +74,8 @@ impl Agent {
             retire: Cell::new(false),
             changed: Notify::new(),
             attaching: tokio::sync::Mutex::new(()),
+            opening: RefCell::default(),
+            opening_ended: Notify::new(),
         })
     }
 
@@ -415,6 +420,10 @@ impl Agent {
             ..open.clone()
         };
         let fresh = plain == open;
+        // The ranks of a job open at the same time: the first one lists, and all get the same number.
+        while self.opening.borrow().contains(&plain) {
+            self.opening_ended.notified().await;
+        }
         let opened = self
             .datasets
             .borrow()
@@ -436,7 +445,10 @@ impl Agent {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         });
+        self.opening.borrow_mut().push(plain.clone());
         let dataset = Dataset::open(open, &self.settings.cache_dir, report).await;
+        self.opening.borrow_mut().retain(|other| *other != plain);
+        self.opening_ended.notify_waiters();
         tell.abort();
         let dataset = Rc::new(Dataset {
             open: plain,

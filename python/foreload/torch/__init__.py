@@ -3,5 +3,6 @@
 from foreload.torch.dataset import Dataset
 from foreload.torch.loader import DataLoader
 from foreload.torch.sampler import Sampler
+from foreload.torch.wrapping import wrap
 
-__all__ = ["DataLoader", "Dataset", "Sampler"]
+__all__ = ["DataLoader", "Dataset", "Sampler", "wrap"]

@@ -131,6 +131,10 @@ class Decoded(list[Any]):
         super().__init__(Pair(pair) for pair in pairs)
         self.attachment = attachment
 
+    def values(self) -> Values:
+        """Without the labels, for items that bring their own."""
+        return Values([value for value, _ in self], self.attachment)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, ([tuple(pair) for pair in self],)
 
@@ -142,6 +146,31 @@ class Pair(tuple[Any, int]):
 
     def __reduce__(self) -> Any:
         return tuple, (tuple(self),)
+
+
+class Whole(tuple[Any, ...]):
+    """An item that brings its target along, by whose type `default_collate` finds us."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+
+class Values(list[Any]):
+    """Items as the user's data set made them.
+
+    Args:
+        values: The items.
+        attachment: The job whose memory to use.
+    """
+
+    def __init__(self, values: Sequence[Any], attachment: Attachment) -> None:
+        super().__init__(Whole(value) if type(value) is tuple else value for value in values)
+        self.attachment = attachment
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, (list(self),)
 
 
 def raw_batch(delivery: _core.Delivery, form: Form, attachment: Attachment) -> list[Any]:
@@ -163,7 +192,13 @@ def raw_batch(delivery: _core.Delivery, form: Form, attachment: Attachment) -> l
 
 def decoded_batch(pairs: Sequence[tuple[Any, int]], attachment: Attachment) -> list[Any]:
     """A batch of decoded samples: [values, labels], collated as torch does, but into the agent's memory."""
-    if not pairs:
+    values = whole_batch([value for value, _ in pairs], attachment)
+    return [values, _parcel.labels_of([label for _, label in pairs], parcel=get_worker_info() is not None)]
+
+
+def whole_batch(values: Sequence[Any], attachment: Attachment) -> Any:
+    """Values, collated as torch does, but into the agent's memory."""
+    if not values:
         raise InvalidError("every sample of a batch was skipped; no batch can be made of nothing")
     in_worker = get_worker_info() is not None
 
@@ -171,9 +206,9 @@ def decoded_batch(pairs: Sequence[tuple[Any, int]], attachment: Attachment) -> l
         return _parcel.stacked(batch, attachment, parcel=in_worker)
 
     table = {**default_collate_fn_map, torch.Tensor: stacked, np.ndarray: stacked}
-    del table[Pair]
-    values = collate([value for value, _ in pairs], collate_fn_map=table)
-    return [values, _parcel.labels_of([label for _, label in pairs], parcel=in_worker)]
+    for ours in (Pair, Whole):
+        del table[ours]
+    return collate(values, collate_fn_map=table)
 
 
 def _default(pairs: Sequence[tuple[Any, int]]) -> list[Any]:
@@ -196,6 +231,16 @@ def _collate_decoded(batch: Any, *, collate_fn_map: Any = None) -> Any:  # noqa:
     return _default([tuple(pair) for pair in batch])
 
 
+def _collate_whole(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    values = [tuple(value) for value in batch]
+    return (
+        whole_batch(values, batch.attachment)
+        if isinstance(batch, Values)
+        else collate(values, collate_fn_map=collate_fn_map)
+    )
+
+
+default_collate_fn_map[Whole] = _collate_whole
 default_collate_fn_map[_Unseen] = _collate_raw
 default_collate_fn_map[Cell] = _collate_raw
 default_collate_fn_map[Pair] = _collate_decoded

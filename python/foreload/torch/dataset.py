@@ -51,6 +51,9 @@ class Dataset(data.Dataset[Any]):
         on_error: `"raise"`, or `foreload.skip(...)`.
     """
 
+    #: Whether items are pairs (data, label) made here.
+    paired = True
+
     def __init__(
         self,
         dataset: _dataset.Dataset,

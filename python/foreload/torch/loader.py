@@ -316,6 +316,7 @@ class DataLoader(data.DataLoader[Any]):
 
     def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[Any]:
         collate: Any = self.collate_fn
+        samples: Any = self.dataset
         if not decoder.is_needed:
             for _, delivery in stream:
                 if self._user_collates:
@@ -330,7 +331,11 @@ class DataLoader(data.DataLoader[Any]):
             else ((number, decoded(columns, epoch, decoder)) for number, columns in raw)
         )
         for _, pairs in ready:
-            yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
+            if not samples.paired:
+                values = [value for value, _ in pairs]
+                yield collate(values) if self._user_collates else _batch.whole_batch(values, attachment)
+            else:
+                yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
 
     @property
     def _raw(self) -> Form:

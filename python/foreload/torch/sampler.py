@@ -99,7 +99,7 @@ class Sampler(DistributedSampler[int]):
         self.data: _dataset.Dataset = getattr(dataset, "data", dataset)
         if not isinstance(self.data, _dataset.Dataset):
             raise InvalidError(f"Sampler: {dataset!r} was not made by foreload.open; use torch's own samplers for it")
-        self.dataset = self.data
+        self.dataset: Any = self.data
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.order, self.batch_size, self.sharding = order, check_positive("batch_size", batch_size), sharding
         self.epochs, self.policy = epochs, policy

@@ -1,0 +1,177 @@
+"""Sizes, budgets, ranks and the environment."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import foreload as fl
+from foreload import _environment, errors, ranks
+from foreload._memory import available_bytes
+from foreload._sizes import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize("name", ["errors", "_sizes", "cache"])
+def test_examples_in_docstrings_run(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"foreload.{name}"))
+    assert found.attempted
+    assert not found.failed
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("17", 17),
+        ("1k", 1000),
+        ("1 KiB", 1024),
+        ("32GB", 32 * 10**9),
+        ("0.5gib", 1 << 29),
+        ("1.5 TB", 1_500_000_000_000),
+        ("2P", 2 * 10**15),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_bytes(text) == parse_bytes(size) == size
+    assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.01)
+
+
+@pytest.mark.parametrize("wrong", ["", "GB", "1 GBB", "-1", "1e3", "one", None, True, -1, 1.5, "1,5GB"])
+def test_what_is_no_size_is_refused(wrong: Any) -> None:
+    with pytest.raises(errors.InvalidError, match="is no size"):
+        parse_bytes(wrong)
+
+
+def test_a_cache_is_checked_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORELOAD_RAM", raising=False)
+    monkeypatch.delenv("FORELOAD_DISK", raising=False)
+    with pytest.raises(errors.InvalidError, match="DIRECTORY:SIZE"):
+        fl.Cache(disk="/nvme")
+    with pytest.raises(errors.InvalidError, match="ram"):
+        fl.Cache(ram="lots")
+    with pytest.raises(errors.InvalidError, match="leave nothing"):
+        fl.Cache(ram="32MB", batches="32MB").budget()
+    budget = fl.Cache(ram="1GB", disk=["/a:1GB", "/b:c:2GB"], staging="100MB").budget()
+    assert budget["ram_bytes"] == 10**9
+    assert budget["batch_bytes"] == 10**9 // 8
+    assert budget["staging_bytes"] == 10**8
+    assert budget["disks"] == [
+        {"directory": "/a", "capacity_bytes": 10**9},
+        {"directory": "/b:c", "capacity_bytes": 2 * 10**9},
+    ]
+    monkeypatch.setenv("FORELOAD_RAM", "2GB")
+    monkeypatch.setenv("FORELOAD_DISK", "/x:1GB,/y:2GB")
+    assert fl.Cache().ram_bytes() == 2 * 10**9
+    assert fl.Cache().disks() == [("/x", 10**9), ("/y", 2 * 10**9)]
+
+
+def system(root: Path, **files: str) -> Path:
+    for name, text in {"proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 8192 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_what_is_left_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None:
+    assert available_bytes(system(tmp_path / "plain")) == 8 << 20
+    v2 = {"proc/self/cgroup": "0::/a/b\n"}
+    for name, limit in {"a/b": "max", "a": str(4 << 20), "": "max"}.items():
+        top = f"sys/fs/cgroup/{name}".rstrip("/")
+        v2 |= {
+            f"{top}/memory.max": limit,
+            f"{top}/memory.current": str(3 << 20),
+            f"{top}/memory.stat": f"anon 1\ninactive_file {1 << 20}\n",
+        }
+    assert available_bytes(system(tmp_path / "v2", **v2)) == 2 << 20, "of an ancestor, its page cache not counted"
+    top = "sys/fs/cgroup/memory/job"
+    v1 = {
+        "proc/self/cgroup": "5:cpu,memory:/job\n1:name=systemd:/\n",
+        f"{top}/memory.limit_in_bytes": str(5 << 20),
+        f"{top}/memory.usage_in_bytes": str(2 << 20),
+        f"{top}/memory.stat": "total_inactive_file 0\n",
+    }
+    assert available_bytes(system(tmp_path / "v1", **v1)) == 3 << 20
+    assert available_bytes() > 0
+
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "x",
+    "MASTER_PORT": "1",
+}
+
+
+@pytest.fixture
+def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_ranks_are_found(no_torchrun: pytest.MonkeyPatch) -> None:
+    alone = ranks.find()
+    assert (alone.rank, alone.world, alone.local) == (0, 1, (0,))
+    assert alone.session != ranks.find().session
+    given = ranks.find(2, 4)
+    assert (given.rank, given.world, given.local) == (2, 4, (2,))
+    assert ranks.find(2, 4, local_ranks=[3, 2]).local == (2, 3)
+    for name, value in TORCHRUN.items():
+        no_torchrun.setenv(name, value)
+    told = ranks.find()
+    assert (told.rank, told.world, told.local) == (5, 8, (4, 5, 6, 7))
+    for wrong in (
+        {"dp_rank": 1},
+        {"dp_size": 2},
+        {"dp_rank": 4, "dp_size": 4},
+        {"dp_rank": 0, "dp_size": 2, "local_ranks": [1]},
+    ):
+        with pytest.raises(errors.InvalidError):
+            ranks.find(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_mesh_tells_the_data_ranks(no_torchrun: pytest.MonkeyPatch) -> None:
+    def mesh(names: tuple[str, ...] | None, shape: tuple[int, ...], at: list[int] | None) -> Any:
+        return SimpleNamespace(mesh_dim_names=names, mesh=torch.zeros(shape), get_coordinate=lambda: at)
+
+    both = ranks.find(device_mesh=mesh(("dp_replicate", "dp_shard", "tp"), (2, 3, 4), [1, 2, 3]))
+    assert (both.rank, both.world) == (5, 6)
+    plain = ranks.find(device_mesh=mesh(None, (4,), [3]))
+    assert (plain.rank, plain.world) == (3, 4)
+    tensor = ranks.find(device_mesh=mesh(("tp",), (4,), [3]))
+    assert (tensor.rank, tensor.world) == (0, 1)
+    with pytest.raises(errors.InvalidError, match="not part"):
+        ranks.find(device_mesh=mesh(None, (4,), None))
+
+
+def test_the_environment_fills_what_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _environment._AWS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://general")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://own")
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    full = {"access_key_id": "id", "secret_access_key": "secret", "endpoint": "http://own"}
+    assert _environment.storage_options("s3://b", {}) == full
+    assert _environment.storage_options("s3://b", {"AWS_ENDPOINT_URL": "x"}) == {
+        "access_key_id": "id",
+        "secret_access_key": "secret",
+        "AWS_ENDPOINT_URL": "x",
+    }
+    assert _environment.storage_options("s3://b", {"key": "k", "secret": "s"}) == {
+        "endpoint": "http://own",
+        "key": "k",
+        "secret": "s",
+    }
+    assert _environment.storage_options("s3://b", {"anon": "true"}) == {"endpoint": "http://own", "anon": "true"}
+    assert _environment.storage_options("/a/directory", {}) == {}
