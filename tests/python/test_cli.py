@@ -126,6 +126,20 @@ def test_index_update_says_what_changed(run: Command, client: Any) -> None:
         client.delete_object(Bucket="data", Key=entry["Key"])
 
 
+def test_index_notes_checksums_and_a_replaced_object_is_not_delivered(run: Command, client: Any) -> None:
+    for number in range(4):
+        client.put_object(Bucket="data", Key=f"sums/{number}", Body=b"%d" % number)
+    plain = run.json("index", "s3://data/sums")
+    summed = run.json("index", "s3://data/sums", "--checksum")
+    assert summed["samples"] == 4
+    assert summed["index_bytes"] > plain["index_bytes"]
+    assert [row["bytes"] for row in run.json("preview", "s3://data/sums", "-n", 2)["rows"]] == [1, 1]
+    client.put_object(Bucket="data", Key="sums/2", Body=b"X")
+    assert run.fails("preview", "s3://data/sums", "--first", 2, "-n", 1)[0] == 6
+    for number in range(4):
+        client.delete_object(Bucket="data", Key=f"sums/{number}")
+
+
 def test_a_written_index_opens_without_a_listing(run: Command, tmp_path: Path, bucket: Any, client: Any) -> None:
     path = tmp_path / "data.flx"
     assert run.json("index", "s3://data/train", "--out", path)["saved"] == str(path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreload.cli import options, output
-from foreload.cli.opening import open_dataset
+from foreload.cli.opening import open_dataset, reopen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from foreload import Dataset
 
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE|URL", help="Also write the index there.")]
-Update = Annotated[bool, typer.Option("--update", help="List again, and say what changed since the saved index.")]
+Update = Annotated[
+    bool, typer.Option("--update", help="List again, and say what changed; what didn't keeps its number.")
+]
+Checksum = Annotated[
+    bool,
+    typer.Option(
+        "--checksum", help="Read every sample once and keep a checksum of each, verified whenever it is fetched."
+    ),
+]
 Extensions = Annotated[
     list[str] | None, typer.Option("--extension", help="Only files that end so are samples, such as jpg; repeatable.")
 ]
@@ -30,6 +38,7 @@ def index(
     format: options.Format = "auto",  # noqa: A002 (as in `foreload.open`)
     out: Out = None,
     update: Update = False,
+    checksum: Checksum = False,
     extension: Extensions = None,
     endpoint_url: options.EndpointUrl = None,
     profile: options.Profile = None,
@@ -45,10 +54,10 @@ def index(
     begun = time.perf_counter()
     dataset = open_dataset(url, given, **arguments)
     value: dict[str, Any] = {}
-    if update:
+    if update or checksum:
         before = dataset
-        dataset = open_dataset(url, given, refresh=True, **arguments)
-        value["changes"] = changes(before, dataset)
+        dataset = reopen(dataset, update=update, checksum=checksum)
+        value |= {"changes": changes(before, dataset)} if update else {}
     if not len(dataset):
         raise NotFoundError(f"{url}: no samples there (check the prefix and --extension)")
     value = summary(dataset) | {"seconds": round(time.perf_counter() - begun, 3)} | value
@@ -133,7 +142,8 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
     classes = value["classes"]
     shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
     took = output.human_seconds(value["seconds"])
-    origin = f"listed in {took}" if value["origin"] == "listed" else "saved earlier (--update lists again)"
+    known = {"listed": f"listed in {took}", "updated": f"brought up to date in {took}"}
+    origin = known.get(value["origin"], "saved earlier (--update lists again)")
     rows = [
         ("format", value["format"]),
         ("samples", output.human_count(value["samples"])),

@@ -66,3 +66,22 @@ def open_dataset(url: str, given: dict[str, str], **arguments: Any) -> "Dataset"
 
     with Bar() as bar:
         return foreload.open(url, storage_options=given, progress=bar, **arguments)
+
+
+def reopen(dataset: "Dataset", **fields: bool) -> "Dataset":
+    """Opens a data set once more, with further fields of the agent's `open` call.
+
+    Args:
+        dataset: The data set as it was opened before.
+        fields: Such as `update=True`: bring the saved index up to date; `checksum=True`: read everything and note checksums.
+
+    Returns:
+        The data set as it is then.
+    """
+    from foreload._source import Source
+    from foreload.dataset import Dataset
+
+    with Bar() as bar:
+        source = Source(dataset.source.cache_dir, {**dataset.source.call, **fields}, progress=bar)
+        source.opened()
+        return Dataset(source)
