@@ -14,6 +14,8 @@ use crate::model::{Estimate, Pinned};
 use crate::settings::Settings;
 use std::collections::VecDeque;
 
+/// No twin before this: what a nearby store would have answered by then, our own scheduling may have delayed.
+const HEDGE_AFTER_S: f64 = 0.05;
 /// Extra tries after a failure that another try may mend.
 const RETRIES: u8 = 1;
 
@@ -678,7 +680,8 @@ impl Scheduler {
             return false;
         }
         let age_s = (self.now_ns - flight.issued_ns) as f64 / 1e9;
-        if self.loads.estimate.observations() < 32 || age_s < self.loads.estimate.tail_s(pending.len) {
+        if self.loads.estimate.observations() < 32 || age_s < self.loads.estimate.tail_s(pending.len).max(HEDGE_AFTER_S)
+        {
             return false;
         }
         let waited_for = pending
