@@ -7,5 +7,6 @@ from foreload.cache import Cache
 from foreload.dataset import Dataset, Item, open  # noqa: A004 (`foreload.open`)
 from foreload.errors import ForeloadError
 from foreload.failures import skip
+from foreload.planning import plan
 
-__all__ = ["Cache", "Dataset", "ForeloadError", "Item", "Meta", "NumpyLoader", "__version__", "open", "skip"]
+__all__ = ["Cache", "Dataset", "ForeloadError", "Item", "Meta", "NumpyLoader", "__version__", "open", "plan", "skip"]

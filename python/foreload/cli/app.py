@@ -12,6 +12,7 @@ import typer
 from foreload.cli.agent import agent
 from foreload.cli.bench import bench
 from foreload.cli.cache import cache
+from foreload.cli.calibrate import calibrate
 from foreload.cli.cost import cost
 from foreload.cli.doctor import doctor
 from foreload.cli.explain import explain
@@ -34,7 +35,7 @@ app = typer.Typer(
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data sets": (index, preview, explain),
-    "Planning": (plan, simulate, cost),
+    "Planning": (plan, simulate, cost, calibrate),
     "This machine": (bench, doctor, top),
 }
 for _panel, _verbs in _PANELS.items():

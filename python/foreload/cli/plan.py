@@ -1,12 +1,10 @@
 """`foreload plan`: this data set on that cluster, before it is rented.
 
-The sizes come from the data set's index, the machines from the command line; together they are a scenario, which `foreload.sim` runs under our
-policy. Then each upgrade is tried by itself, so that the answer also says what limits the run. Everything is a prediction of the
-simulator, which the printed scenario (`--scenario`) repeats and lets you refine.
+`foreload.planning` simulates it and its upgrades; this opens the data set, reads the options and shows the answer. `--scenario` writes what was
+simulated, which `foreload simulate` repeats and lets you refine.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +13,16 @@ import typer
 from foreload.cli import options, output
 from foreload.cli.cost import dollars
 from foreload.cli.opening import Bar, open_dataset
-from foreload.cli.simulate import hours, sizes_file
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foreload.sim import Outcome
+    from foreload import Dataset
+    from foreload.planning import Plan
+    from foreload.speeds import Speeds
 
-_CLUSTER, _SOURCE = "Cluster", "Bucket"
+_CLUSTER, _SPEEDS = "Cluster", "Speeds (default: the calibration's, otherwise assumed)"
 _MB = 1 << 20
-#: Waiting for less than this share of the time, a run is limited by computing.
-_NEGLIGIBLE = 0.01
 
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=_CLUSTER)]
 Ram = Annotated[str, typer.Option("--ram", help="Memory budget of a node.", rich_help_panel=_CLUSTER)]
@@ -35,100 +32,31 @@ StepTime = Annotated[
     float, typer.Option("--step-time", min=1e-6, help="Seconds to compute one batch.", rich_help_panel=_CLUSTER)
 ]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Length of the run.", rich_help_panel=_CLUSTER)]
-Network = Annotated[str, typer.Option("--network", help="Per second between two nodes.", rich_help_panel=_CLUSTER)]
-DiskSpeed = Annotated[str, typer.Option("--disk-speed", help="Per second from a disk.", rich_help_panel=_CLUSTER)]
-NodeRate = Annotated[str, typer.Option("--source-node", help="Per second for one node.", rich_help_panel=_SOURCE)]
-TotalRate = Annotated[
-    str | None, typer.Option("--source-total", help="Per second for all nodes.", rich_help_panel=_SOURCE)
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration", metavar="FILE", help="Speeds that `foreload calibrate` measured.", rich_help_panel=_SPEEDS
+    ),
 ]
-Latency = Annotated[float, typer.Option("--latency", min=0, help="Seconds to the first byte.", rich_help_panel=_SOURCE)]
+Network = Annotated[
+    str | None, typer.Option("--network", help="Per second between two nodes.", rich_help_panel=_SPEEDS)
+]
+DiskSpeed = Annotated[
+    str | None, typer.Option("--disk-speed", help="Per second from a disk; writing half.", rich_help_panel=_SPEEDS)
+]
+NodeRate = Annotated[
+    str | None, typer.Option("--source-node", help="Per second for one node.", rich_help_panel=_SPEEDS)
+]
+TotalRate = Annotated[
+    str | None, typer.Option("--source-total", help="Per second for all nodes.", rich_help_panel=_SPEEDS)
+]
+Latency = Annotated[
+    float | None, typer.Option("--latency", min=0, help="Seconds to the first byte.", rich_help_panel=_SPEEDS)
+]
 Prices = Annotated[str, typer.Option("--prices", metavar="NAME|FILE", help="gcs, s3, azure, or a sheet of your own.")]
 Save = Annotated[
     Path | None, typer.Option("--scenario", metavar="FILE", help="Write the scenario, for `foreload simulate`.")
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cluster:
-    """The machines, in bytes and seconds.
-
-    Attributes:
-        nodes: Machines.
-        ram: Memory budget of each.
-        disk: Disk budget of each; 0: none.
-        batch: Samples of a global batch.
-        step_s: Seconds that a batch takes to compute.
-        epochs: Length of the run.
-        network: Bytes per second between two nodes.
-        disk_speed: Bytes per second from a disk.
-        source_node: Bytes per second from the bucket to one node.
-        source_total: Bytes per second from the bucket to all nodes.
-        latency_s: To the first byte.
-    """
-
-    nodes: int
-    ram: int
-    disk: int
-    batch: int
-    step_s: float
-    epochs: int
-    network: int
-    disk_speed: int
-    source_node: int
-    source_total: int
-    latency_s: float
-
-    def scenario(self, sizes: Path, name: str) -> str:
-        """The scenario's text."""
-        total = {count: min(count * self.source_node, self.source_total) / _MB for count in sorted({1, self.nodes})}
-        points = ", ".join(f"{count} = {rate:.3f}" for count, rate in total.items())
-        staging = min(self.ram // 4, 1 << 30)
-        tiers = [("staging", staging, 10_000.0, 10_000.0), ("ram", self.ram - staging, 10_000.0, 10_000.0)]
-        if self.disk:
-            tiers.append(("disk", self.disk, self.disk_speed / _MB, self.disk_speed / _MB / 2))
-        return "\n".join(
-            [
-                f"name = {json.dumps(name)}",
-                "[dataset]",
-                f"sizes_file = {json.dumps(str(sizes))}",
-                "[training]",
-                f"epochs = {self.epochs}",
-                f"global_batch = {self.batch}",
-                f"step_s = {self.step_s}",
-                "[cluster]",
-                f"nodes = {self.nodes}",
-                f"network_mb_s = {self.network / _MB:.3f}",
-                "[source]",
-                f"throughput_mb_s = {{ {points} }}",
-                f"latency_s = {self.latency_s}",
-                *(
-                    f'[[tier]]\nkind = "{kind}"\ncapacity_mb = {size / _MB:.3f}\nthreads = 4\n'
-                    f"read_mb_s = {reads:.3f}\nwrite_mb_s = {writes:.3f}"
-                    for kind, size, reads, writes in tiers
-                ),
-                "",
-            ]
-        )
-
-    def upgrades(self, dataset_bytes: int) -> dict[str, "Cluster"]:
-        """What could be bought, one thing at a time."""
-        per_node = -(-dataset_bytes // self.nodes)
-        found = {
-            "twice the nodes": dataclasses.replace(self, nodes=2 * self.nodes),
-            "twice the memory": dataclasses.replace(self, ram=2 * self.ram),
-            "twice the network": dataclasses.replace(self, network=2 * self.network),
-            "twice from the bucket": dataclasses.replace(
-                self, source_node=2 * self.source_node, source_total=2 * self.source_total
-            ),
-            "computing twice as fast": dataclasses.replace(self, step_s=self.step_s / 2),
-        }
-        if self.disk:
-            found["twice as fast a disk"] = dataclasses.replace(self, disk_speed=2 * self.disk_speed)
-        if self.ram + self.disk < per_node:
-            found[f"a disk of {output.human_bytes(per_node)} per node"] = dataclasses.replace(self, disk=per_node)
-        if self.batch % (2 * self.nodes):
-            del found["twice the nodes"]
-        return found
 
 
 def plan(
@@ -139,13 +67,14 @@ def plan(
     batch: Batch = 256,
     step_time: StepTime = 0.1,
     epochs: Epochs = 10,
-    network: Network = "1.25GB",
-    disk_speed: DiskSpeed = "1GB",
-    source_node: NodeRate = "1GB",
-    source_total: TotalRate = None,
-    latency: Latency = 0.03,
     prices: Prices = "gcs",
     scenario: Save = None,
+    calibration: Calibration = None,
+    network: Network = None,
+    disk_speed: DiskSpeed = None,
+    source_node: NodeRate = None,
+    source_total: TotalRate = None,
+    latency: Latency = None,
     format: options.Format = "auto",  # noqa: A002 (as in `foreload.open`)
     index: options.SavedIndex = None,
     endpoint_url: options.EndpointUrl = None,
@@ -155,114 +84,130 @@ def plan(
     as_json: options.AsJson = False,
 ) -> None:
     """Predicts this data set on that cluster: epoch time, stall, requests, dollars, what limits, what helps."""
-    from foreload._sizes import parse_bytes
+    from foreload import planning
 
+    speeds = _speeds(calibration, network, disk_speed, source_node, source_total, latency)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
     dataset = open_dataset(url, given, format=format, index=index)
-    rate = parse_bytes(source_node, "--source-node")
-    cluster = Cluster(
-        nodes,
-        parse_bytes(ram, "--ram"),
-        parse_bytes(disk, "--disk"),
-        batch,
-        step_time,
-        epochs,
-        parse_bytes(network, "--network"),
-        parse_bytes(disk_speed, "--disk-speed"),
-        rate,
-        rate * nodes if source_total is None else parse_bytes(source_total, "--source-total"),
-        latency,
-    )
-    with sizes_file(dataset) as sizes:
-        value = forecast(cluster, sizes, dataset.url, dataset.nbytes, prices)
-        if scenario is not None:
-            kept = scenario.with_suffix(".sizes").absolute()
-            kept.write_text(sizes.read_text())
-            scenario.write_text(cluster.scenario(kept, dataset.url))
-    value = {"url": dataset.url, "samples": len(dataset), "bytes": dataset.nbytes, **value}
-    output.emit(value, lambda console: _draw(console, value), as_json=as_json)
-
-
-def forecast(cluster: Cluster, sizes: Path, name: str, dataset_bytes: int, prices: str) -> dict[str, Any]:
-    """Simulates a cluster and its upgrades.
-
-    Args:
-        cluster: The machines.
-        sizes: A file of the samples' sizes, for the simulator.
-        name: The data set's name.
-        dataset_bytes: Its bytes.
-        prices: A price sheet.
-
-    Returns:
-        The prediction in JSON's types.
-    """
-    from foreload import cost, sim
-
-    report = sim.simulate_text(cluster.scenario(sizes, name), ["foreload"])
-    outcome = report["foreload"]
-    usage = cost.usage_of(report, "foreload", cluster.nodes, cluster.disk / 1e9)
-    bill = cost.price(usage, prices)
-    upgrades: list[dict[str, Any]] = []
-    tried = cluster.upgrades(dataset_bytes)
     with Bar() as bar:
-        for done, (what, better) in enumerate(tried.items()):
-            bar("trying upgrades", done, len(tried))
-            took = sim.simulate_text(better.scenario(sizes, name), ["foreload"])["foreload"].hours
-            upgrades.append(
-                {"upgrade": what, "hours": took, "saves": 1 - took / outcome.hours if outcome.hours else 0.0}
-            )
-    upgrades.sort(key=lambda upgrade: float(upgrade["saves"]), reverse=True)
-    later = outcome.epoch_hours[1:] or outcome.epoch_hours
-    epoch = sum(later) / len(later)
+        found = planning.plan(
+            dataset,
+            nodes=nodes,
+            ram=ram,
+            disk=disk,
+            batch=batch,
+            step_time=step_time,
+            epochs=epochs,
+            prices=prices,
+            calibration=speeds,
+            progress=bar,
+        )
+    if scenario is not None:
+        _write(scenario, dataset, found)
+    output.emit(as_value(dataset.url, found), lambda console: _draw(console, dataset.url, found), as_json=as_json)
+
+
+def _speeds(
+    calibration: Path | None,
+    network: str | None,
+    disk_speed: str | None,
+    source_node: str | None,
+    source_total: str | None,
+    latency: float | None,
+) -> "Speeds":
+    from foreload import speeds
+    from foreload._sizes import parse_bytes
+
+    found = speeds.Speeds() if calibration is None else speeds.read(calibration)
+    rates: dict[str, Any] = {
+        name: parse_bytes(text, f"--{option}") / _MB
+        for name, option, text in (
+            ("network_mb_s", "network", network),
+            ("source_mb_s", "source-node", source_node),
+            ("source_limit_mb_s", "source-total", source_total),
+        )
+        if text is not None
+    }
+    if latency is not None:
+        rates["latency_s"] = latency
+    found = dataclasses.replace(found, **rates)
+    if disk_speed is not None:
+        read = parse_bytes(disk_speed, "--disk-speed") / _MB
+        found = dataclasses.replace(found, disk=speeds.Disk(read, read / 2))
+    return found
+
+
+def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
+    """Writes the scenario, and the sizes beside it."""
+    from foreload.planning import sizes_file
+
+    kept = path.with_suffix(".sizes").absolute()
+    with sizes_file(dataset.lengths) as sizes:
+        kept.write_text(sizes.read_text())
+    path.write_text(found.site.scenario(kept, found.dataset_bytes / found.samples))
+
+
+def as_value(url: str, found: "Plan") -> dict[str, Any]:
+    """The prediction in JSON's types."""
+    value = dataclasses.asdict(found)
+    site = value.pop("site")
     return {
-        "cluster": dataclasses.asdict(cluster),
-        "hours": outcome.hours,
-        "epoch_hours": epoch,
-        "first_epoch_hours": outcome.epoch_hours[0],
-        "warm_up_hours": max(0.0, outcome.epoch_hours[0] - epoch),
-        "stall_share": outcome.stall_share,
-        "requests": outcome.requests,
-        "source_bytes": usage.source_bytes,
-        "coverage": outcome.coverage,
-        "lower_bound_hours": report.lower_bound_hours,
-        "dollars": {**dataclasses.asdict(bill), "total": bill.total},
-        "prices": prices,
-        "limit": limit(outcome, upgrades),
-        "upgrades": upgrades,
+        "url": url,
+        "samples": found.samples,
+        "bytes": value.pop("dataset_bytes"),
+        "cluster": {name: each for name, each in site.items() if name != "speeds"},
+        "speeds": {**site["speeds"], "origin": found.site.speeds.origin},
+        "epoch_hours": found.epoch_s / 3600,
+        "first_epoch_hours": found.first_epoch_s / 3600,
+        "warm_up_hours": found.warm_up_s / 3600,
+        "dollars": {**value.pop("bill"), "total": found.bill.total},
+        **value,
+        "upgrades": [
+            {
+                "upgrade": each.change,
+                "kind": each.name,
+                "hours": each.hours,
+                "saves": each.saves,
+                "dollars": each.dollars,
+            }
+            for each in found.upgrades
+        ],
     }
 
 
-def limit(outcome: "Outcome", upgrades: list[dict[str, Any]]) -> str:
-    """What the run waits for, given what each upgrade saves, the best first."""
-    if outcome.stall_share < _NEGLIGIBLE:
-        return "computing"
-    part = {
-        "twice the network": "the network between nodes",
-        "twice from the bucket": "the bucket",
-        "twice as fast a disk": "the disks",
-        "twice the memory": "the memory",
-        "computing twice as fast": "computing",
-    }
-    return next((part[found["upgrade"]] for found in upgrades if found["upgrade"] in part), "the bucket")
+_LIMITS = {
+    "source": "the bucket",
+    "disk": "the disks",
+    "network": "the network between nodes",
+    "preprocessing": "preprocessing",
+    "several": "several things at once",
+}
 
 
-def _draw(console: "Console", value: dict[str, Any]) -> None:
-    bill, cluster = value["dollars"], value["cluster"]
+def _draw(console: "Console", url: str, found: "Plan") -> None:
+    seconds, size, count = output.human_seconds, output.human_bytes, output.human_count
+    bound = seconds(found.lower_bound_hours * 3600)
     rows = [
-        ("data set", f"{output.human_count(value['samples'])} samples, {output.human_bytes(value['bytes'])}"),
-        ("epoch", f"{hours(value['epoch_hours'])}; the first {hours(value['first_epoch_hours'])}"),
+        ("data set", f"{count(found.samples)} samples, {size(found.dataset_bytes)}"),
+        ("epoch", f"{seconds(found.epoch_s)}; the first takes {seconds(found.warm_up_s)} longer, filling the caches"),
+        ("run", f"{seconds(found.hours * 3600)} for {found.epochs} epochs; no loader takes less than {bound}"),
         (
-            "run",
-            f"{hours(value['hours'])} for {cluster['epochs']} epochs; no loader takes less than {hours(value['lower_bound_hours'])}",
+            "stall",
+            f"{found.stall_share:.1%}, later {found.steady_stall_share:.1%}; limited by {_LIMITS.get(found.limit, found.limit)}",
         ),
-        ("stall", f"{value['stall_share']:.1%}; limited by {value['limit']}"),
         (
             "requests",
-            f"{output.human_count(value['requests'])}, {output.human_bytes(value['source_bytes'])} from the bucket",
+            f"{count(found.requests)} ({count(found.epoch_requests)} per later epoch), {size(found.source_bytes)} from the bucket",
         ),
-        ("cached", f"{value['coverage']:.0%} of the samples at the end"),
-        ("cost", f"{dollars(bill['total'])} ({dollars(bill['instances'])} for instances; prices of {value['prices']})"),
+        ("cached", f"{found.coverage:.0%} of the samples at the end"),
+        (
+            "cost",
+            f"{dollars(found.bill.total)} ({dollars(found.bill.instances)} for instances; prices of {found.prices})",
+        ),
+        ("speeds", found.site.speeds.origin),
     ]
-    output.facts(console, f"{value['url']}, nodes: {cluster['nodes']}", rows)
-    best = [(found["upgrade"], f"{found['saves']:.1%}", hours(found["hours"])) for found in value["upgrades"]]
-    output.grid(console, ("upgrade", ">saves", ">run"), best)
+    output.facts(console, f"{url}, nodes: {found.nodes}", rows)
+    best = [
+        (each.change, f"{each.saves:.1%}", seconds(each.hours * 3600), dollars(each.dollars)) for each in found.upgrades
+    ]
+    output.grid(console, ("upgrade", ">saves", ">run", ">cost"), best)

@@ -29,6 +29,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as cluster.nodes=8; repeatable."),
 ]
+Calibration = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="FILE", help="Take speeds from what `foreload calibrate` measured."),
+]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw hours by policy and source.")]
 
 _MB = 1 << 20
@@ -39,10 +43,16 @@ def simulate(
     policy: Policies = None,
     set: Settings = None,  # noqa: A002 (the option's name)
     plot: Plot = None,
+    calibration: Calibration = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Simulates a scenario under one or more policies: hours, stall, requests, bytes by source."""
-    report = run(scenario, policy, options.pairs(set, "--set"))
+    settings = options.pairs(set, "--set")
+    if calibration is not None:
+        from foreload import speeds
+
+        settings = {**speeds.overrides(speeds.read(calibration), scenario.read_text(encoding="utf-8")), **settings}
+    report = run(scenario, policy, settings)
     if plot is not None:
         from foreload.plot import time_by_policy
 

@@ -1,0 +1,334 @@
+"""Measures what the performance model needs to know about this machine and its source.
+
+`calibrate` reads a sample of a data set with 1, 4, 16, ... requests in flight, writes and reads a disk tier, and delivers from memory, all
+through the agent as training does, so that what is measured is what a run gets. The answer is the sections of a calibration file
+(`foreload.speeds`). It is an experiment: it takes some seconds, reads the bucket, and fills a scratch directory that it removes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreload import _agent, _core
+from foreload import ranks as _ranks
+from foreload._decode import Decoder
+from foreload._order import Order
+from foreload._run import Run, Stream
+from foreload._source import Progress
+from foreload.cache import Cache
+from foreload.dataset import Dataset
+from foreload.dataset import open as open_dataset
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["LEVELS", "Level", "calibrate", "decoding_mb_s", "machine", "source_level"]
+
+_MB = 1 << 20
+#: Requests in flight. The last one only when the one before was not yet slower than it could be.
+LEVELS = (1, 4, 16, 64, 256)
+#: The engine's limit (plan::flow).
+_MOST_IN_FLIGHT = 256
+#: Four times the requests that bring less than this are not worth trying more.
+_STILL_CLIMBING = 1.5
+#: Samples that the source is asked for; enough for any machine, few enough to open at once.
+_MOST_SAMPLES = 8192
+#: Bytes of a scratch sample: a photograph.
+_SCRATCH_SAMPLE = 128 << 10
+
+
+@dataclass(frozen=True)
+class Level:
+    """The source with a fixed number of requests in flight.
+
+    Attributes:
+        connections: Requests in flight.
+        mb_s: Throughput.
+        requests_per_s: Requests answered.
+        latency_s: Mean time to the first byte, as the engine's own model has it.
+        connection_mb_s: What one request gets after that.
+    """
+
+    connections: int
+    mb_s: float
+    requests_per_s: float
+    latency_s: float
+    connection_mb_s: float
+
+
+def calibrate(
+    dataset: Dataset | None = None,
+    *,
+    disk: str | PathLike[str] | None = None,
+    decode: Callable[..., Any] | None = None,
+    seconds: float = 2.0,
+    scratch_bytes: int = 256 << 20,
+    cache_dir: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measures this machine.
+
+    Args:
+        dataset: Where to measure the source; None: not at all.
+        disk: A directory on the drive that a disk tier will be on; None: not at all.
+        decode: What will turn bytes into arrays: `decode(data, meta)`; None: not at all. It needs a data set.
+        seconds: How long each measurement goes on.
+        scratch_bytes: Written for memory and disk; a drive's own cache should not hold it.
+        cache_dir: As in `foreload.open`.
+        progress: Called with a step's name, how many are done, and of how many.
+
+    Returns:
+        The sections of a calibration file, for `foreload.speeds.text`.
+    """
+    steps = 1 + (disk is not None) + (len(LEVELS) if dataset is not None else 0) + (decode is not None)
+    done = 0
+
+    def say(step: str) -> None:
+        nonlocal done
+        if progress is not None:
+            progress(step, done, steps)
+        done += 1
+
+    found: dict[str, Any] = {"dated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "foreload": _core.__version__}
+    found["machine"] = machine()
+    if dataset is not None:
+        found["source"] = _source(dataset, seconds, say)
+    if dataset is not None and decode is not None:
+        say("decoding")
+        rate = decoding_mb_s(dataset, decode, seconds)
+        found["cluster"] = {"preprocess_mb_s": _round(rate), "threads": len(os.sched_getaffinity(0))}
+    with _scratch(scratch_bytes, cache_dir) as local:
+        say("memory")
+        copies = _round(_copy_mb_s())
+        found["loop"] = {"mb_s": _round(_loop_mb_s(local, seconds))}
+        found["tier"] = [{"kind": "ram", "read_mb_s": copies, "write_mb_s": copies}]
+        if disk is not None:
+            say("disk")
+            write, read = _disk_mb_s(local, Path(disk))
+            found["tier"].append({"kind": "disk", "read_mb_s": _round(read), "write_mb_s": _round(write)})
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """What the machine is, without its name."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    memory = int(Path("/proc/meminfo").read_text(encoding="utf-8").split()[1]) / _MB
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _source(dataset: Dataset, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    part = dataset
+    if len(dataset) > _MOST_SAMPLES:
+        part = dataset.select(np.sort(np.random.default_rng(0).choice(len(dataset), _MOST_SAMPLES, replace=False)))
+    levels: list[Level] = []
+    for connections in LEVELS:
+        if len(levels) > 1 and levels[-1].mb_s < _STILL_CLIMBING * levels[-2].mb_s:
+            break
+        say(f"source, {connections} in flight")
+        levels.append(source_level(part, connections, seconds))
+    best, alone = max(levels, key=lambda level: level.mb_s), levels[0]
+    return {
+        "url": dataset.url,
+        "throughput_mb_s": {1: _round(best.mb_s)},
+        "latency_s": _round(alone.latency_s),
+        "connection_mb_s": _round(alone.connection_mb_s) if alone.connection_mb_s > 0 else None,
+        "requests_in_flight": _MOST_IN_FLIGHT,
+        "mean_request_mb": _round(alone.mb_s / alone.requests_per_s) if alone.requests_per_s else None,
+        "mb_s_by_requests_in_flight": {level.connections: _round(level.mb_s) for level in levels},
+    }
+
+
+def source_level(dataset: Dataset, connections: int, seconds: float) -> Level:
+    """Reads with a fixed number of requests in flight, keeping nothing.
+
+    Args:
+        dataset: The data set; it is read again from its start if it is too short.
+        connections: Requests in flight.
+        seconds: How long, after the connections are there.
+
+    Returns:
+        What was measured.
+    """
+    largest = int(dataset.lengths.max())
+    passing = max(48 << 20, 4 * connections * int(dataset.lengths.mean()), 4 * largest)
+    settings = {
+        "concurrency": {"start": connections, "least": connections, "most": connections},
+        "hedge_per_cent": 0,
+    }
+    batch = max(1, connections // 4)
+    run = _run(dataset, batch, _passing(passing), settings=settings)
+    batches = _forever(run)
+    warm = 2 * connections
+    while warm > 0:
+        warm -= len(next(batches))
+    before, begun = run.stats(), time.perf_counter()
+    samples = nbytes = 0
+    while (took := time.perf_counter() - begun) < seconds:
+        lengths = next(batches)
+        samples, nbytes = samples + len(lengths), nbytes + sum(lengths)
+    after = run.stats()
+    # Requests count when they are sent; what is delivered in the same time is as much, but for what is under way.
+    per_sample = (after["requests"] - before["requests"]) / max(1, after["samples"] - before["samples"])
+    gauges = after["gauges"] or {}
+    return Level(
+        connections,
+        nbytes / _MB / took,
+        samples * per_sample / took,
+        float(gauges.get("bucket_latency_s", 0.0)),
+        float(gauges.get("bucket_bytes_per_s", 0.0)) / _MB,
+    )
+
+
+def decoding_mb_s(dataset: Dataset, decode: Callable[..., Any], seconds: float) -> float:
+    """What one thread decodes.
+
+    Args:
+        dataset: Where the samples come from; a few dozen are read.
+        decode: The function.
+        seconds: How long it is called.
+    """
+    call = Decoder(dataset.source, decode, None)
+    samples = list(range(0, len(dataset), -(-len(dataset) // 64)))
+    data = [dataset.read(sample) for sample in samples]
+    nbytes, begun = 0, time.perf_counter()
+    while (took := time.perf_counter() - begun) < seconds:
+        for sample, each in zip(samples, data, strict=True):
+            call(memoryview(each), sample, dataset.label(sample), 0)
+            nbytes += len(each)
+    return nbytes / _MB / took
+
+
+def _copy_mb_s() -> float:
+    """Memory's speed at copying, as reading a sample from the RAM tier does it."""
+    source = np.ones(32 << 20, np.uint8)
+    target = np.empty_like(source)
+    rates = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        rates.append(source.nbytes / _MB / (time.perf_counter() - begun))
+    return float(np.median(rates))
+
+
+def _loop_mb_s(local: Dataset, seconds: float) -> float:
+    """What the loop's own thread takes over when everything lies in memory."""
+    run = _run(local, 64, Cache(ram=4 * local.nbytes))
+    for _ in _epoch(run, 0):
+        pass
+    nbytes, epoch, begun = 0, 1, time.perf_counter()
+    while (took := time.perf_counter() - begun) < seconds:
+        nbytes += sum(sum(lengths) for lengths in _epoch(run, epoch))
+        epoch += 1
+    return nbytes / _MB / took
+
+
+def _disk_mb_s(local: Dataset, directory: Path) -> tuple[float, float]:
+    """Writing and reading a disk tier, with the page cache dropped in between."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="foreload-calibrate-", dir=directory) as name:
+        cache = Cache(ram="64MB", staging="56MB", disk=f"{name}:{2 * local.nbytes + (64 << 20)}")
+        run = _run(local, 64, cache, epochs=8)
+        begun = time.perf_counter()
+        for _ in _epoch(run, 0):
+            pass
+        kept = _settled(run)
+        write = kept * (local.nbytes / len(local)) / _MB / (time.perf_counter() - begun)
+        # What wasn't kept in the first pass, because writing was behind, is by now.
+        epoch = 1
+        while kept < 0.95 * len(local) and epoch < 4:
+            for _ in _epoch(run, epoch):
+                pass
+            kept, epoch = _settled(run), epoch + 1
+        _drop_page_cache(Path(name))
+        before, begun = run.stats()["disk_bytes"], time.perf_counter()
+        for _ in _epoch(run, epoch):
+            pass
+        read = (run.stats()["disk_bytes"] - before) / _MB / (time.perf_counter() - begun)
+        run.attachment().settle()
+    return write, read
+
+
+def _settled(run: Run) -> int:
+    """Waits until nothing is being written any more; how many samples were."""
+    kept, since = -1, time.perf_counter()
+    while True:
+        now = int(run.stats()["kept_samples"])
+        if now != kept:
+            kept, since = now, time.perf_counter()
+        elif time.perf_counter() - since > 0.2:
+            return kept
+        time.sleep(0.01)
+
+
+def _drop_page_cache(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+
+
+def _passing(nbytes: int) -> Cache:
+    """Memory in which everything passes and nothing stays."""
+    ram = nbytes + max(nbytes // 4, 1 << 20)
+    return Cache(ram=ram, batches=ram - nbytes, staging=nbytes)
+
+
+def _run(
+    dataset: Dataset, batch: int, cache: Cache, epochs: int | None = None, settings: dict[str, Any] | None = None
+) -> Run:
+    order = Order(dataset.digest, len(dataset), "keyed", 1, batch, "uneven")
+    return Run(dataset, order, _ranks.find(0, 1), cache, uneven=True, epochs=epochs, settings=settings)
+
+
+def _epoch(run: Run, epoch: int) -> Iterator[list[int]]:
+    """The lengths of each batch's samples, their bytes taken over as a loop does."""
+    for _, delivery in Stream(run, epoch, 0):
+        lengths = list(delivery.lengths)
+        delivery.to_bytes()
+        yield lengths
+
+
+def _forever(run: Run) -> Iterator[list[int]]:
+    epoch = 0
+    while True:
+        yield from _epoch(run, epoch)
+        epoch += 1
+
+
+@contextmanager
+def _scratch(nbytes: int, cache_dir: str | PathLike[str] | None) -> Iterator[Dataset]:
+    """A data set of random bytes in the cache directory."""
+    here = _agent.cache_directory(cache_dir)
+    Path(here).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="calibrate-", dir=here) as directory:
+        random = np.random.default_rng(0)
+        for number in range(max(64, nbytes // _SCRATCH_SAMPLE)):
+            Path(directory, f"{number:06}.bin").write_bytes(random.bytes(_SCRATCH_SAMPLE))
+        yield open_dataset(directory, "flat", cache_dir=here)
+
+
+def _round(value: float) -> float:
+    """Three digits are more than such a measurement has."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,100 @@
+"""`foreload calibrate`: measures this machine and a bucket, for `foreload plan` and `foreload simulate`.
+
+`foreload.calibration` measures; this opens the data set, finds the decoder that is named, and writes the file.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreload.cli import options, output
+from foreload.cli.opening import Bar, open_dataset
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Url = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[URL]", help="A data set, to measure its source; without one, only this machine.", show_default=False
+    ),
+]
+DiskDirectory = Annotated[
+    Path | None, typer.Option("--disk", metavar="DIR", help="Also measure a disk tier in this directory.")
+]
+Decode = Annotated[
+    str | None, typer.Option("--decode", metavar="MODULE:NAME", help="Also measure this decode(bytes, meta).")
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the calibration (TOML) here.")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.05, help="How long each measurement goes on.")]
+Scratch = Annotated[str, typer.Option("--scratch", help="Written to measure memory and disk, removed afterwards.")]
+
+
+def calibrate(
+    url: Url = None,
+    disk: DiskDirectory = None,
+    out: Out = None,
+    decode: Decode = None,
+    seconds: Seconds = 2.0,
+    scratch: Scratch = "256MB",
+    format: options.Format = "auto",  # noqa: A002 (as in `foreload.open`)
+    index: options.SavedIndex = None,
+    endpoint_url: options.EndpointUrl = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measures source, memory, disk and decoding on this machine, and writes what `plan --calibration` takes."""
+    from foreload import calibration, speeds
+    from foreload._sizes import parse_bytes
+
+    if decode is not None and url is None:
+        raise typer.BadParameter("decoding is measured on a data set's samples: name its URL", param_hint="--decode")
+    function = None if decode is None else named(decode)
+    given = options.storage_options(endpoint_url, profile, anonymous, option)
+    dataset = None if url is None else open_dataset(url, given, format=format, index=index)
+    with Bar() as bar:
+        found = calibration.calibrate(
+            dataset,
+            disk=disk,
+            decode=function,
+            seconds=seconds,
+            scratch_bytes=parse_bytes(scratch, "--scratch"),
+            progress=bar,
+        )
+    text = speeds.text(found)
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    output.emit(found, lambda console: _draw(console, text, out), as_json=as_json)
+
+
+def named(name: str) -> Callable[..., Any]:
+    """A function by its module and name; modules of the working directory too.
+
+    Raises:
+        BadParameter: There is no such function.
+    """
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise typer.BadParameter(f"{name!r}: {error}; write module:function", param_hint="--decode") from None
+    finally:
+        sys.path.remove("")
+    if not callable(function):
+        raise typer.BadParameter(f"{name!r} is no function", param_hint="--decode")
+    return function  # type: ignore[no-any-return] # whatever the user's module has
+
+
+def _draw(console: "Console", text: str, out: Path | None) -> None:
+    from rich.text import Text
+
+    console.print(Text(text.rstrip()))
+    if out is not None:
+        console.print(f"written to {out}")

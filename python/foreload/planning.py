@@ -1,0 +1,481 @@
+"""What training on a data set will take on machines that aren't rented yet.
+
+`plan` puts a real data set's sizes, a cluster and a training step into a scenario, simulates the default policy on it (`foreload.sim`), and
+says how long epochs take, how much of that is waiting, how many requests and dollars it comes to, and what limits it: the resource whose
+speed-up saves most. The same way, by simulating it, it finds the upgrade that helps most. It reads nothing but the index.
+
+Example:
+    >>> import foreload
+    >>> found = foreload.plan("s3://bucket/train", nodes=4, ram="64GB", batch=1024, step_time=0.3)  # doctest: +SKIP
+    >>> found.epoch_s, found.stall_share, found.limit, found.best_upgrade.name  # doctest: +SKIP
+    (391.2, 0.04, 'source', 'source')
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreload._sizes import format_bytes, parse_bytes
+from foreload.errors import InvalidError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from foreload.cost import Bill
+    from foreload.dataset import Dataset
+    from foreload.sim import MbBySource, Report
+    from foreload.speeds import Speeds
+
+__all__ = ["Plan", "Site", "Upgrade", "plan", "sizes_file"]
+
+_MB = 1 << 20
+#: Accesses that one simulation goes through at most; further epochs are like the last. Two seconds' worth.
+_MOST_ACCESSES = 20_000_000
+#: The first epoch fills the caches, the second is steady, the third shows that it is.
+_LEAST_EPOCHS = 3
+#: Less waiting than this is none.
+_STALL_FLOOR = 0.01
+#: Objects that one listing request names.
+_PAGE = 1000
+#: A resource that is so many times as fast limits nothing.
+_FREE = 16.0
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What more of something would bring.
+
+    Attributes:
+        name: `nodes`, `ram`, `disk`, `source`, `network`, `disk-speed` or `step`.
+        change: What exactly.
+        hours: The run's length with it.
+        saves: Share of the time that it saves, 0 to 1.
+        dollars: The run's bill with it. More memory is not in it, because machines come with theirs.
+    """
+
+    name: str
+    change: str
+    hours: float
+    saves: float
+    dollars: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take.
+
+    Attributes:
+        samples: Samples of the data set.
+        dataset_bytes: Their bytes.
+        nodes: Machines.
+        epochs: Epochs of the run.
+        simulated_epochs: How many of them were simulated; the rest are like the last.
+        first_epoch_s: The first epoch, which fills the caches.
+        epoch_s: Each epoch after the first.
+        hours: The run.
+        stall_share: Share of the run that is waiting for data.
+        steady_stall_share: Share of an epoch after the first.
+        warm_up_s: What the first epoch takes beyond a later one.
+        requests: Reads of the source, one for each sample that isn't cached; samples in shards share requests, so it is fewer there.
+        epoch_requests: Of them, in each epoch after the first.
+        source_bytes: Bytes that they read.
+        mb_by_source: Bytes of the simulated epochs by where they came from.
+        coverage: Share of the data set that the caches hold.
+        lower_bound_hours: What no policy that reads everything in order can beat.
+        limit: What limits an epoch after the first: `computing`, `source`, `disk`, `network`, `preprocessing`, or `several` together.
+        bill: Dollars.
+        prices: Which price sheet.
+        upgrades: What-ifs, the most helpful first.
+        site: The machines and the training that were simulated.
+    """
+
+    samples: int
+    dataset_bytes: int
+    nodes: int
+    epochs: int
+    simulated_epochs: int
+    first_epoch_s: float
+    epoch_s: float
+    hours: float
+    stall_share: float
+    steady_stall_share: float
+    warm_up_s: float
+    requests: int
+    epoch_requests: int
+    source_bytes: int
+    mb_by_source: MbBySource
+    coverage: float
+    lower_bound_hours: float
+    limit: str
+    bill: Bill
+    prices: str
+    upgrades: tuple[Upgrade, ...]
+    site: Site
+
+    @property
+    def best_upgrade(self) -> Upgrade | None:
+        """The upgrade that saves most time, if any saves one per cent."""
+        return self.upgrades[0] if self.upgrades and self.upgrades[0].saves >= _STALL_FLOOR else None
+
+
+def plan(
+    dataset: Dataset | str | PathLike[str] | ArrayLike,
+    *,
+    ram: int | str,
+    batch: int,
+    step_time: float,
+    nodes: int = 1,
+    disk: int | str = 0,
+    epochs: int = 10,
+    prices: str | PathLike[str] = "gcs",
+    calibration: str | PathLike[str] | Speeds | None = None,
+    objects: int | None = None,
+    progress: Callable[[str, int, int | None], object] | None = None,
+) -> Plan:
+    """Predicts a run of the default policy.
+
+    Args:
+        dataset: A data set, its URL, or the bytes of each sample.
+        ram: Memory for Foreload on each node, as `Cache(ram=...)`.
+        batch: Samples in a step, over all nodes.
+        step_time: Seconds that the accelerators compute on it.
+        nodes: Machines.
+        disk: Disk for Foreload on each node.
+        epochs: Epochs of the run.
+        prices: `gcs`, `s3`, `azure`, or the path of a sheet of your own.
+        calibration: A file that `foreload calibrate` wrote, or speeds. Default: those of `foreload.speeds.Speeds`.
+        objects: Objects to list. Default: of a data set those it has, otherwise one for each sample.
+        progress: Called with what is simulated, how many simulations are done, and of how many.
+
+    Returns:
+        The prediction.
+
+    Raises:
+        InvalidError: A number can't be.
+    """
+    lengths, listed = _lengths(dataset)
+    speeds = _speeds(calibration)
+    site = Site(
+        nodes=_positive("nodes", nodes),
+        ram=parse_bytes(ram, "plan(ram=...)"),
+        disk=parse_bytes(disk, "plan(disk=...)"),
+        batch=_positive("batch", batch),
+        step_s=step_time,
+        epochs=_positive("epochs", epochs),
+        speeds=speeds,
+    )
+    if not step_time > 0:
+        raise InvalidError(f"plan(step_time={step_time}): a step takes more than no time")
+    with sizes_file(lengths) as path:
+        study = _Study(path, len(lengths), float(lengths.sum()), str(prices), objects or listed, progress)
+        return study.plan(site)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The machines and the training of one simulation.
+
+    Attributes:
+        nodes: Machines.
+        ram: Memory budget of each, in bytes.
+        disk: Disk budget of each, in bytes; 0: none.
+        batch: Samples of a global batch.
+        step_s: Seconds that it is computed on.
+        epochs: Length of the run.
+        speeds: How fast the machines are.
+    """
+
+    nodes: int
+    ram: int
+    disk: int
+    batch: int
+    step_s: float
+    epochs: int
+    speeds: Speeds
+
+    def scenario(self, sizes: Path, mean_bytes: float, epochs: int | None = None) -> str:
+        """As the simulator reads it.
+
+        Args:
+            sizes: A file with the size of each sample (`sizes_file`).
+            mean_bytes: The mean of them.
+            epochs: To simulate; all when None.
+        """
+        from foreload.speeds import toml
+
+        speeds = self.speeds
+        # An eighth is for collated batches, as `Cache` has it; the rest is shared out as in plan::Settings::staging_bytes.
+        samples = self.ram - min(self.ram // 8, 1 << 30)
+        staging = min(samples // 4, max(256 << 20, int(8 * mean_bytes * self.batch / self.nodes)))
+        memory = {"threads": speeds.threads, "read_mb_s": speeds.ram_mb_s, "write_mb_s": speeds.ram_mb_s}
+        sections: dict[str, Any] = {
+            "name": "plan",
+            "dataset": {"sizes_file": str(sizes)},
+            "training": {"epochs": epochs or self.epochs, "global_batch": self.batch, "step_s": self.step_s},
+            "cluster": {
+                "nodes": self.nodes,
+                "compute_mb_s": speeds.loop_mb_s,
+                "preprocess_mb_s": speeds.preprocess_mb_s,
+                "network_mb_s": speeds.network_mb_s,
+            },
+            "source": {
+                "throughput_mb_s": speeds.curve(self.nodes),
+                "latency_s": speeds.latency_s,
+                "requests_in_flight": speeds.requests_in_flight,
+                "connection_mb_s": speeds.connection_mb_s,
+            },
+            "tier": [
+                {"kind": "staging", "capacity_mb": staging / _MB, **memory},
+                {"kind": "ram", "capacity_mb": (samples - staging) / _MB, **memory},
+            ],
+        }
+        if self.disk:
+            rates = {"read_mb_s": speeds.disk.read_mb_s, "write_mb_s": speeds.disk.write_mb_s}
+            sections["tier"].append({"kind": "disk", "capacity_mb": self.disk / _MB, "threads": 4, **rates})
+        return toml(sections)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A whole run, of which some epochs were simulated."""
+
+    report: Report
+    simulated: int
+    first_s: float
+    steady_s: float
+    first_requests: int
+    steady_requests: int
+    hours: float
+    stall_hours: float
+    steady_stall_s: float
+    source_bytes: int
+    bill: Bill
+
+
+class _Study:
+    """Simulations of one data set."""
+
+    def __init__(
+        self,
+        sizes: Path,
+        samples: int,
+        nbytes: float,
+        prices: str,
+        objects: int,
+        progress: Callable[[str, int, int | None], object] | None,
+    ) -> None:
+        self.sizes, self.samples, self.nbytes, self.prices, self.objects = sizes, samples, nbytes, prices, objects
+        self._progress, self._done = progress, 0
+
+    def plan(self, site: Site) -> Plan:
+        """Everything about one site."""
+        whatifs = self._whatifs(site)
+        reliefs = self._reliefs(site)
+        self._total = 1 + len(whatifs) + len(reliefs)
+        base = self.run(site, "as planned")
+        outcome = base.report["foreload"]
+        upgrades = [self._upgrade(name, change, base, self.run(better, change)) for name, change, better in whatifs]
+        upgrades.sort(key=lambda upgrade: -upgrade.saves)
+        steady_stall = base.steady_stall_s / base.steady_s if base.steady_s else 0.0
+        return Plan(
+            samples=self.samples,
+            dataset_bytes=int(self.nbytes),
+            nodes=site.nodes,
+            epochs=site.epochs,
+            simulated_epochs=base.simulated,
+            first_epoch_s=base.first_s,
+            epoch_s=base.steady_s,
+            hours=base.hours,
+            stall_share=base.stall_hours / base.hours,
+            steady_stall_share=steady_stall,
+            warm_up_s=max(0.0, base.first_s - base.steady_s),
+            requests=base.first_requests + (site.epochs - 1) * base.steady_requests,
+            epoch_requests=base.steady_requests,
+            source_bytes=base.source_bytes,
+            mb_by_source=outcome.mb_by_source,
+            coverage=outcome.coverage,
+            lower_bound_hours=self._bound(base, site),
+            limit=self._limit(base, steady_stall, reliefs),
+            bill=base.bill,
+            prices=self.prices,
+            upgrades=tuple(upgrades),
+            site=site,
+        )
+
+    def run(self, site: Site, what: str) -> _Run:
+        """Simulates as many epochs as it takes, and prices the whole run."""
+        if self._progress is not None:
+            self._progress(f"simulating: {what}", self._done, self._total)
+        self._done += 1
+        simulated = min(site.epochs, max(_LEAST_EPOCHS, _MOST_ACCESSES // self.samples))
+        report = self._simulate(site, simulated)
+        outcome = report["foreload"]
+        first = outcome if simulated == 1 else self._simulate(site, 1)["foreload"]
+        later = max(1, simulated - 1)
+        first_s = outcome.epoch_hours[0] * 3600
+        steady_s = outcome.epoch_hours[-1] * 3600
+        requests = (outcome.requests - first.requests) // later if simulated > 1 else first.requests
+        first_requests = outcome.requests - (simulated - 1) * requests
+        stall_s = (
+            (outcome.stall_hours - first.stall_hours) / later * 3600 if simulated > 1 else first.stall_hours * 3600
+        )
+        more = site.epochs - simulated
+        hours = outcome.hours + more * steady_s / 3600
+        traffic = outcome.mb_by_source
+        source_mb = traffic.source * site.epochs / simulated
+        if simulated > 1:
+            source_mb = traffic.source + more * (traffic.source - first.mb_by_source.source) / later
+        return _Run(
+            report=report,
+            simulated=simulated,
+            first_s=first_s,
+            steady_s=steady_s,
+            first_requests=first_requests,
+            steady_requests=requests,
+            hours=hours,
+            stall_hours=outcome.stall_hours + more * max(0.0, stall_s) / 3600,
+            steady_stall_s=max(0.0, stall_s),
+            source_bytes=int(source_mb * _MB),
+            bill=self._price(site, hours, first_requests + (site.epochs - 1) * requests, int(source_mb * _MB)),
+        )
+
+    def _simulate(self, site: Site, epochs: int) -> Report:
+        from foreload.sim import simulate_text
+
+        return simulate_text(site.scenario(self.sizes, self.nbytes / self.samples, epochs), ["foreload"])
+
+    def _price(self, site: Site, hours: float, requests: int, source_bytes: int) -> Bill:
+        from foreload.cost import Usage, price
+
+        usage = Usage(
+            nodes=site.nodes,
+            hours=hours,
+            # One index, listed once for the job.
+            class_a_requests=-(-self.objects // _PAGE),
+            class_b_requests=requests,
+            source_bytes=source_bytes,
+            bucket_bytes=int(self.nbytes),
+            disk_bytes_per_node=site.disk,
+        )
+        return price(usage, self.prices)
+
+    def _bound(self, run: _Run, site: Site) -> float:
+        """The bound of the simulated epochs; the others can't be shorter than computing, nor than what the bound itself adds for one more."""
+        bound = run.report.lower_bound_hours
+        if run.simulated == site.epochs:
+            return bound
+        shorter = self._simulate(site, run.simulated - 1).lower_bound_hours
+        return bound + (site.epochs - run.simulated) * (bound - shorter)
+
+    def _whatifs(self, site: Site) -> list[tuple[str, str, Site]]:
+        speeds = site.speeds
+        limit = speeds.source_limit_mb_s
+        faster = replace(
+            speeds,
+            source_mb_s=2 * speeds.source_mb_s,
+            source_limit_mb_s=2 * limit if limit else None,
+            requests_in_flight=2 * speeds.requests_in_flight,
+        )
+        found = [
+            ("step", "computing twice as fast", replace(site, step_s=site.step_s / 2)),
+            # A step of twice the samples takes as long on twice the machines.
+            ("nodes", "twice the nodes and the batch", replace(site, nodes=2 * site.nodes, batch=2 * site.batch)),
+            ("ram", "twice the memory", replace(site, ram=2 * site.ram)),
+            ("source", "twice from the bucket", replace(site, speeds=faster)),
+        ]
+        share = -(-int(self.nbytes) // site.nodes)
+        if site.ram + site.disk < share:
+            # Segments and their headers take a little more than the samples.
+            found.append(("disk", f"a disk of {format_bytes(share)} per node", replace(site, disk=int(1.05 * share))))
+        if site.disk:
+            disk = replace(speeds.disk, read_mb_s=2 * speeds.disk.read_mb_s, write_mb_s=2 * speeds.disk.write_mb_s)
+            found.append(("disk-speed", "twice as fast a disk", replace(site, speeds=replace(speeds, disk=disk))))
+        if site.nodes > 1:
+            network = replace(speeds, network_mb_s=2 * speeds.network_mb_s)
+            found.append(("network", "twice the network", replace(site, speeds=network)))
+        return found
+
+    @staticmethod
+    def _reliefs(site: Site) -> list[tuple[str, Site]]:
+        """The same machines with one resource that limits nothing."""
+        speeds = site.speeds
+        free = [
+            (
+                "source",
+                replace(
+                    speeds,
+                    source_mb_s=_FREE * speeds.source_mb_s,
+                    source_limit_mb_s=None,
+                    latency_s=speeds.latency_s / _FREE,
+                    connection_mb_s=None,
+                ),
+            )
+        ]
+        if site.disk:
+            disk = replace(
+                speeds.disk, read_mb_s=_FREE * speeds.disk.read_mb_s, write_mb_s=_FREE * speeds.disk.write_mb_s
+            )
+            free.append(("disk", replace(speeds, disk=disk)))
+        if site.nodes > 1:
+            free.append(("network", replace(speeds, network_mb_s=_FREE * speeds.network_mb_s)))
+        if speeds.preprocess_mb_s:
+            free.append(("preprocessing", replace(speeds, preprocess_mb_s=_FREE * speeds.preprocess_mb_s)))
+        return [(name, replace(site, speeds=faster)) for name, faster in free]
+
+    def _limit(self, base: _Run, stall_share: float, reliefs: Sequence[tuple[str, Site]]) -> str:
+        if stall_share < _STALL_FLOOR:
+            return "computing"
+        found = {name: self.run(site, f"without limits of the {name}").steady_s for name, site in reliefs}
+        name, seconds = min(found.items(), key=lambda each: each[1])
+        return name if seconds < base.steady_s * (1 - _STALL_FLOOR / 2) else "several"
+
+    @staticmethod
+    def _upgrade(name: str, change: str, base: _Run, better: _Run) -> Upgrade:
+        return Upgrade(name, change, better.hours, 1 - better.hours / base.hours, better.bill.total)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidError(f"plan({name}={value}): at least 1 is needed")
+    return value
+
+
+def _speeds(calibration: str | PathLike[str] | Speeds | None) -> Speeds:
+    from foreload import speeds
+
+    if calibration is None:
+        return speeds.Speeds()
+    return calibration if isinstance(calibration, speeds.Speeds) else speeds.read(calibration)
+
+
+def _lengths(dataset: Any) -> tuple[Any, int]:
+    """Bytes by sample, and how many objects there are."""
+    import numpy as np
+
+    from foreload.dataset import Dataset
+    from foreload.dataset import open as open_dataset
+
+    if isinstance(dataset, (str, PathLike)):
+        dataset = open_dataset(dataset)
+    if isinstance(dataset, Dataset):
+        return dataset.lengths, int(dataset.source.opened().index.objects)
+    lengths = np.asarray(dataset)
+    if lengths.ndim != 1 or not len(lengths):
+        raise InvalidError("plan: give a data set, its URL, or the bytes of at least one sample")
+    return lengths, len(lengths)
+
+
+@contextmanager
+def sizes_file(lengths: Any) -> Iterator[Path]:
+    """A file with the size of each sample in MB, as the simulator reads it; it takes no empty samples."""
+    with tempfile.TemporaryDirectory(prefix="foreload-") as directory:
+        path = Path(directory) / "sizes"
+        # repr, so that the simulator has each byte.
+        path.write_text("\n".join(map(repr, (lengths.clip(1) / _MB).tolist())), encoding="utf-8")
+        yield path

@@ -1,0 +1,193 @@
+"""How fast the machines are that a plan is for: assumed, or as `foreload calibrate` measured them.
+
+`Speeds` is a plain value. `read` takes it from a calibration file, which has the sections and keys of a scenario; `text` writes one; and
+`overrides` turns it into settings for a scenario file, as `foreload simulate --calibration` applies them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from foreload.errors import InvalidError
+
+__all__ = ["Disk", "Speeds", "overrides", "read", "text", "toml"]
+
+#: The layout of a calibration file.
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk tier's speed, all threads together, in MB/s (2^20 bytes).
+
+    Attributes:
+        read_mb_s: Reading. Default: half of what one NVMe drive reads.
+        write_mb_s: Writing. Default: what a drive of a cloud instance sustains.
+    """
+
+    read_mb_s: float = 1500.0
+    write_mb_s: float = 700.0
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speeds of one node, in MB/s (2^20 bytes) and seconds.
+
+    Attributes:
+        source_mb_s: What one node gets from the source. Default: a 10 Gbit/s network.
+        source_limit_mb_s: What all nodes together get. Default: no limit, as buckets scale with their readers.
+        latency_s: From a request to its first byte. Default: an object store's in its own region.
+        connection_mb_s: What one connection delivers; None: no limit of its own. Default: an object store's.
+        requests_in_flight: Requests in flight at most. Default: the engine's limit.
+        ram_mb_s: Memory. Default: one core's copying.
+        disk: The disk tier.
+        network_mb_s: Between two nodes. Default: 10 Gbit/s.
+        preprocess_mb_s: What one thread decodes; None: it takes no time.
+        loop_mb_s: What the training loop's own thread takes over; None: it takes no time.
+        threads: Threads that decode.
+        dated: When they were measured; None: assumed.
+        machine: Where they were measured.
+    """
+
+    source_mb_s: float = 1100.0
+    source_limit_mb_s: float | None = None
+    latency_s: float = 0.030
+    connection_mb_s: float | None = 35.0
+    requests_in_flight: int = 256
+    ram_mb_s: float = 8000.0
+    disk: Disk = field(default_factory=Disk)
+    network_mb_s: float = 1100.0
+    preprocess_mb_s: float | None = None
+    loop_mb_s: float | None = None
+    threads: int = 8
+    dated: str | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        """Where they come from, for people."""
+        return f"measured {self.dated}" if self.dated else "assumed; `foreload calibrate` measures them"
+
+    def curve(self, nodes: int) -> dict[str, float]:
+        """t(gamma): the source's throughput by number of reading nodes, straight up to its limit."""
+        limit = self.source_limit_mb_s or nodes * self.source_mb_s
+        bend = min(nodes, max(1, int(limit // self.source_mb_s)))
+        points = {1, bend, min(nodes, bend + 1), nodes}
+        return {str(readers): min(limit, readers * self.source_mb_s) for readers in sorted(points)}
+
+
+def read(path: str | PathLike[str]) -> Speeds:
+    """Reads a calibration file; what it doesn't say is assumed.
+
+    Raises:
+        InvalidError: It isn't one.
+    """
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidError(f"{path}: the calibration isn't TOML: {error}") from None
+    if found.get("format") != _FORMAT:
+        raise InvalidError(
+            f"{path}: not a calibration of this release (format {found.get('format')!r}, not {_FORMAT}); "
+            "`foreload calibrate --out FILE` writes one"
+        )
+    tiers = {tier.get("kind"): tier for tier in found.get("tier", [])}
+    source, cluster = found.get("source", {}), found.get("cluster", {})
+    known: dict[str, Any] = {
+        "source_mb_s": source.get("throughput_mb_s", {}).get("1"),
+        "source_limit_mb_s": source.get("limit_mb_s"),
+        "latency_s": source.get("latency_s"),
+        "requests_in_flight": source.get("requests_in_flight"),
+        "ram_mb_s": tiers.get("ram", {}).get("read_mb_s"),
+        "network_mb_s": cluster.get("network_mb_s"),
+        "preprocess_mb_s": cluster.get("preprocess_mb_s"),
+        "threads": cluster.get("threads"),
+        "loop_mb_s": found.get("loop", {}).get("mb_s"),
+        "dated": found.get("dated"),
+        "machine": found.get("machine"),
+    }
+    if "disk" in tiers:
+        known["disk"] = Disk(tiers["disk"]["read_mb_s"], tiers["disk"]["write_mb_s"])
+    values = {name: value for name, value in known.items() if value is not None}
+    if "latency_s" in values:
+        # Measured without one: what a connection takes is in the latency.
+        values["connection_mb_s"] = source.get("connection_mb_s")
+    return Speeds(**values)
+
+
+def text(sections: Mapping[str, Any]) -> str:
+    """A calibration file of what was measured.
+
+    Args:
+        sections: `dated`, `machine`, `source`, `cluster`, `loop`, `tier`, as the file has them.
+    """
+    head = ["# Written by `foreload calibrate`; `plan` and `simulate` take it with --calibration. 1 MB is 2^20 bytes."]
+    return "\n".join([*head, toml({"format": _FORMAT, **sections})])
+
+
+def toml(sections: Mapping[str, Any]) -> str:
+    """Sections and lists of sections as TOML; what is None is left out."""
+    plain = {key: value for key, value in sections.items() if not isinstance(value, (dict, list))}
+    lines = _keys(plain)
+    for name, section in sections.items():
+        if isinstance(section, dict) and section:
+            lines += ["", f"[{name}]", *_keys(section)]
+        elif isinstance(section, list):
+            for each in section:
+                lines += ["", f"[[{name}]]", *_keys(each)]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(section: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in section.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
+    quoted = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{quoted}"'
+
+
+def overrides(speeds: Speeds, scenario: str) -> dict[str, str]:
+    """Settings that give a scenario these speeds; its capacities stay.
+
+    Args:
+        speeds: The speeds.
+        scenario: The scenario's text, which says how many nodes and which tiers there are.
+
+    Returns:
+        Values by key, as `foreload.sim.simulate` takes them.
+    """
+    try:
+        found = tomllib.loads(scenario)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidError(f"the scenario isn't TOML: {error}") from None
+    nodes = int(found.get("cluster", {}).get("nodes", 1))
+    values: dict[str, Any] = {
+        "source.throughput_mb_s": speeds.curve(nodes),
+        "source.latency_s": speeds.latency_s,
+        "source.requests_in_flight": speeds.requests_in_flight,
+        "source.connection_mb_s": speeds.connection_mb_s,
+        "cluster.preprocess_mb_s": speeds.preprocess_mb_s,
+    }
+    for number, tier in enumerate(found.get("tier", [])):
+        of = {
+            "staging": (speeds.ram_mb_s, speeds.ram_mb_s),
+            "ram": (speeds.ram_mb_s, speeds.ram_mb_s),
+            "disk": (speeds.disk.read_mb_s, speeds.disk.write_mb_s),
+        }.get(tier.get("kind"))
+        if of is not None:
+            values[f"tier.{number}.read_mb_s"], values[f"tier.{number}.write_mb_s"] = of
+    return {key: _value(value) for key, value in values.items() if value is not None}
