@@ -81,7 +81,7 @@ def run(
     """Runs a peer once.
 
     Returns:
-        samples, bytes, seconds, first_s, cpu_s, convert_s, settings; or error.
+        samples, bytes, seconds, samples_per_s (from the first batch on), first_s, cpu_s, convert_s, settings; or error.
     """
     scratch = stage.directory()
     task = Task(
@@ -111,7 +111,7 @@ def run(
         return {"error": f"did not end within {seconds * 4 + 240:.0f} s"}
     lines = [line for line in ran.stdout.splitlines() if line.startswith('{"peer"')]
     if not lines:
-        return {"error": "\n".join(ran.stderr.strip().splitlines()[-6:]) or f"ended with {ran.returncode}"}
+        return {"error": "\n".join(ran.stderr.strip().splitlines()[-25:]) or f"ended with {ran.returncode}"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -136,11 +136,11 @@ def beside(
             if any(report.get("error") for report in reports[peer]):
                 continue
             stage.say(f"  {peer}")
-            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(8, 3), shards=shards))
+            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(10, 3), shards=shards))
     found = {}
     for peer, runs in reports.items():
         failed = next((report for report in runs if report.get("error")), None)
-        rate = 0.0 if failed else statistics.median(report["samples"] / report["seconds"] for report in runs)
+        rate = 0.0 if failed else statistics.median(report["samples_per_s"] for report in runs)
         found[peer] = (rate, {"error": failed["error"]} if failed else {"settings": runs[0]["settings"], "runs": runs})
     return found
 

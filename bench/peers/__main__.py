@@ -23,26 +23,32 @@ def cpu_seconds() -> float:
 
 
 def measure(adapter: Any, task: Task) -> dict[str, Any]:
-    """Reads until the data or the time is over."""
+    """Reads until the data or the time is over. The rate counts from the first batch on, so that a peer's start-up doesn't weigh on it."""
     found: dict[str, Any] = {"settings": adapter.SETTINGS}
     if hasattr(adapter, "convert"):
         begun = time.perf_counter()
         adapter.convert(task)
         found["convert_s"] = time.perf_counter() - begun
-    samples = size = 0
-    first_s = 0.0
     begun, used = time.perf_counter(), cpu_seconds()
+    samples = size = first = 0
+    started = begun
     for length in adapter.samples(task):
-        first_s = first_s or time.perf_counter() - begun
+        now = time.perf_counter()
+        if not samples:
+            started = now
+        # The batch that came first had no time of its own.
+        first += now - started < 0.001
         samples, size = samples + 1, size + length
-        if time.perf_counter() - begun > task.seconds:
+        if now - started > task.seconds:
             break
+    ended = time.perf_counter()
     return {
         **found,
+        "first_s": started - begun,
         "samples": samples,
         "bytes": size,
-        "seconds": time.perf_counter() - begun,
-        "first_s": first_s,
+        "seconds": ended - begun,
+        "samples_per_s": (samples - first) / max(ended - started, 1e-9),
         "cpu_s": cpu_seconds() - used,
     }
 

@@ -16,7 +16,7 @@ SETTINGS = {"torch's num_workers": 0, "its num_workers": 64, "prefetch": 64, "sh
 def samples(task: Task) -> Iterator[int]:
     """Each sample's size."""
     dataset = ObjectStoreIterableDataset.from_prefix(
-        task.url, prefetch=64, num_workers=64, shuffle=True, seed=task.seed, return_type="bytes"
+        task.url, batch_size=64, prefetch=64, num_workers=64, shuffle=True, seed=task.seed, return_type="bytes"
     )
     loader: Any = DataLoader(dataset, batch_size=task.batch, num_workers=0, collate_fn=list)
     for batch in loader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -84,7 +85,7 @@ def _obstore(stage: Stage, bucket: Bucket, count: int) -> list[float]:
 
 def handover(stage: Stage) -> Result:
     """From the memory tier to Python: in this process, through torch's workers, and back when somebody dies."""
-    count = stage.amount(2000, 300)
+    count = stage.amount(4000, 600)
     result = Result()
     runs: dict[str, list[Any]] = {name: [] for name in ("bytes", "arena", "torch", "pickle")}
     with stage.bucket(f"hot:{count}x150000", f"warm:{count}x110000", profile="fast") as bucket:
@@ -105,7 +106,10 @@ def handover(stage: Stage) -> Result:
             def measure() -> float:
                 later = stage.read(jobs[name], pinned=False).epochs[1:]
                 runs[name] += later
-                return float(max(epoch["samples"] / epoch["seconds"] for epoch in later))
+                # Starting torch's workers is torch's business, and the same for all.
+                return float(
+                    max((epoch["samples"] - 64) / (epoch["seconds"] - epoch["first_batch_s"]) for epoch in later)
+                )
 
             return measure
 
@@ -122,7 +126,7 @@ def handover(stage: Stage) -> Result:
         result.read(label, *values, unit="samples/s")
     result.settings = {
         "in-process": f"DataLoader(num_workers=0), bytes, {count} samples of 110,000 bytes in memory; CPU of python and agent, epochs 2 to 4",
-        "stock loader": f"torch's DataLoader, 2 forked workers, batch 64, {count} samples of 150,000 bytes as uint8; the best of epochs 2 to 4",
+        "stock loader": f"torch's DataLoader, 2 forked workers, batch 64, {count} samples of 150,000 bytes as uint8; from the first batch on; the best of epochs 2 to 4",
         "torch's shared memory": "the same with a collate_fn that stacks into torch's shared memory",
         "pickled bytes": "the same with a collate_fn that answers with a list of bytes",
         "Ctrl-C": "from SIGINT to KeyboardInterrupt in the loop, which waits for a bucket that doesn't answer",
@@ -157,13 +161,20 @@ def interrupted(stage: Stage, workers: int) -> float:
         job = Job("s3://bench/hang", options_of(bucket), door="stock" if workers else "loader", workers=workers)
         command = [sys.executable, "-m", "bench.probes", "interrupted", json.dumps({"job": job.json()})]
         process = subprocess.Popen(
-            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(1.0)
         sent = time.monotonic()
-        process.send_signal(signal.SIGINT)
+        # As a terminal does it: to the workers too.
+        os.killpg(process.pid, signal.SIGINT)
         out, errors = process.communicate(timeout=60)
         if not out:
             raise RuntimeError(f"nothing came of SIGINT: {errors[-1000:]}")
