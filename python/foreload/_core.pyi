@@ -3,6 +3,7 @@
 Nothing here is for users; `foreload`, `foreload.torch` and the command build on it.
 """
 
+import sys
 from collections.abc import Callable
 from os import PathLike
 from typing import final
@@ -147,7 +148,8 @@ class Sample(Buffer):
         """`ram`, `disk` or `bucket`."""
     def __len__(self) -> int: ...
     def __bytes__(self) -> bytes: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):  # before, only C can see it
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Slot(Buffer):
@@ -156,7 +158,8 @@ class Slot(Buffer):
     def __len__(self) -> int: ...
     def hand_over(self) -> tuple[int, int, int, int]:
         """Passes it on to whoever adopts it: (connection, slot, offset, bytes)."""
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):  # before, only C can see it
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Plan:

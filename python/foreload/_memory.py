@@ -6,7 +6,7 @@ available, because the kernel gives it back. Reads a handful of files; changes n
 
 from __future__ import annotations
 
-from functools import cache
+import functools
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -29,7 +29,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min(left))
 
 
-@cache
+@functools.cache
 def keep_freed_memory() -> None:
     """Lets the C library keep what a batch frees for the next one; once a process.
 

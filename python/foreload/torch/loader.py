@@ -202,8 +202,6 @@ class DataLoader(data.DataLoader[Any]):
         )
         #: How much this rank's mean loss of the latest batch counts; 1 unless `uneven="weights"`.
         self.loss_weight = 1.0
-        # Accelerate leaves such a loader alone; it would give each rank a share of its share.
-        self._is_accelerate_prepared = True
 
     @staticmethod
     def _choose(
@@ -243,6 +241,11 @@ class DataLoader(data.DataLoader[Any]):
             )
         size = None if batch_sampler is not None else check_positive("batch_size", batch_size)
         return _Course(samples, size, drop_last, explicit, shuffle=False, seed=seed, **keywords)
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate leaves such a loader alone: on several ranks it would give each a share of its share."""
+        return self.run.ranks.world > 1
 
     @property
     def run(self) -> Run:
@@ -300,7 +303,13 @@ class DataLoader(data.DataLoader[Any]):
         return tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
 
     def _from_workers(self) -> Iterator[Any]:
-        yield from super().__iter__()
+        batches = super().__iter__()
+        try:
+            yield from batches
+        finally:
+            # Now and not at some collection, where torch would wait for each worker in vain.
+            if not self.persistent_workers and hasattr(batches, "_shutdown_workers"):
+                batches._shutdown_workers()
 
     def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[Any]:
         # Torch draws this for its workers' seeds; drawing it too leaves the user's generators where torch would have.
