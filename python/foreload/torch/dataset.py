@@ -105,7 +105,8 @@ class Dataset(data.Dataset[Any]):
         recipe, rank = self.place()
         attachment = recipe.attachment()
         if self.decoder.is_needed and not self._seeded and data.get_worker_info() is not None:
-            self.decoder.seed_globally(torch.manual_seed)
+            # Not `torch.manual_seed`: until a device is initialised, it keeps a stack trace of each call, for each kind of device.
+            self.decoder.seed_globally(torch.default_generator.manual_seed)
             self._seeded = True
         delivery = self._fetch(samples, recipe, rank)
         if not self.decoder.is_needed:
