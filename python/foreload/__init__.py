@@ -8,5 +8,18 @@ from foreload.dataset import Dataset, Item, open  # noqa: A004 (`foreload.open`)
 from foreload.errors import ForeloadError
 from foreload.failures import skip
 from foreload.planning import plan
+from foreload.tuning import Tuning
 
-__all__ = ["Cache", "Dataset", "ForeloadError", "Item", "Meta", "NumpyLoader", "__version__", "open", "plan", "skip"]
+__all__ = [
+    "Cache",
+    "Dataset",
+    "ForeloadError",
+    "Item",
+    "Meta",
+    "NumpyLoader",
+    "Tuning",
+    "__version__",
+    "open",
+    "plan",
+    "skip",
+]

@@ -37,6 +37,7 @@ from foreload.errors import (
 )
 from foreload.failures import Failures
 from foreload.ranks import Ranks
+from foreload.tuning import Tuning
 
 _LOG = logging.getLogger("foreload")
 #: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
@@ -128,6 +129,7 @@ class Run:
         uneven: Whether ranks may share a batch unequally.
         epochs: Epochs in the run, if known.
         policy: The plan's policy, if not the default.
+        tuning: How the agent fetches, where that isn't left to it.
         settings: More fields of the agent's `attach` call.
     """
 
@@ -141,8 +143,10 @@ class Run:
         uneven: bool = False,
         epochs: int | None = None,
         policy: Any = None,
+        tuning: Tuning | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
+        self.cache = cache
         self.dataset, self.order, self.ranks, self.uneven, self.epochs = dataset, order, ranks, uneven, epochs
         try:
             self.plan = order.plan(ranks.world, uneven=uneven)
@@ -155,7 +159,8 @@ class Run:
             "ranks": list(ranks.local),
             "uneven": uneven,
             "epochs": epochs,
-            **cache.budget(share=1),
+            **cache.budget(),
+            **(tuning or Tuning()).fields(),
             **(settings or {}),
         }
         if policy is not None:

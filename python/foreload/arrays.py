@@ -18,6 +18,7 @@ from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import InvalidError
 from foreload.failures import Failures, OnError
+from foreload.tuning import Tuning
 
 #: A batch: what `decode` returned, stacked (without `decode`: a list of bytes), and the labels (-1 where there is none).
 Batch = Any
@@ -46,6 +47,7 @@ class NumpyLoader:
         on_error: `"raise"`, or `foreload.skip(...)`.
         timeout: Longest wait for a batch in seconds.
         policy: The plan's policy, for experiments.
+        tuning: How the agent fetches, where that isn't left to it.
         repeat: Whether one iterator goes through all epochs.
     """
 
@@ -69,6 +71,7 @@ class NumpyLoader:
         on_error: OnError = "raise",
         timeout: float | None = None,
         policy: Any = None,
+        tuning: Tuning | None = None,
         repeat: bool = False,
     ) -> None:
         place = _ranks.find(*shard) if shard is not None else _ranks.find()
@@ -78,7 +81,14 @@ class NumpyLoader:
         plan = Order(dataset.digest, len(dataset), kind, seed, global_batch, tail)
         self.dataset = dataset
         self._run = Run(
-            dataset, plan, place, cache or Cache(), uneven=uneven == "weights", epochs=epochs, policy=policy
+            dataset,
+            plan,
+            place,
+            (cache or Cache()).fixed(),
+            uneven=uneven == "weights",
+            epochs=epochs,
+            policy=policy,
+            tuning=tuning,
         )
         self._failures = Failures(on_error)
         self._decoder = Decoder(dataset.source, decode, transform, seed, self._failures)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from foreload.errors import InvalidError
 
 #: A job works with less, but hardly.
 _LEAST_RAM = 16 << 20
+#: Budgets that were chosen by default, as long as a loader has them. References, for two equal ones are two.
+_promised: list[weakref.ref[Cache]] = []
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,12 @@ class Cache:
             given = named.split(",")
         return [_disk(text) for text in given if text]
 
-    def ram_bytes(self, share: int = 1) -> int:
+    def ram_bytes(self, share: int = 1, promised: int = 0) -> int:
         """The memory budget.
 
         Args:
             share: How many jobs on this node share what is available by default.
+            promised: Bytes of what is available that others will take.
 
         Returns:
             Bytes.
@@ -67,14 +71,23 @@ class Cache:
         named = self.ram if self.ram is not None else _environment.get("FORELOAD_RAM")
         if named is not None:
             return max(_LEAST_RAM, parse_bytes(named, "Cache(ram=...)"))
-        half = available_bytes() // (2 * max(1, share))
+        half = max(0, available_bytes() - promised) // (2 * max(1, share))
         # In coarse steps: the ranks of a node compute this at slightly different times and must agree.
         step = 1 << max(20, half.bit_length() - 3)
         return max(_LEAST_RAM, half // step * step)
 
     def fixed(self, share: int = 1) -> Cache:
-        """The same with its default written out: processes that compute it later come to the same."""
-        return replace(self, ram=self.ram_bytes(share))
+        """The same with its default written out: processes that compute it later come to the same.
+
+        Loaders that live at the same time don't promise the same memory twice: the second takes half of what the first leaves.
+        """
+        if self.ram is not None or _environment.get("FORELOAD_RAM"):
+            return replace(self, ram=self.ram_bytes(share))
+        _promised[:] = [known for known in _promised if known() is not None]
+        promised = sum(cache.ram_bytes() for known in _promised if (cache := known()) is not None)
+        fixed = replace(self, ram=self.ram_bytes(share, promised))
+        _promised.append(weakref.ref(fixed))
+        return fixed
 
     def budget(self, share: int = 1) -> dict[str, Any]:
         """The part of an attachment that is about memory and disk."""

@@ -17,7 +17,7 @@ from foreload._memory import available_bytes
 from foreload._sizes import format_bytes, parse_bytes
 
 
-@pytest.mark.parametrize("name", ["errors", "_sizes", "cache"])
+@pytest.mark.parametrize("name", ["errors", "_sizes", "cache", "tuning"])
 def test_examples_in_docstrings_run(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"foreload.{name}"))
     assert found.attempted
@@ -69,6 +69,34 @@ def test_a_cache_is_checked_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("FORELOAD_DISK", "/x:1GB,/y:2GB")
     assert fl.Cache().ram_bytes() == 2 * 10**9
     assert fl.Cache().disks() == [("/x", 10**9), ("/y", 2 * 10**9)]
+
+
+def test_loaders_of_one_process_do_not_promise_memory_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORELOAD_RAM", raising=False)
+    monkeypatch.setattr("foreload.cache.available_bytes", lambda: 64 << 30)
+    train = fl.Cache().fixed()
+    validation = fl.Cache().fixed()
+    assert (train.ram, validation.ram) == (32 << 30, 16 << 30)
+    del train
+    assert fl.Cache().fixed().ram == 24 << 30
+    assert fl.Cache(ram="1GB").fixed().ram == 10**9
+    assert fl.Cache() == fl.Cache()
+
+
+def test_tuning_is_checked_when_it_is_made() -> None:
+    assert fl.Tuning().fields() == {}
+    fields = fl.Tuning((8, 2, 32), 0, 5, 1, (0.03, 35e6), "log").fields()
+    assert fields == {
+        "concurrency": {"start": 8, "least": 2, "most": 32},
+        "hedge_per_cent": 0,
+        "timeout_s": 5,
+        "stall_s": 1,
+        "bucket": {"latency_s": 0.03, "bytes_per_s": 35e6},
+        "metrics_log": str(Path("log").absolute()),
+    }
+    for wrong in ({"concurrency": 0}, {"concurrency": (1, 2, 3)}, {"stall_s": 0}, {"load_timeout_s": -1}):
+        with pytest.raises(errors.InvalidError, match=next(iter(wrong))):
+            fl.Tuning(**wrong)  # type: ignore[arg-type]
 
 
 def system(root: Path, **files: str) -> Path:

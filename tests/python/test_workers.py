@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -241,6 +242,21 @@ def test_a_timeout_is_kept(home: Any, bucket: Any) -> None:
             next(iter(loader))
     finally:
         bucket.clear_faults()
+
+
+def test_a_stall_is_reported_with_its_cause_while_it_lasts(
+    home: Any, bucket: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, cache=TINY, timeout=4, tuning=fl.Tuning(stall_s=0.3, hedge_per_cent=0))
+    bucket.add_fault("hang", on=["get"], share=1.0)
+    iterator = iter(loader)
+    try:
+        with pytest.warns(errors.StalledWarning, match="a GET to the bucket is under way"), pytest.raises(TimeoutError):
+            next(iterator)
+    finally:
+        bucket.clear_faults()
+    assert re.search(r"waiting for \d.*s3://data/fixed/", caplog.text)
 
 
 def test_a_tensor_alive_at_exit_does_no_harm(home: Any) -> None:

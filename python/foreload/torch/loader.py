@@ -32,6 +32,7 @@ from foreload.torch import _batch, _given, _reference
 from foreload.torch._batch import Form
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
+from foreload.tuning import Tuning
 
 # A pass and the turns of one are parts of the loader that made them.
 # ruff: noqa: SLF001
@@ -79,6 +80,7 @@ class DataLoader(data.DataLoader[Any]):
         on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded.
         threads: Threads that decode where there are no workers; 0: the loop decodes.
         policy: The plan's policy, for experiments.
+        tuning: How the agent fetches, where that isn't left to it.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class DataLoader(data.DataLoader[Any]):
         on_error: OnError = "raise",
         threads: int | None = None,
         policy: Any = None,
+        tuning: Tuning | None = None,
     ) -> None:
         if seed is None:
             seed = generator.initial_seed() if generator is not None else 0
@@ -143,6 +146,7 @@ class DataLoader(data.DataLoader[Any]):
             uneven=uneven,
             epochs=epochs,
             policy=policy,
+            tuning=tuning,
         )
         samples.sampler = self._course
         shown: dict[str, Any] = (
@@ -193,13 +197,8 @@ class DataLoader(data.DataLoader[Any]):
             dp_size,
             device_mesh,
         )
-        self.local_ranks, self.uneven, self.on_error, self.threads, self.policy = (
-            local_ranks,
-            uneven,
-            on_error,
-            threads,
-            policy,
-        )
+        self.local_ranks, self.uneven, self.on_error, self.threads = local_ranks, uneven, on_error, threads
+        self.policy, self.tuning = policy, tuning
         #: How much this rank's mean loss of the latest batch counts; 1 unless `uneven="weights"`.
         self.loss_weight = 1.0
 
@@ -432,6 +431,7 @@ class _Course(Sampler):
         uneven: str | None,
         epochs: int | None,
         policy: Any,
+        tuning: Tuning | None,
         draws: str = "loader_each_epoch",
     ) -> None:
         num_replicas, rank, self._mesh, local = place
@@ -446,6 +446,7 @@ class _Course(Sampler):
             batch_size=batch_size or 1,
             epochs=epochs,
             policy=policy,
+            tuning=tuning,
         )
         self._local = None if local is None else tuple(local)
         self._cache = samples.cache
@@ -499,6 +500,7 @@ class _Course(Sampler):
             uneven=self._uneven == "weights",
             epochs=self.epochs,
             policy=self.policy,
+            tuning=self.tuning,
         )
 
     def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
@@ -507,9 +509,8 @@ class _Course(Sampler):
             if first is None:
                 first = lists.draw(epoch)
                 self._drawn, self._waiting = epoch, first
-            run = _given.GivenRun(
-                self.data, lists, first, self._cache, self._word, epochs=self.epochs, policy=self.policy
-            )
+            keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning}
+            run = _given.GivenRun(self.data, lists, first, self._cache, self._word, **keywords)
             run.supply(epoch, first)
             self._run = run
         return self._run

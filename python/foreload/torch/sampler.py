@@ -20,6 +20,7 @@ from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, Run, check_positive
 from foreload.cache import Cache
 from foreload.errors import InvalidError
+from foreload.tuning import Tuning
 
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
 Sharding = Literal["self", "external"]
@@ -77,6 +78,7 @@ class Sampler(DistributedSampler[int]):
             Accelerate does; a sampler that also did would give each process a share of its share.
         epochs: Epochs in the run, if known.
         policy: The plan's policy, for experiments.
+        tuning: How the agent fetches, where that isn't left to it.
     """
 
     def __init__(  # torch's constructor is not called: it wants a process group
@@ -93,6 +95,7 @@ class Sampler(DistributedSampler[int]):
         sharding: Sharding = "self",
         epochs: int | None = None,
         policy: Any = None,
+        tuning: Tuning | None = None,
     ) -> None:
         if sharding not in ("self", "external"):
             raise InvalidError(f"sharding={sharding!r}: give 'self' or 'external'")
@@ -102,7 +105,7 @@ class Sampler(DistributedSampler[int]):
         self.dataset: Any = self.data
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.order, self.batch_size, self.sharding = order, check_positive("batch_size", batch_size), sharding
-        self.epochs, self.policy = epochs, policy
+        self.epochs, self.policy, self.tuning = epochs, policy, tuning
         self._given = (num_replicas, rank)
         self._word = _ranks.Word()
         self._cursor = Cursor()
@@ -133,7 +136,7 @@ class Sampler(DistributedSampler[int]):
             )
             order = Order(self.data.digest, len(self.data), kind, self.seed, global_batch, tail)
             cache: Cache = self.data.meeting["cache"]
-            self._run = Run(self.data, order, place, cache, epochs=self.epochs, policy=self.policy)
+            self._run = Run(self.data, order, place, cache, epochs=self.epochs, policy=self.policy, tuning=self.tuning)
         return self._run
 
     @property
