@@ -124,8 +124,11 @@ struct Flying {
 
 struct Node {
     recorded: Recorded,
+    /// The first `STREAMS` are loads from the bucket, because a slot is also a stream of the source; disk reads and writes come behind.
     flying: Vec<Option<Flying>>,
     free: Vec<u32>,
+    free_elsewhere: Vec<u32>,
+    under_way: u32,
     batch: (u32, u64),
     asked: u64,
     prepared_at: f64,
@@ -219,6 +222,8 @@ impl Node {
             recorded,
             flying: (0..STREAMS).map(|_| None).collect(),
             free: (0..STREAMS).rev().collect(),
+            free_elsewhere: Vec::new(),
+            under_way: 0,
             batch: (0, 0),
             asked: 0,
             prepared_at: 0.0,
@@ -291,7 +296,7 @@ impl Driver<'_> {
         }
         let n = &mut self.nodes[node as usize];
         let soon = next == Next::Soon;
-        if !n.ticking && (soon || n.free.len() < STREAMS as usize) {
+        if !n.ticking && (soon || n.under_way > 0) {
             n.ticking = true;
             self.at(node, if soon { at } else { at + TICK_S }, Due::Tick);
         }
@@ -357,10 +362,16 @@ impl Driver<'_> {
 
     fn fly(&mut self, node: u32, flying: Flying) -> u32 {
         let n = &mut self.nodes[node as usize];
-        let slot = n.free.pop().unwrap_or_else(|| {
-            n.flying.push(None);
-            n.flying.len() as u32 - 1
-        });
+        let from_bucket =
+            matches!(flying.action.command(), Command::Load(load) if matches!(load.source, Source::Bucket));
+        let slot = match from_bucket {
+            true => n.free.pop().expect("half of the streams are the scheduler's limit"),
+            false => n.free_elsewhere.pop().unwrap_or_else(|| {
+                n.flying.push(None);
+                n.flying.len() as u32 - 1
+            }),
+        };
+        n.under_way += 1;
         n.flying[slot as usize] = Some(flying);
         slot
     }
@@ -404,7 +415,11 @@ impl Driver<'_> {
     fn ended(&mut self, node: u32, slot: u32, at: f64) {
         let n = &mut self.nodes[node as usize];
         let flying = n.flying[slot as usize].take().expect("an action ends once");
-        n.free.push(slot);
+        n.under_way -= 1;
+        match slot < STREAMS {
+            true => n.free.push(slot),
+            false => n.free_elsewhere.push(slot),
+        }
         let ns = |seconds: f64| (seconds * 1e9) as u64;
         let completion = flying.action.done(ns(flying.latency_s), ns(at - flying.since));
         self.step(node, at, Event::Completed(completion));

@@ -111,3 +111,19 @@ fn they_agree_on_what_is_read_again_where_it_does_not() {
         },
     );
 }
+
+#[test]
+fn any_number_of_writes_may_wait_for_a_slow_disk() {
+    let set = [
+        ROOMY,
+        "dataset.mean_mb=0.05",
+        "dataset.std_mb=0",
+        "tier.ram.capacity_mb=0",
+        "tier.disk.capacity_mb=300",
+        "tier.disk.write_mb_s=0.5",
+    ];
+    with_setup(&set, |setup| {
+        let outcome = run(setup, Policy::Foreload, false).expect("runs").outcome;
+        assert!(outcome.requests >= 1000, "{} requests", outcome.requests);
+    });
+}
