@@ -91,6 +91,7 @@ def home(bucket: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+        shutil.rmtree(directory, ignore_errors=True)
         return
     until(lambda: not here.is_served(), 20)
     log = here.log()
