@@ -23,6 +23,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+/// How long an agent waits for its first client at least.
+const FIRST_CLIENT: Duration = Duration::from_secs(10);
+
 /// How the agent runs.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
@@ -85,7 +88,13 @@ impl Agent {
     /// When the listener breaks.
     pub async fn serve(self: Rc<Self>, listener: UnixListener) -> io::Result<()> {
         loop {
-            let rest = self.settings.linger.saturating_sub(self.last_seen.get().elapsed());
+            // Whoever started it needs a moment to connect.
+            let linger = if self.next.get() == 1 {
+                self.settings.linger.max(FIRST_CLIENT)
+            } else {
+                self.settings.linger
+            };
+            let rest = linger.saturating_sub(self.last_seen.get().elapsed());
             let alone = self.connections.borrow().is_empty();
             if alone && (rest.is_zero() || self.retire.get()) {
                 return Ok(());
@@ -482,13 +491,18 @@ impl Agent {
                 "the order was made for another data set (its digest or number of samples differs)",
             ));
         }
-        // Equal words join; a job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
+        // Ranks of one job join it by its word, even if they measured the machine's memory at different moments: the first one's budget
+        // holds. A job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
         let same = |job: &&Rc<Job>| {
+            let (a, b) = (&job.attach, &attach);
+            let ours = a.session == b.session
+                && (a.dataset, &a.order, a.world, &a.ranks, a.uneven)
+                    == (b.dataset, &b.order, b.world, &b.ranks, b.uneven);
             let alike = Attach {
-                session: attach.session.clone(),
-                ..job.attach.clone()
+                session: b.session.clone(),
+                ..a.clone()
             } == attach;
-            alike && (job.attach.session == attach.session || job.clients.get() == 0)
+            ours || (alike && job.clients.get() == 0)
         };
         let running = self.jobs.borrow().values().find(same).cloned();
         let mut warnings = Vec::new();

@@ -7,6 +7,7 @@
 //! All of it runs on one thread: there is no lock, and a step is never interrupted.
 
 mod bytes;
+mod parts;
 mod watch;
 
 use crate::batches::Batches;
@@ -23,6 +24,7 @@ use foreload_plan::scheduler::Next;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::split::Split;
 use foreload_plan::{Digest, DigestBuilder, Scheduler};
+use parts::Parts;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -54,8 +56,7 @@ struct State {
     wants: FxHashMap<u64, (Weak<Connection>, u64)>,
     next_want: u64,
     cancels: FxHashMap<u64, Rc<Notify>>,
-    /// Bytes of large samples that have come, by stay.
-    partial: FxHashMap<Handle, u64>,
+    partial: Parts,
     /// Checksums of what was fetched, by place in the scheduler's table.
     checksums: Vec<(u32, u32)>,
     troubles: FxHashMap<u64, Trouble>,
@@ -87,6 +88,8 @@ pub struct Job {
     pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
     usable: Vec<u64>,
+    /// Bytes of the cache arena that the plan may use now.
+    budget: Cell<u64>,
     state: RefCell<State>,
     begun: Instant,
     active: Notify,
@@ -166,7 +169,7 @@ impl Job {
             wants: FxHashMap::default(),
             next_want: 1,
             cancels: FxHashMap::default(),
-            partial: FxHashMap::default(),
+            partial: Parts::default(),
             checksums: Vec::new(),
             troubles: FxHashMap::default(),
             stats: Stats::default(),
@@ -187,6 +190,7 @@ impl Job {
             found: Cell::new(0),
             tiers,
             usable,
+            budget: Cell::new(settings.ram_bytes),
             state: RefCell::new(state),
             begun: Instant::now(),
             active: Notify::new(),

@@ -265,7 +265,7 @@ fn what_fits_disk_is_fetched_once_and_a_restarted_agent_finds_it() {
     };
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
     let small = |attach: &mut Attach, disk| {
-        attach.ram_bytes = 5 << 20;
+        attach.ram_bytes = 9 << 20;
         attach.disks = vec![disk];
     };
     let disk = tier(&node.directory);
@@ -375,6 +375,29 @@ fn altered_bytes_are_caught_by_the_index_checksums_and_fetched_again() {
     let job = node.attach(&node.client(), dataset, &index, |_| ());
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
     assert!(node.stats(job.job).failures > 3);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn altered_parts_of_large_samples_are_caught_too_and_all_of_it_is_fetched_again() {
+    let node = Node::new("big:5x20MB");
+    let (dataset, index) = node.open("s3://bench/big", true).expect("opened with checksums");
+    for nth in [2, 9, 14] {
+        node.bucket
+            .add_fault(Fault::parse(&format!("kind=flip,nth={nth}")).expect("a fault"));
+    }
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.ram_bytes = 260 << 20;
+        a.order.global_batch = 2;
+    });
+    let spec = OrderSpec {
+        global_batch: 2,
+        ..spec(&index)
+    };
+    read_epoch(&node, &job, &index, "big", &spec, 0);
+    let stats = node.stats(job.job);
+    assert!(stats.failures >= 1, "{stats:?}");
     drop(job);
     node.end();
 }

@@ -19,6 +19,7 @@ impl Job {
     pub(super) async fn fetch(self: Rc<Self>, action: Action, cancel: Rc<Notify>) {
         let id = action.id();
         let Command::Load(load) = action.command() else { return };
+        self.state.borrow_mut().partial.expect(load);
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let begun = Instant::now();
         let outcome = match self.dataset.index.object(load.object) {
@@ -83,12 +84,10 @@ impl Job {
             let mut crc = crc;
             if piece.len < piece.sample_len {
                 let mut state = self.state.borrow_mut();
-                let come = state.partial.entry(piece.handle).or_insert(0);
-                *come += piece.len;
-                if *come < piece.sample_len {
+                if !state.partial.arrived(piece) {
                     continue;
                 }
-                state.partial.remove(&piece.handle);
+                drop(state);
                 let whole = self
                     .cache
                     .map()
@@ -99,6 +98,7 @@ impl Job {
                 && known != crc
             {
                 let name = self.name(piece.sample);
+                self.state.borrow_mut().partial.forget(piece.handle);
                 return Err(Trouble::new(
                     "corrupt",
                     format!(

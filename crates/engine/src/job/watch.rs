@@ -20,7 +20,12 @@ impl Job {
         while !self.closed.get() {
             if cared.elapsed() > CARE {
                 cared = Instant::now();
-                self.look_after().await;
+                self.mind_memory();
+                // Aside: a credential service that doesn't answer must not keep stalls from being reported.
+                let job = Rc::clone(&self);
+                let fresh = async move { job.dataset.source.warm_credentials().await };
+                // What goes wrong here is told by the fetch that needs them.
+                let _aside = tokio::task::spawn_local(fresh);
             }
             if let Some(log) = &mut log {
                 log.write(self.id, || self.stats());
@@ -38,29 +43,37 @@ impl Job {
         }
     }
 
-    /// Keeps credentials fresh, and lets memory go when the machine runs short of it.
-    pub(super) async fn look_after(self: &Rc<Self>) {
-        // What goes wrong here is told by the fetch that needs them.
-        let _ = self.dataset.source.warm_credentials().await;
-        let Some(left) = crate::memory::available_bytes().filter(|&left| left < SCARCE_BYTES) else {
+    /// Lets memory go when the machine runs short of it, down to a quarter of the budget, and takes it again when there is plenty.
+    pub(super) fn mind_memory(self: &Rc<Self>) {
+        let Some(left) = crate::memory::available_bytes() else {
             return;
         };
-        let gauges = self.state.borrow().plan.scheduler().gauges();
-        let less = gauges
-            .used_bytes
-            .saturating_sub(SCARCE_BYTES - left)
-            .max(gauges.used_bytes / 2);
+        let whole = self.cache.map().len();
+        let now = self.budget.get();
+        let next = if left < SCARCE_BYTES {
+            now.saturating_sub((SCARCE_BYTES - left).max(now / 8)).max(whole / 4)
+        } else if left > 4 * SCARCE_BYTES {
+            (now + (left / 4)).min(whole)
+        } else {
+            now
+        };
+        if next == now {
+            return;
+        }
+        self.budget.set(next);
         eprintln!(
-            "foreload-agent: job {}: {left} bytes of memory are left; the RAM tier shrinks to {less} bytes",
+            "foreload-agent: job {}: {left} bytes of memory are left; the budget is {next} of {whole} bytes",
             self.id
         );
-        self.step(Event::Budget { ram_bytes: less });
-        let state = self.state.borrow();
-        state
-            .plan
-            .scheduler()
-            .free_blocks(1 << 16)
-            .for_each(|(offset, len)| self.cache.give_back(offset, len));
+        self.step(Event::Budget { ram_bytes: next });
+        if next < now {
+            let state = self.state.borrow();
+            state
+                .plan
+                .scheduler()
+                .free_blocks(1 << 16)
+                .for_each(|(offset, len)| self.cache.give_back(offset, len));
+        }
     }
 
     pub(super) fn report_stalls(&self, limit: Duration) {

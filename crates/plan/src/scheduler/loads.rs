@@ -126,8 +126,6 @@ pub(super) struct Loads {
     disks: Vec<VecDeque<Pending>>,
     running: Table,
     in_flight: u32,
-    /// Writes to disk tiers under way.
-    pub writing: u32,
     disk_depth: u32,
     pub concurrency: Concurrency,
     pub estimate: Estimate,
@@ -147,7 +145,6 @@ impl Loads {
             disks: settings.tiers.iter().map(|_| VecDeque::new()).collect(),
             running: Table::default(),
             in_flight: 0,
-            writing: 0,
             disk_depth: settings.disk_depth.max(1),
             concurrency: Concurrency::new(settings.concurrency),
             estimate: Estimate::new(prior, settings.bucket.is_some()),
@@ -390,7 +387,6 @@ impl Scheduler {
     }
 
     fn written(&mut self, tier: u8, handle: Handle, sample: u64, len: u64, outcome: Outcome) {
-        self.loads.writing -= 1;
         let held = &mut self.tiers[usize::from(tier)];
         match outcome {
             Outcome::Done { .. } => held.insert(sample, len),
@@ -467,7 +463,13 @@ impl Scheduler {
             }
             Err(failure) if loading && !(racing && rest > 0) => {
                 let wanted = resident.uses > 0 || resident.kept || resident.to_tier.is_some();
-                if wanted && resident.attempt < RETRIES && matches!(failure, Failure::Unavailable | Failure::Corrupt) {
+                // A checksum covers the whole sample: which of its parts is wrong can't be told, so all are fetched again once none is under way.
+                let whole = part.len < part.sample_len && failure == Failure::Corrupt;
+                if wanted
+                    && !whole
+                    && resident.attempt < RETRIES
+                    && matches!(failure, Failure::Unavailable | Failure::Corrupt)
+                {
                     resident.parts += 1;
                     resident.attempt += 1;
                     return Some(Part {
@@ -480,7 +482,17 @@ impl Scheduler {
             }
             _ => {}
         }
-        let resident = self.residents.get(index);
+        let resident = self.residents.get_mut(index);
+        if resident.parts == 0
+            && resident.state == State::Failed(Failure::Corrupt)
+            && part.len < part.sample_len
+            && resident.attempt < RETRIES
+            && (resident.uses > 0 || resident.kept || resident.to_tier.is_some())
+        {
+            resident.attempt += 1;
+            self.reload(index, 0);
+            return None;
+        }
         if resident.state == State::Ready || resident.parts == 0 {
             self.settled(index, actions);
         }
@@ -507,7 +519,6 @@ impl Scheduler {
             (State::Ready, Some(tier)) => {
                 resident.writes += 1;
                 let handle = self.residents.handle(index);
-                self.loads.writing += 1;
                 let id = self.loads.running.reserve();
                 self.loads.running.insert(
                     id,

@@ -153,8 +153,8 @@ impl Scheduler {
             Keep::Ram
         } else if !self.has_staging_room(place.len) {
             return None;
-        } else if let Some(tier) = self.tiers.iter_mut().position(|t| t.admit(place.len)) {
-            Keep::Tier(tier as u8)
+        } else if let Some(tier) = self.tier_admits(place.len) {
+            Keep::Tier(tier)
         } else if self.read_soon(sample, line) {
             Keep::No
         } else {
@@ -218,10 +218,15 @@ impl Scheduler {
         if self.ram_admits(len) {
             return Keep::Ram;
         }
-        match self.tiers.iter_mut().position(|tier| tier.admit(len)) {
-            Some(tier) => Keep::Tier(tier as u8),
+        match self.tier_admits(len) {
+            Some(tier) => Keep::Tier(tier),
             None => Keep::No,
         }
+    }
+
+    /// Reserves room in the first disk tier that has it.
+    fn tier_admits(&mut self, len: u64) -> Option<u8> {
+        self.tiers.iter_mut().position(|tier| tier.admit(len)).map(|tier| tier as u8)
     }
 
     /// Evicts the oldest until one more of `len` bytes fits the RAM tier.
@@ -261,10 +266,6 @@ impl Scheduler {
                 return Ok(slot);
             }
             if !urgent {
-                return Err(Blocked::Memory);
-            }
-            // Samples on their way to disk leave by themselves; a kept one that left for them would have to be fetched again.
-            if self.loads.writing > 0 {
                 return Err(Blocked::Memory);
             }
             if !self.put_back_after(line) && self.residents.evict_one(&mut self.arena).is_none() {
