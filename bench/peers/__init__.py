@@ -136,7 +136,7 @@ def beside(
             if any(report.get("error") for report in reports[peer]):
                 continue
             stage.say(f"  {peer}")
-            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(10, 3), shards=shards))
+            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(6, 3), shards=shards))
     found = {}
     for peer, runs in reports.items():
         failed = next((report for report in runs if report.get("error")), None)
