@@ -11,9 +11,9 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ _MOST_IN_FLIGHT = 256
 _STILL_CLIMBING = 1.5
 #: Samples that the source is asked for; enough for any machine, few enough to open at once.
 _MOST_SAMPLES = 8192
+#: From so many requests for a sample on, each sample is a request of its own.
+_ONE_EACH = 0.9
 #: Bytes of a scratch sample: a photograph.
 _SCRATCH_SAMPLE = 128 << 10
 
@@ -56,15 +58,15 @@ class Level:
         connections: Requests in flight.
         mb_s: Throughput.
         requests_per_s: Requests answered.
-        latency_s: Mean time to the first byte, as the engine's own model has it.
-        connection_mb_s: What one request gets after that.
+        latency_s: Mean time to the first byte.
+        connection_mb_s: What one request gets after that; None where sizes don't tell.
     """
 
     connections: int
     mb_s: float
     requests_per_s: float
     latency_s: float
-    connection_mb_s: float
+    connection_mb_s: float | None
 
 
 def calibrate(
@@ -143,16 +145,17 @@ def _source(dataset: Dataset, seconds: float, say: Callable[[str], None]) -> dic
         if len(levels) > 1 and levels[-1].mb_s < _STILL_CLIMBING * levels[-2].mb_s:
             break
         say(f"source, {connections} in flight")
-        levels.append(source_level(part, connections, seconds))
+        # Few requests follow each other in a short time, and latency comes from them.
+        levels.append(source_level(part, connections, seconds * max(1, 4 // connections)))
     best, alone = max(levels, key=lambda level: level.mb_s), levels[0]
     return {
         "url": dataset.url,
         "throughput_mb_s": {1: _round(best.mb_s)},
-        "latency_s": _round(alone.latency_s),
-        "connection_mb_s": _round(alone.connection_mb_s) if alone.connection_mb_s > 0 else None,
+        "latency_s": _round(alone.latency_s) if alone.latency_s else None,
+        "connection_mb_s": _round(alone.connection_mb_s) if alone.connection_mb_s else None,
         "requests_in_flight": _MOST_IN_FLIGHT,
         "mean_request_mb": _round(alone.mb_s / alone.requests_per_s) if alone.requests_per_s else None,
-        "mb_s_by_requests_in_flight": {level.connections: _round(level.mb_s) for level in levels},
+        "mb_s_by_requests": {level.connections: _round(level.mb_s) for level in levels},
     }
 
 
@@ -168,7 +171,9 @@ def source_level(dataset: Dataset, connections: int, seconds: float) -> Level:
         What was measured.
     """
     largest = int(dataset.lengths.max())
-    passing = max(48 << 20, 4 * connections * int(dataset.lengths.mean()), 4 * largest)
+    passing = max(48 << 20, 4 * connections * int(dataset.lengths.mean()))
+    # Of a small data set no more than a part, or it would be read from memory.
+    passing = max(min(passing, dataset.nbytes // 4), 4 * largest, 1 << 20)
     settings = {
         "concurrency": {"start": connections, "least": connections, "most": connections},
         "hedge_per_cent": 0,
@@ -180,21 +185,41 @@ def source_level(dataset: Dataset, connections: int, seconds: float) -> Level:
     while warm > 0:
         warm -= len(next(batches))
     before, begun = run.stats(), time.perf_counter()
-    samples = nbytes = 0
-    while (took := time.perf_counter() - begun) < seconds:
-        lengths = next(batches)
-        samples, nbytes = samples + len(lengths), nbytes + sum(lengths)
+    last, answers = begun, []
+    while (took := last - begun) < seconds:
+        nbytes, now = sum(next(batches)), time.perf_counter()
+        answers.append((nbytes, now - last))
+        last = now
     after = run.stats()
+    samples = batch * len(answers)
     # Requests count when they are sent; what is delivered in the same time is as much, but for what is under way.
     per_sample = (after["requests"] - before["requests"]) / max(1, after["samples"] - before["samples"])
-    gauges = after["gauges"] or {}
-    return Level(
-        connections,
-        nbytes / _MB / took,
-        samples * per_sample / took,
-        float(gauges.get("bucket_latency_s", 0.0)),
-        float(gauges.get("bucket_bytes_per_s", 0.0)) / _MB,
-    )
+    total = sum(nbytes for nbytes, _ in answers)
+    # Where samples share requests, or come from memory, the engine's own estimate has to do.
+    latency_s: float = (after["gauges"] or {}).get("bucket_latency_s", 0.0)
+    connection: float | None = None
+    if connections == 1 and per_sample > _ONE_EACH:
+        latency_s, connection = _per_request(answers)
+    return Level(connections, total / _MB / took, samples * per_sample / took, latency_s, connection)
+
+
+def _per_request(answers: Sequence[tuple[int, float]]) -> tuple[float, float | None]:
+    """Seconds before the first byte, and MB/s after it, from bytes and seconds of requests made one after the other.
+
+    A straight line through them. Where sizes differ too little to tell the two apart, all of it is latency.
+    """
+    size, took = np.array(answers, dtype=np.float64).T
+    mean = float(took.mean())
+    spread = float(size.std())
+    if len(answers) < 8 or spread < 0.1 * size.mean():
+        return mean, None
+    slope = float(np.cov(size, took)[0, 1]) / spread**2
+    latency_s = mean - slope * float(size.mean())
+    # Three deviations, or it is noise.
+    noise = float((took - latency_s - slope * size).std()) / (spread * len(answers) ** 0.5)
+    if slope < 3 * noise or latency_s < 0:
+        return mean, None
+    return latency_s, 1 / slope / _MB
 
 
 def decoding_mb_s(dataset: Dataset, decode: Callable[..., Any], seconds: float) -> float:
@@ -244,19 +269,21 @@ def _disk_mb_s(local: Dataset, directory: Path) -> tuple[float, float]:
     """Writing and reading a disk tier, with the page cache dropped in between."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="foreload-calibrate-", dir=directory) as name:
-        cache = Cache(ram="64MB", staging="56MB", disk=f"{name}:{2 * local.nbytes + (64 << 20)}")
-        run = _run(local, 64, cache, epochs=8)
+        # Far less memory than data: what stays in it is neither written nor read.
+        passing = min(56 << 20, local.nbytes // 4)
+        cache = replace(_passing(passing), disk=f"{name}:{2 * local.nbytes + (64 << 20)}")
+        run = _run(local, max(1, passing // (8 * _SCRATCH_SAMPLE)), cache, epochs=8)
         begun = time.perf_counter()
         for _ in _epoch(run, 0):
             pass
-        kept = _settled(run)
-        write = kept * (local.nbytes / len(local)) / _MB / (time.perf_counter() - begun)
+        kept, ended = _settled(run)
+        write = kept * (local.nbytes / len(local)) / _MB / (ended - begun)
         # What wasn't kept in the first pass, because writing was behind, is by now.
         epoch = 1
         while kept < 0.95 * len(local) and epoch < 4:
             for _ in _epoch(run, epoch):
                 pass
-            kept, epoch = _settled(run), epoch + 1
+            kept, epoch = _settled(run)[0], epoch + 1
         _drop_page_cache(Path(name))
         before, begun = run.stats()["disk_bytes"], time.perf_counter()
         for _ in _epoch(run, epoch):
@@ -266,15 +293,15 @@ def _disk_mb_s(local: Dataset, directory: Path) -> tuple[float, float]:
     return write, read
 
 
-def _settled(run: Run) -> int:
-    """Waits until nothing is being written any more; how many samples were."""
+def _settled(run: Run) -> tuple[int, float]:
+    """Waits until nothing is being written any more; how many samples were, and when the last one was."""
     kept, since = -1, time.perf_counter()
     while True:
         now = int(run.stats()["kept_samples"])
         if now != kept:
             kept, since = now, time.perf_counter()
         elif time.perf_counter() - since > 0.2:
-            return kept
+            return kept, since
         time.sleep(0.01)
 
 
@@ -291,7 +318,7 @@ def _drop_page_cache(directory: Path) -> None:
 
 def _passing(nbytes: int) -> Cache:
     """Memory in which everything passes and nothing stays."""
-    ram = nbytes + max(nbytes // 4, 1 << 20)
+    ram = max(16 << 20, nbytes + max(nbytes // 4, 1 << 20))
     return Cache(ram=ram, batches=ram - nbytes, staging=nbytes)
 
 
@@ -324,7 +351,7 @@ def _scratch(nbytes: int, cache_dir: str | PathLike[str] | None) -> Iterator[Dat
     Path(here).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="calibrate-", dir=here) as directory:
         random = np.random.default_rng(0)
-        for number in range(max(64, nbytes // _SCRATCH_SAMPLE)):
+        for number in range(max(128, nbytes // _SCRATCH_SAMPLE)):
             Path(directory, f"{number:06}.bin").write_bytes(random.bytes(_SCRATCH_SAMPLE))
         yield open_dataset(directory, "flat", cache_dir=here)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from foreload import _core
+from foreload.errors import InvalidError
 from foreload.sim import Outcome, Report
 
 __all__ = ["Bill", "BreakEven", "CopyPlan", "Usage", "break_even", "deli", "price", "sheet_text", "usage_of"]
@@ -234,4 +235,7 @@ def _sheet(prices: str | PathLike[str]) -> str:
 
 
 def _ask(what: str, **request: object) -> Any:
-    return json.loads(_core.cost(json.dumps({what: request})))
+    try:
+        return json.loads(_core.cost(json.dumps({what: request})))
+    except ValueError as error:
+        raise InvalidError(str(error)) from None

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from foreload import _core
+from foreload.errors import InvalidError
 
 __all__ = ["POLICIES", "Fabric", "Grid", "MbBySource", "Outcome", "Report", "grid", "simulate", "simulate_text"]
 
@@ -181,7 +182,10 @@ def simulate(
 def simulate_text(toml: str, policies: Iterable[str] = (), overrides: Mapping[str, object] | None = None) -> Report:
     """Simulates a scenario given as TOML text; otherwise as `simulate`."""
     given = [f"{key}={_toml(value)}" for key, value in (overrides or {}).items()]
-    return _report(json.loads(_core.simulate(toml, list(policies), given)))
+    try:
+        return _report(json.loads(_core.simulate(toml, list(policies), given)))
+    except ValueError as error:
+        raise InvalidError(str(error)) from None
 
 
 def grid(

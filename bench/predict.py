@@ -1,0 +1,326 @@
+"""Prediction and reality: does a run take what the simulator says?
+
+`python -m bench.predict` calibrates this machine and the emulated bucket on one data set, predicts training on another one whose samples fit into
+memory, fit on disk, or fit into neither, writes that down (`bench/results/DATE-prediction.json`), and only then trains: a step of 20 ms for each batch,
+five times each, and writes what it took beside it (`DATE-prediction-measured.json`, `DATE-prediction.md`). `--predict` stops after the prediction,
+`--measure FILE` goes on from one, so that it can be committed in between. `--quick` goes through the motions with little data and
+writes to a scratch directory: such numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.client import Job
+from bench.stage import ROOT, Bucket, Stage, options_of
+from foreload import speeds
+from foreload.sim import simulate_text
+
+RESULTS = ROOT / "bench" / "results"
+#: Epoch time may differ so much.
+BAR = 0.10
+_MB = 1 << 20
+_BATCH = 64
+_STEP_S = 0.020
+_EPOCHS = 3
+_SAMPLE = 110_000
+_BATCHES_MB, _STAGING_MB = 32, 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A budget.
+
+    Attributes:
+        name: What fits where.
+        kept: Share of the data set that the RAM tier holds.
+        disk: The same of the disk tier.
+    """
+
+    name: str
+    kept: float
+    disk: float
+
+
+CASES = (Case("fits memory", 1.2, 0.0), Case("fits disk", 0.1, 2.0), Case("fits neither", 0.4, 0.0))
+
+
+def budget(case: Case, samples: int) -> tuple[int, int]:
+    """Bytes of memory kept, and of disk."""
+    size = samples * _SAMPLE
+    return int(case.kept * size) // _MB * _MB, int(case.disk * size) // _MB * _MB
+
+
+def scenario(case: Case, digest: str, samples: int, measured: speeds.Speeds, step_s: float) -> str:
+    """A case as the simulator reads it, decided by the engine's own scheduler in the order of the data set that is trained on."""
+    ram, disk = budget(case, samples)
+    memory = {"read_mb_s": measured.ram_mb_s, "write_mb_s": measured.ram_mb_s}
+    tiers: list[dict[str, Any]] = [
+        {"kind": "staging", "capacity_mb": float(_STAGING_MB), **memory},
+        {"kind": "ram", "capacity_mb": ram / _MB, **memory},
+    ]
+    if disk:
+        tiers.append({"kind": "disk", "capacity_mb": disk / _MB, **asdict(measured.disk)})
+    return speeds.toml(
+        {
+            "name": case.name,
+            "drive": "engine",
+            "dataset": {"samples": samples, "mean_mb": _SAMPLE / _MB, "digest": digest},
+            "training": {"epochs": _EPOCHS, "global_batch": _BATCH, "seed": 1, "step_s": step_s},
+            # What the loop takes over by itself comes on top of a step.
+            "cluster": {"nodes": 1, "compute_mb_s": measured.loop_mb_s},
+            "source": {
+                "throughput_mb_s": measured.curve(1),
+                "latency_s": measured.latency_s,
+                "connection_mb_s": measured.connection_mb_s,
+                "requests_in_flight": measured.requests_in_flight,
+            },
+            "tier": tiers,
+        }
+    )
+
+
+def predict(case: Case, digest: str, samples: int, measured: speeds.Speeds, step_s: float) -> dict[str, Any]:
+    """What the simulator says."""
+    text = scenario(case, digest, samples, measured, step_s)
+    report = simulate_text(text, ["foreload"])
+    outcome = report["foreload"]
+    return {
+        "epoch_s": [hours * 3600 for hours in outcome.epoch_hours],
+        "requests": outcome.requests,
+        "stall_share": outcome.stall_share,
+        "lower_bound_s": report.lower_bound_hours * 3600,
+        "scenario": text,
+    }
+
+
+def measure(stage: Stage, case: Case, samples: int, bucket: Bucket) -> dict[str, Any]:
+    """What a run takes, with a cold cache."""
+    ram, disk = budget(case, samples)
+    home = stage.directory()
+    job = Job(
+        url="s3://bench/train",
+        options=options_of(bucket),
+        batch=_BATCH,
+        compute_s=_STEP_S,
+        epochs=_EPOCHS,
+        ram=str(ram + (_BATCHES_MB + _STAGING_MB) * _MB),
+        batches=f"{_BATCHES_MB}MiB",
+        staging=f"{_STAGING_MB}MiB",
+        disk=f"{home}:{disk}" if disk else "",
+        # Otherwise it would be memory that is measured.
+        drops=str(home) if disk else "",
+    )
+    bucket.reset()
+    epochs = stage.read(job).epochs
+    total = {name: sum(epoch["stats"][name] for epoch in epochs) for name in ("requests", "retries", "hedges")}
+    return {
+        "epoch_s": [epoch["seconds"] for epoch in epochs],
+        "stall_s": [epoch["stall_s"] for epoch in epochs],
+        # The bucket's own count, and what of it was not planned.
+        "gets": bucket.counters()["requests"].get("get", 0),
+        **total,
+        "planned": total["requests"] - total["retries"] - total["hedges"],
+    }
+
+
+def calibrated(stage: Stage, path: Path) -> None:
+    """Calibrates on other objects than those that are trained on, on the CPU that trains."""
+    rule = f"calibrate:{stage.amount(8000, 2000)}x20KB-300KB"
+    with stage.bucket(rule) as bucket, stage.surroundings() as environment:
+        words = ["calibrate", "s3://bench/calibrate", "--disk", str(stage.directory()), "--out", str(path)]
+        words += ["--seconds", str(stage.amount(4, 1) / 2), "--scratch", f"{stage.amount(512, 64)}MB"]
+        command(stage, environment, *words, bucket=bucket)
+
+
+def indexed(stage: Stage, bucket: Bucket) -> str:
+    """The digest of the data set that is trained on: nothing of it but its listing is read before the prediction."""
+    with stage.surroundings() as environment:
+        found = command(stage, environment, "index", "s3://bench/train", bucket=bucket)
+        return str(found["digest"])
+
+
+def command(stage: Stage, environment: dict[str, str], *words: str, bucket: Bucket) -> dict[str, Any]:
+    """Runs a verb on the CPU that trains; what it answers."""
+    options = [word for key, value in options_of(bucket).items() for word in ("-o", f"{key}={value}")]
+    program = [sys.executable, "-c", "from foreload.cli import main; main()"]
+    line = stage.pinned(*program, *words, *options, "--json")
+    ran = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"foreload {words[0]} failed: {ran.stderr.strip()[-2000:]}")
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def _train(samples: int) -> str:
+    return f"train:{samples}x{_SAMPLE}"
+
+
+def step_s(stage: Stage) -> float:
+    """How long a step of 20 ms really is: the kernel wakes up late."""
+    code = (
+        "import time\nbegun = time.perf_counter()\n"
+        f"for _ in range(50): time.sleep({_STEP_S})\nprint((time.perf_counter() - begun) / 50)"
+    )
+    ran = subprocess.run(stage.pinned(sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    return float(ran.stdout)
+
+
+def prediction(stage: Stage, calibration: Path) -> dict[str, Any]:
+    """Calibrates and predicts all cases."""
+    samples = stage.amount(12_000, 4_000)
+    calibrated(stage, calibration)
+    took = step_s(stage)
+    measured = speeds.read(calibration)
+    with stage.bucket(_train(samples)) as bucket:
+        digest = indexed(stage, bucket)
+    return {
+        "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(ROOT),
+        "machine": machine.describe(),
+        "samples": samples,
+        "sample_bytes": _SAMPLE,
+        "batch": _BATCH,
+        "step_s": took,
+        "calibration": calibration.read_text(),
+        "cases": {case.name: predict(case, digest, samples, measured, took) for case in CASES},
+    }
+
+
+def reality(stage: Stage, predicted: dict[str, Any]) -> dict[str, Any]:
+    """Trains all cases, in turn, as often as the stage says."""
+    samples = predicted["samples"]
+    runs: dict[str, list[dict[str, Any]]] = {case.name: [] for case in CASES}
+    with stage.bucket(_train(samples)) as bucket:
+        for number in range(stage.pairs):
+            for case in CASES:
+                stage.say(f"{case.name}, run {number + 1} of {stage.pairs}")
+                runs[case.name].append(measure(stage, case, samples, bucket))
+    return {
+        "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(ROOT),
+        "machine": machine.describe(),
+        "load": machine.load(),
+        "runs": runs,
+    }
+
+
+def compare(predicted: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each case's epochs and requests, predicted and measured (median)."""
+    rows = []
+    for name, case in predicted["cases"].items():
+        runs = found["runs"][name]
+        median = [statistics.median(run["epoch_s"][at] for run in runs) for at in range(_EPOCHS)]
+        gaps = [took / said - 1 for took, said in zip(median, case["epoch_s"], strict=True)]
+        planned = [run["planned"] for run in runs]
+        rows.append(
+            {
+                "case": name,
+                "predicted_s": case["epoch_s"],
+                "median_s": median,
+                "spread_s": [(min(e), max(e)) for e in zip(*(run["epoch_s"] for run in runs), strict=True)],
+                "gap": gaps,
+                "holds": all(abs(gap) <= BAR for gap in gaps),
+                "predicted_requests": case["requests"],
+                "planned_requests": planned,
+                "requests_hold": all(count == case["requests"] for count in planned),
+                "retries": [run["retries"] for run in runs],
+                "hedges": [run["hedges"] for run in runs],
+            }
+        )
+    return rows
+
+
+def table(predicted: dict[str, Any], found: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    about = predicted["machine"]
+    how = (
+        f"`python -m bench.predict`: {predicted['samples']:,} objects of {predicted['sample_bytes']:,} bytes from the emulated bucket (profile `cloud`), "
+        f"batches of {predicted['batch']}, steps of {predicted['step_s'] * 1000:.2f} ms, {_EPOCHS} epochs. Parameters were calibrated on other objects "
+        "(20 KB to 300 KB). Server and client on a CPU each."
+    )
+    when = (
+        f"Predicted {predicted['dated']} at {predicted['commit']}, measured {found['dated']} at {found['commit']}; {about['cpu']}, {about['cores']} "
+        f"cores, load {found['load']:.2f}. The raw numbers are in the JSON files beside this one."
+    )
+    lines = [
+        "# Prediction and reality",
+        "",
+        how,
+        "",
+        when,
+        "",
+        "| case | epoch | predicted | measured: median (range) | gap | within 10 % |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = compare(predicted, found)
+    for row in rows:
+        for at in range(_EPOCHS):
+            low, high = row["spread_s"][at]
+            lines.append(
+                f"| {row['case']} | {at} | {row['predicted_s'][at]:.2f} s | {row['median_s'][at]:.2f} s ({low:.2f}-{high:.2f}) | "
+                f"{row['gap'][at]:+.1%} | {'yes' if abs(row['gap'][at]) <= BAR else 'no'} |"
+            )
+    lines += [
+        "",
+        "| case | predicted requests | measured, planned | retries | hedges | exact |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        counts = ("planned_requests", "retries", "hedges")
+        cells = " | ".join(", ".join(str(each) for each in row[name]) for name in counts)
+        lines.append(
+            f"| {row['case']} | {row['predicted_requests']} | {cells} | {'yes' if row['requests_hold'] else 'no'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    """Writes a result, never over another one."""
+    with path.open("x", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+
+
+def main(say: Callable[[str], None] = print) -> None:
+    """Predicts, then measures."""
+    parser = argparse.ArgumentParser(prog="python -m bench.predict", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="little data; nothing is recorded")
+    parser.add_argument("--predict", action="store_true", help="stop after the prediction")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="go on from a prediction")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each case")
+    given = parser.parse_args()
+    stage = Stage(quick=given.quick, pairs=1 if given.quick else given.runs, say=say)
+    try:
+        if not given.quick and (why := stage.gated()):
+            say(f"this machine is too busy or too slow now: {why}")
+            sys.exit(1)
+        results = stage.scratch if given.quick else RESULTS
+        path = given.measure or results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction.json"
+        if given.measure is None:
+            write(path, prediction(stage, stage.scratch / "calibration.toml"))
+            say(f"predicted: {path}")
+        predicted = json.loads(path.read_text())
+        if given.predict:
+            return
+        found = reality(stage, predicted)
+        write(path.with_name(f"{path.stem}-measured.json"), found)
+        text = table(predicted, found)
+        path.with_suffix(".md").write_text(text, encoding="utf-8")
+        say(text)
+    finally:
+        stage.close()
+
+
+if __name__ == "__main__":
+    main()

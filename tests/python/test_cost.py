@@ -1,0 +1,136 @@
+"""Prices: that bills add up, sheets can be edited, and the paper's equations give its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreload import cost
+from foreload.cost import Bill, CopyPlan, Usage, break_even, deli, price, sheet_text, usage_of
+from foreload.errors import InvalidError
+from foreload.sim import simulate_text
+
+FLAT = """
+name = "flat"
+dated = "2026-01-01"
+region = "here"
+source = "made up"
+storage_gb_month = 0
+egress_gb = 0.5
+cross_zone_gb = 0.25
+instance_hour = 2
+instance = "one"
+disk_gb_month = 0.1
+page_size = 1000
+[requests]
+class_a_per_10k = 5
+class_b_per_10k = 1
+"""
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    path = tmp_path / "flat.toml"
+    path.write_text(FLAT)
+    return path
+
+
+def test_a_bill_is_counts_times_prices(flat: Path) -> None:
+    used = Usage(nodes=4, hours=3.0, class_a_requests=20_000, class_b_requests=50_000, egress_bytes=10**9)
+    bill = price(used, flat)
+    assert bill.instances == pytest.approx(4 * 3 * 2)
+    assert bill.requests == pytest.approx(2 * 5 + 5 * 1)
+    assert bill.network == pytest.approx(0.5, rel=0.08)
+    assert (bill.disk, bill.bucket_storage) == (0.0, 0.0)
+    assert bill.total == pytest.approx(bill.instances + bill.requests + bill.network)
+    assert price(Usage(), flat) == Bill(0, 0, 0, 0, 0)
+
+
+def test_disks_are_charged_for_the_hours_of_the_run(flat: Path) -> None:
+    month = price(Usage(nodes=2, hours=730.0, disk_bytes_per_node=10**11), flat)
+    assert month.disk == pytest.approx(2 * 100 * 0.1, rel=0.1)
+    half = price(Usage(nodes=2, hours=365.0, disk_bytes_per_node=10**11), flat)
+    assert half.disk == pytest.approx(month.disk / 2)
+
+
+@pytest.mark.parametrize("name", ["gcs", "s3", "azure"])
+def test_a_shipped_sheet_can_be_saved_and_edited(name: str, tmp_path: Path) -> None:
+    used = Usage(nodes=1, hours=1.0, class_b_requests=10_000, bucket_bytes=10**12)
+    text = sheet_text(name)
+    assert f'name = "{name}"' in text
+    assert "dated" in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert price(used, path) == price(used, name) == price(used, str(path))
+    assert price(used, name).total > 0
+
+
+def test_sheets_that_do_not_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    for text in ("storage_gb_month = 1", FLAT.replace("egress_gb", "egres_gb")):
+        path.write_text(text)
+        with pytest.raises(InvalidError):
+            price(Usage(), path)
+    with pytest.raises(InvalidError, match="gcs"):
+        price(Usage(), "gsc")
+
+
+def test_a_simulated_run_is_priced_by_the_same_counts(flat: Path) -> None:
+    text = """
+[dataset]
+samples = 500
+mean_mb = 0.1
+[training]
+epochs = 2
+global_batch = 10
+[cluster]
+nodes = 2
+compute_mb_s = 50
+network_mb_s = 1000
+[source]
+throughput_mb_s = { 1 = 30 }
+[[tier]]
+kind = "ram"
+capacity_mb = 100
+read_mb_s = 1000
+"""
+    report = simulate_text(text, ["foreload"])
+    used = usage_of(report, "foreload", nodes=2, disk_gb_per_node=3.0, list_requests=7, cross_zone_share=0.5)
+    outcome = report["foreload"]
+    assert (used.nodes, used.hours, used.class_a_requests) == (2, outcome.hours, 7)
+    assert (used.class_b_requests, used.disk_bytes_per_node) == (500, 3 * 10**9)
+    assert used.source_bytes == pytest.approx(50 * 2**20, rel=1e-6)
+    assert used.cross_zone_bytes == pytest.approx(outcome.mb_by_source.peer * 2**19, rel=1e-6)
+    assert price(used, flat).requests == pytest.approx(500 / 10_000 + 5 * 7 / 10_000)
+
+
+def test_copying_pays_once_reading_again_has_cost_more(flat: Path) -> None:
+    copy = CopyPlan(
+        nodes=1, dataset_bytes=10**9, objects=10_000, bytes_per_s_per_node=10**9 / 3600, system_bytes=0, epoch_hours=1.0
+    )
+    # Reading takes two hours an epoch, the copy one hour once and one an epoch.
+    each = Usage(nodes=1, hours=2.0, class_b_requests=10_000)
+    found = break_even(Usage(), each, copy, epochs=10, prices=flat)
+    assert found.copy_pays_after_epochs in {1, 2}
+    assert found.bucket.total > found.copy.total
+    assert found.bucket.instances == pytest.approx(10 * 2 * 2)
+    as_fast = Usage(nodes=1, hours=1.0)
+    assert break_even(Usage(), as_fast, copy, epochs=10, prices=flat).copy_pays_after_epochs is None
+
+
+def test_the_paper_s_equations_count_requests() -> None:
+    run = {"nodes": 3, "samples": 60_000, "epochs": 2, "dataset_gb": 0.1, "system_gb": 10.0, "run_hours": 1.0}
+    disk, bucket = deli(**run, from_disk=True), deli(**run)
+    fetching = deli(**run, cached=2000, fetch=1000)
+    super_samples = deli(**run, cached=2000, fetch=1000, super_sample=64, listing="once-per-node")
+    for found in (disk, bucket, fetching, super_samples):
+        assert found["total"] == pytest.approx(found["api"] + found["storage"] + found["compute"])
+    assert disk["api"] == 0
+    assert fetching["api"] > bucket["api"] > super_samples["api"] > 0
+    with pytest.raises(InvalidError):
+        deli(**run, fetch=10, listing="sometimes")
+
+
+def test_the_module_says_what_it_exports() -> None:
+    assert all(hasattr(cost, name) for name in cost.__all__)

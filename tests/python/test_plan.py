@@ -1,0 +1,248 @@
+"""Plans, speeds and calibrations: what they say, and that they agree with the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foreload
+from command import Command
+from foreload import calibration, planning, speeds
+from foreload.errors import InvalidError
+from foreload.sim import simulate_text
+from foreload.speeds import Disk, Speeds
+from small import COUNT
+
+#: 4,000 samples of 100 KB: 400 MB.
+LENGTHS = np.full(4000, 100_000)
+SLOW = Speeds(source_mb_s=50.0)
+
+
+@pytest.fixture
+def run(home: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(capsys, monkeypatch)
+
+
+def planned(**changes: Any) -> planning.Plan:
+    arguments: dict[str, Any] = {"ram": "2GB", "batch": 64, "step_time": 0.02, "epochs": 4, **changes}
+    return foreload.plan(LENGTHS, **arguments)
+
+
+def test_a_run_that_fits_memory_reads_the_bucket_once_and_then_computes() -> None:
+    found = planned()
+    assert (found.samples, found.dataset_bytes, found.nodes, found.epochs) == (4000, 400_000_000, 1, 4)
+    assert (found.requests, found.epoch_requests, found.source_bytes) == (4000, 0, 400_000_000)
+    assert found.epoch_s == pytest.approx(4000 / 64 * 0.02, rel=0.01)
+    assert (found.limit, found.coverage) == ("computing", 1.0)
+    assert found.steady_stall_share < 0.01
+    assert found.bill.total > 0
+
+
+def test_the_first_epoch_s_extra_time_is_the_warm_up() -> None:
+    found = planned(calibration=SLOW)
+    assert found.first_epoch_s == pytest.approx(400_000_000 / (50 * 2**20), rel=0.05)
+    assert found.warm_up_s == pytest.approx(found.first_epoch_s - found.epoch_s)
+    assert found.hours * 3600 == pytest.approx(found.first_epoch_s + 3 * found.epoch_s, rel=0.01)
+    assert found.stall_share > 0.5
+
+
+def test_where_nothing_holds_the_data_the_bucket_limits_and_a_disk_helps_most() -> None:
+    found = planned(ram="100MB", calibration=SLOW)
+    assert found.limit == "source"
+    assert 0 < found.coverage < 0.3
+    assert found.epoch_requests == pytest.approx(4000 * (1 - found.coverage), rel=0.05)
+    assert found.requests == pytest.approx(4000 + 3 * found.epoch_requests, abs=2)
+    saves = {upgrade.name: upgrade.saves for upgrade in found.upgrades}
+    assert set(saves) == {"step", "nodes", "ram", "disk", "source"}
+    assert found.best_upgrade is not None
+    assert found.best_upgrade.name in {"disk", "nodes", "source"}
+    assert saves["disk"] > 0.4
+    assert saves["step"] < 0.05
+    assert list(saves.values()) == sorted(saves.values(), reverse=True)
+
+
+def test_a_slow_disk_limits_and_a_faster_one_helps() -> None:
+    slow = dataclasses.replace(SLOW, source_mb_s=20.0, disk=Disk(40.0, 400.0))
+    found = planned(ram="100MB", disk="1GB", calibration=slow)
+    assert found.limit in {"disk", "several"}
+    assert "disk-speed" in {upgrade.name for upgrade in found.upgrades}
+    assert found.mb_by_source.disk > found.mb_by_source.ram
+
+
+def test_nodes_share_what_they_hold() -> None:
+    alone, four = planned(ram="150MB", calibration=SLOW), planned(ram="150MB", nodes=4, calibration=SLOW)
+    assert four.requests < alone.requests
+    assert four.coverage > 3 * alone.coverage
+    assert four.mb_by_source.peer > 0
+    assert "network" in {upgrade.name for upgrade in four.upgrades}
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_no_plan_beats_the_lower_bound(epochs: int) -> None:
+    for ram in ("100MB", "2GB"):
+        found = planned(ram=ram, epochs=epochs, calibration=SLOW)
+        assert found.hours >= found.lower_bound_hours * (1 - 1e-6)
+
+
+def test_epochs_that_were_not_simulated_are_like_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = planned(ram="100MB", epochs=8, calibration=SLOW)
+    monkeypatch.setattr(planning, "_MOST_ACCESSES", 1)
+    short = planned(ram="100MB", epochs=8, calibration=SLOW)
+    assert (whole.simulated_epochs, short.simulated_epochs) == (8, 3)
+    assert short.hours == pytest.approx(whole.hours, rel=0.03)
+    assert short.requests == pytest.approx(whole.requests, rel=0.03)
+    assert short.source_bytes == pytest.approx(whole.source_bytes, rel=0.03)
+    assert short.lower_bound_hours == pytest.approx(whole.lower_bound_hours, rel=0.03)
+    assert short.bill.total == pytest.approx(whole.bill.total, rel=0.03)
+
+
+def test_prices_are_those_of_the_sheet(tmp_path: Path) -> None:
+    from foreload.cost import sheet_text
+
+    dear = tmp_path / "dear.toml"
+    dear.write_text(sheet_text("gcs").replace("instance_hour = 3.673", "instance_hour = 36.73"))
+    bills = [planned(prices=prices).bill for prices in ("gcs", dear)]
+    assert bills[1].instances == pytest.approx(10 * bills[0].instances)
+    assert bills[1].requests == bills[0].requests
+
+
+def test_what_can_not_be_is_refused() -> None:
+    for changes in ({"nodes": 0}, {"batch": 0}, {"epochs": 0}, {"step_time": 0.0}, {"ram": "much"}, {"prices": "none"}):
+        with pytest.raises(InvalidError):
+            planned(**changes)
+    with pytest.raises(InvalidError, match="at least one sample"):
+        foreload.plan([], ram="1GB", batch=1, step_time=1.0)
+
+
+def test_a_data_set_is_planned_by_its_index(data: Any, bucket: Any) -> None:
+    bucket.reset()
+    found = foreload.plan(data, ram="64MB", batch=8, step_time=0.01, epochs=2)
+    assert (found.samples, found.dataset_bytes) == (COUNT, data.nbytes)
+    assert bucket.counters()["requests"].get("get", 0) == 0
+
+
+def test_progress_counts_every_simulation() -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    planned(ram="100MB", calibration=SLOW, progress=lambda *each: seen.append(each))
+    assert [done for _, done, _ in seen] == list(range(len(seen)))
+    assert all(total == len(seen) for *_, total in seen)
+
+
+def test_importing_the_package_loads_no_simulator() -> None:
+    code = (
+        "import sys, foreload\n"
+        "assert not {'foreload.sim', 'foreload.cost', 'foreload.speeds', 'foreload.calibration'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_t_of_gamma_is_straight_up_to_its_limit() -> None:
+    assert Speeds(source_mb_s=100.0).curve(1) == {"1": 100.0}
+    assert Speeds(source_mb_s=100.0).curve(4) == {"1": 100.0, "4": 400.0}
+    limited = Speeds(source_mb_s=100.0, source_limit_mb_s=250.0)
+    assert limited.curve(8) == {"1": 100.0, "2": 200.0, "3": 250.0, "8": 250.0}
+    assert Speeds(source_mb_s=100.0, source_limit_mb_s=50.0).curve(2) == {"1": 50.0, "2": 50.0}
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found = {
+        "dated": "2026-01-02T03:04:05Z",
+        "machine": {"cpu": 'a "quick" one', "cores": 2},
+        "source": {"throughput_mb_s": {1: 123.0}, "latency_s": 0.02, "connection_mb_s": None, "requests_in_flight": 64},
+        "cluster": {"preprocess_mb_s": 80.0, "threads": 4},
+        "loop": {"mb_s": 2000.0},
+        "tier": [
+            {"kind": "ram", "read_mb_s": 5000.0, "write_mb_s": 5000.0},
+            {"kind": "disk", "read_mb_s": 1e3, "write_mb_s": 1e-3},
+        ],
+    }
+    path = tmp_path / "here.toml"
+    path.write_text(speeds.text(found))
+    read = speeds.read(path)
+    assert (read.source_mb_s, read.latency_s, read.connection_mb_s, read.requests_in_flight) == (123.0, 0.02, None, 64)
+    assert (read.preprocess_mb_s, read.threads, read.loop_mb_s, read.ram_mb_s) == (80.0, 4, 2000.0, 5000.0)
+    assert (read.disk, read.network_mb_s) == (Disk(1000.0, 0.001), Speeds().network_mb_s)
+    assert read.machine == {"cpu": 'a "quick" one', "cores": 2}
+    assert "2026-01-02" in read.origin
+    assert "assumed" in Speeds().origin
+    assert planned(calibration=path).site.speeds == read
+
+
+@pytest.mark.parametrize("text", ["format = ", "format = 99", "[source]\nlatency_s = 1"])
+def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidError, match=r"bad\.toml"):
+        speeds.read(path)
+
+
+def test_a_scenario_takes_the_speeds_and_keeps_its_capacities() -> None:
+    site = planned().site
+    with planning.sizes_file(LENGTHS) as sizes:
+        text = site.scenario(sizes, 100_000.0)
+        changed = speeds.overrides(SLOW, text)
+        assert "tier.0.capacity_mb" not in changed
+        report = simulate_text(text, ["foreload"], changed)
+    assert report["foreload"].epoch_hours[0] * 3600 == pytest.approx(400_000_000 / (50 * 2**20), rel=0.05)
+
+
+def test_sizes_keep_every_byte() -> None:
+    lengths = np.array([0, 1, 110_000, 123_457, 9_999_999])
+    with planning.sizes_file(lengths) as path:
+        sizes = np.array([float(line) for line in path.read_text().splitlines()], dtype=np.float32)
+    assert (sizes.astype(np.float64) * 2**20).tolist() == [1, 1, 110_000, 123_457, 9_999_999]
+
+
+def test_latency_and_bandwidth_are_told_apart_where_sizes_differ() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(10_000, 1_000_000, 400)
+    answers = [(int(size), 0.03 + size / 35e6 + random.normal(0, 0.002)) for size in sizes]
+    latency_s, connection = calibration._per_request(answers)
+    assert latency_s == pytest.approx(0.03, rel=0.05)
+    assert connection is not None
+    assert connection == pytest.approx(35e6 / 2**20, rel=0.05)
+    alike = [(100_000, 0.03 + random.normal(0, 0.002)) for _ in range(100)]
+    latency_s, connection = calibration._per_request(alike)
+    assert (latency_s, connection) == (pytest.approx(0.03, rel=0.05), None)
+
+
+def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any, tmp_path: Path) -> None:
+    path, disk = tmp_path / "here.toml", tmp_path / "disk"
+    words = ("calibrate", "s3://data/fixed", "--disk", disk, "--out", path, "--seconds", 0.05, "--scratch", "16MB")
+    found = run.json(*words, "--decode", "hashlib:sha256")
+    assert found["source"]["throughput_mb_s"]["1"] > 0
+    assert found["source"]["latency_s"] > 0
+    assert {"1", "4"} <= set(found["source"]["mb_s_by_requests"])
+    assert found["cluster"]["preprocess_mb_s"] > 0
+    assert [tier["kind"] for tier in found["tier"]] == ["ram", "disk"]
+    assert min(rate for tier in found["tier"] for rate in (tier["read_mb_s"], tier["write_mb_s"])) > 0
+    assert list(disk.iterdir()) == []
+    read = speeds.read(path)
+    assert read.source_mb_s == found["source"]["throughput_mb_s"]["1"]
+    assert read.loop_mb_s == found["loop"]["mb_s"]
+    import socket
+
+    assert socket.gethostname() not in path.read_text()
+    plan = run.json("plan", "s3://data/fixed", "--batch", 8, "--step-time", 0.01, "--calibration", path)
+    assert plan["speeds"]["dated"] == found["dated"]
+    scenario = tmp_path / "plan.toml"
+    again = run.json("plan", "s3://data/fixed", "--batch", 8, "--step-time", 0.01, "--scenario", scenario)
+    simulated = run.json("simulate", scenario, "-p", "foreload")["results"][0]
+    assert simulated["hours"] == pytest.approx(again["hours"])
+    assert run("simulate", scenario, "-p", "foreload", "--calibration", path) == 0
+
+
+def test_calibrate_without_a_data_set_measures_the_machine(run: Command) -> None:
+    found = run.json("calibrate", "--seconds", 0.05, "--scratch", "16MB")
+    assert "source" not in found
+    assert found["loop"]["mb_s"] > 0
+    assert run.fails("calibrate", "--decode", "hashlib:sha256")[0] == 2
+    assert run.fails("calibrate", "s3://data/fixed", "--decode", "hashlib:absent")[0] == 2
+    assert json.dumps(found)

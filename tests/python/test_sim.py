@@ -1,0 +1,153 @@
+"""Simulations from Python: what comes back, how settings reach the simulator, and what is drawn."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from foreload import plot, sim
+from foreload.errors import InvalidError
+from foreload.sim import POLICIES, Report, grid, simulate, simulate_text
+
+SCENARIO = """
+name = "small"
+[dataset]
+samples = 2000
+mean_mb = 0.1
+[training]
+epochs = 3
+global_batch = 50
+[cluster]
+nodes = 2
+compute_mb_s = 50
+preprocess_mb_s = 200
+network_mb_s = 1000
+[source]
+throughput_mb_s = { 1 = 30, 2 = 50 }
+[[tier]]
+kind = "staging"
+capacity_mb = 16
+threads = 2
+read_mb_s = 1000
+[[tier]]
+kind = "ram"
+capacity_mb = 120
+threads = 2
+read_mb_s = 1000
+"""
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return simulate_text(SCENARIO)
+
+
+def test_every_policy_answers(report: Report) -> None:
+    assert tuple(outcome.policy for outcome in report.results) == POLICIES
+    assert report.scenario == "small"
+    assert report.dataset_mb == pytest.approx(200)
+    for outcome in report.supported:
+        assert len(outcome.epoch_hours) == 3
+        assert sum(outcome.epoch_hours) == pytest.approx(outcome.hours, rel=0.01)
+        assert 0 <= outcome.stall_share <= 1
+        assert outcome.reason is None
+    for outcome in set(report.results) - set(report.supported):
+        assert outcome.reason
+
+
+def test_no_policy_that_reads_everything_in_order_beats_the_bound(report: Report) -> None:
+    for outcome in report.supported:
+        if outcome.reads_whole_dataset and outcome.keeps_order:
+            assert outcome.hours >= report.lower_bound_hours * (1 - 1e-6), outcome.policy
+
+
+def test_ours_reads_each_sample_once_where_the_nodes_hold_the_data(report: Report) -> None:
+    ours = report["foreload"]
+    assert (ours.requests, ours.coverage) == (2000, 1.0)
+    assert ours.mb_by_source.source == pytest.approx(200, rel=1e-3)
+    # A sample that both nodes wait for in the same moment is read once.
+    assert ours.mb_by_source.total == pytest.approx(600, rel=5e-3)
+    assert ours.fabric is not None
+    assert ours.fabric.cache_group_nodes == 2
+    assert ours.runs_in_engine
+    assert ours.hours <= min(report[name].hours for name in ("naive", "staging", "frequency"))
+
+
+def test_only_deli_has_a_miss_rate(report: Report) -> None:
+    assert report["deli"].miss_rate is not None
+    assert report["deli"].load_s is not None
+    assert report["foreload"].miss_rate is None
+    with pytest.raises(KeyError):
+        report["absent"]
+
+
+def test_settings_change_the_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    short = simulate(path, ["foreload"], {"training.epochs": 1, "tier.ram.capacity_mb": 0, "cluster.nodes": 1})
+    assert len(short["foreload"].epoch_hours) == 1
+    assert short["foreload"].coverage == 0
+    one = simulate_text(SCENARIO, ["foreload"], {"dataset.seed": 1, "dataset.std_mb": 0.05})
+    other = simulate_text(SCENARIO, ["foreload"], {"dataset.seed": 2, "dataset.std_mb": 0.05})
+    assert one["foreload"].hours != other["foreload"].hours
+    assert simulate_text(SCENARIO, ["foreload"], {"dataset.seed": 1, "dataset.std_mb": 0.05}) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "policies", "settings", "hint"),
+    [
+        (SCENARIO.replace("compute_mb_s", "compute_mbs"), [], {}, "compute_mb_s"),
+        (SCENARIO, ["forload"], {}, "foreload"),
+        (SCENARIO, [], {"training.epoch": 3}, "epochs"),
+        (SCENARIO, [], {"tier.ram.capacity_mb": -1}, "negative"),
+        ("[dataset", [], {}, "."),
+    ],
+)
+def test_mistakes_are_named(text: str, policies: list[str], settings: dict[str, object], hint: str) -> None:
+    with pytest.raises(InvalidError, match=hint):
+        simulate_text(text, policies, settings)
+
+
+def test_the_engine_s_scheduler_agrees_with_the_fast_model() -> None:
+    one = {"cluster.nodes": 1, "tier.ram.capacity_mb": 400, "tier.staging.capacity_mb": 60}
+    fast = simulate_text(SCENARIO, ["foreload"], one)["foreload"]
+    driven = simulate_text(SCENARIO, ["foreload"], {**one, "drive": '"engine"'})["foreload"]
+    assert driven.requests == fast.requests == 2000
+    assert driven.hours == pytest.approx(fast.hours, rel=0.05)
+
+
+def test_a_grid_has_every_combination(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    found = grid(path, ("tier.ram.capacity_mb", [0, 60, 120]), ("cluster.nodes", [1, 2]))
+    assert (len(found.hours), len(found.hours[0])) == (2, 3)
+    for row in found.hours:
+        assert all(more <= less * (1 + 1e-9) for less, more in itertools.pairwise(row))
+    alone = simulate(path, ["foreload"], {"tier.ram.capacity_mb": 60, "cluster.nodes": 2})
+    assert found.hours[1][1] == alone["foreload"].hours
+
+
+def test_pictures_are_drawn(report: Report, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    table = sim.grid(path, ("tier.ram.capacity_mb", [0, 120]), ("cluster.nodes", [1, 2]))
+    for name, drawn in (
+        ("policies", plot.time_by_policy(report, tmp_path / "policies.png")),
+        ("timeline", plot.timeline(report, tmp_path / "timeline.png")),
+        ("grid", plot.grid(table, tmp_path / "grid.png")),
+    ):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert drawn.axes
+    figure = plot.time_by_policy(report)
+    bars = sum(patch.get_height() for patch in figure.axes[0].patches)
+    assert bars == pytest.approx(sum(outcome.hours for outcome in report.supported), rel=1e-6)
+    assert plot.timeline(report, axes=figure.axes[0]) is figure
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plot.time_by_policy(report)
