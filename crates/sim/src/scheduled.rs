@@ -1,7 +1,7 @@
 //! Drives the engine's own policy, [`Scheduler`], on modelled hardware: the same decisions for the same events.
 //!
 //! The engine carries a scheduler's actions out with sockets and files; here they go to queues under a virtual clock. One rank per
-//! node asks for a batch when its trainer took the previous one, so one batch is preprocessed while another is computed on. Each load from the
+//! node asks as a loader does: for two batches beyond the one it waits for, within an epoch, so two are prepared while one is computed on. Each load from the
 //! bucket is a stream of the shared source, begun after the request's latency; disk reads and writes are first-come queues.
 //! Steps are recorded, so a run can be replayed and compared with the policy, as the engine's tests do.
 //!
@@ -21,12 +21,14 @@ use foreload_plan::scheduler::{Next, Scheduler};
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::split::Split;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 const MB: f64 = 1_048_576.0;
 /// Loads in flight per node at most: what the scheduler's own limit can reach, hedges included.
 const STREAMS: u32 = 512;
+/// Batches asked for beyond the one that is waited for: what the Python loaders do (`_run.py`).
+const AHEAD: u64 = 2;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
 
@@ -122,6 +124,13 @@ struct Flying {
     latency_s: f64,
 }
 
+/// A delivered batch.
+struct Prepared {
+    items: Vec<Item>,
+    ready_at: f64,
+    compute_s: f64,
+}
+
 struct Node {
     recorded: Recorded,
     /// The first `STREAMS` are loads from the bucket, because a slot is also a stream of the source; disk reads and writes come behind.
@@ -129,15 +138,16 @@ struct Node {
     free: Vec<u32>,
     free_elsewhere: Vec<u32>,
     under_way: u32,
+    /// Of the next batch to ask for; batches asked for and taken so far.
     batch: (u32, u64),
     asked: u64,
+    taken: u64,
     prepared_at: f64,
     free_at: f64,
     computed_s: f64,
-    /// Delivered and being prepared; being computed on.
-    prepared: Option<Vec<Item>>,
+    /// Delivered and being prepared, by request; being computed on.
+    prepared: BTreeMap<u64, Prepared>,
     training: Option<Vec<Item>>,
-    next_compute_s: f64,
     ticking: bool,
 }
 
@@ -226,12 +236,12 @@ impl Node {
             under_way: 0,
             batch: (0, 0),
             asked: 0,
+            taken: 0,
             prepared_at: 0.0,
             free_at: 0.0,
             computed_s: 0.0,
-            prepared: None,
+            prepared: BTreeMap::new(),
             training: None,
-            next_compute_s: 0.0,
             ticking: false,
         }
     }
@@ -240,15 +250,6 @@ impl Node {
 impl Driver<'_> {
     fn run(&mut self) {
         for node in 0..self.nodes.len() as u32 {
-            self.step(
-                node,
-                0.0,
-                Event::Start {
-                    rank: node,
-                    epoch: 0,
-                    batch: 0,
-                },
-            );
             self.ask(node, 0.0);
         }
         loop {
@@ -351,9 +352,9 @@ impl Driver<'_> {
                 );
                 self.at(node, done, Due::End { slot });
             }
-            Command::Deliver { items, .. } => {
-                let items = items.clone();
-                self.deliver(node, at, items);
+            Command::Deliver { request, items, .. } => {
+                let (request, items) = (*request, items.clone());
+                self.deliver(node, at, request, items);
             }
             // Nothing is refused, forgotten for real or cancelled on hardware that doesn't fail.
             _ => {}
@@ -391,6 +392,7 @@ impl Driver<'_> {
                     let handles = items.iter().map(|item| item.handle).collect();
                     self.step(node, at, Event::Release { handles });
                 }
+                self.ask(node, at);
                 self.take(node, at);
             }
             Due::Tick => {
@@ -425,32 +427,40 @@ impl Driver<'_> {
         self.step(node, at, Event::Completed(completion));
     }
 
+    /// Asks for the batches up to `AHEAD` beyond the next one to take; an epoch is begun when the one before is through.
     fn ask(&mut self, node: u32, at: f64) {
-        let n = &mut self.nodes[node as usize];
-        let (epoch, batch) = n.batch;
-        if epoch == self.setup.access.epochs() {
-            return;
+        loop {
+            let n = &mut self.nodes[node as usize];
+            let (epoch, batch) = n.batch;
+            let through = n.asked == n.taken;
+            if epoch == self.setup.access.epochs() || n.asked > n.taken + AHEAD || (batch == 0 && !through) {
+                return;
+            }
+            n.asked += 1;
+            n.batch = if batch + 1 == self.batches {
+                (epoch + 1, 0)
+            } else {
+                (epoch, batch + 1)
+            };
+            let request = n.asked;
+            let rank = node;
+            if batch == 0 {
+                self.step(node, at, Event::Start { rank, epoch, batch });
+            }
+            self.step(
+                node,
+                at,
+                Event::WantBatch {
+                    request,
+                    rank,
+                    epoch,
+                    batch,
+                },
+            );
         }
-        n.asked += 1;
-        n.batch = if batch + 1 == self.batches {
-            (epoch + 1, 0)
-        } else {
-            (epoch, batch + 1)
-        };
-        let request = n.asked;
-        self.step(
-            node,
-            at,
-            Event::WantBatch {
-                request,
-                rank: node,
-                epoch,
-                batch,
-            },
-        );
     }
 
-    fn deliver(&mut self, node: u32, at: f64, items: Vec<Item>) {
+    fn deliver(&mut self, node: u32, at: f64, request: u64, items: Vec<Item>) {
         let mut mb = 0.0;
         for item in &items {
             let size = self.setup.sizes.of(item.sample as u32);
@@ -464,27 +474,36 @@ impl Driver<'_> {
         }
         let hardware = self.setup.hardware;
         let n = &mut self.nodes[node as usize];
-        n.next_compute_s = self.compute.seconds_ahead(mb, items.len());
+        let compute_s = self.compute.seconds_ahead(mb, items.len());
         n.prepared_at = n.prepared_at.max(at) + mb * hardware.write_s_per_mb / hardware.staging_threads;
-        n.prepared = Some(items);
         let when = n.prepared_at;
+        let prepared = Prepared {
+            items,
+            ready_at: when,
+            compute_s,
+        };
+        n.prepared.insert(request, prepared);
         self.at(node, when, Due::Take);
     }
 
     /// The trainer takes the prepared batch if it is free and the batch is ready.
     fn take(&mut self, node: u32, at: f64) {
         let n = &mut self.nodes[node as usize];
-        if n.training.is_some() || n.prepared.is_none() || n.prepared_at > at {
+        let next = n.taken + 1;
+        if n.training.is_some() || n.prepared.get(&next).is_none_or(|p| p.ready_at > at) {
             return;
         }
-        n.training = n.prepared.take();
-        n.computed_s += n.next_compute_s;
-        n.free_at = at + n.next_compute_s;
+        let Some(batch) = n.prepared.remove(&next) else {
+            return;
+        };
+        n.taken = next;
+        n.training = Some(batch.items);
+        n.computed_s += batch.compute_s;
+        n.free_at = at + batch.compute_s;
         let free_at = n.free_at;
-        let done = (n.asked - 1) as usize / self.batches.max(1) as usize;
+        let done = (next - 1) as usize / self.batches.max(1) as usize;
         self.ends[done] = self.ends[done].max(free_at);
         self.at(node, free_at, Due::Release);
-        self.ask(node, at);
     }
 }
 
