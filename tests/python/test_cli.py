@@ -84,9 +84,10 @@ def test_help_is_quick() -> None:
         subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, check=True)
         return sum(os.times()[2:4]) - begun
 
-    # Below 0.4 s where importing NumPy takes 0.1 s; a ratio holds on slow and busy machines as well.
+    # It takes 0.3 s where importing NumPy takes 0.1 s. Clock ticks are 10 ms and neighbours slow some runs more than others, so this only
+    # tells an import too many (torch alone takes ten times NumPy's time); the figure itself is bench/'s.
     yardstick = min(cpu_s("import numpy") for _ in range(4))
-    assert min(cpu_s("from foreload.cli import main; main()") for _ in range(4)) < 4 * yardstick
+    assert min(cpu_s("from foreload.cli import main; main()") for _ in range(4)) < 8 * yardstick
 
 
 def test_the_version_is_the_package_s() -> None:
