@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from foreload import _core
 from foreload._source import Source
 from foreload.errors import DecodeError, ForeloadError
 from foreload.failures import Failures
@@ -158,6 +159,11 @@ def _takes_two(decode: Callable[..., Any]) -> bool:
 Decoded = list[tuple[Any, int]]
 #: What a batch consists of before: views of the bytes, samples, labels.
 Raw = tuple[Sequence[Any], Sequence[int], Sequence[int | None]]
+
+
+def columns_of(delivery: _core.Delivery) -> Raw:
+    """A delivery as columns; copies of its bytes where so much memory is held already that a decoder which keeps its input would stall the loader."""
+    return delivery.to_bytes() if delivery.copy else delivery.views(), delivery.samples, delivery.labels
 
 
 def decoded(raw: Raw, epoch: int, decoder: Decoder) -> Decoded:

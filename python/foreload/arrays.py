@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from foreload import ranks as _ranks
-from foreload._decode import Decoder, decoded, in_threads
+from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
 from foreload.cache import Cache
@@ -140,7 +140,7 @@ class NumpyLoader:
                 labels = np.array([-1 if label is None else label for label in delivery.labels], dtype=np.int64)
                 yield number, (delivery.to_bytes(), labels)
             return
-        raw = ((number, (delivery.views(), delivery.samples, delivery.labels)) for number, delivery in stream)
+        raw = ((number, columns_of(delivery)) for number, delivery in stream)
         if self._threads:
             for number, rows in in_threads(raw, stream.epoch, self._decoder, self._threads):
                 yield number, self._collate(rows)

@@ -83,6 +83,8 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
 def _address(url: str | os.PathLike[str]) -> str:
     """The agent has another working directory: a path becomes absolute."""
     text = os.fspath(url)
+    if not text:
+        raise InvalidError("open: the URL is empty; '.' is the working directory")
     return text if "://" in text else str(Path(text).expanduser().absolute())
 
 

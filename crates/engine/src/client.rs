@@ -28,8 +28,10 @@ use std::time::{Duration, Instant};
 
 /// Longest time between two looks for signals.
 pub const PULSE: Duration = Duration::from_millis(50);
-/// Releases are sent with the next message, or when so many have gathered.
+/// Releases are sent with the next message, before a wait, or when so many have gathered.
 const RELEASE_AT: usize = 32;
+/// Or so many bytes: a process that has nothing to ask must not keep memory that others wait for.
+const RELEASE_AT_BYTES: u64 = 1 << 20;
 
 /// Why a client can't do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +79,7 @@ struct Inbox {
 }
 
 /// Leases of a job to give back: samples and batch slots.
-type Releases = (Vec<Handle>, Vec<u64>);
+type Releases = (Vec<Handle>, Vec<u64>, u64);
 
 /// A connection to the agent.
 pub struct Client {
@@ -209,7 +211,7 @@ impl Client {
         let mut jobs: Vec<u32> = releases.keys().copied().collect();
         jobs.sort_unstable();
         for job in jobs {
-            if let Some((handles, slots)) = releases.remove(&job) {
+            if let Some((handles, slots, _)) = releases.remove(&job) {
                 bytes.extend(Ask::Release { job, handles, slots }.encode());
             }
         }
@@ -233,17 +235,18 @@ impl Client {
         Ok(())
     }
 
-    /// Gives leases back, soon.
-    pub fn release(&self, job: u32, handle: Option<Handle>, slot: Option<u64>) {
+    /// Gives leases back: with the next message, before the next wait, or now that many or large ones have gathered.
+    pub fn release(&self, job: u32, handle: Option<Handle>, slot: Option<u64>, bytes: u64) {
         if !self.is_ours() {
             return;
         }
         let mut releases = lock(&self.releases);
-        let (handles, slots) = releases.entry(job).or_default();
+        let (handles, slots, held) = releases.entry(job).or_default();
         handles.extend(handle);
         slots.extend(slot);
-        if handles.len() + slots.len() >= RELEASE_AT {
-            let (handles, slots) = (std::mem::take(handles), std::mem::take(slots));
+        *held += bytes;
+        if handles.len() + slots.len() >= RELEASE_AT || *held >= RELEASE_AT_BYTES {
+            let (handles, slots, _) = std::mem::take(releases.entry(job).or_default());
             // An agent that is gone holds no leases.
             let _ = self.write(&Ask::Release { job, handles, slots }.encode());
         }
@@ -252,7 +255,7 @@ impl Client {
     /// Sends the releases that have gathered.
     pub fn flush(&self) {
         let mut releases = lock(&self.releases);
-        for (job, (handles, slots)) in releases.drain() {
+        for (job, (handles, slots, _)) in releases.drain() {
             if self.is_ours() && !(handles.is_empty() && slots.is_empty()) {
                 let _ = self.write(&Ask::Release { job, handles, slots }.encode());
             }
@@ -313,6 +316,8 @@ impl Client {
             } else {
                 inbox.reading = true;
                 drop(inbox);
+                // What we wait for may need the memory that we let go.
+                self.flush();
                 let came = self.read(nap);
                 inbox = lock(&self.inbox);
                 inbox.reading = false;

@@ -216,7 +216,7 @@ fn read_epoch(node: &Node, job: &Attached, index: &Index, prefix: &str, spec: &O
 fn release(job: &Attached, items: &[Sent]) {
     items
         .iter()
-        .for_each(|item| job.client.release(job.job, Some(item.handle), None));
+        .for_each(|item| job.client.release(job.job, Some(item.handle), None, item.len));
     job.client.flush();
 }
 

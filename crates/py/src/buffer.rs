@@ -48,7 +48,7 @@ impl Drop for Lease {
         if !self.passed_on.load(Ordering::Relaxed) {
             self.attached
                 .client
-                .release(self.attached.job, Some(self.item.handle), None);
+                .release(self.attached.job, Some(self.item.handle), None, self.item.len);
         }
     }
 }
@@ -188,7 +188,9 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if !self.passed_on.load(Ordering::Relaxed) {
-            self.attached.client.release(self.attached.job, None, Some(self.slot));
+            self.attached
+                .client
+                .release(self.attached.job, None, Some(self.slot), self.len);
         }
     }
 }

@@ -16,6 +16,7 @@ import torch
 
 from foreload import _core
 from foreload._job import Attachment, attachment
+from foreload.errors import ClosedError
 
 #: Below this a copy through the pipe is cheaper than two calls of the agent.
 _SMALL = 16 << 10
@@ -44,8 +45,12 @@ def samples(delivery: _core.Delivery, of: Attachment) -> Any:
 
 
 def _unpack_samples(name: str, connection: int, items: bytes) -> list[Any]:
-    delivery = attachment(name).job().adopt(connection, items)
-    return [delivery.to_bytes(), labels_of(delivery.labels, parcel=False)]
+    of = attachment(name)
+    delivery = of.job().adopt(connection, items)
+    unpacked = [delivery.to_bytes(), labels_of(delivery.labels, parcel=False)]
+    # The workers may need the memory for the next batch, and this process has nothing to ask until it comes.
+    of.agent().flush()
+    return unpacked
 
 
 def labels_of(labels: Sequence[int | None], *, parcel: bool) -> Any:
@@ -63,11 +68,19 @@ def tensor_of(view: _core.Sample) -> torch.Tensor:
     return torch.frombuffer(bytearray(view), dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
 
 
+def _slot(of: Attachment, size: int) -> _core.Slot | None:
+    """Memory to collate into; None: use your own, because it is full or the agent has just ended."""
+    try:
+        return of.job().slot(size)
+    except ClosedError:
+        return None
+
+
 def gathered(delivery: _core.Delivery, of: Attachment, *, parcel: bool) -> Any:
     """Samples as uint8: one tensor of all rows if they are equally long, otherwise a list of tensors."""
     lengths = delivery.lengths
     total = sum(lengths)
-    slot = of.job().slot(total) if total > _SMALL else None
+    slot = _slot(of, total) if total > _SMALL else None
     if slot is None:
         data = bytearray(b"".join(delivery.to_bytes()))
         return Parcel(_unpack_rows, bytes(data), lengths) if parcel else _rows(data, lengths)
@@ -98,7 +111,7 @@ def stacked(batch: Sequence[Any], of: Attachment, *, parcel: bool) -> Any:
     first = batch[0]
     shape = (len(batch), *first.shape)
     size = first.numel() * first.element_size() * len(batch)
-    slot = of.job().slot(size) if size > _SMALL and _is_plain(first) and _is_alike(batch) else None
+    slot = _slot(of, size) if size > _SMALL and _is_plain(first) and _is_alike(batch) else None
     if slot is not None:
         tensor = torch.frombuffer(slot, dtype=first.dtype).view(shape)
         torch.stack(list(batch), out=tensor)

@@ -15,7 +15,7 @@ from torch.utils import data
 
 from foreload import _core
 from foreload import dataset as _dataset
-from foreload._decode import Decoder, decoded
+from foreload._decode import Decoder, columns_of, decoded
 from foreload._job import Recipe, reader_recipe
 from foreload.cache import Cache
 from foreload.errors import ChangedError, CorruptError, InvalidError, NotFoundError
@@ -112,8 +112,7 @@ class Dataset(data.Dataset[Any]):
         if not self.decoder.is_needed:
             return Batch(delivery, self.raw, attachment)
         epoch = getattr(samples if isinstance(samples, Turn) else samples[0], "epoch", 0)
-        columns = delivery.samples, delivery.labels
-        return Decoded(decoded((delivery.views(), *columns), epoch, self.decoder), attachment)
+        return Decoded(decoded(columns_of(delivery), epoch, self.decoder), attachment)
 
     def _fetch(self, samples: Sequence[int], recipe: Recipe, rank: int) -> _core.Delivery:
         attachment = recipe.attachment()
@@ -138,7 +137,7 @@ class Dataset(data.Dataset[Any]):
     def place(self) -> tuple[Recipe, int]:
         """The job to read from, and as which rank."""
         met = self.data.meeting.get("sampler")
-        sampler = self.sampler or (met and met())
+        sampler = self.sampler if self.sampler is not None else met and met()
         if sampler is not None:
             run = sampler.run()
             return run.recipe, run.rank

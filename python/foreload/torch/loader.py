@@ -21,7 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
-from foreload._decode import Decoder, decoded, in_threads
+from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
 from foreload.arrays import default_threads
@@ -332,7 +332,7 @@ class DataLoader(data.DataLoader[Any]):
                 else:
                     yield _batch.raw_batch(delivery, self._raw, attachment)
             return
-        raw = ((number, (delivery.views(), delivery.samples, delivery.labels)) for number, delivery in stream)
+        raw = ((number, columns_of(delivery)) for number, delivery in stream)
         ready = (
             in_threads(raw, epoch, decoder, self._threads)
             if self._threads
