@@ -31,6 +31,7 @@ class Job:
         door: `loader` (foreload.torch.DataLoader), `stock` (torch's DataLoader over our Dataset and Sampler), `files` (torch's DataLoader over
             local files, without Foreload), `idle` (everything is imported and nothing read).
         workers: Worker processes.
+        persistent: Whether workers stay from epoch to epoch.
         batch: Samples in a batch.
         raw: In which form the data comes.
         collate: How a worker hands a batch over: `default`, `torch` (tensors in torch's shared memory), `pickle` (a list of bytes).
@@ -52,6 +53,7 @@ class Job:
     format: str = "auto"
     door: str = "loader"
     workers: int = 0
+    persistent: bool = False
     batch: int = 64
     raw: str = "bytes"
     collate: str = "default"
@@ -142,6 +144,7 @@ def doors(job: Job) -> tuple[Any, Any]:
         "batch_size": job.batch,
         "num_workers": job.workers,
         "collate_fn": _COLLATES[job.collate],
+        "persistent_workers": job.persistent,
     }
     if job.door == "idle":
         import foreload.torch

@@ -61,8 +61,8 @@ def budget(case: Case, samples: int) -> tuple[int, int]:
     return int(case.kept * size) // _MB * _MB, int(case.disk * size) // _MB * _MB
 
 
-def scenario(case: Case, digest: str, samples: int, measured: speeds.Speeds, step_s: float) -> str:
-    """A case as the simulator reads it, decided by the engine's own scheduler in the order of the data set that is trained on."""
+def scenario(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -> str:
+    """A case as the simulator reads it, decided by the engine's own scheduler."""
     ram, disk = budget(case, samples)
     memory = {"read_mb_s": measured.ram_mb_s, "write_mb_s": measured.ram_mb_s}
     tiers: list[dict[str, Any]] = [
@@ -75,7 +75,7 @@ def scenario(case: Case, digest: str, samples: int, measured: speeds.Speeds, ste
         {
             "name": case.name,
             "drive": "engine",
-            "dataset": {"samples": samples, "mean_mb": _SAMPLE / _MB, "digest": digest},
+            "dataset": {"samples": samples, "mean_mb": _SAMPLE / _MB},
             "training": {"epochs": _EPOCHS, "global_batch": _BATCH, "seed": 1, "step_s": step_s},
             # What the loop takes over by itself comes on top of a step.
             "cluster": {"nodes": 1, "compute_mb_s": measured.loop_mb_s},
@@ -90,9 +90,9 @@ def scenario(case: Case, digest: str, samples: int, measured: speeds.Speeds, ste
     )
 
 
-def predict(case: Case, digest: str, samples: int, measured: speeds.Speeds, step_s: float) -> dict[str, Any]:
+def predict(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -> dict[str, Any]:
     """What the simulator says."""
-    text = scenario(case, digest, samples, measured, step_s)
+    text = scenario(case, samples, measured, step_s)
     report = simulate_text(text, ["foreload"])
     outcome = report["foreload"]
     return {
@@ -143,13 +143,6 @@ def calibrated(stage: Stage, path: Path) -> None:
         command(stage, environment, *words, bucket=bucket)
 
 
-def indexed(stage: Stage, bucket: Bucket) -> str:
-    """The digest of the data set that is trained on: nothing of it but its listing is read before the prediction."""
-    with stage.surroundings() as environment:
-        found = command(stage, environment, "index", "s3://bench/train", bucket=bucket)
-        return str(found["digest"])
-
-
 def command(stage: Stage, environment: dict[str, str], *words: str, bucket: Bucket) -> dict[str, Any]:
     """Runs a verb on the CPU that trains; what it answers."""
     options = [word for key, value in options_of(bucket).items() for word in ("-o", f"{key}={value}")]
@@ -182,8 +175,6 @@ def prediction(stage: Stage, calibration: Path) -> dict[str, Any]:
     calibrated(stage, calibration)
     took = step_s(stage)
     measured = speeds.read(calibration)
-    with stage.bucket(_train(samples)) as bucket:
-        digest = indexed(stage, bucket)
     return {
         "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
@@ -193,7 +184,7 @@ def prediction(stage: Stage, calibration: Path) -> dict[str, Any]:
         "batch": _BATCH,
         "step_s": took,
         "calibration": calibration.read_text(),
-        "cases": {case.name: predict(case, digest, samples, measured, took) for case in CASES},
+        "cases": {case.name: predict(case, samples, measured, took) for case in CASES},
     }
 
 

@@ -97,9 +97,13 @@ def handover(stage: Stage) -> Result:
         }
         jobs = {
             "bytes": Job("s3://bench/warm", **base),
-            "arena": Job("s3://bench/hot", door="stock", workers=2, raw="tensor", **base),
-            "torch": Job("s3://bench/hot", door="stock", workers=2, raw="view", collate="torch", **base),
-            "pickle": Job("s3://bench/hot", door="stock", workers=2, raw="view", collate="pickle", **base),
+            "arena": Job("s3://bench/hot", door="stock", workers=2, persistent=True, raw="tensor", **base),
+            "torch": Job(
+                "s3://bench/hot", door="stock", workers=2, persistent=True, raw="view", collate="torch", **base
+            ),
+            "pickle": Job(
+                "s3://bench/hot", door="stock", workers=2, persistent=True, raw="view", collate="pickle", **base
+            ),
         }
 
         def reader(name: str) -> Any:
@@ -126,7 +130,7 @@ def handover(stage: Stage) -> Result:
         result.read(label, *values, unit="samples/s")
     result.settings = {
         "in-process": f"DataLoader(num_workers=0), bytes, {count} samples of 110,000 bytes in memory; CPU of python and agent, epochs 2 to 4",
-        "stock loader": f"torch's DataLoader, 2 forked workers, batch 64, {count} samples of 150,000 bytes as uint8; from the first batch on; the best of epochs 2 to 4",
+        "stock loader": f"torch's DataLoader, 2 forked workers that stay, batch 64, {count} samples of 150,000 bytes as uint8; from the first batch on; the best of epochs 2 to 4",
         "torch's shared memory": "the same with a collate_fn that stacks into torch's shared memory",
         "pickled bytes": "the same with a collate_fn that answers with a list of bytes",
         "Ctrl-C": "from SIGINT to KeyboardInterrupt in the loop, which waits for a bucket that doesn't answer",

@@ -28,7 +28,10 @@ def ram(stage: Stage) -> Result:
             "open_end": True,
             "ram": str(count * 110_000 * 2),
         }
-        stall = Job("s3://bench/ram", compute_s=0.020, **base)
+        stalls = {
+            "stall": Job("s3://bench/ram", compute_s=0.020, **base),
+            "stall, views": Job("s3://bench/ram", compute_s=0.020, raw="view", **base),
+        }
         jobs = {
             "sum": Job("s3://bench/ram", consume="sum", **base),
             "torch, bytes": Job(str(files), door="files", workers=2, batch=32, epochs=2, consume="sum"),
@@ -43,11 +46,13 @@ def ram(stage: Stage) -> Result:
             return measure
 
         for _ in range(stage.pairs):
-            runs["stall"].append(stage.read(stall, pinned=False).last)
+            for name, job in stalls.items():
+                runs.setdefault(name, []).append(stage.read(job, pinned=False).last)
         ours, as_bytes, as_tensors = interleaved(stage.pairs, *map(reader, jobs))
     requests = [run["stats"]["requests"] for run in (*runs["stall"], *runs["sum"])]
     result.read("requests in epoch 2", float(max(requests)))
-    result.read("stall share", *[run["stall_s"] / run["seconds"] for run in runs["stall"]])
+    for name in stalls:
+        result.read(name.replace("stall", "stall share"), *[run["stall_s"] / run["seconds"] for run in runs[name]])
     best = [max(pair) for pair in zip(as_bytes, as_tensors, strict=True)]
     result.read("samples/s / torch, 2 workers, cached files", *ratios(ours, best))
     for name, values in zip(jobs, (ours, as_bytes, as_tensors), strict=True):
