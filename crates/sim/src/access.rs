@@ -104,10 +104,7 @@ pub(crate) fn spec(scenario: &Scenario, samples: u32) -> OrderSpec {
         _ => OrderKind::Keyed,
     };
     OrderSpec {
-        dataset: scenario
-            .dataset
-            .digest
-            .unwrap_or_else(|| DigestBuilder::new("simulated").number(u64::from(samples)).finish()),
+        dataset: DigestBuilder::new("simulated").number(u64::from(samples)).finish(),
         samples: u64::from(samples),
         kind,
         seed: training.seed,

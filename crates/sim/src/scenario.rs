@@ -9,7 +9,6 @@ pub(crate) mod keys;
 mod overrides;
 
 use crate::{Curve, Error};
-use foreload_plan::Digest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -76,9 +75,6 @@ pub struct Dataset {
     /// An index, instead of either; read by the caller, which passes the sizes in.
     #[serde(default)]
     pub index: Option<String>,
-    /// An index' digest: the simulated order is then the real one, sample by sample.
-    #[serde(default)]
-    pub digest: Option<Digest>,
 }
 
 /// What becomes of drawn sizes below the minimum; paper 001 doesn't say, and its scenario 4 draws 29.5 % below zero.

@@ -15,7 +15,6 @@ const DATASET: &[&str] = &[
     "seed",
     "sizes_file",
     "index",
-    "digest",
 ];
 const TRAINING: &[&str] = &["epochs", "global_batch", "order", "seed", "step_s"];
 const CLUSTER: &[&str] = &["nodes", "compute_mb_s", "preprocess_mb_s", "network_mb_s"];

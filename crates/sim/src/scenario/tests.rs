@@ -98,13 +98,3 @@ fn numbers_that_make_no_run_are_refused() {
         assert!(Scenario::parse(SMALL, &[bad]).is_err(), "{bad}");
     }
 }
-
-#[test]
-fn the_order_is_that_of_the_data_set_whose_digest_is_named() {
-    let spec = |set: &[&str]| crate::access::spec(&Scenario::parse(SMALL, set).expect("valid"), 1000);
-    let digest = "20cbed38d5b4990715416685b788489b";
-    let named = spec(&[&format!("dataset.digest=\"{digest}\"")]);
-    assert_eq!(named.dataset.to_string(), digest);
-    assert_ne!(named.dataset, spec(&[]).dataset);
-    assert!(Scenario::parse(SMALL, &["dataset.digest=\"20cb\""]).is_err());
-}
