@@ -62,8 +62,15 @@ def binary_violations(path: str, binary: Path) -> Iterator[str]:
     if re.search(r"\.(symtab|debug_info)\b", _readelf("--section-headers", binary)):
         yield f"{path} is not stripped"
     exported, promised = exports(binary), expected_exports(path)
+    if path == EXTENSION.path:
+        exported = {name for name in exported if not name.startswith(DEPENDENCY_EXPORTS)}
     yield from (f"{path} exports {name}" for name in sorted(exported - promised))
     yield from (f"{path} doesn't export {name}" for name in sorted(promised - exported))
+
+
+# crc-fast's C interface: object_store takes the crate with its default features, which mark these for export, and cargo
+# unifies features. The interpreter loads an extension with local scope, so no other library can meet them.
+DEPENDENCY_EXPORTS = "crc_fast_"
 
 
 def exports(binary: Path) -> set[str]:
