@@ -164,16 +164,39 @@ impl Agent {
             if let Some(handles) = leases.remove(&job.id) {
                 job.step(Event::Release { handles });
             }
-            if connection.jobs.borrow().contains(&job.id) {
-                job.clients.set(job.clients.get() - 1);
-                if job.clients.get() == 0 {
-                    job.idle_since.set(Some(Instant::now()));
-                    self.drop_idle_later(&job);
-                }
+            if connection.jobs.borrow().contains_key(&job.id) {
+                self.leave(&job);
             }
         }
         self.last_seen.set(Instant::now());
         self.changed.notify_one();
+    }
+
+    /// One client less.
+    fn leave(&self, job: &Rc<Job>) {
+        job.clients.set(job.clients.get() - 1);
+        if job.clients.get() == 0 {
+            job.idle_since.set(Some(Instant::now()));
+            self.drop_idle_later(job);
+        }
+    }
+
+    /// A client is done with a job but stays connected, as a process does that makes one loader after the other.
+    fn detach(&self, connection: &Rc<Connection>, id: u32) {
+        let Some(job) = self.jobs.borrow().get(&id).cloned() else {
+            return;
+        };
+        let mut jobs = connection.jobs.borrow_mut();
+        match jobs.get_mut(&id) {
+            Some(times) if *times > 1 => *times -= 1,
+            Some(_) => {
+                jobs.remove(&id);
+                drop(jobs);
+                job.withdraw(connection, None);
+                self.leave(&job);
+            }
+            None => {}
+        }
     }
 
     /// Keeps a job that nobody is attached to for the lingering time: whoever restarts finds its memory warm.
@@ -259,6 +282,7 @@ impl Agent {
                     }
                 }
             }
+            Ask::Detach { job } => self.detach(connection, job),
             Ask::WantSlot { id, job, len } => {
                 let taken = find(job).and_then(|job| job.batches.borrow_mut().take(len, connection.id));
                 let (slot, offset, len) = taken.map_or((0, 0, 0), |(id, slot)| (id, slot.offset, len));
@@ -528,9 +552,13 @@ impl Agent {
                 (job, false)
             }
         };
-        if connection.jobs.borrow_mut().insert(job.id) {
+        let mut jobs = connection.jobs.borrow_mut();
+        let times = jobs.entry(job.id).or_insert(0);
+        *times += 1;
+        if *times == 1 {
             job.clients.set(job.clients.get() + 1);
         }
+        drop(jobs);
         job.idle_since.set(None);
         let reply = Reply::Attached {
             job: job.id,

@@ -443,6 +443,14 @@ pub struct Attached {
     pub reply: Reply,
 }
 
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // Every lease holds the attachment, so nothing of it is in use. In a forked child the attachment is the parent's, and an agent that is
+        // gone needs no word.
+        let _ = self.client.send(&Ask::Detach { job: self.job });
+    }
+}
+
 impl Attached {
     /// Joins or starts a job.
     ///

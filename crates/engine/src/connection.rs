@@ -5,7 +5,7 @@
 
 use crate::protocol::Say;
 use foreload_plan::action::Handle;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -24,8 +24,8 @@ pub struct Connection {
     more: Notify,
     closed: Cell<bool>,
     leases: RefCell<FxHashMap<(u32, Handle), u32>>,
-    /// Jobs it is attached to.
-    pub jobs: RefCell<FxHashSet<u32>>,
+    /// Jobs it is attached to, and how many times.
+    pub jobs: RefCell<FxHashMap<u32, u32>>,
 }
 
 impl Connection {

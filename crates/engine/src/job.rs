@@ -88,6 +88,8 @@ pub struct Job {
     pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
     usable: Vec<u64>,
+    /// About what the whole data set takes: more memory than that is not taken ahead of time.
+    about_bytes: u64,
     /// Bytes of the cache arena that the plan may use now.
     budget: Cell<u64>,
     state: RefCell<State>,
@@ -179,6 +181,9 @@ impl Job {
             populated: 0,
             disk_trouble: None,
         };
+        let index = &dataset.index;
+        let mean = (0..64).map(|i| index.length(i * index.len() / 64)).sum::<u64>() / 64;
+        let about_bytes = (2 * mean).saturating_mul(index.len()).max(1 << 20);
         let job = Rc::new(Job {
             id,
             attach,
@@ -190,6 +195,7 @@ impl Job {
             found: Cell::new(0),
             tiers,
             usable,
+            about_bytes,
             budget: Cell::new(settings.ram_bytes),
             state: RefCell::new(state),
             begun: Instant::now(),

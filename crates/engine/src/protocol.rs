@@ -8,7 +8,7 @@ use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
 
@@ -81,6 +81,11 @@ pub enum Ask {
         job: u32,
         /// Bytes.
         len: u64,
+    },
+    /// One attachment of this connection to a job is over.
+    Detach {
+        /// The job.
+        job: u32,
     },
     /// Leases that another connection of this session holds shall be ours.
     Adopt {
@@ -337,6 +342,7 @@ impl Ask {
             }
             Ask::Withdraw { job, id } => Writer::new(5).u32(*job).u64(*id),
             Ask::Release { job, handles, slots } => Writer::new(6).u32(*job).handles(handles).numbers(slots),
+            Ask::Detach { job } => Writer::new(9).u32(*job),
             Ask::WantSlot { id, job, len } => Writer::new(7).u64(*id).u32(*job).u64(*len),
             Ask::Adopt {
                 id,
@@ -393,6 +399,7 @@ impl Ask {
                 handles: r.handles()?,
                 slots: r.numbers()?,
             },
+            9 => Ask::Detach { job: r.u32()? },
             7 => Ask::WantSlot {
                 id: r.u64()?,
                 job: r.u32()?,
@@ -579,6 +586,7 @@ mod tests {
                 slots: vec![7],
             },
             Ask::WantSlot { id: 1, job: 2, len: 3 },
+            Ask::Detach { job: 4 },
             Ask::Adopt {
                 id: 1,
                 job: 2,

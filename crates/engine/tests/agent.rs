@@ -462,6 +462,28 @@ fn what_a_dead_client_held_comes_back() {
 }
 
 #[test]
+fn a_job_ends_when_all_who_attached_are_done_though_they_stay_connected() {
+    let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let jobs = || match node.client().call(&Call::Status, &mut calm()).expect("status") {
+        (Reply::Status { jobs, .. }, _) => jobs,
+        other => panic!("{:?}", other.0),
+    };
+    let twice = [(), ()].map(|()| node.attach(&node.client(), dataset, &index, |_| ()));
+    let [one, two] = twice;
+    let want = one.want_batch(0, 0, 0).expect("sent");
+    let (items, _) = one.delivered(want, None, &mut calm()).expect("delivered");
+    release(&one, &items);
+    drop(one);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(jobs()[0].clients, 1, "attached twice, left once");
+    drop(two);
+    eventually("nobody is attached", || jobs().iter().all(|job| job.clients == 0));
+    eventually("the job ends after the lingering time", || jobs().is_empty());
+    node.end();
+}
+
+#[test]
 fn leases_move_between_connections_and_stale_ones_are_refused() {
     let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");

@@ -140,7 +140,7 @@ impl Job {
             _ => {}
         }
         let kept = state.plan.scheduler().gauges().kept_bytes;
-        if kept + POPULATE_BYTES > state.populated && state.populated < self.cache.map().len() {
+        if kept + POPULATE_BYTES > state.populated && state.populated < self.cache.map().len().min(self.about_bytes) {
             let (from, cache) = (state.populated, Arc::clone(&self.cache));
             let len = (2 * POPULATE_BYTES).min(cache.map().len() - from);
             state.populated += len;
@@ -152,7 +152,10 @@ impl Job {
     /// Takes the memory of staging from the system in the background: fresh pages cost more than the copies into them.
     pub(super) fn populate_staging(&self) {
         let (cache, len) = (Arc::clone(&self.cache), self.cache.map().len());
-        let staging = settings(&self.attach, &self.usable).staging_bytes(0).min(len);
+        let staging = settings(&self.attach, &self.usable)
+            .staging_bytes(0)
+            .min(len)
+            .min(self.about_bytes);
         tokio::task::spawn_blocking(move || {
             let mut end = len;
             while end > len - staging {
