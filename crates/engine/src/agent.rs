@@ -201,10 +201,12 @@ impl Agent {
 
     /// Keeps a job that nobody is attached to for the lingering time: whoever restarts finds its memory warm.
     fn drop_idle_later(&self, job: &Rc<Job>) {
-        let (job, linger) = (Rc::clone(job), self.settings.linger);
+        // Not held meanwhile: a job that makes room for another frees its memory at once.
+        let (job, linger) = (Rc::downgrade(job), self.settings.linger);
         let Some(agent) = self.this() else { return };
         tokio::task::spawn_local(async move {
             tokio::time::sleep(linger).await;
+            let Some(job) = job.upgrade() else { return };
             if job.idle_since.get().is_some_and(|since| since.elapsed() >= linger) {
                 agent.drop_job(&job);
             }
