@@ -226,7 +226,10 @@ impl Scheduler {
 
     /// Reserves room in the first disk tier that has it.
     fn tier_admits(&mut self, len: u64) -> Option<u8> {
-        self.tiers.iter_mut().position(|tier| tier.admit(len)).map(|tier| tier as u8)
+        self.tiers
+            .iter_mut()
+            .position(|tier| tier.admit(len))
+            .map(|tier| tier as u8)
     }
 
     /// Evicts the oldest until one more of `len` bytes fits the RAM tier.
