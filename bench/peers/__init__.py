@@ -81,7 +81,7 @@ def run(
     """Runs a peer once.
 
     Returns:
-        samples, bytes, seconds, samples_per_s (from the first batch on), first_s, cpu_s, convert_s, settings; or error.
+        samples, bytes, seconds, samples_per_s (in the later half of its time), first_s, cpu_s, convert_s, settings; or error.
     """
     scratch = stage.directory()
     task = Task(

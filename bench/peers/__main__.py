@@ -23,32 +23,28 @@ def cpu_seconds() -> float:
 
 
 def measure(adapter: Any, task: Task) -> dict[str, Any]:
-    """Reads until the data or the time is over. The rate counts from the first batch on, so that a peer's start-up doesn't weigh on it."""
+    """Reads until the data or the time is over. The rate is that of the later half, so that neither start-up nor what was fetched meanwhile counts."""
     found: dict[str, Any] = {"settings": adapter.SETTINGS}
     if hasattr(adapter, "convert"):
         begun = time.perf_counter()
         adapter.convert(task)
         found["convert_s"] = time.perf_counter() - begun
     begun, used = time.perf_counter(), cpu_seconds()
-    samples = size = first = 0
-    started = begun
+    size, times = 0, []
     for length in adapter.samples(task):
-        now = time.perf_counter()
-        if not samples:
-            started = now
-        # The batch that came first had no time of its own.
-        first += now - started < 0.001
-        samples, size = samples + 1, size + length
-        if now - started > task.seconds:
+        times.append(time.perf_counter())
+        size += length
+        if times[-1] - times[0] > task.seconds:
             break
-    ended = time.perf_counter()
+    half = (times[0] + times[-1]) / 2
+    later = sum(at > half for at in times)
     return {
         **found,
-        "first_s": started - begun,
-        "samples": samples,
+        "first_s": times[0] - begun,
+        "samples": len(times),
         "bytes": size,
-        "seconds": ended - begun,
-        "samples_per_s": (samples - first) / max(ended - started, 1e-9),
+        "seconds": times[-1] - begun,
+        "samples_per_s": later / max(times[-1] - half, 1e-9),
         "cpu_s": cpu_seconds() - used,
     }
 

@@ -140,7 +140,7 @@ def hits(stage: Stage) -> Result:
         "staging / data": staging / data,
         "epochs": f"{epochs}; those after the first are counted",
         "ours": "memory for q of the bytes besides staging, keyed order, no disk; distance of the hit rate from [q, q + staging/data]",
-        "LRU": "the same engine with policy='lru' and as much memory in all (c); distance from c + (1 - c) ln(1 - c)",
+        "LRU": "the same engine with policy='lru' and the same memory (c = q, staging apart); distance from c + (1 - c) ln(1 - c)",
     }
     return result
 
@@ -181,7 +181,6 @@ def _hits(
         f"off by, {sizes}, q = {share:g}", *[max(0.0, share - hit, hit - share - staging / data) for hit in found]
     )
     lru = measure("lru")
-    kept = min(1.0, (keeps + staging) / data)
-    law = kept + (1 - kept) * math.log(1 - kept) if kept < 1 else 1.0
-    result.read(f"LRU hits, {sizes}, c = {kept:.3f}", lru)
+    law = share + (1 - share) * math.log(1 - share)
+    result.read(f"LRU hits, {sizes}, c = {share:g}", lru)
     result.read(f"LRU off by, {sizes}, q = {share:g}", abs(lru - law))

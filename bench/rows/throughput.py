@@ -43,10 +43,12 @@ def w1(stage: Stage) -> Result:
     count = stage.amount(10_000, 1000)
     rule = f"w1:{count}x60000-160000"
     result = Result(invalid=stage.gated())
-    runs: dict[str, list[Any]] = {"yardstick": [], "loader": [], "stock": []}
+    runs: dict[str, list[Any]] = {"yardstick": [], "loader": [], "stock": [], "default": []}
     with stage.bucket(rule) as bucket:
         ours = {
             "loader": Job("s3://bench/w1", options_of(bucket), attach=fixed(CONNECTIONS)),
+            # Peers choose how many connections they open; so does the loader where it is compared with them.
+            "default": Job("s3://bench/w1", options_of(bucket)),
             "stock": Job("s3://bench/w1", options_of(bucket), door="stock", workers=2, attach=fixed(CONNECTIONS)),
         }
 
@@ -59,16 +61,17 @@ def w1(stage: Stage) -> Result:
         def reader(name: str) -> Any:
             return lambda: rate(ours[name], stage, runs[name])
 
-        bare, loader, stock = interleaved(stage.pairs, yardstick, reader("loader"), reader("stock"))
+        bare, loader, stock, default = interleaved(stage.pairs, yardstick, *map(reader, ("loader", "stock", "default")))
         result.read("loader / yardstick", *ratios(loader, bare))
         result.read("stock loader + ours / yardstick", *ratios(stock, bare))
         result.read("yardstick", *bare, unit="samples/s")
         result.read("loader", *loader, unit="samples/s")
         result.read("stock loader + ours", *stock, unit="samples/s")
+        result.read("loader, choosing its connections", *default, unit="samples/s")
         found = peers.beside(stage, bucket, "w1", count, chosen=[peer for peer in stage.peers if peer in peers.OBJECTS])
     best = max((median for median, _ in found.values()), default=0.0)
     if set(peers.OBJECTS) <= set(stage.peers) and best:
-        result.read("loader / best peer on the same objects", *[value / best for value in loader])
+        result.read("loader / best peer on the same objects", *[value / best for value in default])
     result.settings = settings_of(stage, data=rule, peers={name: report for name, (_, report) in found.items()})
     for name, (median, _) in found.items():
         result.read(f"peer {name}", *([median] if median else []), unit="samples/s")
@@ -196,7 +199,7 @@ def make_files(directory: Path, count: int, low: int, high: int) -> list[tuple[s
 
 def slowfs(stage: Stage) -> Result:
     """W1's sizes through a file system with a delay and a cap."""
-    count = stage.amount(6000, 600)
+    count = stage.amount(2500, 600)
     source, target, ranges = stage.directory(), stage.directory(), stage.scratch / "ranges.tsv"
     files = make_files(source, count, 60_000, 160_000)
     random.Random(1).shuffle(files)
