@@ -625,8 +625,8 @@ thread_local! {
 pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Disk reads at depth 32, some writes, and lookups of names.
-        .max_blocking_threads(48)
+        // Reads of a file system at the most requests in flight (256), disk tiers at depth 32, some writes, lookups of names.
+        .max_blocking_threads(320)
         .build()?;
     listener.set_nonblocking(true)?;
     let local = tokio::task::LocalSet::new();
