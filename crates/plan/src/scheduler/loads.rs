@@ -126,6 +126,10 @@ pub(super) struct Loads {
     disks: Vec<VecDeque<Pending>>,
     running: Table,
     in_flight: u32,
+    /// Writes to disk tiers under way.
+    pub writing: u32,
+    /// When the last of them ended, or the first began.
+    pub written_ns: u64,
     disk_depth: u32,
     pub concurrency: Concurrency,
     pub estimate: Estimate,
@@ -145,6 +149,8 @@ impl Loads {
             disks: settings.tiers.iter().map(|_| VecDeque::new()).collect(),
             running: Table::default(),
             in_flight: 0,
+            writing: 0,
+            written_ns: 0,
             disk_depth: settings.disk_depth.max(1),
             concurrency: Concurrency::new(settings.concurrency),
             estimate: Estimate::new(prior, settings.bucket.is_some()),
@@ -387,6 +393,8 @@ impl Scheduler {
     }
 
     fn written(&mut self, tier: u8, handle: Handle, sample: u64, len: u64, outcome: Outcome) {
+        self.loads.writing -= 1;
+        self.loads.written_ns = self.now_ns;
         let held = &mut self.tiers[usize::from(tier)];
         match outcome {
             Outcome::Done { .. } => held.insert(sample, len),
@@ -519,6 +527,10 @@ impl Scheduler {
             (State::Ready, Some(tier)) => {
                 resident.writes += 1;
                 let handle = self.residents.handle(index);
+                if self.loads.writing == 0 {
+                    self.loads.written_ns = self.now_ns;
+                }
+                self.loads.writing += 1;
                 let id = self.loads.running.reserve();
                 self.loads.running.insert(
                     id,

@@ -13,6 +13,8 @@ use crate::policy::Retention;
 
 /// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
 const ILL_S: f64 = 0.25;
+/// A wanted read waits for memory that is being written to disk while a write has ended within this time.
+const DISK_PATIENCE_NS: u64 = 50_000_000;
 
 impl Scheduler {
     /// The resident of a sample, with a load queued if it isn't there.
@@ -269,6 +271,10 @@ impl Scheduler {
                 return Ok(slot);
             }
             if !urgent {
+                return Err(Blocked::Memory);
+            }
+            // Samples on their way to a disk that keeps up leave by themselves; a kept one that left for them would be fetched again.
+            if self.loads.writing > 0 && self.now_ns - self.loads.written_ns < DISK_PATIENCE_NS {
                 return Err(Blocked::Memory);
             }
             if !self.put_back_after(line) && self.residents.evict_one(&mut self.arena).is_none() {
