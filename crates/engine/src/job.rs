@@ -280,6 +280,7 @@ impl Job {
             });
         }
         self.note_waiting();
+        self.populate_ahead();
         self.active.notify_one();
     }
 

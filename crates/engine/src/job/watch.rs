@@ -139,7 +139,12 @@ impl Job {
             }
             _ => {}
         }
-        let kept = state.plan.scheduler().gauges().kept_bytes;
+    }
+
+    /// Takes memory from the system ahead of the RAM tier, as [`Job::populate_staging`] does for staging.
+    pub(super) fn populate_ahead(&self) {
+        let mut state = self.state.borrow_mut();
+        let kept = state.plan.scheduler().kept_bytes();
         if kept + POPULATE_BYTES > state.populated && state.populated < self.cache.map().len().min(self.about_bytes) {
             let (from, cache) = (state.populated, Arc::clone(&self.cache));
             let len = (2 * POPULATE_BYTES).min(cache.map().len() - from);

@@ -16,7 +16,7 @@ impl Scheduler {
         let mut budget = STEP_ENTRIES;
         while let Some(&(line, entry)) = self.wanted.first() {
             let it = self.window.peek(line).map(|l| l.entries[entry]);
-            if let Some(_waited_for) = it.filter(|it| it.read == Read::Unplanned && it.waiter != 0)
+            if it.is_some_and(|it| it.read == Read::Unplanned && it.waiter != 0)
                 && self.plan_read(line, entry, true, actions).is_err()
             {
                 if self.is_stuck() {
@@ -36,7 +36,7 @@ impl Scheduler {
                 self.frontier = (self.window.head(), 0);
             }
             let (line, entry) = self.frontier;
-            if !self.may_look_ahead(line, entry) || !self.window.reach(line) {
+            if !self.may_look_ahead(line) || !self.window.reach(line) {
                 return Next::Wait;
             }
             let Some(it) = self.window.peek(line) else {
@@ -116,7 +116,7 @@ impl Scheduler {
         self.loads.is_idle() && self.residents.leases == 0
     }
 
-    pub(super) fn may_look_ahead(&mut self, line: u64, entry: usize) -> bool {
+    pub(super) fn may_look_ahead(&mut self, line: u64) -> bool {
         if self.window.open >= self.settings.window_entries && line >= self.window.end() {
             return false;
         }
@@ -129,11 +129,8 @@ impl Scheduler {
                 }
                 self.chunk_left > 0
             }
-            Lookahead::Bytes => {
-                // Bounded by memory inside plan_read; a frontier that stands still costs one look per step.
-                let _ = entry;
-                true
-            }
+            // Bounded by memory inside plan_read; a frontier that stands still costs one look per step.
+            Lookahead::Bytes => true,
         }
     }
 
