@@ -3,7 +3,7 @@
 //! Each object is read from its first sample to its last in one stream, however many samples it holds.
 
 use super::{Progress, Step};
-use crate::index::{IndexBuilder, NewField, NewObject, NewSample};
+use crate::index::IndexBuilder;
 use crate::source::{Sink, Source};
 use crate::{Error, ErrorKind, Index, Result};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -116,29 +116,11 @@ fn with_checksums(index: &Index, sums: &[Option<u32>]) -> Result<Index> {
     builder.options(index.options()).classes(index.classes());
     for o in 0..index.objects() {
         let object = index.object(o)?;
-        let (etag, version) = (object.etag.as_deref(), object.version.as_deref());
-        builder.object(NewObject {
-            key: &object.key,
-            size: object.size,
-            etag,
-            version,
-        })?;
+        builder.object((&object).into())?;
     }
     for (i, crc32c) in (0..index.len()).zip(sums) {
         let sample = index.sample(i)?;
-        let named = sample.fields().filter(|(name, ..)| !name.is_empty());
-        let fields: Vec<_> = named
-            .map(|(name, offset, length)| NewField { name, offset, length })
-            .collect();
-        let (object, offset, length, label) = (sample.object, sample.offset, sample.length, sample.label);
-        builder.sample(NewSample {
-            object,
-            offset,
-            length,
-            label,
-            crc32c: *crc32c,
-            fields: &fields,
-        })?;
+        builder.copy(&sample, sample.object, *crc32c)?;
     }
     let new = builder.finish()?;
     if new.digest() != index.digest() {

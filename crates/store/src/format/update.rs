@@ -5,7 +5,6 @@
 
 use super::build::{Found, add_objects, add_shards, classes_of, find, start};
 use super::{BuildOptions, Format, Progress, Step, build, pattern};
-use crate::index::{NewField, NewObject, NewSample};
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Index, ObjectRef, Result};
 use rustc_hash::FxHashMap;
@@ -67,7 +66,7 @@ pub async fn update(
     for (o, is_same) in (0..).zip(&same) {
         if *is_same {
             let object = old.object(o)?;
-            numbers[o as usize] = Some(builder.object(refer(&object))?);
+            numbers[o as usize] = Some(builder.object((&object).into())?);
             kept.insert(object.key);
         }
     }
@@ -76,19 +75,7 @@ pub async fn update(
         let Some(object) = numbers.get(sample.object as usize).copied().flatten() else {
             continue;
         };
-        let stored: Vec<NewField<'_>> = sample
-            .fields()
-            .filter(|(name, ..)| !name.is_empty())
-            .map(|(name, offset, length)| NewField { name, offset, length })
-            .collect();
-        builder.sample(NewSample {
-            object,
-            offset: sample.offset,
-            length: sample.length,
-            label: sample.label,
-            crc32c: sample.crc32c,
-            fields: &stored,
-        })?;
+        builder.copy(&sample, object, sample.crc32c)?;
     }
     let new: Vec<ObjectMeta> = present.into_iter().filter(|o| !kept.contains(&o.key)).collect();
     match old.format() {
@@ -96,15 +83,6 @@ pub async fn update(
         format => add_objects(&mut builder, format, &new, &classes)?,
     }
     Ok((builder.finish()?, changes))
-}
-
-fn refer(object: &ObjectRef) -> NewObject<'_> {
-    NewObject {
-        key: &object.key,
-        size: object.size,
-        etag: object.etag.as_deref(),
-        version: object.version.as_deref(),
-    }
 }
 
 /// Which objects of the index are still the same, and how many of each kind there are.

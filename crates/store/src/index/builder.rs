@@ -4,7 +4,7 @@ use super::column::Values;
 use super::etags::EtagWriter;
 use super::keys::{KeyWriter, MAX_KEY_BYTES};
 use super::layout::{Header, Section, Writer};
-use super::{Index, MAX_SAMPLES, first_half};
+use super::{Index, MAX_SAMPLES, ObjectRef, SampleRef, first_half};
 use crate::format::Format;
 use crate::{Error, Result};
 use bytes::Bytes;
@@ -21,6 +21,17 @@ pub struct NewObject<'a> {
     pub etag: Option<&'a str>,
     /// Version id or generation.
     pub version: Option<&'a str>,
+}
+
+impl<'a> From<&'a ObjectRef> for NewObject<'a> {
+    fn from(object: &'a ObjectRef) -> Self {
+        NewObject {
+            key: &object.key,
+            size: object.size,
+            etag: object.etag.as_deref(),
+            version: object.version.as_deref(),
+        }
+    }
 }
 
 /// A sample to add.
@@ -167,6 +178,25 @@ impl IndexBuilder {
             label,
             crc32c,
             fields: &[],
+        })
+    }
+
+    /// Adds a sample of another index as it is there, in `object` of this one and with this checksum; returns its id.
+    ///
+    /// # Errors
+    /// As [`IndexBuilder::sample`].
+    pub fn copy(&mut self, sample: &SampleRef<'_>, object: u64, crc32c: Option<u32>) -> Result<u64> {
+        let named = sample.fields().filter(|(name, ..)| !name.is_empty());
+        let fields: Vec<NewField<'_>> = named
+            .map(|(name, offset, length)| NewField { name, offset, length })
+            .collect();
+        self.sample(NewSample {
+            object,
+            offset: sample.offset,
+            length: sample.length,
+            label: sample.label,
+            crc32c,
+            fields: &fields,
         })
     }
 

@@ -1,6 +1,6 @@
 //! Some samples of an index, as an index of their own.
 
-use super::{Index, IndexBuilder, NewField, NewObject, NewSample};
+use super::{Index, IndexBuilder};
 use crate::Result;
 use rustc_hash::FxHashMap;
 
@@ -19,30 +19,12 @@ impl Index {
                 Some(&object) => object,
                 None => {
                     let found = self.object(sample.object)?;
-                    let new = NewObject {
-                        key: &found.key,
-                        size: found.size,
-                        etag: found.etag.as_deref(),
-                        version: found.version.as_deref(),
-                    };
-                    let object = builder.object(new)?;
+                    let object = builder.object((&found).into())?;
                     objects.insert(sample.object, object);
                     object
                 }
             };
-            let fields: Vec<NewField<'_>> = sample
-                .fields()
-                .filter(|(name, ..)| !name.is_empty())
-                .map(|(name, offset, length)| NewField { name, offset, length })
-                .collect();
-            builder.sample(NewSample {
-                object,
-                offset: sample.offset,
-                length: sample.length,
-                label: sample.label,
-                crc32c: sample.crc32c,
-                fields: &fields,
-            })?;
+            builder.copy(&sample, object, sample.crc32c)?;
         }
         builder.finish()
     }
@@ -52,6 +34,7 @@ impl Index {
 mod tests {
     use super::*;
     use crate::format::Format;
+    use crate::index::NewObject;
 
     #[test]
     fn a_selection_keeps_ranges_labels_and_content_keys() {
