@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -82,11 +83,12 @@ impl Agent {
         })
     }
 
-    /// Serves clients until nobody has been attached for the lingering time. Must run inside a `LocalSet`.
+    /// Serves clients until nobody has been attached for the lingering time, or SIGTERM comes. Must run inside a `LocalSet`.
     ///
     /// # Errors
     /// When the listener breaks.
     pub async fn serve(self: Rc<Self>, listener: UnixListener) -> io::Result<()> {
+        let mut terminated = signal(SignalKind::terminate())?;
         loop {
             // Whoever started it needs a moment to connect.
             let linger = if self.next.get() == 1 {
@@ -106,6 +108,7 @@ impl Agent {
                 }
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(rest), if alone => {}
+                _ = terminated.recv() => return Ok(()),
             }
         }
     }
@@ -574,11 +577,21 @@ impl Agent {
         Ok((reply, Fds::Arenas(job)))
     }
 
-    /// The tier of a directory, opened once.
+    /// The tier of a directory, opened once; it may take what the job that asks for most does.
     async fn tier(&self, disk: &crate::calls::DiskShare, warnings: &mut Vec<String>) -> Result<SharedTier, Trouble> {
         let known = self.tiers.borrow().get(&disk.directory).cloned();
         match known {
-            Some(tier) => Ok(tier),
+            Some(tier) => {
+                let jobs = self.jobs.borrow();
+                let shares = jobs.values().flat_map(|job| &job.attach.disks);
+                let wanted = shares
+                    .filter(|share| share.directory == disk.directory)
+                    .map(|share| share.capacity_bytes)
+                    .fold(disk.capacity_bytes, u64::max);
+                let resized = tier.borrow_mut().resize(wanted);
+                resized.map_err(|e| Trouble::new("invalid", e.to_string()))?;
+                Ok(tier)
+            }
             None => {
                 let (directory, settings) = (disk.directory.clone(), DiskSettings::new(disk.capacity_bytes));
                 // After a kill this reads what the last writer left open: seconds, for a large segment.

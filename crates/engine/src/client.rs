@@ -6,6 +6,7 @@
 //!
 //! A client that finds no agent starts one: it executes the agent's program, which detaches itself, and connects until it answers.
 
+mod peer;
 mod start;
 
 pub use start::{Place, own_directory};
@@ -87,6 +88,7 @@ pub struct Client {
     pid: u32,
     connection: u64,
     agent_pid: u32,
+    peer: peer::Peer,
     next: AtomicU64,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
@@ -104,27 +106,30 @@ impl Client {
     /// # Errors
     /// [`ClientError::NoAgent`] with what its log says last.
     pub fn connect(place: &Place, pulse: Pulse<'_>) -> Result<Arc<Self>, ClientError> {
-        let stream = start::connect(place, pulse)?;
+        start::greeted(place, pulse, Self::greet)
+    }
+
+    fn greet(stream: UnixStream, pulse: Pulse<'_>) -> Result<Arc<Self>, ClientError> {
         let mut client = Client {
             stream,
             pid: std::process::id(),
             connection: 0,
             agent_pid: 0,
+            peer: peer::Peer::default(),
             next: AtomicU64::new(1),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             releases: Mutex::default(),
         };
-        match client.call(
-            &Call::Hello {
-                version: VERSION,
-                pid: client.pid,
-            },
-            pulse,
-        )? {
+        let hello = Call::Hello {
+            version: VERSION,
+            pid: client.pid,
+        };
+        match client.call(&hello, pulse)? {
             (Reply::Welcome { connection, pid, .. }, _) => (client.connection, client.agent_pid) = (connection, pid),
             (other, _) => return Err(ClientError::NoAgent(format!("unexpected answer {other:?}"))),
         }
+        client.peer = peer::Peer::of(client.agent_pid);
         Ok(Arc::new(client))
     }
 
@@ -152,6 +157,14 @@ impl Client {
         lock(&self.inbox).closed.is_some()
     }
 
+    /// Whether the agent's process has ended. False where that can't be known.
+    ///
+    /// A dead agent lends no memory anew: what it had lent keeps its contents as long as it is mapped.
+    #[must_use]
+    pub fn agent_has_ended(&self) -> bool {
+        self.is_closed() && self.peer.has_ended()
+    }
+
     /// Calls the agent and waits for its answer.
     ///
     /// # Errors
@@ -173,18 +186,16 @@ impl Client {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let body = serde_json::to_string(call).map_err(|e| ClientError::NoAgent(e.to_string()))?;
         self.send(&Ask::Call { id, body })?;
-        let mut pulse = || {
-            let told: Vec<Progress> = lock(&self.inbox)
-                .progress
-                .get_mut(&id)
-                .map(std::mem::take)
-                .unwrap_or_default()
-                .into();
-            told.into_iter().for_each(&mut *progress);
-            pulse()
+        let mut told = || {
+            let waiting = lock(&self.inbox).progress.remove(&id).unwrap_or_default();
+            waiting.into_iter().for_each(&mut *progress);
         };
-        let answer = self.receive(id, None, &mut pulse);
-        lock(&self.inbox).progress.remove(&id);
+        let answer = self.receive(id, None, &mut || {
+            told();
+            pulse()
+        });
+        // The last ones came with the answer.
+        told();
         match answer? {
             Incoming::Fds(Reply::Failed(trouble), _) => Err(ClientError::Trouble(trouble)),
             Incoming::Fds(reply, fds) => Ok((reply, fds)),
@@ -287,6 +298,7 @@ impl Client {
     /// What the agent wants somebody to read: stalls, for instance.
     #[must_use]
     pub fn notices(&self) -> Vec<Trouble> {
+        self.glance();
         std::mem::take(&mut lock(&self.inbox).notices).into()
     }
 
@@ -318,13 +330,7 @@ impl Client {
                 drop(inbox);
                 // What we wait for may need the memory that we let go.
                 self.flush();
-                let came = self.read(nap);
-                inbox = lock(&self.inbox);
-                inbox.reading = false;
-                if let Err(error) = came.and_then(|(bytes, fds)| inbox.sort(&bytes, fds)) {
-                    inbox.closed = Some(error.to_string());
-                }
-                self.arrived.notify_all();
+                inbox = self.read_into_inbox(nap);
             }
             if !inbox.mail.contains_key(&id) {
                 drop(inbox);
@@ -336,17 +342,58 @@ impl Client {
         }
     }
 
-    /// Reads what there is; nothing after `nap`.
-    fn read(&self, nap: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    /// Files what has arrived, without waiting for anything.
+    fn glance(&self) {
+        let mut inbox = lock(&self.inbox);
+        if self.is_ours() && !inbox.reading && inbox.closed.is_none() {
+            inbox.reading = true;
+            drop(inbox);
+            drop(self.read_into_inbox(Duration::ZERO));
+        }
+    }
+
+    /// Reads once and files what came; the caller has set `reading`.
+    fn read_into_inbox(&self, nap: Duration) -> MutexGuard<'_, Inbox> {
+        let came = self.read(nap);
+        let mut inbox = lock(&self.inbox);
+        inbox.reading = false;
+        if let Err(error) = came.and_then(|(bytes, fds)| inbox.sort(&bytes, fds)) {
+            inbox.closed = Some(error.to_string());
+        }
+        self.arrived.notify_all();
+        inbox
+    }
+
+    /// Takes the answer to a want if it is there already and not a refusal, without waiting.
+    fn delivery_at_hand(&self, id: u64) -> Option<(Vec<Sent>, bool)> {
+        self.glance();
+        let mut inbox = lock(&self.inbox);
+        if !matches!(inbox.mail.get(&id), Some(Incoming::Say(Say::Deliver { .. }))) {
+            return None;
+        }
+        match inbox.mail.remove(&id) {
+            Some(Incoming::Say(Say::Deliver { items, copy, .. })) => Some((items, copy)),
+            _ => None,
+        }
+    }
+
+    fn wait_for_bytes(&self, nap: Duration) -> io::Result<bool> {
         let mut poll_fds = [PollFd::new(&self.stream, PollFlags::IN)];
         let nap = Timespec {
             tv_sec: nap.as_secs() as i64,
             tv_nsec: i64::from(nap.subsec_nanos()),
         };
         match poll(&mut poll_fds, Some(&nap)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok((Vec::new(), Vec::new())),
-            Ok(_) => {}
-            Err(error) => return Err(error.into()),
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads what there is; nothing after `nap`.
+    fn read(&self, nap: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        if !nap.is_zero() && !self.wait_for_bytes(nap)? {
+            return Ok((Vec::new(), Vec::new()));
         }
         let mut buffer = vec![0u8; 32 << 10];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -530,6 +577,16 @@ impl Attached {
         }
     }
 
+    /// The samples of a want if they are there already; a refusal is left to [`Attached::delivered`].
+    #[must_use]
+    pub fn delivered_already(&self, id: u64) -> Option<(Vec<Sent>, bool)> {
+        if self.client.is_ours() {
+            self.client.delivery_at_hand(id)
+        } else {
+            None
+        }
+    }
+
     /// The bytes of a delivered sample; empty only for an empty sample.
     ///
     /// # Errors
@@ -561,9 +618,24 @@ impl Attached {
 
     /// Makes leases of another connection of this session ours; false when that connection is gone and with it the leases.
     ///
+    /// Of an agent that has ended everything that was lent stays as it is, and adopting needs nobody.
+    ///
     /// # Errors
     /// As [`Client::wait`].
     pub fn adopt(
+        &self,
+        from: u64,
+        handles: Vec<Handle>,
+        slots: Vec<u64>,
+        pulse: Pulse<'_>,
+    ) -> Result<bool, ClientError> {
+        match self.ask_to_adopt(from, handles, slots, pulse) {
+            Err(ClientError::Closed(_)) if self.client.agent_has_ended() => Ok(true),
+            answer => answer,
+        }
+    }
+
+    fn ask_to_adopt(
         &self,
         from: u64,
         handles: Vec<Handle>,

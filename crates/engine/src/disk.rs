@@ -413,7 +413,7 @@ impl DiskTier {
         self.run_chores();
     }
 
-    /// Bytes of all segments, dead records and footers included; never above the capacity.
+    /// Bytes of all segments, dead records and footers included; never above the capacity, unless [`DiskTier::resize`] lowered that under a running job.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.segments.bytes()
@@ -430,6 +430,20 @@ impl DiskTier {
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
         self.settings.usable_bytes()
+    }
+
+    /// Allows more bytes from now on, or fewer: segments that no running job uses go first, and what is used beyond goes when its job ends.
+    ///
+    /// # Errors
+    /// `Invalid` when the capacity is too small for a tier; nothing changed then.
+    pub fn resize(&mut self, capacity_bytes: u64) -> Result<(), DiskError> {
+        let settings = DiskSettings {
+            capacity_bytes,
+            ..self.settings.clone()
+        };
+        self.settings = settings.checked()?;
+        while self.used_bytes() > capacity_bytes && self.evict() {}
+        Ok(())
     }
 
     /// Number of records.

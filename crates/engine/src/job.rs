@@ -37,8 +37,6 @@ use tokio::time::Instant;
 const LOG_STEPS: usize = 512;
 /// Late loads and stalls are looked for this often while anything is in flight.
 const TICK: Duration = Duration::from_millis(10);
-/// How far ahead of the RAM tier memory is taken from the system.
-const POPULATE_BYTES: u64 = 32 << 20;
 /// Samples looked up in the disk tiers in one go: about a tenth of a second.
 const LOOK_AT_ONCE: u64 = 200_000;
 /// Memory and credentials are looked after this often while the job is active.
@@ -64,7 +62,6 @@ struct State {
     soon: bool,
     waiting_since: Option<Instant>,
     reported: FxHashMap<u64, Instant>,
-    populated: u64,
     disk_trouble: Option<Instant>,
 }
 
@@ -88,8 +85,6 @@ pub struct Job {
     pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
     usable: Vec<u64>,
-    /// About what the whole data set takes: more memory than that is not taken ahead of time.
-    about_bytes: u64,
     /// Bytes of the cache arena that the plan may use now.
     budget: Cell<u64>,
     state: RefCell<State>,
@@ -178,12 +173,8 @@ impl Job {
             soon: false,
             waiting_since: None,
             reported: FxHashMap::default(),
-            populated: 0,
             disk_trouble: None,
         };
-        let index = &dataset.index;
-        let mean = (0..64).map(|i| index.length(i * index.len() / 64)).sum::<u64>() / 64;
-        let about_bytes = (2 * mean).saturating_mul(index.len()).max(1 << 20);
         let job = Rc::new(Job {
             id,
             attach,
@@ -195,7 +186,6 @@ impl Job {
             found: Cell::new(0),
             tiers,
             usable,
-            about_bytes,
             budget: Cell::new(settings.ram_bytes),
             state: RefCell::new(state),
             begun: Instant::now(),
@@ -206,7 +196,6 @@ impl Job {
         if seen < job.dataset.index.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
             tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
         }
-        job.populate_staging();
         tokio::task::spawn_local(Rc::clone(&job).watch());
         Ok(job)
     }
@@ -280,7 +269,6 @@ impl Job {
             });
         }
         self.note_waiting();
-        self.populate_ahead();
         self.active.notify_one();
     }
 

@@ -12,6 +12,12 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
+/// The CRC-32C of bytes with this one, followed by `len` bytes with that one.
+#[must_use]
+pub fn crc32c_joined(crc: u32, next: u32, len: u64) -> u32 {
+    crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, crc.into(), next.into(), len) as u32
+}
+
 /// Scatters one range into slots. Gaps between pieces are dropped.
 pub struct Scatter {
     arena: Arc<Shared>,
@@ -47,9 +53,9 @@ impl Sink for Scatter {
         while let Some(piece) = self.pieces.get(self.current).filter(|piece| piece.at < end) {
             let (from, to) = (piece.at.max(at), (piece.at + piece.len).min(end));
             let part = &frame[(from - at) as usize..(to - at) as usize];
-            if !self.arena.map().write(piece.slot_offset + (from - piece.at), part) {
-                return Err(Error::new(ErrorKind::Bug, "a slot lies outside the arena"));
-            }
+            self.arena.write(piece.slot_offset + (from - piece.at), part).map_err(|error| {
+                Error::new(ErrorKind::Bug, format!("writing {} bytes into the cache arena: {error}", part.len()))
+            })?;
             self.crc.update(part);
             if to < piece.at + piece.len {
                 break;

@@ -18,6 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// An agent that has not answered by then gets company: the first may have ended between its last client and us.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
+/// How long an ending agent may go on taking connections that it drops.
+const PARTING: Duration = Duration::from_secs(2);
+
 /// Where an agent is found, and how it is started.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -71,8 +74,26 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Connects and greets; an agent that is just ending takes a connection and drops it, so that is tried again for a moment.
+pub(super) fn greeted<T>(
+    place: &Place,
+    pulse: Pulse<'_>,
+    greet: impl Fn(UnixStream, Pulse<'_>) -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    let begun = Instant::now();
+    loop {
+        match greet(connect(place, pulse)?, pulse) {
+            Err(ClientError::Closed(_)) if begun.elapsed() < PARTING => std::thread::sleep(Duration::from_millis(10)),
+            answer => return answer,
+        }
+        if !pulse() {
+            return Err(ClientError::Interrupted);
+        }
+    }
+}
+
 /// Connects, starting an agent if there is none.
-pub(super) fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, ClientError> {
+fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, ClientError> {
     if let Ok(stream) = UnixStream::connect(&place.socket) {
         return Ok(stream);
     }

@@ -289,6 +289,22 @@ fn a_smaller_capacity_evicts_what_is_oldest() {
 }
 
 #[test]
+fn a_tier_can_be_resized_while_open_and_a_running_job_keeps_what_it_uses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(dir.path(), settings(200_000, 1 << 14)).unwrap();
+    (0..15).for_each(|n| put(&mut tier, 1, n, 9000).unwrap());
+    tier.resize(1 << 20).unwrap();
+    (15..80).for_each(|n| put(&mut tier, 1, n, 9000).unwrap());
+    tier.resize(200_000).unwrap();
+    assert!(holds(&tier, 0, 9000) && tier.used_bytes() > 200_000);
+    assert_eq!(put(&mut tier, 2, 80, 9000), Err(Refusal::Full));
+    tier.unprotect(1);
+    put(&mut tier, 2, 80, 9000).unwrap();
+    assert!(!tier.contains(&key(0)) && holds(&tier, 80, 9000) && tier.used_bytes() <= 200_000);
+    assert!(tier.resize(1).is_err() && tier.capacity_bytes() == 200_000);
+}
+
+#[test]
 fn a_failed_read_quarantines_the_record_and_no_later_one() {
     let dir = tempfile::tempdir().unwrap();
     let (mut tier, _) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();

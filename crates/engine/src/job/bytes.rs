@@ -7,7 +7,7 @@ use super::{Job, SLOWEST};
 use crate::dataset::trouble;
 use crate::disk::{Entry, Refusal};
 use crate::protocol::{Say, Trouble};
-use crate::scatter::{Scatter, crc32c};
+use crate::scatter::Scatter;
 use foreload_plan::action::{Action, Command, Event, Failure, Load};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -83,16 +83,10 @@ impl Job {
         for (piece, &crc) in load.pieces.iter().zip(crcs) {
             let mut crc = crc;
             if piece.len < piece.sample_len {
-                let mut state = self.state.borrow_mut();
-                if !state.partial.arrived(piece) {
-                    continue;
+                match self.state.borrow_mut().partial.arrived(piece, crc) {
+                    Some(whole) => crc = whole,
+                    None => continue,
                 }
-                drop(state);
-                let whole = self
-                    .cache
-                    .map()
-                    .bytes(piece.slot_offset - piece.sample_offset, piece.sample_len);
-                crc = whole.map_or(0, crc32c);
             }
             if let Some(known) = self.dataset.index.crc32c(piece.sample)
                 && known != crc
@@ -205,6 +199,11 @@ impl Job {
                 refused => {
                     // A tier that is full or failing for a moment refuses for a moment; the plan offers it the next sample all the same.
                     let stays = matches!(refused, Some(Err(Refusal::Exists)));
+                    if let Some(Err(refusal)) = &refused
+                        && !stays
+                    {
+                        self.note_disk_trouble(number, refusal);
+                    }
                     self.end_later(if stays {
                         action.done(0, 0)
                     } else {
@@ -265,7 +264,7 @@ impl Job {
     }
 
     /// Says once a minute that a disk tier doesn't take what it should; training goes on without.
-    pub(super) fn note_disk_trouble(&self, tier: u8, error: &std::io::Error) {
+    pub(super) fn note_disk_trouble(&self, tier: u8, error: &dyn std::fmt::Display) {
         let mut state = self.state.borrow_mut();
         if state
             .disk_trouble

@@ -1,13 +1,12 @@
 //! What a job does beside moving bytes: it ticks the plan, reports stalls, keeps credentials fresh and memory within bounds, and writes the metrics
 //! log. All of it sleeps while nothing is in flight.
 
-use super::{CARE, Job, POPULATE_BYTES, SCARCE_BYTES, TICK, settings};
+use super::{CARE, Job, SCARCE_BYTES, TICK};
 use crate::calls::Stats;
 use crate::protocol::{Say, Trouble};
 use foreload_plan::action::{Event, Source};
 use foreload_plan::scheduler::Cause;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -139,38 +138,6 @@ impl Job {
             }
             _ => {}
         }
-    }
-
-    /// Takes memory from the system ahead of the RAM tier, as [`Job::populate_staging`] does for staging.
-    pub(super) fn populate_ahead(&self) {
-        let mut state = self.state.borrow_mut();
-        let kept = state.plan.scheduler().kept_bytes();
-        if kept + POPULATE_BYTES > state.populated && state.populated < self.cache.map().len().min(self.about_bytes) {
-            let (from, cache) = (state.populated, Arc::clone(&self.cache));
-            let len = (2 * POPULATE_BYTES).min(cache.map().len() - from);
-            state.populated += len;
-            // A kernel that can't do it leaves the pages to their first touch.
-            tokio::task::spawn_blocking(move || drop(cache.map().populate(from, len)));
-        }
-    }
-
-    /// Takes the memory of staging from the system in the background: fresh pages cost more than the copies into them.
-    pub(super) fn populate_staging(&self) {
-        let (cache, len) = (Arc::clone(&self.cache), self.cache.map().len());
-        let staging = settings(&self.attach, &self.usable)
-            .staging_bytes(0)
-            .min(len)
-            .min(self.about_bytes);
-        tokio::task::spawn_blocking(move || {
-            let mut end = len;
-            while end > len - staging {
-                let from = end.saturating_sub(4 << 20).max(len - staging) / 4096 * 4096;
-                if cache.map().populate(from, end - from).is_err() || from == 0 {
-                    return;
-                }
-                end = from;
-            }
-        });
     }
 }
 
