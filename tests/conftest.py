@@ -10,12 +10,17 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+# A job in the background of a shell without job control ignores SIGINT, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _fuse() -> str | None:
