@@ -181,6 +181,9 @@ class DataLoader(data.DataLoader[Any]):
                 in_order=in_order,
                 **shown,
             )
+        if batch_sampler is None:
+            # transformers' Trainer goes on in an epoch with a loader of its own over our batch sampler, and says here in which.
+            vars(self.batch_sampler)["set_epoch"] = self._course.set_epoch
         # Under their own names, by which Lightning finds what to make the loader anew with.
         self.shuffle, self.seed, self.epochs, self.decode, self.transform, self.raw = (
             shuffle,
@@ -245,6 +248,10 @@ class DataLoader(data.DataLoader[Any]):
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate leaves such a loader alone: on several ranks it would give each a share of its share."""
         return self.run.ranks.world > 1
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        """Accelerate writes down what it has prepared; whether it has to follows from the ranks alone."""
 
     @property
     def run(self) -> Run:

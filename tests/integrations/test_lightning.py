@@ -1,0 +1,77 @@
+"""Lightning's Trainer with our loader: every epoch exact, and a checkpoint in the middle of one goes on exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import digits
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_module import Learner, trainer
+
+from foreload.torch import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+def make(data: Any, **keywords: Any) -> Any:
+    settings = {"batch_size": digits.BATCH, "shuffle": True, "seed": 1, "decode": digits.decode, "cache": digits.CACHE}
+    return DataLoader(data, **{**settings, **keywords})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fit_trains_on_each_epoch_as_planned_and_validates(data: Any, workers: int) -> None:
+    parts = data.split({"train": 0.8, "val": 0.2}, seed=1)
+    loader = make(parts["train"], num_workers=workers)
+    val = make(parts["val"], shuffle=False, num_workers=workers)
+    model = Learner()
+    trainer(max_epochs=3, num_sanity_val_steps=2).fit(model, loader, val)
+    assert model.trained == {epoch: digits.epoch_of(loader, epoch) for epoch in range(3)}
+    whole = digits.epoch_of(val, 0)
+    assert model.validated == whole[:2] + 3 * whole, "two steps to look whether it works, then each epoch whole"
+    assert sum(model.losses[-5:]) < sum(model.losses[:5]) / 2, "it learns"
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(5, 5), (0.5, 9)])
+def test_limited_epochs_begin_each_with_the_next_shuffle(data: Any, limit: float, steps: int) -> None:
+    loader, model = make(data), Learner()
+    trainer(max_epochs=3, limit_train_batches=limit).fit(model, loader)
+    assert model.trained == {epoch: digits.epoch_of(loader, epoch)[:steps] for epoch in range(3)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [7, 19, 26])
+def test_a_checkpoint_goes_on_at_the_batch_and_with_the_weights(
+    data: Any, tmp_path: Path, workers: int, at: int
+) -> None:
+    """In the first epoch, at its very end, in the second; 19 batches are an epoch."""
+    undisturbed, loader = Learner(), make(data)
+    trainer(max_epochs=3).fit(undisturbed, loader)
+
+    saves: Any = ModelCheckpoint(dirpath=tmp_path, filename="at", every_n_train_steps=at, save_top_k=1)
+    begun = Learner()
+    trainer(max_steps=at, max_epochs=3, enable_checkpointing=True, callbacks=[saves]).fit(
+        begun, make(data, num_workers=workers)
+    )
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    resumed = Learner()
+    trainer(max_epochs=3).fit(resumed, make(data, num_workers=2 - workers), ckpt_path=checkpoint)
+
+    found = [batch for part in (begun, resumed) for batches in part.trained.values() for batch in batches]
+    assert found == [batch for batches in undisturbed.trained.values() for batch in batches]
+    assert begun.losses + resumed.losses == undisturbed.losses
+    assert torch.equal(resumed.network.weight, undisturbed.network.weight)
+
+
+def test_ddp_shares_each_epoch_between_two_ranks(ranks: Callable[..., list[str]]) -> None:
+    told = [json.loads(line) for line in ranks("lightning_program.py", "1")]
+    assert told[0]["weights"] == told[1]["weights"]
+    for epoch in ("0", "1"):
+        shares = [digits.flat(one["trained"][epoch]) for one in told]
+        assert len(shares[0]) == len(shares[1]) == digits.COUNT // 2
+        assert sorted(shares[0] + shares[1]) == list(range(digits.COUNT))
+    assert max(one["gets"] for one in told) == digits.COUNT, "one request for each sample, over both ranks and epochs"
