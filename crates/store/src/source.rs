@@ -70,7 +70,7 @@ pub struct ObjectMeta {
     pub key: String,
     /// Bytes.
     pub size: u64,
-    /// ETag exactly as received, quotes included; files get a pseudo-ETag of size, time and inode.
+    /// ETag exactly as received, quotes included; files get a pseudo-ETag of size and time.
     pub etag: Option<String>,
     /// Version id or generation, where the store has one.
     pub version: Option<String>,

@@ -2,8 +2,8 @@
 //!
 //! System calls run on tokio's blocking pool, never on the caller's thread, and at most [`CALLS`] at a time, so that a
 //! file system that hangs takes a bounded number of threads with it. Pieces of a file are read into buffers that are used
-//! again, and handed to the sink on the caller's thread. A file has a pseudo-ETag made of size, modification time and
-//! inode; it is compared before and after reading.
+//! again, and handed to the sink on the caller's thread. A file has a pseudo-ETag made of size and modification time in
+//! nanoseconds; it is compared before and after reading. Inodes don't count: many FUSE file systems number them anew at each mount.
 
 use super::cloud::Progress;
 use super::{Entries, ObjectMeta, Sink};
@@ -181,7 +181,7 @@ fn unchanged(file: &File, range: &Range<u64>, asked: Option<&str>) -> Result<(St
 
 fn etag(metadata: &Metadata) -> String {
     let time = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-    format!("\"f-{:x}-{time:x}-{:x}\"", metadata.len(), metadata.ino())
+    format!("\"f-{:x}-{time:x}\"", metadata.len())
 }
 
 fn describe(key: String, metadata: &Metadata) -> ObjectMeta {
