@@ -36,7 +36,7 @@ help: ## Lists the commands.
 
 # ---- set-up -----------------------------------------------------------------------------------------------------------
 
-.PHONY: setup develop native testkit lock
+.PHONY: setup develop native testkit lock servers
 setup: ## Makes .venv from requirements/dev.lock (first time: 2 minutes, 6 GB), or says what the machine lacks.
 	@tools/setup.sh dev
 
@@ -55,6 +55,9 @@ testkit:
 
 lock: ## Resolves requirements/*.in into *.lock again (needs uv).
 	@tools/lock.sh
+
+servers: ## Installs independent S3, Google and Azure servers for make test-system (needs Go and npm for most; minutes).
+	@tools/servers.sh
 
 # ---- tests ------------------------------------------------------------------------------------------------------------
 

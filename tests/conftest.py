@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import servers
 
 # A job in the background of a shell without job control ignores SIGINT, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -56,8 +57,8 @@ def _cuda() -> str | None:
     return None
 
 
-def _program(name: str) -> Callable[[], str | None]:
-    return lambda: None if shutil.which(name) else f"no `{name}` on the path"
+def _server(name: str) -> Callable[[], str | None]:
+    return lambda: None if servers.program(servers.KINDS[name].binary) else f"not installed (tools/servers.sh {name})"
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {
@@ -66,7 +67,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "fuse": _fuse,
     "netns": _netns,
     "root": _root,
-    "versitygw": _program("versitygw"),
+    **{name: _server(name) for name in servers.KINDS},
 }
 
 

@@ -91,4 +91,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     outcome: Any = yield
     report = outcome.get_result()
     if report.when == "call":
-        item.failed = report.failed  # type: ignore[attr-defined]
+        # An expected failure has a traceback too.
+        item.failed = report.failed or hasattr(report, "wasxfail")  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations on top of dev.
+# Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations on top of dev,
+# and servers by itself.
 #
 # Called by `make lock`, by hand, when a requirement changes or is to be refreshed; the locks are committed. It needs uv
 # (`pip install uv`), which is used for nothing else: pip installs, so that a user's pip configuration is honoured.
@@ -24,4 +25,5 @@ compile dev.in bench.in >"$whole"
 lock dev "$whole"
 lock bench "$whole"
 lock integrations dev.lock
+lock servers /dev/null
 wc -l ./*.lock

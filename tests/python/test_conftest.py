@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import servers
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
@@ -20,8 +23,17 @@ def run_with(tmp_path: Path, required: str) -> subprocess.CompletedProcess[str]:
         "import pytest\n\n\n@pytest.mark.needs('lacking')\ndef test_one() -> None:\n    pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", str(tmp_path)]
-    environment = {**os.environ, "FORELOAD_REQUIRE": required}
+    environment = {**os.environ, "FORELOAD_REQUIRE": required, "PYTHONPATH": str(CONFTEST.parent)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+
+def conftest_of(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("conftest_of_tests", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_an_unmet_need_is_skipped_aloud(tmp_path: Path) -> None:
@@ -40,6 +52,12 @@ def test_an_unknown_requirement_is_refused(tmp_path: Path) -> None:
     done = run_with(tmp_path, "fusee")
     assert done.returncode != 0
     assert "unknown fusee" in done.stdout + done.stderr
+
+
+def test_a_server_that_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "program", lambda name: None)
+    for name in servers.KINDS:
+        assert conftest_of(CONFTEST).NEEDS[name]() == f"not installed (tools/servers.sh {name})"
 
 
 @pytest.mark.needs("root", "fuse")

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs independent object stores into .servers/bin, for tests/system/test_interop.py: `tools/servers.sh [NAME...]`.
+#
+# moto (S3; needs Python only), versitygw (S3) and fake-gcs-server (Google; both need Go), azurite (Azure; needs npm). Without
+# names it installs those whose tool chain is there and says which it leaves out. The tests look here and on PATH. Called by
+# `make servers`, by hand: the first time takes minutes, for Go compiles.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ROOT=$PWD/.servers
+mkdir -p "$ROOT/bin"
+
+versitygw=v1.8.0 gcs=v1.56.1 azurite=3.37.0
+
+say() { printf 'servers: %s\n' "$*" >&2; }
+has() { command -v "$1" >/dev/null || { say "$2 needs $1: left out"; return 1; }; }
+
+moto() {
+    python3 -m venv "$ROOT/moto"
+    "$ROOT/moto/bin/pip" install --quiet --requirement requirements/servers.lock
+    ln -sf ../moto/bin/moto_server "$ROOT/bin/moto_server"
+}
+versitygw() { ! has go versitygw || GOBIN=$ROOT/bin go install "github.com/versity/versitygw/cmd/versitygw@$versitygw"; }
+fake-gcs-server() { ! has go fake-gcs-server || GOBIN=$ROOT/bin go install "github.com/fsouza/fake-gcs-server@$gcs"; }
+azurite() {
+    has npm azurite || return 0
+    npm install --silent --no-fund --no-audit --prefix "$ROOT/azurite" "azurite@$azurite"
+    ln -sf ../azurite/node_modules/.bin/azurite-blob "$ROOT/bin/azurite-blob"
+}
+
+[ $# -gt 0 ] || set -- moto versitygw fake-gcs-server azurite
+for name in "$@"; do
+    case $name in
+    moto | versitygw | fake-gcs-server | azurite) say "installing $name" && "$name" ;;
+    *) say "unknown: $name (moto, versitygw, fake-gcs-server, azurite)" && exit 2 ;;
+    esac
+done
+ls "$ROOT/bin"
