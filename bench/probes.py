@@ -89,7 +89,7 @@ def _hold(recipe: Any, rank: int, held: Any) -> None:
 
 def killed(job: str) -> dict[str, Any]:
     """Kills a process that holds samples, and waits until the agent has them back."""
-    loader, run = doors(Job(**{**json.loads(job), "workers": 0}))
+    loader, run = doors(Job(**{**json.loads(job), "workers": 0, "persistent": False}))
     for _ in loader:
         pass
 
