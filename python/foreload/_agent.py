@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 from foreload import _core, _environment
-from foreload.errors import ClosedError
 
 _PROGRAM = Path(__file__).parent / "_bin" / "foreload-agent"
 _agents: dict[tuple[int, str], _core.Agent] = {}
@@ -49,20 +47,8 @@ def connect(cache_dir: str) -> _core.Agent:
             _hooked = True
         agent = _agents.get(key)
         if agent is None or not agent.is_usable():
-            agent = _agents[key] = _start(cache_dir)
+            agent = _agents[key] = _core.Agent(_PROGRAM, cache_dir)
         return agent
-
-
-def _start(cache_dir: str) -> _core.Agent:
-    """Connects; an agent that is just dying takes a connection and drops it, so that is tried again for a moment."""
-    end = time.monotonic() + 2.0
-    while True:
-        try:
-            return _core.Agent(_PROGRAM, cache_dir)
-        except ClosedError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
 
 
 def _forget() -> None:

@@ -6,6 +6,7 @@ Nothing here is for users; `foreload`, `foreload.torch` and the command build on
 import sys
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import final
 
 from typing_extensions import Buffer
@@ -31,9 +32,9 @@ class Agent:
     def connection(self) -> int:
         """This connection's number, which hand-overs name."""
     @property
-    def cache_dir(self) -> str: ...
+    def cache_dir(self) -> Path: ...
     @property
-    def log(self) -> str: ...
+    def log(self) -> Path: ...
     def is_usable(self) -> bool:
         """Whether this process made the connection and the agent still answers."""
     def call(self, body: str) -> str:
@@ -92,6 +93,9 @@ class Job:
     @property
     def connection(self) -> int: ...
     @property
+    def agent(self) -> int:
+        """The agent's process: names the memory that hand-overs are about."""
+    @property
     def reply(self) -> str: ...
     def is_usable(self) -> bool: ...
     def start(self, rank: int, epoch: int, batch: int) -> None:
@@ -100,10 +104,12 @@ class Job:
         """Asks for a rank's batch; answers at once with a number for `take`."""
     def want_samples(self, rank: int, samples: list[int]) -> int:
         """Asks for samples by number; answers at once with a number for `take`."""
-    def withdraw(self, want: int) -> None: ...
-    def is_ready(self, want: int) -> bool: ...
+    def withdraw(self, want: int) -> None:
+        """Nobody waits for this any more; what comes for it all the same is given back."""
     def take(self, want: int, timeout_s: float | None = None) -> Delivery:
         """Waits for a want. Raises the exception of `foreload.errors` that fits; signals are handled within 50 ms."""
+    def take_ready(self, want: int) -> Delivery | None:
+        """What a want asked for, if it is there already; a refusal is left to `take`."""
     def slot(self, nbytes: int) -> Slot | None:
         """Writable shared memory for a batch; `None` when there is none now."""
     def adopt_slot(self, connection: int, slot: int, offset: int, nbytes: int) -> Slot:
@@ -125,6 +131,8 @@ class Delivery:
     def labels(self) -> list[int | None]: ...
     @property
     def lengths(self) -> list[int]: ...
+    def begin_copies(self) -> None:
+        """Begins `to_bytes`, which then only waits, in a thread of its own."""
     def to_bytes(self) -> list[bytes]:
         """Copies; the memory is let go."""
     def views(self) -> list[Sample]:
@@ -132,8 +140,8 @@ class Delivery:
     def view(self, at: int) -> Sample: ...
     def gather(self, slot: Slot, at: int = 0) -> None:
         """Copies all samples one after the other into a slot."""
-    def hand_over(self) -> tuple[int, bytes]:
-        """Passes the samples on to whoever adopts them: (connection, items)."""
+    def hand_over(self) -> tuple[int, int, bytes]:
+        """Passes the samples on to whoever adopts them: (agent, connection, items)."""
 
 @final
 class Sample(Buffer):
@@ -156,8 +164,8 @@ class Slot(Buffer):
     """Writable shared memory of one batch, held exclusively."""
 
     def __len__(self) -> int: ...
-    def hand_over(self) -> tuple[int, int, int, int]:
-        """Passes it on to whoever adopts it: (connection, slot, offset, bytes)."""
+    def hand_over(self) -> tuple[int, int, int, int, int]:
+        """Passes it on to whoever adopts it: (agent, connection, slot, offset, bytes)."""
     if sys.version_info >= (3, 12):  # before, only C can see it
         def __buffer__(self, flags: int, /) -> memoryview: ...
 

@@ -8,6 +8,7 @@ resumed run draws what the uninterrupted one would have drawn, whatever the numb
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from collections import deque
@@ -104,6 +105,12 @@ class Decoder:
         self.failures = failures or Failures()
         self.seeders: tuple[Callable[[int], object], ...] = ()
         self._takes_meta = decode is not None and _takes_two(decode)
+
+    def counting(self, failures: Failures) -> Decoder:
+        """The same, with failures of its own."""
+        twin = copy.copy(self)
+        twin.failures = failures
+        return twin
 
     @property
     def is_needed(self) -> bool:

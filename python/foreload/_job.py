@@ -7,6 +7,7 @@ first used, again after a fork, and once more after the agent died. A `Reader` r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -83,6 +84,9 @@ class Attachment:
     process: int = field(default_factory=os.getpid)
     warnings: list[str] = field(default_factory=list)
     _job: _core.Job | None = None
+    #: Whether other processes send batches, and the job of the agent before this one, in whose memory some of them may lie.
+    _receives: bool = False
+    _past: _core.Job | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def job(self) -> _core.Job:
@@ -92,8 +96,38 @@ class Attachment:
             return job
         with self._lock:
             if self._job is None or not self._job.is_usable():
-                self._job = self._attach()
+                past, self._job = self._job, self._attach()
+                self._past = past if self._receives else None
             return self._job
+
+    def job_of(self, agent: int) -> _core.Job:
+        """The job, of the agent in whose memory another process left something.
+
+        Raises:
+            ClosedError: That agent ended too long ago.
+        """
+        job = self.job()
+        if agent not in (job.agent, self._past and self._past.agent):
+            # The other process noticed before this one that its agent is gone.
+            with contextlib.suppress(ClosedError):
+                self.settle()
+            job = self.job()
+        for known in (job, self._past):
+            if known is not None and known.agent == agent:
+                return known
+        raise ClosedError(f"a batch in the memory of an agent that has ended (process {agent}); start the loader again")
+
+    def begin(self, rank: int, epoch: int, batch: int) -> _core.Job:
+        """Begins a pass in which other processes ask, through connections of their own."""
+        self._receives, self._past = True, None
+        return self.go_on(rank, epoch, batch)
+
+    def go_on(self, rank: int, epoch: int, batch: int) -> _core.Job:
+        """Tells the agent where such a pass stands, and waits until it has heard."""
+        job = self.job()
+        job.start(rank, epoch, batch)
+        self.settle()
+        return job
 
     def _attach(self) -> _core.Job:
         opened = self.source.opened()

@@ -9,6 +9,8 @@ that their users expect.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 import warnings
 from collections import deque
@@ -16,18 +18,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreload import _core
+from foreload import _core, _dollars
 from foreload._job import Attachment, Recipe
 from foreload._memory import keep_freed_memory
 from foreload._order import Order
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import (
+    CancelledError,
     ChangedError,
     ClosedError,
     CorruptError,
     DeniedError,
     ForeloadError,
+    ForkedError,
     InvalidError,
     NotFoundError,
     StalledWarning,
@@ -42,6 +46,8 @@ from foreload.tuning import Tuning
 _LOG = logging.getLogger("foreload")
 #: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
 _AHEAD = 2
+#: Larger batches are not copied ahead: 64 MiB take 15 ms, and a third copy beside the loop's two would cost more memory than that is worth.
+_COPIED_AHEAD_BYTES = 64 << 20
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
 #: The layout of a checkpoint.
@@ -167,6 +173,7 @@ class Run:
             attach["policy"] = policy
         keep_freed_memory()
         self.recipe = Recipe(dataset.source, attach, f"{ranks.session}-{self.plan.digest}-{ranks.world}")
+        self._told: _core.Job | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
@@ -267,11 +274,28 @@ class Run:
     def restore(self) -> None:
         """Tells a new agent what it needs to know besides the attachment."""
 
+    def position(self, epoch: int, batch: int) -> int:  # noqa: ARG002 (of orders that know each epoch)
+        """Where the plan has a batch."""
+        return batch
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """A pass begins whose batches other processes ask for, through connections of their own: the agent must know of it before they do."""
+        self._told = self.attachment().begin(self.rank, epoch, self.position(epoch, batch))
+
+    def keep_up(self, epoch: int, batch: int) -> None:
+        """Tells the agent where such a pass stands, should it be a new one, which would fetch nothing before somebody asks."""
+        if self.attachment().job() is not self._told:
+            self.restore()
+            self._told = self.attachment().go_on(self.rank, epoch, self.position(epoch, batch))
+
     def stats(self) -> dict[str, Any]:
-        """The agent's counters for the job."""
+        """The agent's counters for the job, and what its requests cost where they have a price."""
         answer = self.attachment().call("stats")
         answer.pop("reply", None)
-        return answer
+        call = self.dataset.source.call
+        gets = answer["requests"] + answer["retries"]
+        dollars = _dollars.of_requests(str(call["url"]), call["storage_options"], gets)
+        return answer if dollars is None else {**answer, "request_dollars": dollars}
 
 
 def _explain(error: ValueError, order: Order, ranks: Ranks) -> str:
@@ -285,7 +309,6 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         run: The run.
         epoch: The epoch.
         first: The first batch.
-        starts: Whether to tell the agent to start there: needed unless the last batch taken was the one before.
         timeout_s: Longest wait for one batch; None: as long as the agent tries.
         failures: What to do with samples that can't be read.
     """
@@ -296,22 +319,32 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         epoch: int,
         first: int,
         *,
-        starts: bool = True,
         timeout_s: float | None = None,
         failures: Failures | None = None,
     ) -> None:
         self.run, self.epoch = run, epoch
         self.waited_s = 0.0
+        self._process = os.getpid()
         self._timeout_s = timeout_s
         self._failures = failures or Failures()
         self._attachment = run.attachment()
         self._next, self._asked, self._count = first, first, len(run)
         self._wants: deque[tuple[_core.Job, int]] = deque()
+        self._ready: _core.Delivery | None = None
         self._reconnected = False
-        if starts:
-            self._attachment.job().start(run.rank, epoch, first)
+        #: Whether another pass over the same loader has begun: the agent follows that one, and answers this one by the samples' numbers.
+        self._overtaken = False
+        # The job that was started: another one, of an agent that came after, knows nothing of this pass.
+        self._job = self._start(first)
+
+    def _start(self, batch: int) -> _core.Job:
+        job = self._attachment.job()
+        job.start(self.run.rank, self.epoch, self.run.position(self.epoch, batch))
+        return job
 
     def __next__(self) -> tuple[int, _core.Delivery]:
+        if self._process != os.getpid():
+            raise ForkedError("a pass over a loader belongs to the process that began it; begin another one here")
         if self._next >= self._count:
             self._attachment.agent().flush()
             raise StopIteration
@@ -324,13 +357,26 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         self._next += 1
         return self._next - 1, delivery
 
+    def copy_ahead(self) -> None:
+        """Begins to copy the next batch, if it is there already: for whoever will want its bytes, before the loop computes."""
+        if self._wants and self._ready is None:
+            job, want = self._wants[0]
+            found = job.take_ready(want)
+            if found is not None:
+                self._wants.popleft()
+                if sum(found.lengths) <= _COPIED_AHEAD_BYTES:
+                    found.begin_copies()
+                self._ready = found
+
     def _ask(self) -> None:
-        job = self._attachment.job()
+        """Asks for the batch that is waited for and some after it, as far as that wasn't done."""
         while self._asked < min(self._count, self._next + 1 + _AHEAD):
-            self._wants.append((job, self._want(job, self._asked)))
+            self._wants.append((self._job, self._want(self._job, self._asked)))
             self._asked += 1
 
     def _want(self, job: _core.Job, batch: int) -> int:
+        if self._overtaken:
+            return job.want_samples(self.run.rank, self._samples(batch))
         return job.want_batch(self.run.rank, self.epoch, batch)
 
     def _samples(self, batch: int) -> list[int]:
@@ -339,9 +385,11 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
     def _take(self) -> _core.Delivery:
         self.run.dataset.source.renew()
         self._ask()
-        job, want = self._wants.popleft()
+        if self._ready is not None:
+            delivery, self._ready = self._ready, None
+            return delivery
         try:
-            return self._wait(job, want)
+            return self._answer()
         except DeniedError:
             if self.run.dataset.source.credentials is None:
                 raise
@@ -349,6 +397,19 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
             return self._again([])
         except (CorruptError, ChangedError, NotFoundError) as error:
             return self._without(error)
+        except (CancelledError, InvalidError):
+            self._overtaken = True
+            return self._again([])
+
+    def _answer(self) -> _core.Delivery:
+        """What the oldest want brings; one that is interrupted remains, and is waited for or withdrawn later."""
+        try:
+            delivery = self._wait(*self._wants[0])
+        except ForeloadError:
+            self._wants.popleft()
+            raise
+        self._wants.popleft()
+        return delivery
 
     def _wait(self, job: _core.Job, want: int) -> _core.Delivery:
         begun = time.monotonic()
@@ -378,8 +439,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
 
     def _again(self, bad: list[int]) -> _core.Delivery:
         samples = [sample for sample in self._samples(self._next) if sample not in bad]
-        job = self._attachment.job()
-        return self._wait(job, job.want_samples(self.run.rank, samples))
+        return self._wait(self._job, self._job.want_samples(self.run.rank, samples))
 
     def _reconnect(self, error: ClosedError) -> _core.Delivery:
         """Goes on with a new agent, once: if that ends too, something ends it."""
@@ -388,18 +448,15 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         self._reconnected = True
         _LOG.warning("%s; going on at epoch %d, batch %d", str(error), self.epoch, self._next)
         self._wants.clear()
-        self._asked = self._next
+        self._ready, self._asked = None, self._next
         self.run.restore()
-        self._attachment.job().start(self.run.rank, self.epoch, self._next)
+        self._job = self._attachment.job() if self._overtaken else self._start(self._next)
         return self._take()
 
     @staticmethod
     def _withdraw(job: _core.Job, want: int) -> None:
         if job.is_usable():
             job.withdraw(want)
-            if job.is_ready(want):
-                # It was served before; taking it lets its memory go.
-                job.take(want, 0.0)
 
     def close(self) -> None:
         """Gives back what was asked for and not taken."""
@@ -409,9 +466,12 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
             except ForeloadError:
                 break
         self._wants.clear()
+        self._ready = None
 
     def __del__(self) -> None:
-        self.close()
+        # At the interpreter's end the connection closes, which gives back everything.
+        if not sys.is_finalizing():
+            self.close()
 
 
 def report_notices(attachment: Attachment) -> None:

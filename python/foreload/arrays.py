@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from foreload import _core
 from foreload import ranks as _ranks
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
@@ -137,8 +138,7 @@ class NumpyLoader:
     def _batches(self, stream: Stream) -> Iterator[tuple[int, Any]]:
         if not self._decoder.is_needed:
             for number, delivery in stream:
-                labels = np.array([-1 if label is None else label for label in delivery.labels], dtype=np.int64)
-                yield number, (delivery.to_bytes(), labels)
+                yield number, _undecoded(stream, delivery)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
         if self._threads:
@@ -195,6 +195,13 @@ class NumpyIterator(Iterator[Batch]):
         """Goes on where a state was taken."""
         self._loader.load_state_dict(json.loads(state))
         self._batches = None
+
+
+def _undecoded(stream: Stream, delivery: _core.Delivery) -> Batch:
+    labels = np.array([-1 if label is None else label for label in delivery.labels], dtype=np.int64)
+    batch = delivery.to_bytes(), labels
+    stream.copy_ahead()
+    return batch
 
 
 def default_threads(decoder: Decoder) -> int:

@@ -299,6 +299,10 @@ class Dataset:
         parts = zip(shares, borders[:-1], borders[1:], strict=True)
         return {name: self.select(np.sort(shuffled[first:last])) for name, first, last in parts}
 
+    def apart(self) -> Dataset:
+        """The same data set for one loader, whose order doesn't concern other readers of it."""
+        return Dataset(self.source)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"source": self.source, "meeting": {}}
 

@@ -7,6 +7,8 @@ exception of a kind. All of them survive pickling, because a worker of a loader 
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "BugError",
     "CancelledError",
@@ -25,8 +27,13 @@ __all__ = [
     "TimedOutError",
     "UnavailableError",
     "WaitingError",
+    "name_sample",
     "of",
 ]
+
+
+#: Names the sample in the text of an error, which is all that torch sends from a worker to its parent.
+_NAMED = re.compile(r"^\[sample (\d+)\]$", re.MULTILINE)
 
 
 class ForeloadError(Exception):
@@ -45,7 +52,15 @@ class ForeloadError(Exception):
 
     def __init__(self, message: str, sample: int | None = None) -> None:
         super().__init__(message)
+        if sample is None and (named := _NAMED.search(message)):
+            sample = int(named[1])
         self.sample = sample
+
+
+def name_sample(error: ForeloadError) -> None:
+    """Lets an error keep its sample on a way on which only its text and traceback travel."""
+    if error.sample is not None:
+        error.add_note(f"[sample {error.sample}]")
 
 
 class InvalidError(ForeloadError, ValueError):

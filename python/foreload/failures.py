@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from foreload.errors import ForeloadError, InvalidError
 
@@ -37,12 +37,14 @@ class Failures:
 
     Attributes:
         rule: What the loader was told.
-        skipped: Samples left out so far.
     """
 
     rule: OnError = "raise"
-    skipped: int = 0
+    _skipped: int = 0
     _in_a_row: int = 0
+    #: Samples left out by each worker process, in memory that all of them share.
+    _shared: Any = None
+    _worker: int | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -54,6 +56,23 @@ class Failures:
         """Whether failures are left out at all."""
         return self.rule != "raise"
 
+    @property
+    def skipped(self) -> int:
+        """Samples left out so far, in this process and in its workers."""
+        return self._skipped + (0 if self._shared is None else int(self._shared.sum()))
+
+    def share(self, counts: Any) -> None:
+        """Lets worker processes count where this process sees it.
+
+        Args:
+            counts: A tensor in shared memory, with a number for each worker.
+        """
+        self._shared = counts
+
+    def count_as(self, worker: int) -> None:
+        """This process is a worker."""
+        self._worker = worker
+
     def failed(self, error: ForeloadError) -> None:
         """Takes note of a failure.
 
@@ -64,7 +83,10 @@ class Failures:
             self._in_a_row += 1
             if not isinstance(self.rule, skip) or self._in_a_row > self.rule.max_consecutive:
                 raise error
-            self.skipped += 1
+            if self._worker is None or self._shared is None:
+                self._skipped += 1
+            else:
+                self._shared[self._worker] += 1
         # The text and not the error, whose traceback would keep the batch alive in handlers that keep records.
         _LOG.warning("skipped: %s", str(error))
 
@@ -73,7 +95,7 @@ class Failures:
         self._in_a_row = 0
 
     def __getstate__(self) -> dict[str, object]:
-        return {"rule": self.rule}
+        return {"rule": self.rule, "_shared": self._shared}
 
-    def __setstate__(self, state: dict[str, OnError]) -> None:
-        self.__init__(state["rule"])  # type: ignore[misc] # the state is the constructor's argument
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc] # the state is the constructor's arguments

@@ -278,6 +278,7 @@ def test_an_agent_in_use_is_stopped_by_force_alone(run: Command, home: Any) -> N
         assert "1 attached" in run.out
         assert run.json("agent", "stop", "--force")["stopped"]
         assert not run.json("agent", "status")["running"]
+        assert not list(home.runtime_dir.glob("*.sock"))
         assert holder.stdin is not None
         holder.stdin.close()
     # Nothing of the one that was killed is in the way of the next, which also tidies up.

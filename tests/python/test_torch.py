@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import foreload as fl
 from foreload import errors
-from foreload.torch import DataLoader, Dataset, Sampler
+from foreload.torch import DataLoader, Dataset, Sampler, _reference
 from small import COUNT, content, number_of
 
 TINY = fl.Cache(ram="32MB")
@@ -154,6 +154,82 @@ def test_torchs_order_is_torchs_bit_for_bit(data: Any, workers: int, drop_last: 
     assert len(ours) == len(stock)
     for _ in range(3):
         assert numbers(ours) == [batch.tolist() for batch in stock]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2])
+def test_another_torchs_order_is_drawn_by_torch(
+    data: Any, workers: int, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_reference, "_drawn", lambda *_: [[1, 0]])
+    _reference._agrees.cache_clear()
+    keywords: dict[str, Any] = {"shuffle": True, "order": "torch", "seed": 11, "decode": head, "cache": TINY}
+    place = {"dp_rank": world - 1, "dp_size": world}
+
+    def loader() -> Any:
+        return DataLoader(data, 16, num_workers=workers, **keywords, **place)
+
+    try:
+        ours = loader()
+        with pytest.warns(RuntimeWarning, match="torch draws each epoch itself"):
+            epochs = [numbers(ours) for _ in range(3)]
+        iterator = iter(ours)
+        next(iterator)
+        resumed = loader()
+        resumed.load_state_dict(ours.state_dict())
+        assert numbers(resumed) == numbers(iterator)
+    finally:
+        _reference._agrees.cache_clear()
+    if world == 1:
+        stock: Any = torch_data.DataLoader(ByIndex(), 16, shuffle=True, generator=torch.Generator().manual_seed(11))
+        assert epochs == [[batch.tolist() for batch in stock] for _ in range(3)]
+    else:
+        sampler: Any = DistributedSampler(ByIndex(), 2, 1, seed=11)
+        stock = torch_data.DataLoader(ByIndex(), 16, sampler=sampler)
+        for epoch, found in enumerate(epochs):
+            sampler.set_epoch(epoch)
+            assert found == [batch.tolist() for batch in stock]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_come_one_at_a_time(data: Any, workers: int) -> None:
+    stock: Any = torch_data.DataLoader(
+        Dataset(data, cache=TINY), None, sampler=torch_data.SequentialSampler(ByIndex()), num_workers=workers
+    )
+    loader = DataLoader(data, None, num_workers=workers, cache=TINY)
+    found = list(loader)
+    assert len(loader) == COUNT
+    assert found == list(stock)
+    assert [value for value, _ in found] == expected(data, list(range(COUNT)))
+    # Decoded, shuffled and resumed.
+    decoding = DataLoader(data, None, shuffle=True, decode=head, num_workers=workers, cache=TINY)
+    iterator = iter(decoding)
+    first = [next(iterator)[0][0].item() for _ in range(5)]
+    resumed = DataLoader(data, None, shuffle=True, decode=head, num_workers=workers, cache=TINY)
+    resumed.load_state_dict(decoding.state_dict())
+    rest = [value[0].item() for value, _ in resumed]
+    assert first + rest == [decoding.run.plan.sample_at(0, position) for position in range(COUNT)]
+    for refused in ({"drop_last": True}, {"on_error": fl.skip()}):
+        with pytest.raises(errors.InvalidError, match="batch_size=1"):
+            DataLoader(data, None, cache=TINY, **refused)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given", [False, True])
+def test_passes_over_one_loader_may_overlap(data: Any, workers: int, given: bool) -> None:
+    order: dict[str, Any] = {"shuffle": True}
+    if given:
+        order = {"sampler": torch_data.RandomSampler(ByIndex(), generator=torch.Generator().manual_seed(1))}
+        next(iter(order["sampler"]))
+    loader = DataLoader(data, 16, decode=head, num_workers=workers, cache=TINY, timeout=30, **order)
+    pairs = [(one[0], other[0]) for one, other in zip(loader, loader, strict=True)]
+    assert len(pairs) == 13
+    for which in (0, 1):
+        values = torch.cat([pair[which] for pair in pairs])
+        assert sorted(values[:, 0].tolist()) == list(range(COUNT))
+        assert values[:, 1].unique().tolist() == [which]
+    # And the next pass is one of its own again.
+    assert sorted(sample for batch in numbers(loader) for sample in batch) == list(range(COUNT))
 
 
 def test_a_generator_stands_for_its_seed(data: Any) -> None:
@@ -352,6 +428,15 @@ def test_a_list_of_all_batches_does_not_stall(home: Any) -> None:
     assert len(batches) == 21
 
 
+def test_a_collate_function_may_keep_views(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    cache = fl.Cache(ram="16MB", staging="4MB")
+    loader = DataLoader(data, 32, raw="view", cache=cache, collate_fn=list, timeout=20)
+    kept = [pair for _ in range(4) for batch in loader for pair in batch]
+    whole = [data.read(sample) for sample in range(COUNT)]
+    assert [bytes(value) for value, _ in kept] == whole * 4
+
+
 def test_stats_tell_hits_and_stalls(home: Any) -> None:
     data = fl.open("s3://data/fixed")
     loader = DataLoader(data, 16, shuffle=True, cache=TINY)
@@ -381,12 +466,13 @@ def test_broken_samples_are_named_or_skipped(data: Any, workers: int) -> None:
 
     with pytest.raises((errors.DecodeError), match=r"sample 3 .*not a picture") as caught:
         list(DataLoader(data, 16, decode=decode, num_workers=workers, cache=TINY))
+    assert caught.value.sample == 3
     if not workers:
         assert isinstance(caught.value.__cause__, OSError)
-        assert caught.value.sample == 3
     skipping = DataLoader(data, 16, decode=decode, num_workers=workers, on_error=fl.skip(), cache=TINY)
     found = [sample for batch in numbers(skipping) for sample in batch]
     assert found == [sample for sample in range(COUNT) if sample not in (3, 50)]
+    assert skipping.stats()["skipped"] == 2
     with pytest.raises(errors.DecodeError):
         list(
             DataLoader(
@@ -463,6 +549,36 @@ def test_torchs_own_loader_decodes_with_epochs(data: Any, workers: int) -> None:
         rows = torch.cat([values for values, _ in stock])
         assert sorted(rows[:, 0].tolist()) == list(range(COUNT))
         assert set(rows[:, 1].tolist()) == {epoch}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shared", [False, True])
+def test_torchs_loader_and_ours_read_one_data_set_side_by_side(data: Any, workers: int, shared: bool) -> None:
+    samples = Dataset(data, decode=head, cache=TINY)
+    sampler = Sampler(data, seed=3)
+    stock: Any = torch_data.DataLoader(samples, 16, sampler=sampler, num_workers=workers)
+    given: dict[str, Any] = {} if shared else {"decode": head, "cache": TINY}
+    ours = DataLoader(samples if shared else data, 20, shuffle=True, seed=5, num_workers=workers, **given)
+    raw = DataLoader(data, 50, cache=TINY)
+    for epoch in range(2):
+        passes = [iter(loader) for loader in (stock, ours, raw)]
+        found: list[list[int]] = [[], [], []]
+        for _ in range(max(map(len, (stock, ours)))):
+            for into, values in zip(found, (next(each, None) for each in passes), strict=True):
+                if values is not None:
+                    assert into is found[2] or values[0][:, 1].unique().tolist() == [epoch]
+                    into += values[0][:, 0].tolist() if into is not found[2] else [len(one) for one in values[0]]
+        assert found[0] == [sample for batch in range(4) for sample in sampler.run().plan.batch(epoch, batch, 0)]
+        assert found[1] == [sample for batch in range(11) for sample in ours.run.plan.batch(epoch, batch, 0)]
+        assert found[2] == data.lengths.tolist()
+
+
+def test_samplers_of_one_data_set_are_told_apart(data: Any) -> None:
+    sets = [Dataset(data, cache=TINY) for _ in range(2)]
+    samplers = [Sampler(each, seed=seed) for seed, each in enumerate(sets)]
+    recipes = [each.place()[0] for each in sets]
+    assert [sampler.run().recipe for sampler in samplers] == recipes
+    assert recipes[0] is not recipes[1]
 
 
 def test_a_sampler_shares_out_like_torchs(data: Any) -> None:

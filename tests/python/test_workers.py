@@ -35,6 +35,10 @@ def slow(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
     return torch.tensor([meta.sample, os.getpid()])
 
 
+def numbered(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+    return torch.full((20_000,), meta.sample)
+
+
 def gauges(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = loader.run.attachment().call("stats")["gauges"]
     return found
@@ -159,15 +163,40 @@ def test_an_agent_that_keeps_dying_is_an_error(home: Any) -> None:
         kill_at_each_step()
 
 
-def test_workers_outlive_a_killed_agent(home: Any) -> None:
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(("form", "decode"), [("bytes", None), ("tensor", None), ("bytes", numbered)])
+def test_workers_outlive_a_killed_agent(home: Any, method: str, form: Any, decode: Any) -> None:
     data = fl.open("s3://data/fixed")
-    loader = DataLoader(data, 8, shuffle=True, decode=slow, num_workers=2, cache=TINY)
+    loader = DataLoader(
+        data,
+        8,
+        shuffle=True,
+        raw=form,
+        decode=decode,
+        num_workers=2,
+        prefetch_factor=4,
+        multiprocessing_context=method,
+        cache=TINY,
+    )
     expected = [loader.run.plan.batch(0, batch, 0) for batch in range(len(loader))]
+    read = {data.read(sample): sample for sample in range(len(data))}
+
+    def samples_of(values: Any) -> list[int]:
+        return (
+            values[:, -1].tolist()
+            if decode
+            else [read[np.asarray(value).tobytes() if form == "tensor" else value] for value in values]
+        )
+
     iterator = iter(loader)
-    found = [next(iterator)[0][:, 0].tolist() for _ in range(2)]
+    found = [samples_of(next(iterator)[0]) for _ in range(2)]
+    # By now the workers have sent batches that lie in this agent's memory.
     os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
-    found += [values[:, 0].tolist() for values, _ in iterator]
+    found += [samples_of(values) for values, _ in iterator]
     assert found == expected
+    until(lambda: gauges(loader)["leases"] == 0 and gauges(loader)["leased_bytes"] == 0)
+    # And the next pass is read ahead as ever.
+    assert len(list(loader)) == len(loader)
 
 
 PROGRAM = """

@@ -8,6 +8,8 @@
 
 mod peer;
 mod start;
+#[cfg(test)]
+mod tests;
 
 pub use start::{Place, own_directory};
 
@@ -76,6 +78,10 @@ struct Inbox {
     mail: FxHashMap<u64, Incoming>,
     progress: FxHashMap<u64, VecDeque<Progress>>,
     notices: VecDeque<Trouble>,
+    /// Wants that nobody waits for any more, with their job and the first number given out after they were withdrawn.
+    withdrawn: FxHashMap<u64, (u32, u64)>,
+    /// What came for them all the same.
+    unwanted: Vec<(u32, Vec<Sent>)>,
     closed: Option<String>,
 }
 
@@ -289,10 +295,36 @@ impl Client {
         }
     }
 
-    /// Whether the answer to a want is there already.
-    #[must_use]
-    pub fn has(&self, id: u64) -> bool {
-        lock(&self.inbox).mail.contains_key(&id)
+    /// Nobody waits for a want any more. What has come for it, or is on its way, is given back.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub fn withdraw(&self, job: u32, id: u64) -> Result<(), ClientError> {
+        self.send(&Ask::Withdraw { job, id })?;
+        let mut inbox = lock(&self.inbox);
+        inbox.withdrawn.insert(id, (job, self.next_id()));
+        if let Some(Incoming::Say(say)) = inbox.mail.remove(&id) {
+            inbox.file(say);
+        }
+        drop(self.give_unwanted_back(inbox));
+        self.glance();
+        Ok(())
+    }
+
+    fn give_unwanted_back<'a>(&'a self, mut inbox: MutexGuard<'a, Inbox>) -> MutexGuard<'a, Inbox> {
+        let unwanted = std::mem::take(&mut inbox.unwanted);
+        if unwanted.is_empty() {
+            return inbox;
+        }
+        // Releasing may write, and writing may note an end in the inbox.
+        drop(inbox);
+        for (job, items) in unwanted {
+            for item in items {
+                self.release(job, Some(item.handle), None, item.len);
+            }
+        }
+        self.flush();
+        lock(&self.inbox)
     }
 
     /// What the agent wants somebody to read: stalls, for instance.
@@ -361,7 +393,7 @@ impl Client {
             inbox.closed = Some(error.to_string());
         }
         self.arrived.notify_all();
-        inbox
+        self.give_unwanted_back(inbox)
     }
 
     /// Takes the answer to a want if it is there already and not a refusal, without waiting.
@@ -472,7 +504,15 @@ impl Inbox {
             }
             Say::Deliver { id, .. } | Say::Refuse { id, .. } | Say::Slot { id, .. } | Say::Adopted { id, .. } => *id,
         };
-        self.mail.insert(id, Incoming::Say(say));
+        match (self.withdrawn.remove(&id), say) {
+            (Some((job, _)), Say::Deliver { items, .. }) => self.unwanted.push((job, items)),
+            (Some(_), _) => {}
+            (None, say) => {
+                // The agent hears in order: it has heard of what was withdrawn before this was asked for.
+                self.withdrawn.retain(|_, (_, after)| *after > id);
+                self.mail.insert(id, Incoming::Say(say));
+            }
+        }
     }
 }
 

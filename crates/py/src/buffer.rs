@@ -53,6 +53,38 @@ impl Drop for Lease {
     }
 }
 
+/// The memory of a `bytes` object that nobody has seen yet.
+pub struct Blank {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: it is the only way to that memory until it is consumed, whatever thread that happens in.
+#[allow(unsafe_code)]
+unsafe impl Send for Blank {}
+
+impl Blank {
+    /// An object without contents, and the right to give it some; the object must outlive it, and be shown to nobody before.
+    #[allow(unsafe_code)]
+    pub fn new(py: Python<'_>, len: usize) -> PyResult<(Py<PyBytes>, Self)> {
+        let size = ffi::Py_ssize_t::try_from(len).map_err(|_| PyValueError::new_err("a sample too large"))?;
+        // SAFETY: without a source it makes an object of that size, or raises; ours is the only reference.
+        let object = unsafe {
+            Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size))?
+                .cast_into_unchecked::<PyBytes>()
+        };
+        let start = object.as_bytes().as_ptr().cast_mut();
+        Ok((object.unbind(), Blank { start, len }))
+    }
+
+    /// Copies the contents; what is longer than the object is left out.
+    #[allow(unsafe_code)]
+    pub fn fill(self, bytes: &[u8]) {
+        // SAFETY: `len` bytes of an object that lives and that only we know (see `new`); an empty one is shared, and nothing is written.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start, bytes.len().min(self.len)) };
+    }
+}
+
 /// One sample's bytes.
 #[pyclass(frozen, module = "foreload._core")]
 pub struct Sample {
@@ -201,13 +233,14 @@ impl Slot {
         self.len as usize
     }
 
-    /// Passes the slot to whoever adopts it: (connection, slot, offset, bytes). This object must not be written to any more.
-    fn hand_over(&self) -> PyResult<(u64, u64, u64, u64)> {
+    /// Passes the slot to whoever adopts it: (agent, connection, slot, offset, bytes). This object must not be written to any more.
+    fn hand_over(&self) -> PyResult<(u32, u64, u64, u64, u64)> {
         if self.passed_on.load(Ordering::Relaxed) {
             return Err(PyValueError::new_err("this slot was handed over already"));
         }
         let (slot, offset, len) = self.pass_on();
-        Ok((self.attached.client.connection(), slot, offset, len))
+        let client = &self.attached.client;
+        Ok((client.agent_pid(), client.connection(), slot, offset, len))
     }
 
     #[allow(unsafe_code)]

@@ -1,6 +1,7 @@
 //! A job and its deliveries.
 
 use crate::buffer::{Lease, Sample, Slot};
+use crate::copies::Copies;
 use crate::errors::{from_client, invalid, waiting};
 use foreload_engine::client::{Attached, ClientError};
 use foreload_engine::protocol::{Ask, Sent};
@@ -45,6 +46,12 @@ impl Job {
         self.attached.client.connection()
     }
 
+    /// The agent's process: names the memory that hand-overs are about.
+    #[getter]
+    fn agent(&self) -> u32 {
+        self.attached.client.agent_pid()
+    }
+
     /// What the agent said at the start, as JSON.
     #[getter]
     fn reply(&self) -> PyResult<String> {
@@ -81,17 +88,8 @@ impl Job {
 
     /// Nobody waits for this any more.
     fn withdraw(&self, py: Python<'_>, want: u64) -> PyResult<()> {
-        let ask = Ask::Withdraw {
-            job: self.attached.job,
-            id: want,
-        };
-        py.detach(|| self.attached.client.send(&ask))
+        py.detach(|| self.attached.client.withdraw(self.attached.job, want))
             .map_err(|e| from_client(py, e, None))
-    }
-
-    /// Whether a want is served already.
-    fn is_ready(&self, want: u64) -> bool {
-        self.attached.client.has(want)
     }
 
     /// Waits for a want.
@@ -100,6 +98,12 @@ impl Job {
         let timeout = seconds(timeout_s)?;
         let (items, copy) = waiting(py, |pulse| self.attached.delivered(want, timeout, pulse))?;
         Ok(Delivery::new(&self.attached, items, copy))
+    }
+
+    /// What a want asked for, if it is there already.
+    fn take_ready(&self, py: Python<'_>, want: u64) -> Option<Delivery> {
+        py.detach(|| self.attached.delivered_already(want))
+            .map(|(items, copy)| Delivery::new(&self.attached, items, copy))
     }
 
     /// Memory of the batch arena; `None` when it is full: use your own.
@@ -193,6 +197,7 @@ fn decode(bytes: &[u8]) -> PyResult<Vec<Sent>> {
 pub struct Delivery {
     attached: Arc<Attached>,
     leases: Mutex<Vec<Option<Lease>>>,
+    copies: Mutex<Option<Copies>>,
     items: Vec<Sent>,
     /// Copy the bytes and let go: too much memory is leased already.
     copy: bool,
@@ -207,6 +212,7 @@ impl Delivery {
         Delivery {
             attached: Arc::clone(attached),
             leases: Mutex::new(leases),
+            copies: Mutex::default(),
             items,
             copy,
         }
@@ -214,7 +220,7 @@ impl Delivery {
 
     fn take_all(&self) -> PyResult<Vec<Lease>> {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        if leases.iter().any(Option::is_none) {
+        if leases.len() < self.items.len() || leases.iter().any(Option::is_none) {
             return Err(PyValueError::new_err("these samples were taken already"));
         }
         Ok(leases.drain(..).flatten().collect())
@@ -254,8 +260,19 @@ impl Delivery {
         self.items.iter().map(|item| item.len).collect()
     }
 
+    /// Begins [`to_bytes`](Delivery::to_bytes) in a thread of its own.
+    fn begin_copies(&self, py: Python<'_>) -> PyResult<()> {
+        let copies = Copies::begin(py, &self.attached, self.take_all()?)?;
+        *self.copies.lock().unwrap_or_else(PoisonError::into_inner) = Some(copies);
+        Ok(())
+    }
+
     /// Copies of all bytes; the memory is let go.
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let begun = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(copies) = begun {
+            return copies.finish(py);
+        }
         let leases = self.take_all()?;
         let copies = PyList::new(py, leases.iter().map(|lease| PyBytes::new(py, lease.bytes())))?;
         py.detach(|| drop(leases));
@@ -301,12 +318,13 @@ impl Delivery {
         })
     }
 
-    /// Passes all samples on to whoever adopts them: (connection, items).
-    fn hand_over<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyBytes>)> {
+    /// Passes all samples on to whoever adopts them: (agent, connection, items).
+    fn hand_over<'py>(&self, py: Python<'py>) -> PyResult<(u32, u64, Bound<'py, PyBytes>)> {
         for lease in self.take_all()? {
             lease.pass_on();
         }
         Ok((
+            self.attached.client.agent_pid(),
             self.attached.client.connection(),
             PyBytes::new(py, &encode(&self.items)),
         ))

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from foreload import _core
+from foreload._decode import columns_of
 from foreload._job import Attachment
 from foreload.errors import InvalidError
 from foreload.torch import _parcel
@@ -31,10 +32,10 @@ class Cell(Sequence[Any]):
 
     __slots__ = ("_data", "_form", "_label")
 
-    def __init__(self, view: _core.Sample, form: Form) -> None:
-        self._data: Any = view
+    def __init__(self, data: _core.Sample | bytes, label: int | None, form: Form) -> None:
+        self._data: Any = data
         self._form = form
-        self._label = -1 if view.label is None else view.label
+        self._label = -1 if label is None else label
 
     def __len__(self) -> int:
         return 2
@@ -44,8 +45,10 @@ class Cell(Sequence[Any]):
 
     def pair(self) -> tuple[Any, int]:
         """(data, label)."""
-        if isinstance(self._data, _core.Sample) and self._form != "view":
-            self._data = bytes(self._data) if self._form == "bytes" else _parcel.tensor_of(self._data)
+        if self._form == "tensor" and not isinstance(self._data, torch.Tensor):
+            self._data = _parcel.tensor_of(self._data)
+        elif self._form == "bytes" and not isinstance(self._data, bytes):
+            self._data = bytes(self._data)
         return self._data, self._label
 
     def __reduce__(self) -> Any:
@@ -74,8 +77,10 @@ class Batch(list[Any]):
 
     def _look(self) -> None:
         if self._delivery is not None:
-            views, self._delivery = self._delivery.views(), None
-            super().__setitem__(slice(None), [Cell(view, self._form) for view in views])
+            data, _, labels = columns_of(self._delivery)
+            self._delivery = None
+            cells = [Cell(each, label, self._form) for each, label in zip(data, labels, strict=True)]
+            super().__setitem__(slice(None), cells)
 
     def __getitem__(self, at: Any) -> Any:
         # What `default_collate` asks first; the type of the answer leads it to `collated`.

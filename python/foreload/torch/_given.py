@@ -163,6 +163,10 @@ class GivenRun(Run):
         epoch, batch = super().resume(state)
         return (epoch, batch) if self.regular or epoch != state["epoch"] else (epoch, int(state["batches"]))
 
+    def position(self, epoch: int, batch: int) -> int:
+        """Where the plan has a batch: of unequal ones it counts the samples."""
+        return batch if self.regular else sum(map(len, self.batches[epoch][:batch]))
+
     def __len__(self) -> int:
         return super().__len__() if self.regular else max(map(len, self.batches.values()), default=0)
 
@@ -172,9 +176,8 @@ class GivenStream(Stream):
 
     def __init__(self, run: GivenRun, epoch: int, first: int, **keywords: Any) -> None:
         self._lists = run.batches[epoch]
-        # The plan counts samples here: a batch begins after those of the batches before it.
-        super().__init__(run, epoch, sum(map(len, self._lists[:first])), **keywords)
-        self._next, self._asked, self._count = first, first, len(self._lists)
+        super().__init__(run, epoch, first, **keywords)
+        self._count = len(self._lists)
 
     def _want(self, job: _core.Job, batch: int) -> int:
         return job.want_samples(self.run.rank, self._lists[batch])

@@ -2,7 +2,8 @@
 
 A parcel is a small object whose pickled form is a function and a few numbers. Unpickling it in the parent adopts the memory (the agent moves the
 lease from the worker's connection to the parent's) and answers with what the training loop wants: `bytes`, or a tensor over the
-memory, which gives it back when the tensor dies. If the worker died in between, so did its leases, and adopting says so.
+memory, which gives it back when the tensor dies. If the worker died in between, so did its leases, and adopting says so. If the agent died in
+between, nobody writes to its memory any more, and the parent, which still has it mapped, takes the batch from there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from foreload.errors import ClosedError
 
 #: Below this a copy through the pipe is cheaper than two calls of the agent.
 _SMALL = 16 << 10
+#: Where a slot is: agent, connection, slot, offset, bytes.
+Place = tuple[int, int, int, int, int]
 
 
 class Parcel:
@@ -44,9 +47,9 @@ def samples(delivery: _core.Delivery, of: Attachment) -> Any:
     return Parcel(_unpack_samples, of.name, *delivery.hand_over())
 
 
-def _unpack_samples(name: str, connection: int, items: bytes) -> list[Any]:
+def _unpack_samples(name: str, agent: int, connection: int, items: bytes) -> list[Any]:
     of = attachment(name)
-    delivery = of.job().adopt(connection, items)
+    delivery = of.job_of(agent).adopt(connection, items)
     unpacked = [delivery.to_bytes(), labels_of(delivery.labels, parcel=False)]
     # The workers may need the memory for the next batch, and this process has nothing to ask until it comes.
     of.agent().flush()
@@ -63,7 +66,7 @@ def _unpack_small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> to
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 
-def tensor_of(view: _core.Sample) -> torch.Tensor:
+def tensor_of(view: _core.Sample | bytes) -> torch.Tensor:
     """A sample's bytes as a tensor of its own: torch must not point to memory that others read."""
     return torch.frombuffer(bytearray(view), dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
 
@@ -92,8 +95,8 @@ def _unpack_rows(data: bytes, lengths: list[int]) -> Any:
     return _rows(bytearray(data), lengths)
 
 
-def _unpack_slot_rows(name: str, place: tuple[int, int, int, int], lengths: list[int]) -> Any:
-    return _rows(attachment(name).job().adopt_slot(*place), lengths)
+def _unpack_slot_rows(name: str, place: Place, lengths: list[int]) -> Any:
+    return _rows(_adopted(name, place), lengths)
 
 
 def _rows(memory: Any, lengths: list[int]) -> Any:
@@ -138,7 +141,10 @@ def _is_alike(batch: Sequence[torch.Tensor]) -> bool:
     return all(tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in batch)
 
 
-def _unpack_slot(
-    name: str, place: tuple[int, int, int, int], dtype: torch.dtype, shape: tuple[int, ...]
-) -> torch.Tensor:
-    return torch.frombuffer(attachment(name).job().adopt_slot(*place), dtype=dtype).view(shape)
+def _unpack_slot(name: str, place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(_adopted(name, place), dtype=dtype).view(shape)
+
+
+def _adopted(name: str, place: Place) -> _core.Slot:
+    agent, *where = place
+    return attachment(name).job_of(agent).adopt_slot(*where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import data
@@ -18,7 +18,7 @@ from foreload import dataset as _dataset
 from foreload._decode import Decoder, columns_of, decoded
 from foreload._job import Recipe, reader_recipe
 from foreload.cache import Cache
-from foreload.errors import ChangedError, CorruptError, InvalidError, NotFoundError
+from foreload.errors import ChangedError, CorruptError, ForeloadError, InvalidError, NotFoundError, name_sample
 from foreload.failures import Failures, OnError
 from foreload.torch._batch import FORMS, Batch, Decoded, Form
 from foreload.torch.sampler import Sampler
@@ -35,6 +35,11 @@ class Turn(list[int]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return Turn, (list(self), self.epoch, self.batch)
+
+
+def turn_of(sample: int | Turn) -> Sequence[int]:
+    """What to read for one sample, which a loader may name by its turn."""
+    return sample if isinstance(sample, Turn) else [sample]
 
 
 class Dataset(data.Dataset[Any]):
@@ -76,11 +81,24 @@ class Dataset(data.Dataset[Any]):
         self.cache = (cache or Cache()).fixed()
         self.failures = Failures(on_error)
         self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures)
-        self.sampler: Sampler | None = None
+        #: Answers with the sampler that was made of this object.
+        self.sampler: Callable[[], Sampler | None] | None = None
         self._fixed: tuple[Recipe, int] | None = None
-        self._seeded = False
-        dataset.meeting["cache"] = self.cache
-        dataset.meeting["decodes"] = self.decoder.is_needed
+        self._settled = False
+        self._meet()
+
+    def _meet(self) -> None:
+        self.data.meeting["cache"] = self.cache
+        self.data.meeting["decodes"] = self.decoder.is_needed
+
+    def apart(self) -> Self:
+        """The same for one loader alone, whose order doesn't concern other readers of this data set."""
+        twin = object.__new__(type(self))
+        failures = Failures(self.failures.rule)
+        own = {"data": self.data.apart(), "failures": failures, "decoder": self.decoder.counting(failures)}
+        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_fixed": None})
+        twin._meet()
+        return twin
 
     @property
     def classes(self) -> list[str]:
@@ -95,19 +113,34 @@ class Dataset(data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, sample: int) -> tuple[Any, int]:
+    def __getitem__(self, sample: int | Turn) -> tuple[Any, int]:
         """One sample; batches are much faster."""
-        first = self.__getitems__([sample])[0]
-        return tuple(first)
+        return tuple(next(iter(self.__getitems__(turn_of(sample)))))
 
     def __getitems__(self, samples: Sequence[int]) -> Batch | Decoded:
         """Samples, read at once."""
-        recipe, rank = self.place()
-        attachment = recipe.attachment()
-        if self.decoder.is_needed and not self._seeded and data.get_worker_info() is not None:
+        worker = data.get_worker_info()
+        if worker is None:
+            return self._read(samples)
+        if not self._settled:
+            self._settle(worker.id)
+        try:
+            return self._read(samples)
+        except ForeloadError as error:
+            name_sample(error)
+            raise
+
+    def _settle(self, worker: int) -> None:
+        """Makes itself at home in a worker process."""
+        self.failures.count_as(worker)
+        if self.decoder.is_needed:
             # Not `torch.manual_seed`: until a device is initialised, it keeps a stack trace of each call, for each kind of device.
             self.decoder.seed_globally(torch.default_generator.manual_seed)
-            self._seeded = True
+        self._settled = True
+
+    def _read(self, samples: Sequence[int]) -> Batch | Decoded:
+        recipe, rank = self.place()
+        attachment = recipe.attachment()
         delivery = self._fetch(samples, recipe, rank)
         if not self.decoder.is_needed:
             return Batch(delivery, self.raw, attachment)
@@ -136,8 +169,8 @@ class Dataset(data.Dataset[Any]):
 
     def place(self) -> tuple[Recipe, int]:
         """The job to read from, and as which rank."""
-        met = self.data.meeting.get("sampler")
-        sampler = self.sampler if self.sampler is not None else met and met()
+        met = self.sampler or self.data.meeting.get("sampler")
+        sampler = met and met()
         if sampler is not None:
             run = sampler.run()
             return run.recipe, run.rank

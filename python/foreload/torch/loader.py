@@ -48,7 +48,7 @@ class DataLoader(data.DataLoader[Any]):
 
     Args:
         dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it.
-        batch_size: Samples in a batch of this rank.
+        batch_size: Samples in a batch of this rank; None: samples one at a time, not collated.
         shuffle: Whether to shuffle.
         sampler: An order of one's own instead: any sampler of torch's protocol.
         batch_sampler: The same, in batches.
@@ -122,17 +122,25 @@ class DataLoader(data.DataLoader[Any]):
     ) -> None:
         if seed is None:
             seed = generator.initial_seed() if generator is not None else 0
-        if isinstance(dataset, Dataset):
-            samples = dataset
-        else:
-            samples = Dataset(
-                dataset, decode=decode, transform=transform, raw=raw, cache=cache, seed=seed, on_error=on_error
+        # What this loader tells its data set about its order doesn't concern others who read the same one.
+        whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
+        samples = (
+            whole
+            if isinstance(whole, Dataset)
+            else Dataset(whole, decode=decode, transform=transform, raw=raw, cache=cache, seed=seed, on_error=on_error)
+        )
+        single = batch_size is None and batch_sampler is None
+        if single and (drop_last or samples.failures.skips):
+            raise InvalidError(
+                "batch_size=None yields samples one at a time: there is no last batch to drop, and none to leave a sample out of; give batch_size=1"
             )
+        if num_workers:
+            samples.failures.share(_in_shared_memory(num_workers))
         if raw == "view" and num_workers:
             raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
         self._course = self._choose(
             samples,
-            batch_size,
+            1 if single else batch_size,
             bool(shuffle),
             sampler,
             batch_sampler,
@@ -148,12 +156,11 @@ class DataLoader(data.DataLoader[Any]):
             policy=policy,
             tuning=tuning,
         )
-        samples.sampler = self._course
         shown: dict[str, Any] = (
             {"batch_sampler": batch_sampler}
             if batch_sampler is not None
             else {
-                "batch_size": check_positive("batch_size", batch_size),
+                "batch_size": batch_size if single else check_positive("batch_size", batch_size),
                 "sampler": sampler if sampler is not None else self._course,
                 "drop_last": drop_last,
             }
@@ -181,7 +188,7 @@ class DataLoader(data.DataLoader[Any]):
                 in_order=in_order,
                 **shown,
             )
-        if batch_sampler is None:
+        if batch_sampler is None and not single:
             # transformers' Trainer goes on in an epoch with a loader of its own over our batch sampler, and says here in which.
             vars(self.batch_sampler)["set_epoch"] = self._course.set_epoch
         # Under their own names, by which Lightning finds what to make the loader anew with.
@@ -296,7 +303,7 @@ class DataLoader(data.DataLoader[Any]):
         """A pass; it begins with its first batch."""
         return _Pass(self)
 
-    def _start(self) -> tuple[EpochTally, Iterator[Any]]:
+    def _start(self) -> tuple[Run, EpochTally, Iterator[Any]]:
         epoch, first = self._cursor.begin()
         run = self._course.begin(epoch)
         run.check_epoch(epoch)
@@ -306,7 +313,7 @@ class DataLoader(data.DataLoader[Any]):
             _LOG.warning("%s", warning)
         run.attachment().warnings.clear()
         self._turns.begun = (epoch, first)
-        return tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
+        return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
 
     def _from_workers(self) -> Iterator[Any]:
         batches = super().__iter__()
@@ -325,19 +332,22 @@ class DataLoader(data.DataLoader[Any]):
         kind = Stream if not isinstance(run, _given.GivenRun) or run.regular else _given.GivenStream
         stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
         attachment = run.attachment()
-        pins = self.pin_memory and torch.cuda.is_available()
-        for batch in self._batches(stream, decoder, attachment, epoch):
-            yield _pin(batch) if pins else batch  # type: ignore[no-untyped-call] # torch's
+        batches = self._batches(stream, decoder, attachment, epoch)
+        # No frame may hold the batch that the loop has: it would live until the one after the next is made.
+        yield from map(_pin, batches) if self.pin_memory and torch.cuda.is_available() else batches
 
     def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[Any]:
         collate: Any = self.collate_fn
         samples: Any = self.dataset
+        single = not self._auto_collation
         if not decoder.is_needed:
             for _, delivery in stream:
-                if self._user_collates:
+                if single:
+                    yield collate(tuple(_batch.Batch(delivery, self._raw, attachment)[0]))
+                elif self._user_collates:
                     yield collate(_batch.Batch(delivery, self._raw, attachment))
                 else:
-                    yield _batch.raw_batch(delivery, self._raw, attachment)
+                    yield self._undecoded(stream, delivery, attachment)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
         ready = (
@@ -346,11 +356,19 @@ class DataLoader(data.DataLoader[Any]):
             else ((number, decoded(columns, epoch, decoder)) for number, columns in raw)
         )
         for _, pairs in ready:
-            if not samples.paired:
+            if single:
+                yield collate(pairs[0] if samples.paired else pairs[0][0])
+            elif not samples.paired:
                 values = [value for value, _ in pairs]
                 yield collate(values) if self._user_collates else _batch.whole_batch(values, attachment)
             else:
                 yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
+
+    def _undecoded(self, stream: Stream, delivery: Any, attachment: Any) -> Any:
+        batch = _batch.raw_batch(delivery, self._raw, attachment)
+        if self._raw == "bytes":
+            stream.copy_ahead()
+        return batch
 
     @property
     def _raw(self) -> Form:
@@ -359,12 +377,17 @@ class DataLoader(data.DataLoader[Any]):
         return form
 
 
+def _in_shared_memory(numbers: int) -> torch.Tensor:
+    return torch.zeros(numbers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return] # torch's
+
+
 class _Pass(Iterator[Any]):
     """One pass over a loader."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
+        self._run: Run | None = None
         self._tally = EpochTally(0)
         self._at = 0
 
@@ -374,11 +397,10 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         loader = self._loader
         begun = time.perf_counter()
-        if self._batches is None:
-            self._tally, self._batches = loader._start()
+        if self._batches is None or self._run is None:
+            self._run, self._tally, self._batches = loader._start()
             self._at = loader._turns.begun[1]
-        batch = next(self._batches)
-        run = loader.run
+        run, batch = self._run, next(self._batches)
         if run.uneven:
             loader.loss_weight = run.plan.weight(self._at, run.rank)
         self._at += 1
@@ -409,12 +431,10 @@ class _Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         run, (epoch, first) = self._course.run(), self.begun
-        attachment = run.attachment()
-        attachment.job().start(run.rank, epoch, first)
-        # Workers ask through connections of their own: the agent must know of the start before.
-        attachment.settle()
+        run.begin(epoch, first)
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
         for batch in range(first, len(run)):
+            run.keep_up(epoch, batch)
             if lists is not None:
                 yield Turn(lists[batch], epoch, None)
             else:
@@ -496,8 +516,8 @@ class _Course(Sampler):
             kind, seed = self._known["kind"], self._known["seed"]
             if self._known["trims"] and not self.drop_last:
                 tail = {"trim": {"multiple": world}}
-        if kind == "torch_distributed" or (isinstance(kind, dict) and "torch_random" in kind):
-            _reference.check(kind, self._draws)
+        if not _reference.agrees(kind):
+            return self._torchs_own(place)
         order = Order(self.data.digest, samples, kind, seed, global_batch, tail)
         return Run(
             self.data,
@@ -509,6 +529,14 @@ class _Course(Sampler):
             policy=self.policy,
             tuning=self.tuning,
         )
+
+    def _torchs_own(self, place: _ranks.Ranks) -> Run:
+        """What torch itself draws, where the plan can't foresee it: listed epoch by epoch, like any sampler of the user's."""
+        sampler = self._explicit
+        if sampler is None:
+            sampler = _reference.sampler_of(len(self.data), place.world, place.rank, self.seed, self._draws)
+        self._lists = _given.Lists(sampler, self.batch_size, self.drop_last)
+        return self._supplied(self._lists, self._cursor_epoch())
 
     def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
         if self._run is None:

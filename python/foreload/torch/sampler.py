@@ -66,7 +66,8 @@ class Sampler(DistributedSampler[int]):
     `set_epoch` says otherwise.
 
     Args:
-        dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it.
+        dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it: that says which one reads in this order, should there be
+            several of the same data set.
         num_replicas: Data ranks. Default: from the process group or torchrun.
         rank: This process' data rank.
         shuffle: Whether to shuffle.
@@ -114,6 +115,8 @@ class Sampler(DistributedSampler[int]):
         kind_of(order, 1, shuffle=shuffle)
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
+        if dataset is not self.data:
+            dataset.sampler = weakref.ref(self)
         self.data.meeting.setdefault("cache", Cache().fixed())
 
     def _place(self) -> _ranks.Ranks:
@@ -176,14 +179,15 @@ class Sampler(DistributedSampler[int]):
         run, (epoch, first) = self.run(), self._cursor.begin()
         run.check_epoch(epoch)
         skip, self._skip = self._skip, 0
-        if self.sharding == "self" or place_of(*self._given).rank in (0, *place_of(*self._given).local[:1]):
-            attachment = run.attachment()
-            attachment.job().start(run.rank, epoch, first)
-            # Workers ask through connections of their own: the agent must know of the start before.
-            attachment.settle()
+        place = place_of(*self._given)
+        leads = self.sharding == "self" or place.rank in (0, *place.local[:1])
+        if leads:
+            run.begin(epoch, first)
         marks = bool(self.data.meeting.get("decodes"))
         for batch in range(first, len(run)):
             self._cursor.consumed(epoch, batch)
+            if leads:
+                run.keep_up(epoch, batch)
             samples = run.plan.batch(epoch, batch, run.rank)[skip:]
             for at, sample in enumerate(samples, 1):
                 self._yielded = skip + at

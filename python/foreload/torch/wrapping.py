@@ -21,7 +21,7 @@ from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.failures import OnError
 from foreload.torch._batch import Decoded
-from foreload.torch.dataset import Dataset
+from foreload.torch.dataset import Dataset, Turn, turn_of
 
 
 def wrap(
@@ -99,8 +99,8 @@ class Wrapped(Dataset):
             raise AttributeError(name)
         return getattr(self._shadow, name)
 
-    def __getitem__(self, sample: int) -> Any:
-        return list.__getitem__(self.__getitems__([sample]), 0)
+    def __getitem__(self, sample: int | Turn) -> Any:
+        return list.__getitem__(self.__getitems__(turn_of(sample)), 0)
 
     def __getitems__(self, samples: Sequence[int]) -> Any:
         """Items, read at once."""

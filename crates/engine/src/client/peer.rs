@@ -8,10 +8,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 
 /// A process closes its sockets some microseconds before it counts as ended.
-const PARTING: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
+const PARTING: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A process that lived when this was made.
 #[derive(Default)]

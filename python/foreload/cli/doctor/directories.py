@@ -98,7 +98,7 @@ def agent(cache_dir: str) -> Iterator[Finding]:
     jobs = jobs_of(connection)
     running = f"jobs: {len(jobs)}, memory {human_bytes(sum(job['ram_bytes'] for job in jobs))}"
     yield Finding("agent", "ok", f"process {connection.pid} answers, {running}")
-    last = log_tail(Path(connection.log))
+    last = log_tail(connection.log)
     if last:
         yield Finding("agent's log", "note", last[-1], f"see {connection.log}")
 
