@@ -9,6 +9,7 @@ use super::cloud::Progress;
 use super::{Entries, ObjectMeta, Sink};
 use crate::index::bare_etag;
 use crate::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, FileType, StatxFlags};
 use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -158,8 +159,12 @@ impl Directory {
 
 /// ETag and size of an open file, when it is the one asked for and holds the range.
 fn unchanged(file: &File, range: &Range<u64>, asked: Option<&str>) -> Result<(String, u64)> {
-    let metadata = file.metadata().map_err(|e| Error::io("looking it up", e))?;
-    let etag = etag(&metadata);
+    // Not the time of access: reading changes it, so a FUSE file system would have to be asked for it after each read.
+    let wanted = StatxFlags::TYPE | StatxFlags::SIZE | StatxFlags::MTIME;
+    let found =
+        rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted).map_err(|e| Error::io("looking it up", e.into()))?;
+    let (size, time) = (found.stx_size, found.stx_mtime);
+    let etag = etag(size, time.tv_sec, i64::from(time.tv_nsec));
     let changed =
         |how: String| Error::new(ErrorKind::Changed, how).with_remedy("`foreload index --update` renews the index");
     if let Some(asked) = asked.filter(|asked| bare_etag(asked) != bare_etag(&etag)) {
@@ -167,28 +172,25 @@ fn unchanged(file: &File, range: &Range<u64>, asked: Option<&str>) -> Result<(St
             "the file was changed: it is {etag}, indexed was {asked}"
         )));
     }
-    if !metadata.is_file() {
+    if !FileType::from_raw_mode(found.stx_mode.into()).is_file() {
         return Err(Error::invalid("it is not a file"));
     }
-    if range.end > metadata.len() {
-        return Err(changed(format!(
-            "the file has {} bytes, fewer than indexed",
-            metadata.len()
-        )));
+    if range.end > size {
+        return Err(changed(format!("the file has {size} bytes, fewer than indexed")));
     }
-    Ok((etag, metadata.len()))
+    Ok((etag, size))
 }
 
-fn etag(metadata: &Metadata) -> String {
-    let time = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-    format!("\"f-{:x}-{time:x}\"", metadata.len())
+fn etag(size: u64, mtime_s: i64, mtime_ns: i64) -> String {
+    let time = i128::from(mtime_s) * 1_000_000_000 + i128::from(mtime_ns);
+    format!("\"f-{size:x}-{time:x}\"")
 }
 
 fn describe(key: String, metadata: &Metadata) -> ObjectMeta {
     ObjectMeta {
         key,
         size: metadata.len(),
-        etag: Some(etag(metadata)),
+        etag: Some(etag(metadata.len(), metadata.mtime(), metadata.mtime_nsec())),
         version: None,
         modified: metadata.modified().ok(),
     }
