@@ -98,6 +98,8 @@ class Job:
     @property
     def reply(self) -> str: ...
     def is_usable(self) -> bool: ...
+    def notices(self) -> list[tuple[str, str, int | None]]:
+        """As the agent's."""
     def start(self, rank: int, epoch: int, batch: int) -> None:
         """A rank starts, resumes or jumps; its open wants are refused as cancelled."""
     def want_batch(self, rank: int, epoch: int, batch: int) -> int:
@@ -131,6 +133,10 @@ class Delivery:
     def labels(self) -> list[int | None]: ...
     @property
     def lengths(self) -> list[int]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def label_bytes(self) -> bytearray:
+        """All labels as little-endian int64; -1: none."""
     def begin_copies(self) -> None:
         """Begins `to_bytes`, which then only waits, in a thread of its own."""
     def to_bytes(self) -> list[bytes]:

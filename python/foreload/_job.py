@@ -139,6 +139,11 @@ class Attachment:
         """The connection that the job is of."""
         return self.source.opened().agent
 
+    def notices(self) -> list[tuple[str, str, int | None]]:
+        """What the agent wants somebody to read: (kind, message, sample)."""
+        job = self._job
+        return [] if job is None else job.notices()
+
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         """Calls the agent about this job."""
         job = self.job()

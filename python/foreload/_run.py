@@ -280,11 +280,18 @@ class Run:
 
     def begin(self, epoch: int, batch: int) -> None:
         """A pass begins whose batches other processes ask for, through connections of their own: the agent must know of it before they do."""
-        self._told = self.attachment().begin(self.rank, epoch, self.position(epoch, batch))
+        try:
+            self._told = self.attachment().begin(self.rank, epoch, self.position(epoch, batch))
+        except ClosedError as error:
+            # The agent ended between two passes, which only a call could tell: once more, with a new one.
+            _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, batch)
+            self.restore()
+            self._told = self.attachment().begin(self.rank, epoch, self.position(epoch, batch))
 
     def keep_up(self, epoch: int, batch: int) -> None:
         """Tells the agent where such a pass stands, should it be a new one, which would fetch nothing before somebody asks."""
         if self.attachment().job() is not self._told:
+            _LOG.warning("the foreload agent ended and was replaced; going on at epoch %d, batch %d", epoch, batch)
             self.restore()
             self._told = self.attachment().go_on(self.rank, epoch, self.position(epoch, batch))
 
@@ -364,9 +371,12 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
             found = job.take_ready(want)
             if found is not None:
                 self._wants.popleft()
-                if sum(found.lengths) <= _COPIED_AHEAD_BYTES:
-                    found.begin_copies()
                 self._ready = found
+                if found.nbytes <= _COPIED_AHEAD_BYTES:
+                    found.begin_copies()
+                else:
+                    # Otherwise the thread that copies sends what was asked for.
+                    self._attachment.agent().flush()
 
     def _ask(self) -> None:
         """Asks for the batch that is waited for and some after it, as far as that wasn't done."""
@@ -476,7 +486,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
 
 def report_notices(attachment: Attachment) -> None:
     """Logs what the agent wants somebody to read, and warns of stalls."""
-    for kind, message, _ in attachment.agent().notices():
+    for kind, message, _ in attachment.notices():
         if kind == "stalled":
             _LOG.warning("%s", message)
             warnings.warn(message, StalledWarning, stacklevel=2)

@@ -198,8 +198,7 @@ class NumpyIterator(Iterator[Batch]):
 
 
 def _undecoded(stream: Stream, delivery: _core.Delivery) -> Batch:
-    labels = np.array([-1 if label is None else label for label in delivery.labels], dtype=np.int64)
-    batch = delivery.to_bytes(), labels
+    batch = delivery.to_bytes(), np.frombuffer(delivery.label_bytes(), dtype="<i8")
     stream.copy_ahead()
     return batch
 

@@ -36,6 +36,9 @@ const RELEASE_AT: usize = 32;
 /// Or so many bytes: a process that has nothing to ask must not keep memory that others wait for.
 const RELEASE_AT_BYTES: u64 = 1 << 20;
 
+/// A notice may lie unread so long: looking for it costs a system call, and who has batches from other processes reads nothing otherwise.
+const UNREAD: Duration = Duration::from_millis(500);
+
 /// Why a client can't do what was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -73,6 +76,7 @@ enum Incoming {
 #[derive(Default)]
 struct Inbox {
     reading: bool,
+    read_at: Option<Instant>,
     frames: Frames,
     fds: VecDeque<OwnedFd>,
     mail: FxHashMap<u64, Incoming>,
@@ -88,6 +92,29 @@ struct Inbox {
 /// Leases of a job to give back: samples and batch slots.
 type Releases = (Vec<Handle>, Vec<u64>, u64);
 
+/// What is sent with the next message, or before a wait.
+#[derive(Default)]
+struct Outbox {
+    posted: Vec<u8>,
+    releases: FxHashMap<u32, Releases>,
+}
+
+impl Outbox {
+    fn empty(&mut self) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.posted);
+        let mut jobs: Vec<u32> = self.releases.keys().copied().collect();
+        jobs.sort_unstable();
+        for job in jobs {
+            if let Some((handles, slots, _)) = self.releases.remove(&job)
+                && !(handles.is_empty() && slots.is_empty())
+            {
+                bytes.extend(Ask::Release { job, handles, slots }.encode());
+            }
+        }
+        bytes
+    }
+}
+
 /// A connection to the agent.
 pub struct Client {
     stream: UnixStream,
@@ -98,7 +125,7 @@ pub struct Client {
     next: AtomicU64,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
-    releases: Mutex<FxHashMap<u32, Releases>>,
+    outbox: Mutex<Outbox>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,7 +152,7 @@ impl Client {
             next: AtomicU64::new(1),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
-            releases: Mutex::default(),
+            outbox: Mutex::default(),
         };
         let hello = Call::Hello {
             version: VERSION,
@@ -215,7 +242,19 @@ impl Client {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a message, and before it the releases that have gathered.
+    /// Sends a message with the next one or before the next wait: for what nobody waits for yet.
+    ///
+    /// # Errors
+    /// [`ClientError::Forked`].
+    pub fn post(&self, ask: &Ask) -> Result<(), ClientError> {
+        if !self.is_ours() {
+            return Err(ClientError::Forked);
+        }
+        lock(&self.outbox).posted.extend(ask.encode());
+        Ok(())
+    }
+
+    /// Sends a message, and before it what was posted and released.
     ///
     /// # Errors
     /// [`ClientError::Closed`], [`ClientError::Forked`].
@@ -223,17 +262,10 @@ impl Client {
         if !self.is_ours() {
             return Err(ClientError::Forked);
         }
-        let mut bytes = Vec::new();
-        let mut releases = lock(&self.releases);
-        let mut jobs: Vec<u32> = releases.keys().copied().collect();
-        jobs.sort_unstable();
-        for job in jobs {
-            if let Some((handles, slots, _)) = releases.remove(&job) {
-                bytes.extend(Ask::Release { job, handles, slots }.encode());
-            }
-        }
+        let mut outbox = lock(&self.outbox);
+        let mut bytes = outbox.empty();
         bytes.extend(ask.encode());
-        // Still under the lock of the releases: it also keeps two threads' messages apart.
+        // Still under the lock of the outbox: it also keeps two threads' messages apart.
         self.write(&bytes)
     }
 
@@ -257,25 +289,31 @@ impl Client {
         if !self.is_ours() {
             return;
         }
-        let mut releases = lock(&self.releases);
-        let (handles, slots, held) = releases.entry(job).or_default();
+        let mut outbox = lock(&self.outbox);
+        let (handles, slots, held) = outbox.releases.entry(job).or_default();
         handles.extend(handle);
         slots.extend(slot);
         *held += bytes;
         if handles.len() + slots.len() >= RELEASE_AT || *held >= RELEASE_AT_BYTES {
-            let (handles, slots, _) = std::mem::take(releases.entry(job).or_default());
             // An agent that is gone holds no leases.
-            let _ = self.write(&Ask::Release { job, handles, slots }.encode());
+            let _ = self.write(&outbox.empty());
         }
     }
 
-    /// Sends the releases that have gathered.
+    /// Sends what was posted and released.
     pub fn flush(&self) {
-        let mut releases = lock(&self.releases);
-        for (job, (handles, slots, _)) in releases.drain() {
-            if self.is_ours() && !(handles.is_empty() && slots.is_empty()) {
-                let _ = self.write(&Ask::Release { job, handles, slots }.encode());
-            }
+        if self.is_ours() {
+            let mut outbox = lock(&self.outbox);
+            let bytes = outbox.empty();
+            // Who waits for an answer hears of an agent that is gone.
+            let _ = self.write(&bytes);
+        }
+    }
+
+    /// Sends what was posted, if there is any.
+    fn flush_posted(&self) {
+        if !lock(&self.outbox).posted.is_empty() {
+            self.flush();
         }
     }
 
@@ -327,15 +365,18 @@ impl Client {
         lock(&self.inbox)
     }
 
-    /// What the agent wants somebody to read: stalls, for instance.
+    /// What the agent wants somebody to read: stalls, for instance. Looks for more where nobody has read for a while.
     #[must_use]
     pub fn notices(&self) -> Vec<Trouble> {
-        self.glance();
+        if lock(&self.inbox).read_at.is_none_or(|at| at.elapsed() > UNREAD) {
+            self.glance();
+        }
         std::mem::take(&mut lock(&self.inbox).notices).into()
     }
 
     fn receive(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<Incoming, ClientError> {
         let end = timeout.map(|timeout| Instant::now() + timeout);
+        self.flush_posted();
         let mut inbox = lock(&self.inbox);
         loop {
             if let Some(incoming) = inbox.mail.remove(&id) {
@@ -375,7 +416,7 @@ impl Client {
     }
 
     /// Files what has arrived, without waiting for anything.
-    fn glance(&self) {
+    pub fn glance(&self) {
         let mut inbox = lock(&self.inbox);
         if self.is_ours() && !inbox.reading && inbox.closed.is_none() {
             inbox.reading = true;
@@ -389,6 +430,7 @@ impl Client {
         let came = self.read(nap);
         let mut inbox = lock(&self.inbox);
         inbox.reading = false;
+        inbox.read_at = Some(Instant::now());
         if let Err(error) = came.and_then(|(bytes, fds)| inbox.sort(&bytes, fds)) {
             inbox.closed = Some(error.to_string());
         }
@@ -398,7 +440,10 @@ impl Client {
 
     /// Takes the answer to a want if it is there already and not a refusal, without waiting.
     fn delivery_at_hand(&self, id: u64) -> Option<(Vec<Sent>, bool)> {
-        self.glance();
+        if !lock(&self.inbox).mail.contains_key(&id) {
+            self.flush_posted();
+            self.glance();
+        }
         let mut inbox = lock(&self.inbox);
         if !matches!(inbox.mail.get(&id), Some(Incoming::Say(Say::Deliver { .. }))) {
             return None;
@@ -573,10 +618,10 @@ impl Attached {
     /// Asks for a batch of a rank; wait for the number that comes back.
     ///
     /// # Errors
-    /// As [`Client::send`].
+    /// As [`Client::post`].
     pub fn want_batch(&self, rank: u32, epoch: u32, batch: u64) -> Result<u64, ClientError> {
         let id = self.client.next_id();
-        self.client.send(&Ask::WantBatch {
+        self.client.post(&Ask::WantBatch {
             id,
             job: self.job,
             rank,
@@ -589,10 +634,10 @@ impl Attached {
     /// Asks for samples by number.
     ///
     /// # Errors
-    /// As [`Client::send`].
+    /// As [`Client::post`].
     pub fn want_samples(&self, rank: u32, samples: Vec<u64>) -> Result<u64, ClientError> {
         let id = self.client.next_id();
-        self.client.send(&Ask::WantSamples {
+        self.client.post(&Ask::WantSamples {
             id,
             job: self.job,
             rank,

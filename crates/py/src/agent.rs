@@ -30,6 +30,14 @@ fn teller(tell: Option<Py<PyAny>>) -> impl FnMut(Progress) + Send {
     }
 }
 
+/// A client's notices, as (kind, message, sample).
+pub fn told(client: &Client) -> Vec<(String, String, Option<u64>)> {
+    let notices = client.notices().into_iter();
+    notices
+        .map(|trouble| (trouble.kind, trouble.message, trouble.sample))
+        .collect()
+}
+
 #[pymethods]
 impl Agent {
     #[new]
@@ -99,11 +107,7 @@ impl Agent {
 
     /// What the agent wants somebody to read, as (kind, message, sample).
     fn notices(&self) -> Vec<(String, String, Option<u64>)> {
-        self.client
-            .notices()
-            .into_iter()
-            .map(|trouble| (trouble.kind, trouble.message, trouble.sample))
-            .collect()
+        told(&self.client)
     }
 
     /// Sends releases that have gathered.

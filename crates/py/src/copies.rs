@@ -1,7 +1,8 @@
 //! Copies of delivered samples, made by a thread while the user's code computes.
 //!
 //! The objects are allocated at once, which needs the interpreter's lock and takes no time; filling them needs memory bandwidth and no lock.
-//! Each set of copies has a thread of its own, which lets go of a sample as soon as it is copied and ends with the last. Whoever
+//! Each set of copies has a thread of its own, which also sends what was asked for and files what came, lets go of a sample as soon as it is
+//! copied, and ends with the last. Whoever
 //! drops the copies waits for it, so that it never outlives what it writes to. A forked child has the copies without the
 //! thread: it neither waits nor gets them.
 
@@ -74,9 +75,12 @@ impl Drop for Copies {
 
 fn copy(work: &Mutex<Vec<(Blank, Lease)>>, attached: &Attached) {
     let work = std::mem::take(&mut *work.lock().unwrap_or_else(PoisonError::into_inner));
+    // What was asked for meanwhile goes out first, so that it is there when the next batch is to be copied.
+    attached.client.flush();
     for (blank, lease) in work {
         blank.fill(lease.bytes());
     }
     // The agent may wait for this memory, and this process has nothing to ask until the next batch.
     attached.client.flush();
+    attached.client.glance();
 }

@@ -1,5 +1,6 @@
 //! A job and its deliveries.
 
+use crate::agent::told;
 use crate::buffer::{Lease, Sample, Slot};
 use crate::copies::Copies;
 use crate::errors::{from_client, invalid, waiting};
@@ -8,7 +9,7 @@ use foreload_engine::protocol::{Ask, Sent};
 use foreload_plan::action::{Handle, Via};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyByteArray, PyBytes, PyList};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +61,11 @@ impl Job {
 
     fn is_usable(&self) -> bool {
         self.attached.client.is_ours() && !self.attached.client.is_closed()
+    }
+
+    /// What the agent wants somebody to read, as (kind, message, sample).
+    fn notices(&self) -> Vec<(String, String, Option<u64>)> {
+        told(&self.attached.client)
     }
 
     /// A rank starts at a batch.
@@ -252,6 +258,22 @@ impl Delivery {
             .iter()
             .map(|item| Some(item.label).filter(|&label| label != i64::MIN))
             .collect()
+    }
+
+    /// Labels as little-endian int64; -1 where there is none.
+    fn label_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyByteArray> {
+        let mut bytes = Vec::with_capacity(self.items.len() * 8);
+        for item in &self.items {
+            let label = if item.label == i64::MIN { -1 } else { item.label };
+            bytes.extend(label.to_le_bytes());
+        }
+        PyByteArray::new(py, &bytes)
+    }
+
+    /// Bytes of all.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.items.iter().map(|item| item.len).sum()
     }
 
     /// Bytes of each.

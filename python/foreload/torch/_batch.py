@@ -185,13 +185,13 @@ def raw_batch(delivery: _core.Delivery, form: Form, attachment: Attachment) -> l
     """
     in_worker = get_worker_info() is not None
     if form == "tensor":
-        labels = _parcel.labels_of(delivery.labels, parcel=in_worker)
+        labels = _parcel.labels_in(delivery, parcel=in_worker)
         return [_parcel.gathered(delivery, attachment, parcel=in_worker), labels]
     if in_worker:
         # It unpickles as the list.
         parcel: list[Any] = _parcel.samples(delivery, attachment)
         return parcel
-    labels = _parcel.labels_of(delivery.labels, parcel=False)
+    labels = _parcel.labels_in(delivery, parcel=False)
     return [delivery.views() if form == "view" and not delivery.copy else delivery.to_bytes(), labels]
 
 

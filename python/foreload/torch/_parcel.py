@@ -50,16 +50,26 @@ def samples(delivery: _core.Delivery, of: Attachment) -> Any:
 def _unpack_samples(name: str, agent: int, connection: int, items: bytes) -> list[Any]:
     of = attachment(name)
     delivery = of.job_of(agent).adopt(connection, items)
-    unpacked = [delivery.to_bytes(), labels_of(delivery.labels, parcel=False)]
+    unpacked = [delivery.to_bytes(), labels_in(delivery, parcel=False)]
     # The workers may need the memory for the next batch, and this process has nothing to ask until it comes.
     of.agent().flush()
     return unpacked
 
 
-def labels_of(labels: Sequence[int | None], *, parcel: bool) -> Any:
-    """Labels as a tensor; -1 where there is none."""
-    array = np.array([-1 if label is None else label for label in labels], dtype=np.int64)
-    return Parcel(_unpack_small, array.tobytes(), torch.int64, array.shape) if parcel else torch.from_numpy(array)
+def labels_of(labels: Sequence[int], *, parcel: bool) -> Any:
+    """Labels as a tensor."""
+    return _labels(bytearray(np.array(labels, dtype=np.int64)), parcel=parcel)
+
+
+def labels_in(delivery: _core.Delivery, *, parcel: bool) -> Any:
+    """The labels of samples as a tensor; -1 where there is none."""
+    return _labels(delivery.label_bytes(), parcel=parcel)
+
+
+def _labels(packed: bytearray, *, parcel: bool) -> Any:
+    if parcel:
+        return Parcel(_unpack_small, bytes(packed), torch.int64, (len(packed) // 8,))
+    return torch.frombuffer(packed, dtype=torch.int64) if packed else torch.empty(0, dtype=torch.int64)
 
 
 def _unpack_small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

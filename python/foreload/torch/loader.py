@@ -339,15 +339,15 @@ class DataLoader(data.DataLoader[Any]):
     def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[Any]:
         collate: Any = self.collate_fn
         samples: Any = self.dataset
-        single = not self._auto_collation
+        single, form = not self._auto_collation, self._raw
         if not decoder.is_needed:
             for _, delivery in stream:
                 if single:
-                    yield collate(tuple(_batch.Batch(delivery, self._raw, attachment)[0]))
+                    yield collate(tuple(_batch.Batch(delivery, form, attachment)[0]))
                 elif self._user_collates:
-                    yield collate(_batch.Batch(delivery, self._raw, attachment))
+                    yield collate(_batch.Batch(delivery, form, attachment))
                 else:
-                    yield self._undecoded(stream, delivery, attachment)
+                    yield self._undecoded(stream, delivery, form, attachment)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
         ready = (
@@ -364,9 +364,10 @@ class DataLoader(data.DataLoader[Any]):
             else:
                 yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
 
-    def _undecoded(self, stream: Stream, delivery: Any, attachment: Any) -> Any:
-        batch = _batch.raw_batch(delivery, self._raw, attachment)
-        if self._raw == "bytes":
+    @staticmethod
+    def _undecoded(stream: Stream, delivery: Any, form: Form, attachment: Any) -> Any:
+        batch = _batch.raw_batch(delivery, form, attachment)
+        if form == "bytes":
             stream.copy_ahead()
         return batch
 
@@ -405,14 +406,21 @@ class _Pass(Iterator[Any]):
             loader.loss_weight = run.plan.weight(self._at, run.rank)
         self._at += 1
         loader._cursor.consumed(self._tally.epoch, self._at)
-        size = (
-            len(batch[1])
-            if isinstance(batch, (list, tuple)) and len(batch) == 2 and hasattr(batch[1], "__len__")
-            else run.plan.batch_len(min(self._at, run.plan.batches) - 1, run.rank)
-        )
+        size = _size_of(batch)
+        if size is None:
+            size = run.plan.batch_len(min(self._at, run.plan.batches) - 1, run.rank)
         self._tally.yielded(size, time.perf_counter() - begun)
         report_notices(run.attachment())
         return batch
+
+
+def _size_of(batch: Any) -> int | None:
+    """Samples in a batch, if it is of the usual form."""
+    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+        return None
+    # A tensor's own length is Python code that takes 30 us when it isn't in the processor's caches.
+    longest = batch[0] if type(batch[0]) is list else batch[1]
+    return len(longest) if hasattr(longest, "__len__") else None
 
 
 class _Turns:
