@@ -67,6 +67,7 @@ test: setup test-rust test-python ## All tests that need no privilege, GPU or cl
 # The extension has no tests of its own in Rust: it could only link with an interpreter. tests/python covers it.
 test-rust: ## The Rust tests alone.
 	$(CARGO) test $(LOCKED) --workspace --exclude foreload-py
+	$(CARGO) test $(LOCKED) -p foreload-engine --features shuttle --lib interleave
 
 test-python: develop testkit ## The Python tests alone (ARGS="-k NAME").
 	@$(call pytest,tests/python)

@@ -6,6 +6,8 @@
 //!
 //! A client that finds no agent starts one: it executes the agent's program, which detaches itself, and connects until it answers.
 
+#[cfg(all(test, feature = "shuttle"))]
+mod interleave;
 mod peer;
 mod start;
 #[cfg(test)]
@@ -16,6 +18,8 @@ pub use start::{Place, own_directory};
 use crate::calls::{Call, Progress, Reply};
 use crate::protocol::{Ask, Frames, MAX_FRAME, Malformed, Say, Sent, Trouble, VERSION};
 use crate::slots::Mapping;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,8 +29,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest time between two looks for signals.
@@ -142,8 +145,9 @@ impl Client {
         start::greeted(place, pulse, Self::greet)
     }
 
-    fn greet(stream: UnixStream, pulse: Pulse<'_>) -> Result<Arc<Self>, ClientError> {
-        let mut client = Client {
+    /// Over a connection that has not been greeted yet.
+    fn over(stream: UnixStream) -> Self {
+        Client {
             stream,
             pid: std::process::id(),
             connection: 0,
@@ -153,7 +157,11 @@ impl Client {
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             outbox: Mutex::default(),
-        };
+        }
+    }
+
+    fn greet(stream: UnixStream, pulse: Pulse<'_>) -> Result<Arc<Self>, ClientError> {
+        let mut client = Client::over(stream);
         let hello = Call::Hello {
             version: VERSION,
             pid: client.pid,
@@ -469,6 +477,7 @@ impl Client {
 
     /// Reads what there is; nothing after `nap`.
     fn read(&self, nap: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let nap = sync::nap(nap);
         if !nap.is_zero() && !self.wait_for_bytes(nap)? {
             return Ok((Vec::new(), Vec::new()));
         }

@@ -18,3 +18,4 @@ pub mod memory;
 pub mod protocol;
 pub mod scatter;
 pub mod slots;
+mod sync;

@@ -53,9 +53,14 @@ impl Sink for Scatter {
         while let Some(piece) = self.pieces.get(self.current).filter(|piece| piece.at < end) {
             let (from, to) = (piece.at.max(at), (piece.at + piece.len).min(end));
             let part = &frame[(from - at) as usize..(to - at) as usize];
-            self.arena.write(piece.slot_offset + (from - piece.at), part).map_err(|error| {
-                Error::new(ErrorKind::Bug, format!("writing {} bytes into the cache arena: {error}", part.len()))
-            })?;
+            self.arena
+                .write(piece.slot_offset + (from - piece.at), part)
+                .map_err(|error| {
+                    Error::new(
+                        ErrorKind::Bug,
+                        format!("writing {} bytes into the cache arena: {error}", part.len()),
+                    )
+                })?;
             self.crc.update(part);
             if to < piece.at + piece.len {
                 break;

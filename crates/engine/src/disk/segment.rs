@@ -5,14 +5,15 @@
 //! open until its call ends, whatever happens to the pool or to the file's name.
 
 use super::layout::{RECORD_HEADER, Record, SegmentHeader, crc32c, footer};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use rustix::fs::Advice;
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 /// What the segments of a tier share.
 pub(super) struct Shared {
@@ -72,7 +73,7 @@ impl SegmentFile {
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,12 +7,12 @@ use super::layout::{
 };
 use super::scan::Contents;
 use super::segment::{Chore, Reservation, SegmentFile, Shared, Work};
+use crate::sync::atomic::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 pub(super) struct Segment {
     pub file: Arc<SegmentFile>,

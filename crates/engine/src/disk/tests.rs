@@ -3,6 +3,8 @@
 mod bench;
 mod crash;
 mod faults;
+#[cfg(feature = "shuttle")]
+mod interleave;
 mod model;
 
 use super::*;

@@ -38,7 +38,11 @@ impl Parts {
         }
         parts.insert(piece.sample_offset, Part { len: piece.len, crc });
         let whole = parts.values().map(|part| part.len).sum::<u64>() >= piece.sample_len;
-        whole.then(|| parts.values().fold(crc32c(&[]), |crc, part| crc32c_joined(crc, part.crc, part.len)))
+        whole.then(|| {
+            parts
+                .values()
+                .fold(crc32c(&[]), |crc, part| crc32c_joined(crc, part.crc, part.len))
+        })
     }
 
     /// The sample turned out wrong: all of it is to come again.
