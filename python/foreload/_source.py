@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from foreload import _agent, _core
 from foreload._credentials import Credentials
-from foreload.errors import DeniedError
+from foreload.errors import ClosedError, DeniedError
 
 #: Called with a step's name, how much is done, and of how much if that is known.
 Progress = Callable[[str, int, int | None], object]
@@ -106,9 +106,16 @@ class Source:
             self._lock = threading.RLock()
         with self._lock:
             if self._opened is None or not self._opened.is_usable():
-                agent = _agent.connect(self.cache_dir)
-                self._opened = (opened and opened.inherited(agent)) or self._open(agent)
+                try:
+                    self._opened = self._reach(opened)
+                except ClosedError:
+                    # The agent had ended, which only a call could tell: once more, with a new one.
+                    self._opened = self._reach(opened)
             return self._opened
+
+    def _reach(self, opened: Opened | None) -> Opened:
+        agent = _agent.connect(self.cache_dir)
+        return (opened and opened.inherited(agent)) or self._open(agent)
 
     def _open(self, agent: _core.Agent) -> Opened:
         if self._whole is None or not self._whole.is_usable():

@@ -1,0 +1,150 @@
+"""kill -9 of trainer, worker, agent, and of all at once: nothing is left behind, and the next run goes on from the disk tier."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foreload as fl
+import traces
+from foreload import _agent
+from foreload.torch import DataLoader
+from small import COUNT, until
+
+PROGRAM = """
+import json, os, sys, time
+import foreload as fl
+from foreload import _agent
+from foreload.torch import DataLoader
+data = fl.open("s3://data/fixed")
+cache = fl.Cache(ram="16MB", staging="4MB", batches="11MB", disk=os.environ["TIER"] + ":64MB")
+loader = DataLoader(data, 8, shuffle=True, seed=1, num_workers=2, persistent_workers=True, cache=cache)
+print(json.dumps({"agent": _agent.connect(data.source.cache_dir).pid}), flush=True)
+for epoch in range(1_000_000):
+    for _ in loader:
+        time.sleep(0.01)
+    print(json.dumps({"epoch": epoch}), flush=True)
+"""
+
+
+class Trainer:
+    """A process that trains for ever, with two workers, in a process group of its own."""
+
+    def __init__(self, tier: Path) -> None:
+        environment = {**os.environ, "TIER": str(tier)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.agent = self.told()["agent"]
+
+    def told(self) -> Any:
+        """The next thing it says."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def workers(self) -> list[int]:
+        """The processes that decode."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children]
+
+    def end(self) -> None:
+        """Waits for it."""
+        self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Path:
+    return tmp_path / "tier"
+
+
+def nothing_is_left(home: Any, before: set[str]) -> None:
+    until(lambda: not traces.processes(home), 30)
+    assert traces.shared() <= before
+    assert not home.is_served()
+
+
+def goes_on_from_the_disk(tier: Path, bucket: Any) -> None:
+    bucket.reset()
+    data = fl.open("s3://data/fixed")
+    cache = fl.Cache(ram="16MB", staging="4MB", batches="11MB", disk=f"{tier}:64MB")
+    loader = DataLoader(data, 8, shuffle=True, seed=1, num_workers=2, cache=cache)
+    samples = [sample for batch in range(len(loader)) for sample in loader.run.plan.batch(0, batch, 0)]
+    found = [value for values, _ in loader for value in values]
+    gets = bucket.counters()["requests"].get("get", 0)
+    assert found == [data.read(sample) for sample in samples]
+    assert gets < COUNT // 2, "what was kept on disk, and not in memory, is found there"
+
+
+@pytest.mark.parametrize("whom", ["trainer", "trainer and workers", "all"])
+def test_a_killed_run_leaves_nothing_and_the_next_goes_on_from_the_disk(
+    home: Any, bucket: Any, tier: Path, whom: str
+) -> None:
+    before = traces.shared()
+    trainer = Trainer(tier)
+    assert trainer.told()["epoch"] == 0
+    assert trainer.told()["epoch"] == 1
+    assert len(traces.processes(home)) >= 4
+    if whom == "trainer":
+        os.kill(trainer.process.pid, signal.SIGKILL)
+    elif whom == "trainer and workers":
+        os.killpg(trainer.process.pid, signal.SIGKILL)
+    else:
+        os.kill(trainer.agent, signal.SIGKILL)
+        os.killpg(trainer.process.pid, signal.SIGKILL)
+    trainer.end()
+    nothing_is_left(home, before)
+    goes_on_from_the_disk(tier, bucket)
+
+
+def test_a_killed_worker_ends_its_trainer_and_leaves_nothing(home: Any, bucket: Any, tier: Path) -> None:
+    before = traces.shared()
+    trainer = Trainer(tier)
+    assert trainer.told()["epoch"] == 0
+    os.kill(trainer.workers()[-1], signal.SIGKILL)
+    trainer.process.wait(30)
+    assert trainer.process.returncode == 1, "torch's loader says that a worker was killed"
+    trainer.end()
+    nothing_is_left(home, before)
+    goes_on_from_the_disk(tier, bucket)
+
+
+def test_a_killed_agent_is_replaced_and_the_run_goes_on(home: Any, tier: Path) -> None:
+    before = traces.shared()
+    trainer = Trainer(tier)
+    try:
+        assert trainer.told()["epoch"] == 0
+        os.kill(trainer.agent, signal.SIGKILL)
+        begun = time.monotonic()
+        assert [trainer.told()["epoch"] for _ in range(3)] == [1, 2, 3]
+        assert time.monotonic() - begun < 60
+        assert _agent.connect(str(home.cache_dir)).pid != trainer.agent
+        _agent._agents.clear()
+    finally:
+        os.killpg(trainer.process.pid, signal.SIGKILL)
+    trainer.end()
+    nothing_is_left(home, before)
+
+
+def test_an_agent_that_is_killed_and_nobody_needs_leaves_only_names(home: Any, tier: Path) -> None:
+    """Its socket's name stays in the runtime directory, and a new agent takes its place."""
+    data = fl.open("s3://data/fixed")
+    whole = data.read(0)
+    os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+    until(lambda: not home.is_served())
+    assert fl.open("s3://data/fixed").read(0) == whole
+    names = list(home.runtime_dir.iterdir())
+    for _ in range(3):
+        os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+        until(lambda: not home.is_served())
+        assert fl.open("s3://data/fixed").read(0) == whole
+    assert len(list(home.runtime_dir.iterdir())) == len(names), "names don't gather"
