@@ -15,7 +15,7 @@ import foreload as fl
 from foreload import torch as ft
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
-PAGES = ("quickstart", "torch", "resume", "distributed")
+PAGES = ("quickstart", "torch", "resume", "distributed", "frameworks")
 CALLS: dict[str, Any] = {
     "fl.open": fl.open,
     "fl.Cache": fl.Cache,
