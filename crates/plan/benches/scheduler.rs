@@ -1,4 +1,4 @@
-//! What the policy costs per sample: `cargo bench -p foreload-plan --bench scheduler`.
+//! What the policy costs per sample: `cargo bench -p foreload-plan --bench scheduler [-- NAME]`.
 //!
 //! Reads epochs of a million samples with a carrier that ends loads in the order of their issue: one epoch in which everything is fetched, one in
 //! which all is in memory, and one in which a quarter is. CPU time of this thread, so that a busy machine matters little.
@@ -54,6 +54,12 @@ impl Carrier {
 }
 
 fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
+    if std::env::args()
+        .skip(1)
+        .any(|only| !only.starts_with('-') && !name.contains(&only))
+    {
+        return;
+    }
     let samples = catalog.samples();
     let spec = OrderSpec {
         dataset: DigestBuilder::new("bench").finish(),

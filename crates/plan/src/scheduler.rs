@@ -9,6 +9,7 @@
 //! evicted and planned ones far ahead are put back, so a consumer that gives its leases back is always served.
 
 mod ahead;
+mod index;
 mod loads;
 mod memory;
 mod requests;

@@ -5,10 +5,14 @@
 //! back and the wanted line is laid out anew, largest samples first ([`Scheduler::repack`]).
 
 use super::residents::NONE;
-use super::window::Read;
+use super::window::{Entry, Read};
 use super::{Blocked, Next, STEP_ENTRIES, Scheduler};
 use crate::action::{Action, Failure};
 use crate::policy::Lookahead;
+use std::hint::black_box;
+
+/// Reads that are looked up together, before they are planned.
+const WARMED: usize = 64;
 
 impl Scheduler {
     /// Walks on: first what somebody waits for, then ahead.
@@ -46,6 +50,9 @@ impl Scheduler {
                 self.frontier = (line + 1, 0);
                 continue;
             }
+            if entry.is_multiple_of(WARMED) {
+                self.warm(&it.entries[entry..it.entries.len().min(entry + WARMED)]);
+            }
             if it.entries[entry].read == Read::Unplanned {
                 if self.plan_read(line, entry, false, actions).is_err() {
                     return Next::Wait;
@@ -56,6 +63,15 @@ impl Scheduler {
             budget -= 1;
         }
         Next::Soon
+    }
+
+    /// Brings what planning these reads will look up close.
+    fn warm(&self, entries: &[Entry]) {
+        for it in entries {
+            if !self.residents.warm(it.sample) {
+                black_box(self.catalog.place(it.sample));
+            }
+        }
     }
 
     /// Memory is there but torn: puts every read back, empties the RAM tier, and plans `line` again, its largest samples first. What doesn't fit

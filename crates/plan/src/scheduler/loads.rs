@@ -30,12 +30,39 @@ struct Part {
     own: Option<Slot>,
 }
 
+/// The parts of a load: nearly always one, so that one needs no allocation.
+struct Parts {
+    first: Part,
+    more: Vec<Part>,
+}
+
+impl Parts {
+    fn one(first: Part) -> Self {
+        Parts {
+            first,
+            more: Vec::new(),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Part> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        std::iter::once(&mut self.first).chain(&mut self.more)
+    }
+
+    fn all(self) -> impl Iterator<Item = Part> {
+        std::iter::once(self.first).chain(self.more)
+    }
+}
+
 struct Pending {
     source: Source,
     object: u64,
     offset: u64,
     len: u64,
-    parts: Vec<Part>,
+    parts: Parts,
     line: u64,
     attempt: u8,
     twin_of: Option<u64>,
@@ -185,13 +212,13 @@ impl Loads {
     }
 
     pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, line: u64) {
-        let part = whole(place, id, residents, 0);
+        let part = whole(place, id, residents);
         let pending = Pending {
             source: Source::Disk(tier),
             object: place.object,
             offset: place.offset,
             len: place.len,
-            parts: vec![part],
+            parts: Parts::one(part),
             line,
             attempt: 0,
             twin_of: None,
@@ -223,7 +250,7 @@ impl Loads {
                 object: place.object,
                 offset: place.offset + from,
                 len: to - from,
-                parts: vec![part],
+                parts: Parts::one(part),
                 line,
                 attempt,
                 twin_of: None,
@@ -235,29 +262,34 @@ impl Loads {
     /// Samples of one object, in as few requests as gaps of `gap_bytes` allow.
     pub fn queue_group(&mut self, group: &mut [(Place, u32)], gap_bytes: u64, residents: &mut Residents, line: u64) {
         group.sort_unstable_by_key(|(place, _)| place.offset);
-        let mut run: Option<Pending> = None;
+        let queued = self.bucket.len();
         for &(place, id) in group.iter() {
-            let near = run.as_ref().is_some_and(|run| {
+            let part = whole(place, id, residents);
+            let run = if self.bucket.len() > queued {
+                self.bucket.back_mut()
+            } else {
+                None
+            };
+            let near = |run: &&mut Pending| {
                 place.offset >= run.offset + run.len && place.offset <= run.offset + run.len + gap_bytes
-            });
-            if !near && let Some(run) = run.take() {
-                self.bucket.push_back(run);
+            };
+            if let Some(run) = run.filter(near) {
+                let at = place.offset - run.offset;
+                run.parts.more.push(Part { at, ..part });
+                run.len = at + place.len;
+            } else {
+                self.bucket.push_back(Pending {
+                    source: Source::Bucket,
+                    object: place.object,
+                    offset: place.offset,
+                    len: place.len,
+                    parts: Parts::one(part),
+                    line,
+                    attempt: residents.get(id).attempt,
+                    twin_of: None,
+                });
             }
-            let attempt = residents.get(id).attempt;
-            let run = run.get_or_insert_with(|| Pending {
-                source: Source::Bucket,
-                object: place.object,
-                offset: place.offset,
-                len: 0,
-                parts: Vec::new(),
-                line,
-                attempt,
-                twin_of: None,
-            });
-            run.parts.push(whole(place, id, residents, place.offset - run.offset));
-            run.len = place.offset + place.len - run.offset;
         }
-        self.bucket.extend(run);
     }
 
     /// The source of a load in flight that brings this resident.
@@ -308,14 +340,14 @@ impl Loads {
     }
 }
 
-fn whole(place: Place, id: u32, residents: &mut Residents, at: u64) -> Part {
+fn whole(place: Place, id: u32, residents: &mut Residents) -> Part {
     let handle = residents.handle(id);
     let resident = residents.get_mut(id);
     resident.parts = 1;
     Part {
         handle,
         sample: resident.sample,
-        at,
+        at: 0,
         len: place.len,
         sample_offset: 0,
         sample_len: place.len,
@@ -373,7 +405,7 @@ impl Scheduler {
         if wanted {
             return Some(pending);
         }
-        for part in pending.parts {
+        for part in pending.parts.all() {
             self.part_ended(part, false, None, Err(Failure::Cancelled), actions);
         }
         None
@@ -421,7 +453,7 @@ impl Scheduler {
         }
         debug_assert!(self.loads.running.get(id).is_none());
         let (line, attempt) = (flight.pending.line, flight.pending.attempt);
-        for part in flight.pending.parts {
+        for part in flight.pending.parts.all() {
             let Some(part) = self.part_ended(part, racing, other, result, actions) else {
                 continue;
             };
@@ -432,7 +464,7 @@ impl Scheduler {
                 object: place.object,
                 offset: place.offset + part.sample_offset,
                 len: part.len,
-                parts: vec![part],
+                parts: Parts::one(part),
                 line,
                 attempt: attempt + 1,
                 twin_of: None,
@@ -522,10 +554,10 @@ impl Scheduler {
     fn settled(&mut self, index: u32, actions: &mut Vec<Action>) {
         let resident = self.residents.get_mut(index);
         let (state, to_tier, sample, slot) = (resident.state, resident.to_tier.take(), resident.sample, resident.slot);
-        let waiters = resident.waiters.take();
+        let waiters = self.residents.told(index);
         match (state, to_tier) {
             (State::Ready, Some(tier)) => {
-                resident.writes += 1;
+                self.residents.get_mut(index).writes += 1;
                 let handle = self.residents.handle(index);
                 if self.loads.writing == 0 {
                     self.loads.written_ns = self.now_ns;
@@ -593,7 +625,7 @@ impl Scheduler {
                     Outcome::Failed(_) => {
                         // The entry is quarantined by the engine; here it is no longer there.
                         tier.breaker.failed(self.now_ns);
-                        for part in &flight.pending.parts {
+                        for part in flight.pending.parts.iter() {
                             tier.remove(part.sample, part.sample_len);
                         }
                     }
@@ -656,7 +688,7 @@ impl Scheduler {
                 slots.into_iter().for_each(|slot| self.arena.give(slot));
                 continue;
             }
-            let parts = needs
+            let mut parts = needs
                 .into_iter()
                 .zip(slots)
                 .map(|((handle, sample, at, len, sample_len), slot)| {
@@ -671,12 +703,16 @@ impl Scheduler {
                         own: Some(slot),
                     }
                 });
+            let Some(first) = parts.next() else { continue };
             let pending = Pending {
                 source: Source::Bucket,
                 object,
                 offset,
                 len,
-                parts: parts.collect(),
+                parts: Parts {
+                    first,
+                    more: parts.collect(),
+                },
                 line,
                 attempt: 0,
                 twin_of: Some(id),
@@ -710,7 +746,7 @@ impl Scheduler {
         let waited_for = pending
             .parts
             .iter()
-            .any(|part| !self.residents.get(part.handle.index).waiters.is_empty());
+            .any(|part| self.residents.get(part.handle.index).waiting);
         let lines_left = pending.line.saturating_sub(self.window.head()) as f64;
         let needed_in_s = lines_left * self.line_interval_ns / 1e9;
         waited_for || needed_in_s < 2.0 * self.loads.estimate.expected_s(pending.len)

@@ -9,6 +9,7 @@ use super::window::Read;
 use super::{Blocked, Keep, Scheduler};
 use crate::action::{Action, Command, Via};
 use crate::arena::{Slot, Stay, reserved_bytes};
+use crate::catalog::Place;
 use crate::policy::Retention;
 
 /// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
@@ -101,53 +102,47 @@ impl Scheduler {
     }
 
     /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.
-    pub(super) fn fetch(&mut self, id: u32, place: crate::catalog::Place, line: u64) {
+    pub(super) fn fetch(&mut self, id: u32, place: Place, line: u64) {
         if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
             self.loads
                 .queue_parts(place, id, self.settings.part_bytes, &mut self.residents, line);
             return;
         }
-        let mut group = vec![(place, id)];
+        let gap_bytes = self.settings.gap_bytes;
         if self.shards && place.len < self.settings.coalesce_bytes {
+            let mut group = vec![(place, id)];
             self.gather(&mut group, line);
+            self.loads.queue_group(&mut group, gap_bytes, &mut self.residents, line);
+        } else {
+            self.loads
+                .queue_group(&mut [(place, id)], gap_bytes, &mut self.residents, line);
         }
-        self.loads
-            .queue_group(&mut group, self.settings.gap_bytes, &mut self.residents, line);
     }
 
     /// Adds the neighbours in the same shard, within one cell of the coalescing grid, that are not here and will stay or be read soon.
-    pub(super) fn gather(&mut self, group: &mut Vec<(crate::catalog::Place, u32)>, line: u64) {
+    pub(super) fn gather(&mut self, group: &mut Vec<(Place, u32)>, line: u64) {
         let (first, sample) = (group[0].0, self.residents.get(group[0].1).sample);
-        let cell = first.offset / self.settings.coalesce_bytes;
-        let samples = self.catalog.samples();
-        for up in [true, false] {
-            let mut next = sample;
-            loop {
-                next = match if up {
-                    next.checked_add(1).filter(|&n| n < samples)
-                } else {
-                    next.checked_sub(1)
-                } {
-                    Some(next) => next,
-                    None => break,
-                };
-                let place = self.catalog.place(next);
-                if place.object != first.object || place.offset / self.settings.coalesce_bytes != cell {
-                    break;
-                }
-                if place.len == 0 || self.residents.find(next).is_some() || self.tiers.iter().any(|t| t.has(next)) {
-                    continue;
-                }
-                let Some(id) = self.invite(next, place, line) else {
-                    continue;
-                };
+        for (next, place) in self.absent_neighbours(sample, first) {
+            if let Some(id) = self.invite(next, place, line) {
                 group.push((place, id));
             }
         }
     }
 
+    /// All looked up before any is invited, so that their cache misses overlap.
+    fn absent_neighbours(&self, sample: u64, first: Place) -> Vec<(u64, Place)> {
+        let cell = |place: Place| (place.object, place.offset / self.settings.coalesce_bytes);
+        let inside = |next: u64| Some((next, self.catalog.place(next))).filter(|(_, at)| cell(*at) == cell(first));
+        let up = (sample + 1..self.catalog.samples()).map_while(inside);
+        let down = (0..sample).rev().map_while(inside);
+        let absent = |(next, place): &(u64, Place)| {
+            place.len > 0 && self.residents.find(*next).is_none() && !self.tiers.iter().any(|tier| tier.has(*next))
+        };
+        up.chain(down).filter(absent).collect()
+    }
+
     /// A resident for a neighbour that comes along in a request, if it has a place to stay or is read within the window.
-    pub(super) fn invite(&mut self, sample: u64, place: crate::catalog::Place, line: u64) -> Option<u32> {
+    pub(super) fn invite(&mut self, sample: u64, place: Place, line: u64) -> Option<u32> {
         if self.settings.policy.retention() != Retention::Pinned {
             return None;
         }

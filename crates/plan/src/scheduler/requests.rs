@@ -192,10 +192,10 @@ impl Scheduler {
             State::Ready => self.one_less(request, actions),
             State::Failed(_) if it.parts == 0 => {
                 it.attempt = 0;
-                it.waiters.push(request);
+                self.residents.wait(resident, request);
                 self.reload(resident, line);
             }
-            _ => it.waiters.push(request),
+            _ => self.residents.wait(resident, request),
         }
     }
 

@@ -4,9 +4,10 @@
 //! *writes* (on their way to a disk tier). One that is *kept* stays without any. When nothing holds it and it isn't kept, its slot returns to the
 //! arena at once. Kept residents form a list, oldest first, for the policies that evict and for making room in an emergency.
 
+use super::index::Index;
 use crate::action::{Failure, Handle, Via};
 use crate::arena::{Arena, Slot, Stay, reserved_bytes};
-use rustc_hash::FxHashMap;
+use std::hint::black_box;
 
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -20,54 +21,56 @@ pub(super) enum State {
 
 /// Requests that wait for a resident: nearly always one, so that one needs no allocation.
 #[derive(Default)]
-pub(super) struct Waiters {
+struct Waiters {
     first: Option<u64>,
     more: Vec<u64>,
 }
 
 impl Waiters {
-    pub fn push(&mut self, request: u64) {
+    fn push(&mut self, request: u64) {
         match self.first {
             None => self.first = Some(request),
             Some(_) => self.more.push(request),
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-
-    pub fn take(&mut self) -> impl Iterator<Item = u64> + use<> {
+    fn take(&mut self) -> impl Iterator<Item = u64> + use<> {
         self.first.take().into_iter().chain(std::mem::take(&mut self.more))
     }
 }
 
+/// One cache line: with millions of them, that line's way from memory is most of what a hit costs.
+#[repr(align(64))]
 pub(super) struct Resident {
     pub sample: u64,
     pub slot: Slot,
     pub generation: u32,
-    pub state: State,
     /// Loads that must still arrive.
     pub parts: u32,
     pub uses: u32,
     pub leases: u32,
-    pub writes: u32,
+    previous: u32,
+    next: u32,
+    pub writes: u8,
+    pub state: State,
     pub kept: bool,
     /// Goes to this disk tier once it is there.
     pub to_tier: Option<u8>,
     pub via: Via,
     pub attempt: u8,
-    /// Requests to tell when it is there.
-    pub waiters: Waiters,
-    previous: u32,
-    next: u32,
+    /// Requests wait until it is there: [`Residents::waiters`].
+    pub waiting: bool,
 }
+
+const _: () = assert!(size_of::<Resident>() == 64, "a resident fills one cache line");
 
 #[derive(Default)]
 pub(super) struct Residents {
     table: Vec<Resident>,
+    /// Requests to tell when a resident is there, by its place.
+    waiters: Vec<Waiters>,
     vacant: Vec<u32>,
-    by_sample: FxHashMap<u64, u32>,
+    by_sample: Index,
     oldest: u32,
     newest: u32,
     /// Kept bytes, rounded as the arena does.
@@ -88,7 +91,13 @@ impl Residents {
     }
 
     pub fn find(&self, sample: u64) -> Option<u32> {
-        self.by_sample.get(&sample).copied()
+        self.by_sample.find(sample, |id| self.get(id).sample == sample)
+    }
+
+    /// Brings what is known of a sample close; whether it is in memory. Callers that are about to go through many samples do this for all of them
+    /// first: such look-ups don't depend on each other, so their cache misses overlap, while one at a time each is waited for.
+    pub fn warm(&self, sample: u64) -> bool {
+        black_box(self.find(sample)).is_some()
     }
 
     pub fn get(&self, id: u32) -> &Resident {
@@ -127,10 +136,11 @@ impl Residents {
                 to_tier: None,
                 via,
                 attempt: 0,
-                waiters: Waiters::default(),
+                waiting: false,
                 previous: NONE,
                 next: NONE,
             });
+            self.waiters.push(Waiters::default());
             (self.table.len() - 1) as u32
         });
         let resident = &mut self.table[id as usize];
@@ -140,6 +150,18 @@ impl Residents {
         resident.state = State::Loading;
         self.by_sample.insert(sample, id);
         id
+    }
+
+    /// A request waits for a resident.
+    pub fn wait(&mut self, id: u32, request: u64) {
+        self.get_mut(id).waiting = true;
+        self.waiters[id as usize].push(request);
+    }
+
+    /// The requests that waited for a resident; none from now on.
+    pub fn told(&mut self, id: u32) -> impl Iterator<Item = u64> + use<> {
+        let waited = std::mem::take(&mut self.get_mut(id).waiting);
+        waited.then(|| self.waiters[id as usize].take()).into_iter().flatten()
     }
 
     /// Marks it kept, as the newest.
@@ -247,9 +269,9 @@ impl Residents {
         resident.generation = resident.generation.wrapping_add(1);
         resident.to_tier = None;
         resident.attempt = 0;
-        resident.waiters = Waiters::default();
         let (sample, slot) = (resident.sample, resident.slot);
-        self.by_sample.remove(&sample);
+        drop(self.told(id));
+        self.by_sample.remove(sample, id);
         arena.give(slot);
         self.vacant.push(id);
     }
