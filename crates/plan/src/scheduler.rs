@@ -119,7 +119,7 @@ pub struct Scheduler {
     staging_bytes: u64,
     /// Whether several samples lie in one object.
     shards: bool,
-    /// Bytes of neighbours that come along with a sample on their way to disk; 0 where samples are whole objects or no disk takes them.
+    /// Bytes of neighbours that come along with a sample and pass through; 0 where samples are whole objects.
     group_bytes: u64,
     /// Where the look-ahead stands: line and entry.
     frontier: (u64, usize),
@@ -173,7 +173,7 @@ impl Scheduler {
         let shards = pairs
             .map(|i| (catalog.place(i).object, catalog.place(i + 1).object))
             .any(|(one, next)| one == next);
-        let passes = shards && !settings.tiers.is_empty() && settings.policy.retention() == Retention::Pinned;
+        let passes = shards && settings.policy.retention() == Retention::Pinned;
         Ok(Scheduler {
             staging_bytes,
             shards,
@@ -187,7 +187,7 @@ impl Scheduler {
             loads: Loads::new(&settings),
             window: Window::new(order, split, ranks, settings.epochs),
             arena,
-            residents: Residents::new(),
+            residents: Residents::new(settings.policy.retention() == Retention::Pinned),
             requests: Requests::default(),
             frontier: (0, 0),
             wanted: BTreeSet::new(),
@@ -237,7 +237,7 @@ impl Scheduler {
                     if let Some(id) = self.residents.of(handle)
                         && self.residents.unlease(id)
                     {
-                        self.residents.drop_if_idle(id, &mut self.arena);
+                        self.residents.let_go(id, &mut self.arena);
                     }
                 }
             }
@@ -253,7 +253,7 @@ impl Scheduler {
             Event::Epoch { epoch, samples } => drop(self.window.supply(epoch, &samples)),
             Event::Tick => self.hedge(actions),
         }
-        while self.arena.used_bytes() > self.ram_bytes && self.residents.evict_one(&mut self.arena).is_some() {}
+        while self.arena.used_bytes() > self.ram_bytes && self.make_any_room() {}
         let next = self.plan(actions);
         self.issue(actions);
         next
@@ -303,6 +303,7 @@ impl Scheduler {
                 self.skip_line(line);
             }
             let first = target - target % self.window.ranks().len() as u64;
+            self.residents.forget_expected(&mut self.arena);
             self.window.restart(first);
             self.frontier = (first, 0);
             self.wanted.clear();

@@ -98,7 +98,8 @@ impl Scheduler {
             }
         }
         self.frontier = (self.window.head(), 0);
-        while self.residents.evict_one(&mut self.arena).is_some() {}
+        self.residents.forget_expected(&mut self.arena);
+        while self.make_any_room() {}
         let mut entries: Vec<(usize, u64, u64)> = self
             .wanted
             .range((line, 0)..(line + 1, 0))
@@ -163,7 +164,7 @@ impl Scheduler {
         };
         let (sample, waiter) = (it.entries[entry].sample, it.entries[entry].waiter);
         let id = self.resident_for(sample, line, urgent || waiter != 0, actions)?;
-        self.residents.get_mut(id).uses += 1;
+        self.residents.plan_use(id);
         let it = &mut self.window.line(line).expect("the line was there a moment ago").entries[entry];
         it.resident = id;
         it.read = Read::Planned;

@@ -398,10 +398,10 @@ impl Scheduler {
 
     /// A queued load that nobody wants any more (its readers were skipped) never flies.
     fn still_wanted(&mut self, pending: Pending, actions: &mut Vec<Action>) -> Option<Pending> {
-        let wanted = pending.parts.iter().any(|part| {
-            let r = self.residents.get(part.handle.index);
-            r.uses > 0 || r.kept || r.to_tier.is_some()
-        });
+        let wanted = pending
+            .parts
+            .iter()
+            .any(|part| self.residents.get(part.handle.index).is_wanted());
         if wanted {
             return Some(pending);
         }
@@ -433,7 +433,7 @@ impl Scheduler {
             Outcome::Failed(_) => held.abandon(len),
         }
         self.residents.get_mut(handle.index).writes -= 1;
-        self.residents.drop_if_idle(handle.index, &mut self.arena);
+        self.residents.let_go(handle.index, &mut self.arena);
     }
 
     fn landed(&mut self, id: u64, flight: Flight, outcome: Outcome, actions: &mut Vec<Action>) {
@@ -502,7 +502,7 @@ impl Scheduler {
                 }
             }
             Err(failure) if loading && !(racing && rest > 0) => {
-                let wanted = resident.uses > 0 || resident.kept || resident.to_tier.is_some();
+                let wanted = resident.is_wanted();
                 // A checksum covers the whole sample: which of its parts is wrong can't be told, so all are fetched again once none is under way.
                 let whole = part.len < part.sample_len && failure == Failure::Corrupt;
                 if wanted
@@ -527,7 +527,7 @@ impl Scheduler {
             && resident.state == State::Failed(Failure::Corrupt)
             && part.len < part.sample_len
             && resident.attempt < RETRIES
-            && (resident.uses > 0 || resident.kept || resident.to_tier.is_some())
+            && resident.is_wanted()
         {
             resident.attempt += 1;
             self.reload(index, 0);
@@ -584,7 +584,7 @@ impl Scheduler {
                 _ => self.one_less(request, actions),
             }
         }
-        self.residents.drop_if_idle(index, &mut self.arena);
+        self.residents.let_go(index, &mut self.arena);
     }
 
     fn learn(&mut self, flight: &Flight, outcome: Outcome) {

@@ -1,8 +1,8 @@
 //! Where a sample's bytes come from, where they stay, and who leaves for them.
 //!
 //! A read of a sample that is in memory costs nothing. Otherwise the sample gets a slot: in the RAM tier while that has room, or in staging on its way to a
-//! disk tier or to the consumer. Neighbours in the same shard come along when they will stay or are read soon. For a read that somebody waits
-//! for, what was planned further ahead is put back, and then kept samples leave.
+//! disk tier or to the consumer. Neighbours in the same shard come along when they will stay or are read soon. What passed through leaves when its
+//! memory is needed, in the order of planning. For a read that somebody waits for, what was planned further ahead is put back, and then kept samples leave.
 
 use super::residents::{NONE, Residents, State};
 use super::window::Read;
@@ -53,18 +53,16 @@ impl Scheduler {
             self.loads.queue_disk(tier as u8, place, id, &mut self.residents, line);
             return Ok(id);
         }
-        if self.group_bytes > 0
-            && !self.ram_admits(self.group_bytes)
-            && !self.has_staging_room(self.group_bytes)
-            && !self.loads.is_idle()
-        {
+        let group = self.group_bytes;
+        let torn = group > 0 && !self.ram_admits(group) && !self.has_staging_room(group);
+        if torn && !(urgent && self.loads.is_idle()) {
             // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
             // wanted whole a moment later. What is under way gives memory back.
             return Err(Blocked::Memory);
         }
         let stay = self.where_to_keep(place.len, actions);
         let slot = match stay {
-            Keep::Ram => match Residents::take(&mut self.arena, place.len, Stay::Long, self.ram_bytes) {
+            Keep::Ram => match self.take(place.len, Stay::Long) {
                 Some(slot) => slot,
                 None => self.reserve(place.len, line, urgent)?,
             },
@@ -148,17 +146,19 @@ impl Scheduler {
         }
         let stay = if self.ram_admits(place.len) {
             Keep::Ram
-        } else if !self.has_staging_room(place.len) {
+        } else if !self.has_staging_room(place.len) || !self.make_staging_room(place.len, true) {
             return None;
         } else if let Some(tier) = self.tier_admits(place.len) {
             Keep::Tier(tier)
-        } else if self.read_soon(sample, line) {
+        } else if self.residents.expected_bytes + reserved_bytes(place.len) <= self.staging_bytes / 4
+            && self.read_soon(sample, line)
+        {
             Keep::No
         } else {
             return None;
         };
         let end = if stay == Keep::Ram { Stay::Long } else { Stay::Short };
-        let Some(slot) = Residents::take(&mut self.arena, place.len, end, self.ram_bytes) else {
+        let Some(slot) = self.take(place.len, end) else {
             if let Keep::Tier(tier) = stay {
                 self.tiers[usize::from(tier)].abandon(place.len);
             }
@@ -166,6 +166,9 @@ impl Scheduler {
         };
         let id = self.residents.insert(sample, slot, Via::Bucket);
         self.settle(id, stay);
+        if stay == Keep::No {
+            self.residents.expect(id);
+        }
         Some(id)
     }
 
@@ -245,24 +248,55 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn staged_bytes(&self) -> u64 {
-        self.arena.used_bytes() - self.residents.kept_bytes
+    /// Whether so much more may pass through, when all that rests leaves.
+    pub(super) fn has_staging_room(&self, len: u64) -> bool {
+        let held = self.arena.used_bytes() - self.residents.kept_bytes - self.residents.resting_bytes;
+        held + reserved_bytes(len) <= self.passing_bytes()
     }
 
-    pub(super) fn has_staging_room(&self, len: u64) -> bool {
-        // An eighth stays free: slots of all sizes come and go, and without slack no hole fits the next one.
-        self.staged_bytes() + reserved_bytes(len) <= self.staging_bytes - self.staging_bytes / 8
+    /// The bytes that may pass through at once. An eighth of staging stays free: slots of all sizes come and go, and without slack no hole fits the
+    /// next one.
+    fn passing_bytes(&self) -> u64 {
+        self.staging_bytes - self.staging_bytes / 8
+    }
+
+    /// Lets what rests leave, oldest first, until `len` bytes more may pass through. False: too much is held. For what is `urgent`, all leaves that can.
+    fn make_staging_room(&mut self, len: u64, urgent: bool) -> bool {
+        if !urgent && !self.has_staging_room(len) {
+            return false;
+        }
+        while self.arena.used_bytes() - self.residents.kept_bytes + reserved_bytes(len) > self.passing_bytes() {
+            if !self.residents.drop_resting(urgent, &mut self.arena) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lets one sample leave that nothing holds: one that rests, or else a kept one. False: there is none.
+    pub(super) fn make_any_room(&mut self) -> bool {
+        self.residents.drop_resting(true, &mut self.arena) || self.residents.evict_one(&mut self.arena).is_some()
+    }
+
+    /// A slot, if there is one when what rests leaves.
+    fn take(&mut self, len: u64, stay: Stay) -> Option<Slot> {
+        loop {
+            let slot = Residents::take(&mut self.arena, len, stay, self.ram_bytes);
+            if slot.is_some() || !self.residents.drop_resting(true, &mut self.arena) {
+                return slot;
+            }
+        }
     }
 
     /// A slot for something that passes through. For what is waited for, staging may grow into the RAM tier, kept samples leave, and
     /// reads planned further ahead are put back.
     pub(super) fn reserve(&mut self, len: u64, line: u64, urgent: bool) -> Result<Slot, Blocked> {
-        // What nobody waits for yet leaves room for a request's worth of neighbours to pass through.
-        if !urgent && !self.has_staging_room(len + self.group_bytes) {
+        // Room for a request's worth of neighbours, too.
+        if !self.make_staging_room(len + self.group_bytes, urgent) && !urgent {
             return Err(Blocked::Memory);
         }
         loop {
-            if let Some(slot) = Residents::take(&mut self.arena, len, Stay::Short, self.ram_bytes) {
+            if let Some(slot) = self.take(len, Stay::Short) {
                 return Ok(slot);
             }
             if !urgent {
@@ -271,6 +305,9 @@ impl Scheduler {
             // Samples on their way to a disk that keeps up leave by themselves; a kept one that left for them would be fetched again.
             if self.loads.writing > 0 && self.now_ns - self.loads.written_ns < DISK_PATIENCE_NS {
                 return Err(Blocked::Memory);
+            }
+            if self.residents.forget_expected(&mut self.arena) {
+                continue;
             }
             if !self.put_back_after(line) && self.residents.evict_one(&mut self.arena).is_none() {
                 return Err(Blocked::Memory);

@@ -232,7 +232,7 @@ impl Scheduler {
                 }
                 return false;
             };
-            self.residents.get_mut(resident).uses += 1;
+            self.residents.plan_use(resident);
             if let Some(open) = self.requests.open.get_mut(&id) {
                 open.targets[at] = Target::Loose(resident);
             }

@@ -1,8 +1,10 @@
 //! The samples in memory: one entry each, from the moment memory is reserved until it is given back.
 //!
 //! A resident is held by three kinds of owners, counted apart: *uses* (planned reads in the window), *leases* (delivered, not given back) and
-//! *writes* (on their way to a disk tier). One that is *kept* stays without any. When nothing holds it and it isn't kept, its slot returns to the
-//! arena at once. Kept residents form a list, oldest first, for the policies that evict and for making room in an emergency.
+//! *writes* (on their way to a disk tier). One that is *kept* stays without any. Another one *passes through*: when nothing holds it any more it rests
+//! until its memory is needed, and then the one whose last read was planned first leaves first. What is in memory when a read is planned thus follows
+//! from the order and the budget, however late a consumer gives its leases back. Where the policy keeps nothing beyond use, it leaves at once.
+//! Both kinds form a list each, oldest first.
 
 use super::index::Index;
 use crate::action::{Failure, Handle, Via};
@@ -17,6 +19,19 @@ pub(super) enum State {
     Loading,
     Ready,
     Failed(Failure),
+}
+
+/// How a resident stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stays {
+    /// As long as something holds it.
+    Held,
+    /// Nothing holds it: until its memory is needed.
+    Rests,
+    /// In the RAM tier.
+    Kept,
+    /// It came along with a neighbour: until its read, which is near, is planned.
+    Expected,
 }
 
 /// Requests that wait for a resident: nearly always one, so that one needs no allocation.
@@ -53,7 +68,7 @@ pub(super) struct Resident {
     next: u32,
     pub writes: u8,
     pub state: State,
-    pub kept: bool,
+    stays: Stays,
     /// Goes to this disk tier once it is there.
     pub to_tier: Option<u8>,
     pub via: Via,
@@ -62,7 +77,38 @@ pub(super) struct Resident {
     pub waiting: bool,
 }
 
+impl Resident {
+    /// Whether anybody wants its bytes.
+    pub fn is_wanted(&self) -> bool {
+        self.uses > 0 || matches!(self.stays, Stays::Kept | Stays::Expected) || self.to_tier.is_some()
+    }
+
+    pub fn is_kept(&self) -> bool {
+        self.stays == Stays::Kept
+    }
+
+    fn is_held(&self) -> bool {
+        let expected = self.stays == Stays::Expected && !matches!(self.state, State::Failed(_));
+        self.uses > 0 || self.leases > 0 || self.writes > 0 || self.parts > 0 || expected
+    }
+}
+
 const _: () = assert!(size_of::<Resident>() == 64, "a resident fills one cache line");
+
+/// The ends of a list.
+struct Ends {
+    oldest: u32,
+    newest: u32,
+}
+
+impl Default for Ends {
+    fn default() -> Self {
+        Ends {
+            oldest: NONE,
+            newest: NONE,
+        }
+    }
+}
 
 #[derive(Default)]
 pub(super) struct Residents {
@@ -71,8 +117,15 @@ pub(super) struct Residents {
     waiters: Vec<Waiters>,
     vacant: Vec<u32>,
     by_sample: Index,
-    oldest: u32,
-    newest: u32,
+    kept: Ends,
+    passing: Ends,
+    /// Whether what passes through may rest.
+    rests: bool,
+    resting: u64,
+    /// Bytes that nothing holds and that leave as soon as their memory is needed.
+    pub resting_bytes: u64,
+    /// Bytes that are held only because they are expected to be read soon.
+    pub expected_bytes: u64,
     /// Kept bytes, rounded as the arena does.
     pub kept_bytes: u64,
     pub kept_count: u64,
@@ -82,10 +135,9 @@ pub(super) struct Residents {
 }
 
 impl Residents {
-    pub fn new() -> Self {
+    pub fn new(rests: bool) -> Self {
         Residents {
-            oldest: NONE,
-            newest: NONE,
+            rests,
             ..Residents::default()
         }
     }
@@ -132,7 +184,7 @@ impl Residents {
                 uses: 0,
                 leases: 0,
                 writes: 0,
-                kept: false,
+                stays: Stays::Held,
                 to_tier: None,
                 via,
                 attempt: 0,
@@ -149,7 +201,87 @@ impl Residents {
         resident.via = via;
         resident.state = State::Loading;
         self.by_sample.insert(sample, id);
+        self.link(id);
         id
+    }
+
+    fn list(&mut self, id: u32) -> &mut Ends {
+        if self.get(id).is_kept() {
+            &mut self.kept
+        } else {
+            &mut self.passing
+        }
+    }
+
+    /// Appends it to the list that it belongs to.
+    fn link(&mut self, id: u32) {
+        let list = self.list(id);
+        let previous = std::mem::replace(&mut list.newest, id);
+        if previous == NONE {
+            list.oldest = id;
+        } else {
+            self.get_mut(previous).next = id;
+        }
+        let resident = self.get_mut(id);
+        (resident.previous, resident.next) = (previous, NONE);
+    }
+
+    fn unlink(&mut self, id: u32) {
+        let (previous, next) = (self.get(id).previous, self.get(id).next);
+        if previous == NONE {
+            self.list(id).oldest = next;
+        } else {
+            self.get_mut(previous).next = next;
+        }
+        if next == NONE {
+            self.list(id).newest = previous;
+        } else {
+            self.get_mut(next).previous = previous;
+        }
+    }
+
+    /// A read of it is planned: of what passes through, it leaves last.
+    pub fn plan_use(&mut self, id: u32) {
+        self.wake(id);
+        self.get_mut(id).uses += 1;
+        if !self.get(id).is_kept() && self.passing.newest != id {
+            self.unlink(id);
+            self.link(id);
+        }
+    }
+
+    /// It neither rests nor is expected any more.
+    fn wake(&mut self, id: u32) {
+        let bytes = reserved_bytes(self.get(id).slot.len);
+        match self.get(id).stays {
+            Stays::Rests => {
+                self.resting -= 1;
+                self.resting_bytes -= bytes;
+            }
+            Stays::Expected => self.expected_bytes -= bytes,
+            Stays::Held | Stays::Kept => return,
+        }
+        self.get_mut(id).stays = Stays::Held;
+    }
+
+    /// A new one that came along with a neighbour is held until its read is planned.
+    pub fn expect(&mut self, id: u32) {
+        self.get_mut(id).stays = Stays::Expected;
+        self.expected_bytes += reserved_bytes(self.get(id).slot.len);
+    }
+
+    /// Nothing is expected any more. False: nothing was.
+    pub fn forget_expected(&mut self, arena: &mut Arena) -> bool {
+        let (any, mut at) = (self.expected_bytes > 0, self.passing.oldest);
+        while self.expected_bytes > 0 && at != NONE {
+            let (id, next) = (at, self.get(at).next);
+            if self.get(id).stays == Stays::Expected {
+                self.wake(id);
+                self.let_go(id, arena);
+            }
+            at = next;
+        }
+        any
     }
 
     /// A request waits for a resident.
@@ -166,49 +298,30 @@ impl Residents {
 
     /// Marks it kept, as the newest.
     pub fn keep(&mut self, id: u32) {
-        debug_assert!(!self.get(id).kept);
-        let newest = self.newest;
-        let resident = self.get_mut(id);
-        resident.kept = true;
-        resident.previous = newest;
-        resident.next = NONE;
+        debug_assert!(!self.get(id).is_kept());
+        self.wake(id);
+        self.unlink(id);
+        self.get_mut(id).stays = Stays::Kept;
+        self.link(id);
+        let resident = self.get(id);
         let (bytes, leased) = (reserved_bytes(resident.slot.len), resident.leases > 0);
         if leased {
             self.leased_bytes -= bytes;
         }
-        if newest == NONE {
-            self.oldest = id
-        } else {
-            self.get_mut(newest).next = id
-        }
-        self.newest = id;
         self.kept_bytes += bytes;
         self.kept_count += 1;
     }
 
     /// Makes it pass through again.
-    pub fn unkeep(&mut self, id: u32) {
-        let resident = self.get_mut(id);
-        debug_assert!(resident.kept);
-        resident.kept = false;
-        let (previous, next, bytes, leased) = (
-            resident.previous,
-            resident.next,
-            reserved_bytes(resident.slot.len),
-            resident.leases > 0,
-        );
+    fn unkeep(&mut self, id: u32) {
+        debug_assert!(self.get(id).is_kept());
+        self.unlink(id);
+        self.get_mut(id).stays = Stays::Held;
+        self.link(id);
+        let resident = self.get(id);
+        let (bytes, leased) = (reserved_bytes(resident.slot.len), resident.leases > 0);
         if leased {
             self.leased_bytes += bytes;
-        }
-        if previous == NONE {
-            self.oldest = next
-        } else {
-            self.get_mut(previous).next = next
-        }
-        if next == NONE {
-            self.newest = previous
-        } else {
-            self.get_mut(next).previous = previous
         }
         self.kept_bytes -= bytes;
         self.kept_count -= 1;
@@ -216,16 +329,16 @@ impl Residents {
 
     /// Moves a kept one to the newest end.
     pub fn refresh(&mut self, id: u32) {
-        if self.get(id).kept && self.newest != id {
-            self.unkeep(id);
-            self.keep(id);
+        if self.get(id).is_kept() && self.kept.newest != id {
+            self.unlink(id);
+            self.link(id);
         }
     }
 
     pub fn lease(&mut self, id: u32) -> Handle {
         let resident = self.get_mut(id);
         resident.leases += 1;
-        let grows = resident.leases == 1 && !resident.kept;
+        let grows = resident.leases == 1 && !resident.is_kept();
         let bytes = reserved_bytes(resident.slot.len);
         self.leases += 1;
         if grows {
@@ -241,7 +354,7 @@ impl Residents {
             return false;
         }
         resident.leases -= 1;
-        let shrinks = resident.leases == 0 && !resident.kept;
+        let shrinks = resident.leases == 0 && !resident.is_kept();
         let bytes = reserved_bytes(resident.slot.len);
         self.leases -= 1;
         if shrinks {
@@ -250,20 +363,30 @@ impl Residents {
         true
     }
 
-    fn held(&self, id: u32) -> bool {
-        let r = self.get(id);
-        r.uses > 0 || r.leases > 0 || r.writes > 0 || r.parts > 0
+    /// Something let go of it: unless something else holds it or it is kept, it rests, or leaves.
+    pub fn let_go(&mut self, id: u32, arena: &mut Arena) {
+        let resident = self.get(id);
+        let rests = self.rests && resident.state == State::Ready && resident.slot.len > 0;
+        if !rests || resident.is_kept() || resident.is_held() {
+            self.drop_if_idle(id, arena);
+        } else if resident.stays == Stays::Held {
+            self.resting_bytes += reserved_bytes(resident.slot.len);
+            self.resting += 1;
+            self.get_mut(id).stays = Stays::Rests;
+        }
     }
 
-    /// Returns the slot to the arena when nothing holds the resident any more.
+    /// Returns the slot to the arena when nothing holds the resident any more, without rest.
     pub fn drop_if_idle(&mut self, id: u32, arena: &mut Arena) {
         let r = self.get(id);
-        if r.state == State::Vacant || self.held(id) || (r.kept && r.state == State::Ready) {
+        if r.state == State::Vacant || r.is_held() || (r.is_kept() && r.state == State::Ready) {
             return;
         }
-        if r.kept {
+        if r.is_kept() {
             self.unkeep(id);
         }
+        self.wake(id);
+        self.unlink(id);
         let resident = self.get_mut(id);
         resident.state = State::Vacant;
         resident.generation = resident.generation.wrapping_add(1);
@@ -276,11 +399,30 @@ impl Residents {
         self.vacant.push(id);
     }
 
+    /// Lets the oldest leave that rests. Held ones met on the way, which a consumer holds for long, become newest; one on its way to a disk tier will rest
+    /// soon, so unless it is `urgent` its turn is waited for. False: there is none.
+    pub fn drop_resting(&mut self, urgent: bool, arena: &mut Arena) -> bool {
+        while self.resting > 0 {
+            let id = self.passing.oldest;
+            let oldest = self.get(id);
+            if oldest.stays == Stays::Rests {
+                self.drop_if_idle(id, arena);
+                return true;
+            }
+            if !urgent && (oldest.writes > 0 || oldest.to_tier.is_some()) {
+                return false;
+            }
+            self.unlink(id);
+            self.link(id);
+        }
+        false
+    }
+
     /// Evicts the oldest kept resident that nothing holds. Held ones met on the way become newest. `None`: there is none.
     pub fn evict_one(&mut self, arena: &mut Arena) -> Option<u64> {
         for _ in 0..self.kept_count {
-            let id = self.oldest;
-            if self.held(id) || self.get(id).state != State::Ready {
+            let id = self.kept.oldest;
+            if self.get(id).is_held() || self.get(id).state != State::Ready {
                 self.refresh(id);
                 continue;
             }

@@ -1,0 +1,324 @@
+//! A carrier under the test's control: it ends loads in any order, late, or not at all, and checks what it is told to do.
+
+use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Source, Via};
+use foreload_plan::arena::reserved_bytes;
+use foreload_plan::catalog::Catalog;
+use foreload_plan::order::Order;
+use foreload_plan::replay::{Recorded, replay};
+use foreload_plan::scheduler::Next;
+use foreload_plan::settings::Settings;
+use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
+use foreload_plan::split::Split;
+use foreload_plan::{Digest, DigestBuilder, Scheduler};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+fn dataset() -> Digest {
+    DigestBuilder::new("test").finish()
+}
+
+pub fn spec(samples: u64, global_batch: u32, kind: OrderKind) -> OrderSpec {
+    OrderSpec {
+        dataset: dataset(),
+        samples,
+        kind,
+        seed: 7,
+        global_batch,
+        tail: Tail::Uneven,
+    }
+}
+
+/// What a request got: samples, or which one failed and why.
+pub type Answer = Result<Vec<Item>, (Option<u64>, Failure)>;
+
+/// A carrier under the test's control: a clock, loads under way, and the bytes a real one would hold (by slot: who wrote them).
+pub struct Carrier {
+    pub plan: Recorded,
+    pub catalog: Arc<dyn Catalog>,
+    pub now_ns: u64,
+    pub dice: u64,
+    pub under_way: Vec<Action>,
+    pub cancelled: HashSet<u64>,
+    /// Bytes in the arena: slot offset -> (sample, len), as the loads wrote them.
+    pub written: BTreeMap<u64, (u64, u64)>,
+    pub disk: HashSet<u64>,
+    pub delivered: HashMap<u64, Answer>,
+    pub fetched_bytes: u64,
+    pub requests: u64,
+    pub fail_one_in: u64,
+    pub settings: Settings,
+    pub order: OrderSpec,
+    pub ranks: Vec<u32>,
+    pub world: u32,
+}
+
+impl Carrier {
+    pub fn new(
+        settings: Settings,
+        catalog: Arc<dyn Catalog>,
+        order: OrderSpec,
+        world: u32,
+        ranks: Vec<u32>,
+        seed: u64,
+    ) -> Self {
+        let mut carrier = Self::bare(settings, catalog, order, world, ranks, seed);
+        for rank in carrier.ranks.clone() {
+            carrier.step(Event::Start {
+                rank,
+                epoch: 0,
+                batch: 0,
+            });
+        }
+        carrier
+    }
+
+    pub fn bare(
+        settings: Settings,
+        catalog: Arc<dyn Catalog>,
+        order: OrderSpec,
+        world: u32,
+        ranks: Vec<u32>,
+        seed: u64,
+    ) -> Self {
+        Carrier {
+            plan: Recorded::new(Self::scheduler(&settings, &catalog, &order, world, &ranks), None),
+            catalog,
+            now_ns: 0,
+            dice: seed | 1,
+            under_way: Vec::new(),
+            cancelled: HashSet::new(),
+            written: BTreeMap::new(),
+            disk: HashSet::new(),
+            delivered: HashMap::new(),
+            fetched_bytes: 0,
+            requests: 0,
+            fail_one_in: 0,
+            settings,
+            order,
+            ranks,
+            world,
+        }
+    }
+
+    fn scheduler(
+        settings: &Settings,
+        catalog: &Arc<dyn Catalog>,
+        order: &OrderSpec,
+        world: u32,
+        ranks: &[u32],
+    ) -> Scheduler {
+        let order = Order::new(order).expect("order");
+        let split = Split::weighted(&order, world).expect("split");
+        Scheduler::new(settings.clone(), Arc::clone(catalog), order, split, ranks.to_vec()).expect("scheduler")
+    }
+
+    pub fn roll(&mut self, n: u64) -> u64 {
+        self.dice = self
+            .dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % n.max(1)
+    }
+
+    pub fn step(&mut self, event: Event) {
+        let mut event = Some(event);
+        loop {
+            let mut actions = Vec::new();
+            let next = self
+                .plan
+                .step(self.now_ns, event.take().unwrap_or(Event::Tick), &mut actions);
+            for action in actions {
+                self.take(action);
+            }
+            let gauges = self.plan.scheduler().gauges();
+            assert!(gauges.used_bytes <= self.settings.ram_bytes, "over the memory budget");
+            assert!(
+                gauges.disk_bytes <= self.settings.tiers.iter().map(|t| t.capacity_bytes).sum(),
+                "over the disk budget"
+            );
+            if next == Next::Wait {
+                break;
+            }
+        }
+    }
+
+    fn take(&mut self, action: Action) {
+        match action.command() {
+            Command::Load(load) => {
+                let mut end = 0;
+                for piece in &load.pieces {
+                    let place = self.catalog.place(piece.sample);
+                    assert!(
+                        piece.at >= end && piece.at + piece.len <= load.len,
+                        "pieces in order, inside the range"
+                    );
+                    assert_eq!(
+                        (place.object, place.offset + piece.sample_offset),
+                        (load.object, load.offset + piece.at)
+                    );
+                    assert_eq!(piece.sample_len, place.len);
+                    end = piece.at + piece.len;
+                }
+                if load.source == Source::Bucket {
+                    self.requests += 1;
+                    self.fetched_bytes += load.len;
+                } else {
+                    assert!(
+                        load.pieces.iter().all(|p| self.disk.contains(&p.sample)),
+                        "reads only what is on disk"
+                    );
+                }
+                self.under_way.push(action);
+            }
+            Command::Keep { sample, slot, .. } => {
+                assert_eq!(
+                    self.written.get(&slot.offset),
+                    Some(&(*sample, slot.len)),
+                    "writes what is in memory"
+                );
+                self.under_way.push(action);
+            }
+            Command::Forget { sample, .. } => assert!(self.disk.remove(sample)),
+            Command::Deliver { request, items, .. } => {
+                for item in items {
+                    assert_eq!(item.slot.len, self.catalog.place(item.sample).len);
+                    if item.slot.len > 0 {
+                        assert_eq!(
+                            self.written.get(&item.slot.offset),
+                            Some(&(item.sample, item.slot.len)),
+                            "delivers what was loaded"
+                        );
+                    }
+                }
+                assert!(self.delivered.insert(*request, Ok(items.clone())).is_none());
+            }
+            Command::Refuse {
+                request,
+                sample,
+                failure,
+            } => {
+                assert!(self.delivered.insert(*request, Err((*sample, *failure))).is_none());
+            }
+            Command::Cancel { load } => assert!(self.cancelled.insert(*load)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Ends one action that is under way, any of them. False: there is none.
+    pub fn end_one(&mut self) -> bool {
+        if self.under_way.is_empty() {
+            return false;
+        }
+        let pick = self.roll(self.under_way.len() as u64) as usize;
+        let action = self.under_way.swap_remove(pick);
+        self.now_ns += 1_000_000;
+        let fails = self.fail_one_in > 0 && self.roll(self.fail_one_in) == 0;
+        let failure = if self.cancelled.contains(&action.id()) {
+            Some(Failure::Cancelled)
+        } else if fails {
+            Some(Failure::Unavailable)
+        } else {
+            None
+        };
+        match action.command() {
+            Command::Load(load) if failure.is_none() => {
+                for piece in load.pieces.clone() {
+                    let start = piece.slot_offset - piece.sample_offset;
+                    let end = start + reserved_bytes(piece.sample_len);
+                    let over: Vec<u64> = self
+                        .written
+                        .range(..end)
+                        .filter(|&(&o, &(_, l))| o + reserved_bytes(l) > start)
+                        .map(|(&o, _)| o)
+                        .collect();
+                    over.iter().for_each(|o| assert!(self.written.remove(o).is_some()));
+                    self.written.insert(start, (piece.sample, piece.sample_len));
+                }
+            }
+            Command::Keep { sample, slot, .. } if failure.is_none() => {
+                assert_eq!(
+                    self.written.get(&slot.offset),
+                    Some(&(*sample, slot.len)),
+                    "the slot stays until it is written"
+                );
+                self.disk.insert(*sample);
+            }
+            _ => {}
+        }
+        let completion = match failure {
+            Some(failure) => action.failed(failure),
+            None => action.done(500_000, 1_000_000),
+        };
+        self.step(Event::Completed(completion));
+        true
+    }
+
+    /// Waits for a request; what was asked for in the meantime stays.
+    pub fn wait(&mut self, request: u64) -> Answer {
+        loop {
+            if let Some(result) = self.delivered.remove(&request) {
+                return result;
+            }
+            if !self.end_one() {
+                panic!(
+                    "request {request} hangs: {:?} {:?}",
+                    self.plan.scheduler().waiting(),
+                    self.plan.scheduler().gauges()
+                );
+            }
+        }
+    }
+
+    pub fn release(&mut self, handles: Vec<Handle>) {
+        self.step(Event::Release { handles });
+    }
+
+    pub fn finish(self) {
+        replay(
+            Self::scheduler(&self.settings, &self.catalog, &self.order, self.world, &self.ranks),
+            self.plan.log(),
+        )
+        .expect("the log replays");
+    }
+}
+
+pub fn sizes(n: u64, mean: u64, seed: u64) -> Vec<u64> {
+    (0..n)
+        .map(|i| (i.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % (2 * mean))
+        .collect()
+}
+
+/// Reads whole epochs batch by batch with one rank; returns the samples and what they cost.
+pub fn read_epochs(carrier: &mut Carrier, epochs: u32) -> Vec<Vec<(u64, Via)>> {
+    let batches = carrier.plan.scheduler().split().batches();
+    let mut request = 0;
+    let mut all = Vec::new();
+    for epoch in 0..epochs {
+        let mut seen = Vec::new();
+        for batch in 0..batches {
+            request += 1;
+            carrier.step(Event::WantBatch {
+                request,
+                rank: 0,
+                epoch,
+                batch,
+            });
+            let items = carrier.wait(request).expect("served");
+            seen.extend(items.iter().map(|item| (item.sample, item.via)));
+            carrier.release(items.iter().map(|item| item.handle).collect());
+        }
+        all.push(seen);
+    }
+    all
+}
+
+pub fn assert_order(carrier: &Carrier, epochs: &[Vec<(u64, Via)>]) {
+    let order = Order::new(&carrier.order).expect("order");
+    for (epoch, seen) in epochs.iter().enumerate() {
+        let order = order.epoch(epoch as u32).expect("epoch");
+        for (position, (sample, _)) in seen.iter().enumerate() {
+            assert_eq!(*sample, order.sample_at(position as u64));
+        }
+        assert_eq!(seen.len() as u64, carrier.order.samples);
+    }
+}

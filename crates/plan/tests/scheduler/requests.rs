@@ -1,0 +1,87 @@
+//! How many requests a run makes is planned: it follows from the order, the sizes and the budget, whatever the timing.
+
+use crate::carrier::{Carrier, sizes, spec};
+use foreload_plan::action::{Event, Handle};
+use foreload_plan::catalog::{Catalog, Objects, Shards};
+use foreload_plan::settings::{Settings, TierSettings};
+use foreload_plan::spec::OrderKind;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How a consumer takes its batches.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// Batches asked for beyond the one that is waited for.
+    ahead: u64,
+    /// Batches in use before the oldest is given back.
+    held: usize,
+    /// Batches given back together.
+    gathered: usize,
+    /// Decides which of the loads under way ends next.
+    seed: u64,
+}
+
+const STRICT: Pace = Pace {
+    ahead: 0,
+    held: 0,
+    gathered: 1,
+    seed: 1,
+};
+
+/// Reads all epochs; the requests to the bucket.
+fn requests(settings: &Settings, catalog: &Arc<dyn Catalog>, batch: u32, pace: Pace) -> u64 {
+    let order = spec(catalog.samples(), batch, OrderKind::Keyed);
+    let mut carrier = Carrier::new(settings.clone(), Arc::clone(catalog), order, 1, vec![0], pace.seed);
+    let batches = carrier.plan.scheduler().split().batches();
+    let (all, mut asked) = (u64::from(settings.epochs.expect("a run that ends")) * batches, 0);
+    let mut used: VecDeque<Vec<Handle>> = VecDeque::new();
+    for wanted in 0..all {
+        while asked < all && asked <= wanted + pace.ahead {
+            let (epoch, batch) = ((asked / batches) as u32, asked % batches);
+            carrier.step(Event::WantBatch {
+                request: asked,
+                rank: 0,
+                epoch,
+                batch,
+            });
+            asked += 1;
+        }
+        let items = carrier.wait(wanted).expect("served");
+        used.push_back(items.iter().map(|item| item.handle).collect());
+        if used.len() >= pace.held + pace.gathered {
+            carrier.release(used.drain(..pace.gathered).flatten().collect());
+        }
+    }
+    let requests = carrier.requests;
+    carrier.finish();
+    requests
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn the_number_of_requests_does_not_depend_on_timing(
+        samples in 300u64..900, share in 0u64..90, variable in any::<bool>(), sharded in any::<bool>(), disk in any::<bool>(),
+        ahead in 0u64..3, held in 0usize..3, gathered in 1usize..4, seed in any::<u64>(),
+    ) {
+        // Which neighbours come along on their way to a disk depends on how fast it takes them.
+        let disk = disk && !sharded;
+        let lengths = if variable { sizes(samples, 1000, seed) } else { vec![1000; samples as usize] };
+        let total: u64 = lengths.iter().sum();
+        let catalog: Arc<dyn Catalog> = if sharded { Arc::new(Shards::pack(&lengths, 512, 50_000)) } else { Arc::new(Objects(lengths)) };
+        let staging = 120_000;
+        let settings = Settings {
+            ram_bytes: staging + total * share / 100,
+            staging_bytes: Some(staging),
+            tiers: if disk { vec![TierSettings { capacity_bytes: 2 * total, pinned: None }] } else { Vec::new() },
+            coalesce_bytes: 20_000,
+            epochs: Some(3),
+            ..Settings::default()
+        };
+        let pace = Pace { ahead, held, gathered, seed };
+        let planned = requests(&settings, &catalog, 8, STRICT);
+        prop_assert_eq!(requests(&settings, &catalog, 8, pace), planned, "{:?}", pace);
+    }
+}
