@@ -9,7 +9,8 @@
 //! Placement (`placement`): a sample's home is the node that reads it first, while that has room, else another node with room; so the
 //! source is read once per sample and job as long as the nodes hold the data set together. Room that coverage doesn't need goes
 //! to copies of what a node reads most often. A node that is ahead and wants a sample before its first
-//! reader has it waits for that.
+//! reader has it waits for that. In the last epoch, what was read from a RAM tier isn't read again: its memory becomes staging, so read-ahead grows while
+//! the tiers empty.
 
 mod devices;
 mod node;
@@ -18,7 +19,7 @@ mod placement;
 use crate::access::Epochs;
 use crate::paper::pipeline::Counts;
 use crate::source::{Ordered, SharedSource};
-use crate::{Error, Fabric, Outcome, Policy, Setup};
+use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
 use node::{Node, Pending};
 use placement::{Placement, Where};
@@ -152,6 +153,7 @@ impl<'a> Run<'a> {
                 }
                 self.devices.read_tier(node, tier, mb, at);
                 self.counts.local(self.setup.hardware.tiers[tier].kind, mb);
+                self.read_from(node, tier, epoch, mb, done);
                 Some(done)
             }
             Where::Peer(home, tier) => {
@@ -171,6 +173,7 @@ impl<'a> Run<'a> {
                 self.devices.read_peer(node, home, tier, mb, at);
                 self.counts.mb.peer += mb;
                 self.placement.consider_copy(node, home, sample, tier, epoch);
+                self.read_from(home, tier, epoch, mb, done);
                 Some(done)
             }
             Where::Coming => {
@@ -207,6 +210,13 @@ impl<'a> Run<'a> {
                     ),
                 }
             }
+        }
+    }
+
+    /// In the last epoch what was read isn't read again: its memory is read-ahead's.
+    fn read_from(&mut self, home: u32, tier: usize, epoch: u32, mb: f64, done: f64) {
+        if epoch + 1 == self.setup.access.epochs() && self.setup.hardware.tiers[tier].kind == TierKind::Ram {
+            self.nodes[home as usize].free(mb, done);
         }
     }
 

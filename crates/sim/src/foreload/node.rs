@@ -48,6 +48,8 @@ pub struct Node {
     /// Ends of requests in flight, where requests have a latency.
     pub in_flight: VecDeque<f64>,
     capacity_mb: f64,
+    /// Memory of the RAM tier that nothing reads again: from when, and MB.
+    freed: VecDeque<(f64, f64)>,
     staged_mb: f64,
     slots: VecDeque<Slot>,
     /// Sequence number of the first slot, and of the next sample to be consumed.
@@ -74,6 +76,7 @@ impl Node {
             request_at: 0.0,
             in_flight: VecDeque::new(),
             capacity_mb: hardware.staging_mb,
+            freed: VecDeque::new(),
             staged_mb: 0.0,
             slots: VecDeque::new(),
             first: 0,
@@ -113,6 +116,11 @@ impl Node {
     /// The earliest time at which `mb` more fit; `None` (and blocked) when that isn't known yet.
     pub fn room_at(&mut self, mb: f64, mut at: f64) -> Option<f64> {
         while self.staged_mb + mb > self.capacity_mb {
+            if let Some((_, mb)) = self.freed.front().filter(|(from, _)| *from <= at) {
+                self.capacity_mb += mb;
+                self.freed.pop_front();
+                continue;
+            }
             let Some(slot) = self.slots.front() else { break };
             if slot.consumed.is_nan() {
                 self.blocked = true;
@@ -127,6 +135,11 @@ impl Node {
             self.staged_mb = 0.0;
         }
         Some(at)
+    }
+
+    /// `mb` of the RAM tier were read for the last time in the run, until `from`: they are read-ahead's.
+    pub fn free(&mut self, mb: f64, from: f64) {
+        self.freed.push_back((from, mb));
     }
 
     /// Takes memory for a sample; returns its sequence number.
