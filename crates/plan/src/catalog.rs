@@ -41,12 +41,15 @@ impl Catalog for Objects {
     }
 }
 
-/// A catalog of shards: samples of given lengths, packed one after the other with a gap between, into objects of at least `shard_bytes`.
+/// A catalog of shards: from a list of places.
 #[derive(Clone, Debug, Default)]
-pub struct Shards(Vec<Place>);
+pub struct Shards(
+    /// Where each sample lies.
+    pub Vec<Place>,
+);
 
 impl Shards {
-    /// Packs `lengths` into shards.
+    /// Packs samples of these lengths one after the other, with a gap before each, into objects of at least `shard_bytes`.
     #[must_use]
     pub fn pack(lengths: &[u64], gap_bytes: u64, shard_bytes: u64) -> Self {
         let (mut object, mut offset) = (0, 0);

@@ -102,10 +102,6 @@ pub fn run_with_sizes(
         progress(*policy, done);
         let driven = scenario.drive == Drive::Engine && policy.runs_in_engine();
         results.push(match policy {
-            policy if driven && hardware.nodes > 1 => {
-                let reason = "drive = \"engine\": a scheduler plans for one node; set cluster.nodes = 1".to_owned();
-                Outcome::unsupported(*policy, reason)
-            }
             policy if driven => scheduled::run(&setup, *policy, false)?.outcome,
             Policy::Deli => deli::run(&setup)?,
             Policy::Foreload => foreload::run(&setup)?,

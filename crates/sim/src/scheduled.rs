@@ -5,14 +5,14 @@
 //! bucket is a stream of the shared source, begun after the request's latency; disk reads and writes are first-come queues.
 //! Steps are recorded, so a run can be replayed and compared with the policy, as the engine's tests do.
 //!
-//! A scheduler plans for one node; several nodes here don't exchange samples. The array-based models are for clusters and for the
-//! papers' sizes: this one costs microseconds per sample.
+//! A scheduler plans for one node: several nodes share the source, but don't exchange samples, as in the engine so far. The array-based models are for
+//! clusters that do.
 
 use crate::foreload::Devices;
 use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
 use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
-use foreload_plan::catalog::{Catalog, Objects};
+use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy as Planned;
@@ -48,7 +48,14 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
     let order = Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?;
     let split = Split::weighted(&order, setup.hardware.nodes)?;
     let bytes = |mb: f64| (mb * MB) as u64;
-    let catalog = Objects(setup.sizes.mb.iter().map(|mb| bytes(f64::from(*mb)).max(1)).collect());
+    let lengths = setup.sizes.mb.iter().map(|mb| bytes(f64::from(*mb)).max(1));
+    let catalog: Arc<dyn Catalog> = match &setup.sizes.places {
+        None => Arc::new(Objects(lengths.collect())),
+        Some(places) => {
+            let place = |(len, &(object, offset))| Place { object, offset, len };
+            Arc::new(Shards(lengths.zip(places).map(place).collect()))
+        }
+    };
     let of = |kind: TierKind| setup.hardware.tiers.iter().filter(move |t| t.kind == kind);
     let staging = bytes(setup.hardware.staging_mb);
     let disk = |mb: f64| TierSettings {
@@ -76,13 +83,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         epochs: Some(setup.access.epochs()),
         ..Settings::default()
     };
-    Ok(Scheduler::new(
-        settings,
-        Arc::new(catalog) as Arc<dyn Catalog>,
-        order,
-        split,
-        vec![node],
-    )?)
+    Ok(Scheduler::new(settings, catalog, order, split, vec![node])?)
 }
 
 fn planned(setup: &Setup<'_>, policy: Policy) -> Planned {

@@ -1,4 +1,4 @@
-//! The size of every sample: drawn from a normal distribution, or read from a list.
+//! The size of every sample: drawn from a normal distribution, or read from a list, which may also say where in which object each lies.
 
 use crate::{
     Error, Random,
@@ -12,6 +12,8 @@ pub struct Sizes {
     pub mb: Vec<f32>,
     /// S.
     pub total_mb: f64,
+    /// Object and first byte of each sample, where several lie in one object.
+    pub places: Option<Vec<(u64, u64)>>,
 }
 
 impl Sizes {
@@ -50,7 +52,11 @@ impl Sizes {
             ));
         }
         let total_mb = mb.iter().map(|s| f64::from(*s)).sum();
-        Ok(Self { mb, total_mb })
+        Ok(Self {
+            mb,
+            total_mb,
+            places: None,
+        })
     }
 
     fn read(path: &str) -> Result<Self, Error> {
@@ -64,13 +70,31 @@ impl Sizes {
             .enumerate()
             .map(|(i, l)| (i, l.trim()))
             .filter(|(_, l)| !l.is_empty() && !l.starts_with('#'));
-        let mb: Result<Vec<f32>, Error> = lines
-            .map(|(i, l)| {
-                l.parse()
-                    .map_err(|_| fail(format!("line {}: {l:?} is not a size in MB", i + 1)))
-            })
-            .collect();
-        Self::from_mb(mb?)
+        let (mut mb, mut places) = (Vec::new(), Vec::new());
+        for (i, line) in lines {
+            let mut words = line.split_whitespace();
+            let size = words.next().and_then(|size| size.parse().ok());
+            mb.push(size.ok_or_else(|| fail(format!("line {}: {line:?} is not a size in MB", i + 1)))?);
+            let numbers: Result<Vec<u64>, _> = words.map(str::parse).collect();
+            match numbers.as_deref() {
+                Ok([]) => {}
+                Ok([object, offset]) => places.push((*object, *offset)),
+                _ => {
+                    return Err(fail(format!(
+                        "line {}: {line:?} is not a size, an object and a first byte",
+                        i + 1
+                    )));
+                }
+            }
+        }
+        if !places.is_empty() && places.len() < mb.len() {
+            return Err(fail("some lines name an object, others don't".to_owned()));
+        }
+        let places = (!places.is_empty()).then_some(places);
+        Ok(Self {
+            places,
+            ..Self::from_mb(mb)?
+        })
     }
 
     fn draw(dataset: &Dataset) -> Self {
@@ -95,7 +119,11 @@ impl Sizes {
         };
         let mb: Vec<f32> = drawn.iter().map(|s| (s * scale) as f32).collect();
         let total_mb = mb.iter().map(|s| f64::from(*s)).sum();
-        Self { mb, total_mb }
+        Self {
+            mb,
+            total_mb,
+            places: None,
+        }
     }
 
     /// F.
@@ -159,7 +187,13 @@ mod tests {
         let message = Sizes::new(&dataset).expect_err("bad line").to_string();
         std::fs::write(&path, "1.5\n2\n").expect("writable");
         let good = Sizes::new(&dataset).expect("valid");
+        std::fs::write(&path, "1.5 0 512\n2 0 1573376\n").expect("writable");
+        let shards = Sizes::new(&dataset).expect("valid");
+        std::fs::write(&path, "1.5 0 512\n2\n").expect("writable");
+        let mixed = Sizes::new(&dataset).expect_err("no place").to_string();
         std::fs::remove_file(&path).expect("removable");
+        assert_eq!(shards.places, Some(vec![(0, 512), (0, 1_573_376)]));
+        assert!(mixed.contains("some lines"), "{mixed}");
         assert!(message.contains("line 4"), "{message}");
         assert_eq!((good.total_mb, good.samples()), (3.5, 2));
     }

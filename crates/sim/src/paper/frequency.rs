@@ -52,7 +52,7 @@ impl Store for Frequent {
     }
 }
 
-/// Bytes of placement that a simulation may use: 2 GB.
+/// Each node counts and places every sample by itself, which is what the policy is: a byte for each, twice. 2^31 of them take 4 GB.
 const MOST_PLACES: u64 = 2 << 30;
 
 /// Runs the policy.
@@ -62,8 +62,11 @@ const MOST_PLACES: u64 = 2 << 30;
 pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
     let places = u64::from(setup.access.nodes()) * u64::from(setup.sizes.samples());
     if places > MOST_PLACES {
-        let reason =
-            format!("every node places every sample: {places} places are more than the simulator's {MOST_PLACES}");
+        let reason = format!(
+            "every node counts and places every sample by itself: {places} nodes x samples take {} GB, and {MOST_PLACES} are allowed; simulate \
+                 fewer samples, with tiers that hold the same share of them",
+            (2 * places) >> 30
+        );
         return Ok(Outcome::unsupported(Policy::Frequency, reason));
     }
     let counts = count(setup)?;

@@ -4,7 +4,7 @@ use crate::{Access, Hardware, Scenario, Sizes, Totals, foreload};
 use foreload_plan::replay::replay;
 
 /// Calls `check` with the set-up of one node.
-fn with_setup(set: &[&str], check: impl Fn(&Setup<'_>)) {
+fn with_setup(set: &[&str], mut check: impl FnMut(&Setup<'_>)) {
     let set: Vec<&str> = ["cluster.nodes=1"].iter().chain(set).copied().collect();
     let scenario = Scenario::parse(SMALL, &set).expect("valid");
     let sizes = Sizes::new(&scenario.dataset).expect("valid");
@@ -110,6 +110,71 @@ fn they_agree_on_what_is_read_again_where_it_does_not() {
             );
         },
     );
+}
+
+#[test]
+fn several_nodes_share_the_source_and_read_what_each_of_them_lacks() {
+    let set = ["cluster.nodes=2", "tier.ram.capacity_mb=400", "tier.disk.capacity_mb=0"];
+    with_setup(&set, |setup| {
+        let run = run(setup, Policy::Foreload, true).expect("runs");
+        let mut lacked = 0;
+        let mut held = std::collections::BTreeSet::new();
+        for epoch in 0..setup.access.epochs() {
+            let order = setup.access.lay_out(epoch).expect("an order");
+            let reads = order.iter().enumerate().map(|(at, sample)| (at % 2, *sample));
+            lacked += reads.filter(|read| held.insert(*read)).count() as u64;
+        }
+        assert_eq!(run.outcome.requests, lacked);
+        for (node, recorded) in run.logs.iter().enumerate() {
+            let fresh = scheduler(setup, Policy::Foreload, node as u32).expect("valid");
+            assert_eq!(replay(fresh, recorded.log()), Ok(()));
+        }
+    });
+}
+
+#[test]
+fn samples_that_lie_side_by_side_share_requests() {
+    let set = [
+        "tier.ram.capacity_mb=400",
+        "tier.disk.capacity_mb=0",
+        "training.epochs=1",
+    ];
+    let made = |places: Option<Vec<(u64, u64)>>| {
+        let mut made = 0;
+        with_setup(&set, |setup| {
+            let sizes = Sizes {
+                places: places.clone(),
+                ..setup.sizes.clone()
+            };
+            let setup = Setup {
+                sizes: &sizes,
+                ..*setup
+            };
+            made = run(&setup, Policy::Foreload, false).expect("runs").outcome.requests;
+        });
+        made
+    };
+    // Holes of more than 16 KiB are not read over.
+    let apart = |bytes: u64| {
+        Some(
+            (0..1000)
+                .map(|k| (k * bytes / (16 << 20), k * bytes % (16 << 20)))
+                .collect(),
+        )
+    };
+    assert_eq!(made(None), 1000);
+    assert_eq!(made(apart(1 << 20)), 1000);
+    with_setup(&set, |setup| {
+        let mut at = 0;
+        let packed = setup.sizes.mb.iter().map(|mb| {
+            let first = at;
+            at += (f64::from(*mb) * MB) as u64;
+            (0, first)
+        });
+        // One for each 4 MiB of the object, as the engine reads it.
+        let packed: Vec<_> = packed.collect();
+        assert_eq!(made(Some(packed)), at.div_ceil(4 << 20));
+    });
 }
 
 #[test]
