@@ -79,10 +79,10 @@ test-integrations: develop testkit ## Lightning, Accelerate, Transformers, JAX.
 	@tools/setup.sh dev integrations
 	@$(call pytest,tests/integrations)
 
-chaos: develop testkit ## Faults under many seeds, and the soak (SEEDS=N).
+chaos: develop testkit ## Faults under many seeds, and the soak (SEEDS=N, SOAK_S=seconds).
 	PROPTEST_CASES=$(or $(SEEDS),2000) FORELOAD_CHAOS_SEEDS=$(or $(SEEDS),2000) \
 	    $(CARGO) test $(LOCKED) --workspace --exclude foreload-py --release
-	@$(call pytest,bench/soak)
+	@export FORELOAD_CHAOS_S=$(or $(SOAK_S),60); $(call pytest,bench/soak)
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Minutes of random faults and kills: every epoch exact, nothing grows. `make chaos` runs it."""
