@@ -165,7 +165,9 @@ def test_an_agent_that_keeps_dying_is_an_error(home: Any) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize(("form", "decode"), [("bytes", None), ("tensor", None), ("bytes", numbered)])
-def test_workers_outlive_a_killed_agent(home: Any, method: str, form: Any, decode: Any) -> None:
+def test_workers_outlive_a_killed_agent(
+    home: Any, method: str, form: Any, decode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     data = fl.open("s3://data/fixed")
     loader = DataLoader(
         data,
@@ -194,6 +196,7 @@ def test_workers_outlive_a_killed_agent(home: Any, method: str, form: Any, decod
     os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
     found += [samples_of(values) for values, _ in iterator]
     assert found == expected
+    assert "was replaced" in caplog.text, "the new agent was told where the pass stands"
     until(lambda: gauges(loader)["leases"] == 0 and gauges(loader)["leased_bytes"] == 0)
     # And the next pass is read ahead as ever.
     assert len(list(loader)) == len(loader)
