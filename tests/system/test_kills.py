@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -148,3 +151,25 @@ def test_an_agent_that_is_killed_and_nobody_needs_leaves_only_names(home: Any, t
         until(lambda: not home.is_served())
         assert fl.open("s3://data/fixed").read(0) == whole
     assert len(list(home.runtime_dir.iterdir())) == len(names), "names don't gather"
+
+
+def test_a_pass_that_is_left_as_a_worker_is_killed_leaves_no_descriptor(home: Any) -> None:
+    """Torch's news of the killed worker may come while the pass is being closed."""
+    data = fl.open("s3://data/fixed")
+    settings: Any = {"shuffle": True, "num_workers": 3, "cache": fl.Cache(ram="16MB")}
+    loader = DataLoader(data, 8, **settings)
+    counts = []
+    for _ in range(12):
+        iterator = iter(loader)
+        with contextlib.suppress(RuntimeError):
+            next(iterator)
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            own = Path("/proc/self/cmdline").read_bytes()
+            workers = [int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == own]
+            os.kill(workers[0], signal.SIGKILL)
+        with contextlib.suppress(RuntimeError):
+            del iterator
+        gc.collect()
+        counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+    assert counts[-1][0] <= counts[1][0] + 4
+    assert counts[-1][1] <= counts[1][1] + 1
