@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from foreload.sim import MbBySource, Report
     from foreload.speeds import Speeds
 
-__all__ = ["Plan", "Site", "Upgrade", "plan", "sizes_file"]
+__all__ = ["Plan", "Site", "Upgrade", "places_of", "plan", "sizes_file"]
 
 _MB = 1 << 20
 #: Accesses that one simulation goes through at most; further epochs are like the last. Two seconds' worth.
@@ -159,7 +159,7 @@ def plan(
     Raises:
         InvalidError: A number can't be.
     """
-    lengths, listed = _lengths(dataset)
+    lengths, listed, places = _samples(dataset)
     speeds = _speeds(calibration)
     site = Site(
         nodes=_positive("nodes", nodes),
@@ -172,8 +172,9 @@ def plan(
     )
     if not step_time > 0:
         raise InvalidError(f"plan(step_time={step_time}): a step takes more than no time")
-    with sizes_file(lengths) as path:
-        study = _Study(path, len(lengths), float(lengths.sum()), str(prices), objects or listed, progress)
+    with sizes_file(lengths, places) as path:
+        shards = places is not None
+        study = _Study(path, len(lengths), float(lengths.sum()), str(prices), objects or listed, shards, progress)
         return study.plan(site)
 
 
@@ -199,13 +200,14 @@ class Site:
     epochs: int
     speeds: Speeds
 
-    def scenario(self, sizes: Path, mean_bytes: float, epochs: int | None = None) -> str:
+    def scenario(self, sizes: Path, mean_bytes: float, epochs: int | None = None, drive: str = "fast") -> str:
         """As the simulator reads it.
 
         Args:
             sizes: A file with the size of each sample (`sizes_file`).
             mean_bytes: The mean of them.
             epochs: To simulate; all when None.
+            drive: What decides: `fast`, or the `engine`'s own scheduler.
         """
         from foreload.speeds import toml
 
@@ -216,6 +218,7 @@ class Site:
         memory = {"threads": speeds.threads, "read_mb_s": speeds.ram_mb_s, "write_mb_s": speeds.ram_mb_s}
         sections: dict[str, Any] = {
             "name": "plan",
+            "drive": drive,
             "dataset": {"sizes_file": str(sizes)},
             "training": {"epochs": epochs or self.epochs, "global_batch": self.batch, "step_s": self.step_s},
             "cluster": {
@@ -268,9 +271,11 @@ class _Study:
         nbytes: float,
         prices: str,
         objects: int,
+        shards: bool,
         progress: Callable[[str, int, int | None], object] | None,
     ) -> None:
         self.sizes, self.samples, self.nbytes, self.prices, self.objects = sizes, samples, nbytes, prices, objects
+        self.shards = shards
         self._progress, self._done = progress, 0
 
     def plan(self, site: Site) -> Plan:
@@ -320,8 +325,12 @@ class _Study:
         later = max(1, simulated - 1)
         first_s = outcome.epoch_hours[0] * 3600
         steady_s = outcome.epoch_hours[-1] * 3600
-        requests = (outcome.requests - first.requests) // later if simulated > 1 else first.requests
-        first_requests = outcome.requests - (simulated - 1) * requests
+        total, begun = outcome.requests, first.requests
+        if self.shards and site.nodes == 1:
+            # Samples that lie side by side share requests; which ones do, only the scheduler can say.
+            total, begun = (self._simulate(site, epochs, "engine")["foreload"].requests for epochs in (simulated, 1))
+        requests = (total - begun) // later if simulated > 1 else begun
+        first_requests = total - (simulated - 1) * requests
         stall_s = (
             (outcome.stall_hours - first.stall_hours) / later * 3600 if simulated > 1 else first.stall_hours * 3600
         )
@@ -345,10 +354,10 @@ class _Study:
             bill=self._price(site, hours, first_requests + (site.epochs - 1) * requests, int(source_mb * _MB)),
         )
 
-    def _simulate(self, site: Site, epochs: int) -> Report:
+    def _simulate(self, site: Site, epochs: int, drive: str = "fast") -> Report:
         from foreload.sim import simulate_text
 
-        return simulate_text(site.scenario(self.sizes, self.nbytes / self.samples, epochs), ["foreload"])
+        return simulate_text(site.scenario(self.sizes, self.nbytes / self.samples, epochs, drive), ["foreload"])
 
     def _price(self, site: Site, hours: float, requests: int, source_bytes: int) -> Bill:
         from foreload.cost import Usage, price
@@ -454,8 +463,18 @@ def _speeds(calibration: str | PathLike[str] | Speeds | None) -> Speeds:
     return calibration if isinstance(calibration, speeds.Speeds) else speeds.read(calibration)
 
 
-def _lengths(dataset: Any) -> tuple[Any, int]:
-    """Bytes by sample, and how many objects there are."""
+def places_of(dataset: Dataset) -> list[tuple[int, int]] | None:
+    """The number of the object and the first byte in it, by sample; None where each sample is an object."""
+    index = dataset.source.opened().index
+    if index.objects >= len(index):
+        return None
+    numbers: dict[str, int] = {}
+    found = (index.place(sample) for sample in range(len(index)))
+    return [(numbers.setdefault(key, len(numbers)), first) for key, first, *_ in found]
+
+
+def _samples(dataset: Any) -> tuple[Any, int, list[tuple[int, int]] | None]:
+    """Bytes by sample, how many objects there are, and where in them the samples lie if they share them."""
     import numpy as np
 
     from foreload.dataset import Dataset
@@ -464,18 +483,21 @@ def _lengths(dataset: Any) -> tuple[Any, int]:
     if isinstance(dataset, (str, PathLike)):
         dataset = open_dataset(dataset)
     if isinstance(dataset, Dataset):
-        return dataset.lengths, int(dataset.source.opened().index.objects)
+        return dataset.lengths, int(dataset.source.opened().index.objects), places_of(dataset)
     lengths = np.asarray(dataset)
     if lengths.ndim != 1 or not len(lengths):
         raise InvalidError("plan: give a data set, its URL, or the bytes of at least one sample")
-    return lengths, len(lengths)
+    return lengths, len(lengths), None
 
 
 @contextmanager
-def sizes_file(lengths: Any) -> Iterator[Path]:
-    """A file with the size of each sample in MB, as the simulator reads it; it takes no empty samples."""
+def sizes_file(lengths: Any, places: Sequence[tuple[int, int]] | None = None) -> Iterator[Path]:
+    """A file with the size of each sample in MB, and its place if given, as the simulator reads it; it takes no empty samples."""
     with tempfile.TemporaryDirectory(prefix="foreload-") as directory:
         path = Path(directory) / "sizes"
         # repr, so that the simulator has each byte.
-        path.write_text("\n".join(map(repr, (lengths.clip(1) / _MB).tolist())), encoding="utf-8")
+        lines = [repr(size) for size in (lengths.clip(1) / _MB).tolist()]
+        if places is not None:
+            lines = [f"{size} {number} {first}" for size, (number, first) in zip(lines, places, strict=True)]
+        path.write_text("\n".join(lines), encoding="utf-8")
         yield path

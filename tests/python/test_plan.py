@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,21 @@ def test_a_data_set_is_planned_by_its_index(data: Any, bucket: Any) -> None:
     found = foreload.plan(data, ram="64MB", batch=8, step_time=0.01, epochs=2)
     assert (found.samples, found.dataset_bytes) == (COUNT, data.nbytes)
     assert bucket.counters()["requests"].get("get", 0) == 0
+
+
+def test_samples_of_a_shard_share_requests(home: Any, tmp_path: Path) -> None:
+    for number in range(3):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
+            for sample in range(100):
+                member = tarfile.TarInfo(f"{number}{sample:03}.bin")
+                member.size = 20_000
+                shard.addfile(member, io.BytesIO(bytes(member.size)))
+    shards = foreload.open(f"file://{tmp_path}")
+    assert len(shards) == 300
+    found = foreload.plan(shards, ram="64MB", batch=10, step_time=0.01, epochs=2)
+    # Two megabytes each, in a grid of four.
+    assert (found.requests, found.epoch_requests) == (3, 0)
+    assert planning.places_of(shards)[100:102] == [(1, 512), (1, 512 + 20_480 + 512)]  # type: ignore[index]
 
 
 def test_progress_counts_every_simulation() -> None:

@@ -139,10 +139,10 @@ def _speeds(
 
 def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
     """Writes the scenario, and the sizes beside it."""
-    from foreload.planning import sizes_file
+    from foreload.planning import places_of, sizes_file
 
     kept = path.with_suffix(".sizes").absolute()
-    with sizes_file(dataset.lengths) as sizes:
+    with sizes_file(dataset.lengths, places_of(dataset)) as sizes:
         kept.write_text(sizes.read_text())
     path.write_text(found.site.scenario(kept, found.dataset_bytes / found.samples))
 
