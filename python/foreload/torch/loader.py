@@ -317,19 +317,24 @@ class DataLoader(data.DataLoader[Any]):
 
     def _from_workers(self) -> Iterator[Any]:
         batches: Any = super().__iter__()
+        left = False
         try:
             yield from batches
+        except GeneratorExit:
+            left = True
+            raise
         finally:
             # Now and not at some collection, where torch would wait for each worker in vain.
             if not self.persistent_workers and hasattr(batches, "_shutdown_workers"):
                 try:
                     batches._shutdown_workers()
-                except RuntimeError as error:
+                except RuntimeError:
                     # A worker was killed, which torch says wherever the process is then: here it leaves the other workers' queues open.
-                    _LOG.debug("%s", error)
                     for queue in (*batches._index_queues, batches._worker_result_queue):
                         queue.cancel_join_thread()
                         queue.close()
+                    if not left:
+                        raise
 
     def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[Any]:
         # Torch draws this for its workers' seeds; drawing it too leaves the user's generators where torch would have.
