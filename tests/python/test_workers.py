@@ -220,6 +220,37 @@ sys.exit(3)
 """
 
 
+FORKING = """
+import sys
+import foreload as fl
+from foreload.torch import DataLoader
+loader = DataLoader(fl.open("s3://data/flat"), 5, num_workers=2, cache=fl.Cache(ram="16MB"))
+print("ready", flush=True)
+for _ in range(8):
+    try:
+        while True:
+            for _ in loader:
+                pass
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_no_ctrl_c_is_lost_while_workers_are_started(home: Any) -> None:
+    process = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    try:
+        for number in range(8):
+            time.sleep(0.3 + number * 0.013)
+            # To the parent alone: its workers' end would be noticed too.
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ctrl_c_ends_a_busy_loop(home: Any, workers: int) -> None:
     process = subprocess.Popen(

@@ -28,7 +28,7 @@ from foreload.arrays import default_threads
 from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.failures import OnError
-from foreload.torch import _batch, _given, _reference
+from foreload.torch import _batch, _given, _interrupts, _reference
 from foreload.torch._batch import Form
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
@@ -316,9 +316,11 @@ class DataLoader(data.DataLoader[Any]):
         return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
 
     def _from_workers(self) -> Iterator[Any]:
-        batches: Any = super().__iter__()
+        batches: Any = None
         left = False
         try:
+            with _interrupts.kept():
+                batches = super().__iter__()
             yield from batches
         except GeneratorExit:
             left = True

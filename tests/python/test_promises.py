@@ -1,0 +1,86 @@
+"""Promises of docs/concepts/semantics.md that are seen only from outside: what altered bytes end as, memory, and rest."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bucket import Bucket
+
+import foreload as fl
+from foreload import _agent, errors
+from foreload.cli.opening import reopen
+from foreload.torch import DataLoader
+from small import until
+
+
+@pytest.fixture
+def altering(bucket: Any) -> Iterator[Any]:
+    """The bucket, which may alter bytes for the time of a test."""
+    yield bucket
+    bucket.clear_faults()
+
+
+def test_bytes_that_never_match_their_checksum_are_a_corrupt_error(home: Any, altering: Any) -> None:
+    data = reopen(fl.open("s3://data/fixed"), update=False, checksum=True)
+    altering.add_fault("flip", matching="fixed/cat/00000.bin", at=0.5)
+    with pytest.raises(errors.CorruptError, match=r"00000\.bin.*checksum"):
+        list(DataLoader(data, 7, cache=fl.Cache(ram="16MB")))
+
+
+def test_without_a_checksum_an_alteration_that_keeps_length_and_etag_is_delivered(home: Any, altering: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    altering.add_fault("flip", matching="fixed/cat/00000.bin", at=0.5)
+    delivered = bytes(next(iter(DataLoader(data, 1, cache=fl.Cache(ram="16MB"))))[0][0])
+    stored = random.Random(0).randbytes(30_000)
+    assert len(delivered) == len(stored)
+    assert delivered != stored
+
+
+def _pss(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def test_memory_stays_near_the_budget_over_ten_times_as_much_data(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, bytes_each, count = 48 << 20, 400_000, 1200
+    with Bucket(synthetic=(f"much:{count}x{bytes_each}",), profile="fast") as much:
+        for name, value in much.environment().items():
+            monkeypatch.setenv(name, value)
+        loader = DataLoader(fl.open("s3://bench/much"), 8, shuffle=True, seed=1, cache=fl.Cache(ram=f"{budget}"))
+        batches = iter(loader)
+        next(batches)
+        agent = _agent.connect(str(home.cache_dir)).pid
+        before = _pss(os.getpid())
+        most = 0
+        for number, _ in enumerate(batches):
+            if number % 10 == 0:
+                most = max(most, _pss(agent) + _pss(os.getpid()) - before)
+        assert count * bytes_each > 9 * budget
+        # Least the half: what is measured is the memory that the budget is about.
+        assert budget // 2 < most < budget + (64 << 20)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_an_agent_without_work_uses_no_cpu(home: Any) -> None:
+    loader = DataLoader(fl.open("s3://data/fixed"), 8, cache=fl.Cache(ram="16MB"))
+    batches = iter(loader)
+    next(batches)
+    agent = _agent.connect(str(home.cache_dir)).pid
+
+    def rests() -> bool:
+        used = _cpu_s(agent)
+        time.sleep(1)
+        return _cpu_s(agent) == used
+
+    # Not at once: it still reads ahead. Three seconds without one tick of the clock that counts.
+    until(lambda: rests() and rests() and rests(), 30)
