@@ -21,11 +21,6 @@ from small import until
 CACHE = fl.Cache(ram="128MB")
 ODD = ("a b+c%20d", "ünïcode-日本", "semi;amp&eq=q?h#", "quote'tilde~(1)", "comma,colon:at@")
 
-# What Azure answers to a listing counts as "unavailable", whatever its status.
-LISTS = pytest.mark.xfail(
-    reason="a refused or missing container is reported as UnavailableError", raises=errors.UnavailableError
-)
-
 S3 = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("moto", "versitygw")]
 ALL = [pytest.param(name, marks=pytest.mark.needs(name)) for name in servers.KINDS]
 
@@ -138,9 +133,7 @@ def test_an_empty_prefix_is_said_to_be_empty(server: Any) -> None:
 
 
 # Not Google's: the server here answers 500 where the real one says 404.
-@pytest.mark.parametrize(
-    "server", [*S3, pytest.param("azurite", marks=[pytest.mark.needs("azurite"), LISTS])], indirect=True
-)
+@pytest.mark.parametrize("server", [*S3, pytest.param("azurite", marks=pytest.mark.needs("azurite"))], indirect=True)
 def test_a_missing_bucket_is_said_to_be_missing(server: Any) -> None:
     with pytest.raises(errors.NotFoundError, match="nobodys"):
         fl.open(server.url.replace("learn", "nobodys-bucket") + "/train", storage_options=server.options)
@@ -151,7 +144,7 @@ def test_a_missing_bucket_is_said_to_be_missing(server: Any) -> None:
     "server",
     [
         pytest.param("versitygw", marks=pytest.mark.needs("versitygw")),
-        pytest.param("azurite", marks=[pytest.mark.needs("azurite"), LISTS]),
+        pytest.param("azurite", marks=pytest.mark.needs("azurite")),
     ],
     indirect=True,
 )

@@ -7,18 +7,12 @@ from typing import Any
 import pytest
 
 import foreload as fl
-from foreload import errors
 from foreload.torch import DataLoader
 from small import COUNT
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_after_an_equal_one_that_is_gone_reads_as_the_first(
-    home: Any, workers: int, request: pytest.FixtureRequest
-) -> None:
-    if workers:
-        reason = "the agent hands the lingering job to the loader, and makes another for its workers"
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=errors.ClosedError, strict=False))
+def test_a_loader_after_an_equal_one_that_is_gone_reads_as_the_first(home: Any, workers: int) -> None:
     data = fl.open("s3://data/fixed")
 
     def read(**keywords: Any) -> list[bytes]:

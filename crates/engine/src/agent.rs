@@ -522,18 +522,27 @@ impl Agent {
         }
         // Ranks of one job join it by its word, even if they measured the machine's memory at different moments: the first one's budget
         // holds. A job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
-        let same = |job: &&Rc<Job>| {
+        let ours = |job: &&Rc<Job>| {
             let (a, b) = (&job.attach, &attach);
-            let ours = a.session == b.session
+            *job.word.borrow() == b.session
                 && (a.dataset, &a.order, a.world, &a.ranks, a.uneven)
-                    == (b.dataset, &b.order, b.world, &b.ranks, b.uneven);
-            let alike = Attach {
-                session: b.session.clone(),
-                ..a.clone()
-            } == attach;
-            ours || (alike && job.clients.get() == 0)
+                    == (b.dataset, &b.order, b.world, &b.ranks, b.uneven)
         };
-        let running = self.jobs.borrow().values().find(same).cloned();
+        let lingering = |job: &&Rc<Job>| {
+            let same_word = Attach {
+                session: attach.session.clone(),
+                ..job.attach.clone()
+            };
+            job.clients.get() == 0 && same_word == attach
+        };
+        let running = {
+            let jobs = self.jobs.borrow();
+            let found = jobs.values().find(ours);
+            found.or_else(|| jobs.values().find(lingering)).cloned()
+        };
+        if let Some(job) = &running {
+            job.word.replace(attach.session.clone());
+        }
         let mut warnings = Vec::new();
         let (job, joined) = match running {
             Some(job) => (job, true),

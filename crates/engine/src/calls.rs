@@ -100,7 +100,7 @@ pub struct DiskShare {
 pub struct Attach {
     /// The data set's id.
     pub dataset: u32,
-    /// Tells two jobs with equal plans apart; the ranks of one job use the same word. A job that nobody is attached to is taken over whatever its word.
+    /// Tells two jobs with equal plans apart; the ranks of one job use the same word. A job that nobody is attached to is taken over whatever its word, and has that of the new client from then on.
     pub session: String,
     /// The order.
     pub order: OrderSpec,

@@ -71,6 +71,8 @@ pub struct Job {
     pub id: u32,
     /// What it was attached with.
     pub attach: Attach,
+    /// The word by which others join it: that of the loader it belongs to now.
+    pub word: RefCell<String>,
     /// The data set.
     pub dataset: Rc<Dataset>,
     /// The cache arena.
@@ -177,6 +179,7 @@ impl Job {
         };
         let job = Rc::new(Job {
             id,
+            word: RefCell::new(attach.session.clone()),
             attach,
             dataset,
             cache,

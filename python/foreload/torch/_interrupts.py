@@ -20,7 +20,7 @@ class _Note:
     def __init__(self) -> None:
         self.came = False
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
         self.came = True
 
 

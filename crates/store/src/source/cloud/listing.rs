@@ -113,7 +113,11 @@ impl Bucket {
                 object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
                     ErrorKind::Invalid
                 }
-                _ => ErrorKind::Unavailable,
+                _ => match refused_with(&error) {
+                    Some(401 | 403) => ErrorKind::Denied,
+                    Some(404) => ErrorKind::NotFound,
+                    _ => ErrorKind::Unavailable,
+                },
             };
             let error = Error::new(kind, format!("listing failed: {error}")).with_source(error);
             match self.cloud {
@@ -287,6 +291,13 @@ fn resolve(entity: &quick_xml::events::BytesRef<'_>) -> Option<char> {
         b"apos" => Some('\''),
         _ => None,
     }
+}
+
+/// The status that a listing was refused with: object_store keeps it in a type of its own, and shows it in the words of the error alone.
+fn refused_with(error: &object_store::Error) -> Option<u16> {
+    let text = error.to_string();
+    let (_, status) = text.split_once("status code: ")?;
+    status.get(..3)?.parse().ok()
 }
 
 #[cfg(test)]
