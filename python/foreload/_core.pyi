@@ -137,8 +137,6 @@ class Delivery:
     def nbytes(self) -> int: ...
     def label_bytes(self) -> bytearray:
         """All labels as little-endian int64; -1: none."""
-    def begin_copies(self) -> None:
-        """Begins `to_bytes`, which then only waits, in a thread of its own."""
     def to_bytes(self) -> list[bytes]:
         """Copies; the memory is let go."""
     def views(self) -> list[Sample]:

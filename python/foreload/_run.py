@@ -46,8 +46,8 @@ from foreload.tuning import Tuning
 _LOG = logging.getLogger("foreload")
 #: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
 _AHEAD = 2
-#: Larger batches are not copied ahead: 64 MiB take 15 ms, and a third copy beside the loop's two would cost more memory than that is worth.
-_COPIED_AHEAD_BYTES = 64 << 20
+#: Larger batches are not made ahead: 64 MiB take 15 ms, and a third copy beside the loop's two would cost more memory than that is worth.
+_AHEAD_BYTES = 64 << 20
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
 #: The layout of a checkpoint.
@@ -364,23 +364,37 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         self._next += 1
         return self._next - 1, delivery
 
-    def copy_ahead(self) -> None:
-        """Begins to copy the next batch, if it is there already: for whoever will want its bytes, before the loop computes."""
-        if self._wants and self._ready is None:
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches were handed out."""
+        return self._next >= self._count
+
+    def look_ahead(self) -> _core.Delivery | None:
+        """The next batch if it has come and is not too large to have beside the loop's; it is not handed out before `pass_on`."""
+        self._ask(self._next + _AHEAD)
+        if self._ready is None and self._wants:
             job, want = self._wants[0]
             found = job.take_ready(want)
             if found is not None:
                 self._wants.popleft()
                 self._ready = found
-                if found.nbytes <= _COPIED_AHEAD_BYTES:
-                    found.begin_copies()
-                else:
-                    # Otherwise the thread that copies sends what was asked for.
-                    self._attachment.agent().flush()
+        found = self._ready
+        return found if found is not None and found.nbytes <= _AHEAD_BYTES else None
 
-    def _ask(self) -> None:
-        """Asks for the batch that is waited for and some after it, as far as that wasn't done."""
-        while self._asked < min(self._count, self._next + 1 + _AHEAD):
+    def pass_on(self) -> int:
+        """Hands out the batch that `look_ahead` showed; its number."""
+        self.run.dataset.source.renew()
+        self._ready, self.waited_s = None, 0.0
+        self._next += 1
+        return self._next - 1
+
+    def flush(self) -> None:
+        """Sends what was asked for and what was given back."""
+        self._attachment.agent().flush()
+
+    def _ask(self, end: int) -> None:
+        """Asks for the batches before `end`, as far as that wasn't done."""
+        while self._asked < min(self._count, end):
             self._wants.append((self._job, self._want(self._job, self._asked)))
             self._asked += 1
 
@@ -394,7 +408,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
 
     def _take(self) -> _core.Delivery:
         self.run.dataset.source.renew()
-        self._ask()
+        self._ask(self._next + 1 + _AHEAD)
         if self._ready is not None:
             delivery, self._ready = self._ready, None
             return delivery

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreload import _core
 from foreload import ranks as _ranks
+from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
@@ -137,8 +138,7 @@ class NumpyLoader:
 
     def _batches(self, stream: Stream) -> Iterator[tuple[int, Any]]:
         if not self._decoder.is_needed:
-            for number, delivery in stream:
-                yield number, _undecoded(stream, delivery)
+            yield from Ahead(stream, _undecoded)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
         if self._threads:
@@ -197,10 +197,8 @@ class NumpyIterator(Iterator[Batch]):
         self._batches = None
 
 
-def _undecoded(stream: Stream, delivery: _core.Delivery) -> Batch:
-    batch = delivery.to_bytes(), np.frombuffer(delivery.label_bytes(), dtype="<i8")
-    stream.copy_ahead()
-    return batch
+def _undecoded(delivery: _core.Delivery) -> Batch:
+    return delivery.to_bytes(), np.frombuffer(delivery.label_bytes(), dtype="<i8")
 
 
 def default_threads(decoder: Decoder) -> int:

@@ -1,4 +1,4 @@
-"""The next batch's bytes are copied while the loop computes: none is lost, shown twice or left behind, whatever happens in between."""
+"""The next batch is made while the loop computes: none is lost, shown twice or left behind, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import gc
 import os
 import signal
-from pathlib import Path
+import threading
 from typing import Any
 
 import pytest
 
 import foreload as fl
 from foreload import _agent, _run, errors
+from foreload._ahead import Ahead
 from foreload.torch import DataLoader
 from small import until
 
@@ -34,55 +35,112 @@ def leases(loader: Any) -> int:
     return int(loader.run.attachment().call("stats")["gauges"]["leases"])
 
 
-def threads() -> list[str]:
-    """Threads that copy."""
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    return [name for name in names if name == "foreload-copy"]
+def threads() -> list[threading.Thread]:
+    """Threads that make batches."""
+    return [thread for thread in threading.enumerate() if thread.name == "foreload-ahead"]
 
 
-def copied_ahead(loader: Any, first: int = 0) -> _run.Stream:
-    """A stream that has handed out one batch and copied another."""
-    stream = _run.Stream(loader.run, 0, first)
-    next(stream)[1].to_bytes()
+def settle(ahead: Ahead) -> None:
+    """Waits until the thread has made something of the next batch."""
+    turns = ahead._turns
 
-    def is_copied() -> bool:
-        stream.copy_ahead()
-        return stream._ready is not None
+    def is_settled() -> bool:
+        if not turns.done.acquire(timeout=1):
+            return False
+        settled = turns.made is not None or turns.error is not None
+        if settled:
+            turns.done.release()
+        else:
+            # The batch had not come: once more.
+            ahead._begin()
+        return settled
 
-    until(is_copied)
-    return stream
+    until(is_settled)
 
 
-def test_a_batch_that_is_there_is_copied_before_it_is_asked_for(loader: Any) -> None:
-    stream = copied_ahead(loader)
+def made_ahead(loader: Any) -> Ahead:
+    """Batches of which one was handed out and another is made."""
+    ahead = Ahead(_run.Stream(loader.run, 0, 0), lambda delivery: delivery.to_bytes())
+    next(ahead)
+    settle(ahead)
+    return ahead
+
+
+def test_a_batch_that_is_there_is_made_before_it_is_asked_for(loader: Any) -> None:
+    ahead = made_ahead(loader)
     # Its memory is the agent's again, though nobody has had it yet; the batch after it is only asked for.
-    until(lambda: leases(loader) == 8 and not threads())
-    rest = [value for _, delivery in stream for value in delivery.to_bytes()]
-    assert rest == whole(loader, 1)
+    until(lambda: leases(loader) == 8)
+    assert ahead._stream._next == 1
+    assert [value for _, values in ahead for value in values] == whole(loader, 1)
 
 
-def test_copies_are_handed_out_once(loader: Any) -> None:
-    stream = copied_ahead(loader)
-    _, delivery = next(stream)
+def test_samples_are_taken_once(loader: Any) -> None:
+    _, delivery = next(_run.Stream(loader.run, 0, 0))
     assert len(delivery.to_bytes()) == 8
     with pytest.raises(ValueError, match="taken already"):
         delivery.to_bytes()
-    with pytest.raises(ValueError, match="taken already"):
-        delivery.begin_copies()
 
 
-def test_a_large_batch_is_not_copied_ahead(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run, "_COPIED_AHEAD_BYTES", 1000)
-    stream = copied_ahead(loader)
+def test_a_large_batch_is_not_made_ahead(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_run, "_AHEAD_BYTES", 1000)
+    ahead = Ahead(_run.Stream(loader.run, 0, 0), lambda delivery: delivery.to_bytes())
+    next(ahead)
     until(lambda: leases(loader) == 16)
-    assert [value for _, delivery in stream for value in delivery.to_bytes()] == whole(loader, 1)
+    assert ahead._turns.made is None
+    assert [value for _, values in ahead for value in values] == whole(loader, 1)
+
+
+def test_what_fails_in_the_thread_is_raised_in_the_loop(loader: Any) -> None:
+    def fail(delivery: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("of the thread")
+        return delivery.to_bytes()
+
+    ahead = Ahead(_run.Stream(loader.run, 0, 0), fail)
+    next(ahead)
+    settle(ahead)
+    with pytest.raises(MemoryError, match="of the thread"):
+        next(ahead)
+    del ahead
+    gc.collect()
+    until(lambda: leases(loader) == 0)
+
+
+def test_without_threads_to_be_had_the_loop_makes_its_batches(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    assert [bytes(value) for values, _ in loader for value in values] == whole(loader)
+
+
+def test_a_pass_dropped_by_the_thread_itself_ends_it(loader: Any) -> None:
+    """As the collector does it, which runs wherever memory is asked for."""
+    kept: list[Any] = []
+    come, dropped = threading.Event(), threading.Event()
+
+    def drop(delivery: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            come.wait(10)
+            kept.clear()
+            dropped.set()
+        return delivery.to_bytes()
+
+    kept.append(Ahead(_run.Stream(loader.run, 0, 0), drop))
+    next(kept[0])
+    while not kept[0]._busy or kept[0]._turns.done.acquire(timeout=1):
+        kept[0]._begin()
+    come.set()
+    assert dropped.wait(10)
+    until(lambda: not threads())
+    until(lambda: leases(loader) == 0)
 
 
 def test_a_pass_that_ends_early_leaves_nothing_behind(loader: Any) -> None:
     iterator = iter(loader)
     for _ in range(4):
         next(iterator)
-    assert loader.state_dict()["position"] == 32, "what was copied ahead doesn't count"
+    assert loader.state_dict()["position"] == 32, "what was made ahead doesn't count"
     del iterator
     until(lambda: leases(loader) == 0)
     assert not threads()
@@ -101,24 +159,24 @@ def test_an_exception_in_the_loop_leaves_nothing_behind(loader: Any) -> None:
     assert not threads()
 
 
-def test_a_killed_agent_takes_no_copied_batch_with_it(loader: Any, home: Any) -> None:
-    stream = copied_ahead(loader)
+def test_a_killed_agent_takes_no_batch_with_it_that_was_made(loader: Any, home: Any) -> None:
+    ahead = made_ahead(loader)
     os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
-    assert [value for _, delivery in stream for value in delivery.to_bytes()] == whole(loader, 1)
+    assert [value for _, values in ahead for value in values] == whole(loader, 1)
 
 
 def test_a_forked_child_leaves_the_parents_pass_alone(loader: Any) -> None:
     expected = whole(loader, 1)
-    stream = copied_ahead(loader)
+    ahead = made_ahead(loader)
     child = os.fork()
     if child == 0:
         status = 1
         with contextlib.suppress(BaseException):
             try:
-                next(stream)
+                next(ahead)
             except errors.ForkedError:
-                del stream
+                del ahead
                 status = 0
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-    assert [value for _, delivery in stream for value in delivery.to_bytes()] == expected
+    assert [value for _, values in ahead for value in values] == expected

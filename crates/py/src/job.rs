@@ -1,8 +1,7 @@
 //! A job and its deliveries.
 
 use crate::agent::told;
-use crate::buffer::{Lease, Sample, Slot};
-use crate::copies::Copies;
+use crate::buffer::{Blank, Lease, Sample, Slot};
 use crate::errors::{from_client, invalid, waiting};
 use foreload_engine::client::{Attached, ClientError};
 use foreload_engine::protocol::{Ask, Sent};
@@ -203,7 +202,6 @@ fn decode(bytes: &[u8]) -> PyResult<Vec<Sent>> {
 pub struct Delivery {
     attached: Arc<Attached>,
     leases: Mutex<Vec<Option<Lease>>>,
-    copies: Mutex<Option<Copies>>,
     items: Vec<Sent>,
     /// Copy the bytes and let go: too much memory is leased already.
     copy: bool,
@@ -218,7 +216,6 @@ impl Delivery {
         Delivery {
             attached: Arc::clone(attached),
             leases: Mutex::new(leases),
-            copies: Mutex::default(),
             items,
             copy,
         }
@@ -282,23 +279,19 @@ impl Delivery {
         self.items.iter().map(|item| item.len).collect()
     }
 
-    /// Begins [`to_bytes`](Delivery::to_bytes) in a thread of its own.
-    fn begin_copies(&self, py: Python<'_>) -> PyResult<()> {
-        let copies = Copies::begin(py, &self.attached, self.take_all()?)?;
-        *self.copies.lock().unwrap_or_else(PoisonError::into_inner) = Some(copies);
-        Ok(())
-    }
-
-    /// Copies of all bytes; the memory is let go.
+    /// Copies of all bytes; the memory is let go, each sample's as soon as it is copied.
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let begun = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(copies) = begun {
-            return copies.finish(py);
-        }
         let leases = self.take_all()?;
-        let copies = PyList::new(py, leases.iter().map(|lease| PyBytes::new(py, lease.bytes())))?;
-        py.detach(|| drop(leases));
-        Ok(copies)
+        let mut objects = Vec::with_capacity(leases.len());
+        let mut work = Vec::with_capacity(leases.len());
+        for lease in leases {
+            let (object, blank) = Blank::new(py, lease.bytes().len())?;
+            objects.push(object);
+            work.push((blank, lease));
+        }
+        // Filling them takes memory bandwidth and no lock.
+        py.detach(|| work.into_iter().for_each(|(blank, lease)| blank.fill(lease.bytes())));
+        PyList::new(py, objects)
     }
 
     /// All samples as memory of the arena, without copies.

@@ -1,13 +1,12 @@
 //! Python conversions over the engine's client; decides nothing.
 //!
 //! `foreload._core` is what `python/foreload` is built on: the connection to the agent ([`agent`]), jobs and their deliveries ([`job`]), memory
-//! seen from Python ([`buffer`]) and copied for it ([`copies`]), the index ([`index`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
+//! seen from Python ([`buffer`]), the index ([`index`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
 //! function checks its arguments, releases the GIL for whatever may take time, and turns errors into the classes of
 //! `foreload.errors` ([`errors`]). The package's documentation of these classes is `_core.pyi`.
 
 mod agent;
 mod buffer;
-mod copies;
 mod errors;
 mod index;
 mod job;

@@ -21,6 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
+from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
@@ -355,13 +356,14 @@ class DataLoader(data.DataLoader[Any]):
         samples: Any = self.dataset
         single, form = not self._auto_collation, self._raw
         if not decoder.is_needed:
+            if not (single or self._user_collates):
+                yield from (
+                    batch for _, batch in Ahead(stream, lambda found: _batch.raw_batch(found, form, attachment))
+                )
+                return
             for _, delivery in stream:
-                if single:
-                    yield collate(tuple(_batch.Batch(delivery, form, attachment)[0]))
-                elif self._user_collates:
-                    yield collate(_batch.Batch(delivery, form, attachment))
-                else:
-                    yield self._undecoded(stream, delivery, form, attachment)
+                samples_of_it = _batch.Batch(delivery, form, attachment)
+                yield collate(tuple(samples_of_it[0]) if single else samples_of_it)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
         ready = (
@@ -377,13 +379,6 @@ class DataLoader(data.DataLoader[Any]):
                 yield collate(values) if self._user_collates else _batch.whole_batch(values, attachment)
             else:
                 yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
-
-    @staticmethod
-    def _undecoded(stream: Stream, delivery: Any, form: Form, attachment: Any) -> Any:
-        batch = _batch.raw_batch(delivery, form, attachment)
-        if form == "bytes":
-            stream.copy_ahead()
-        return batch
 
     @property
     def _raw(self) -> Form:
