@@ -1,5 +1,8 @@
 """Training data, already there: feeds training from a bucket at local speed, in the exact shuffled order."""
 
+from importlib import import_module
+from types import ModuleType
+
 from foreload._core import __version__
 from foreload._decode import Meta
 from foreload.arrays import NumpyLoader
@@ -23,3 +26,10 @@ __all__ = [
     "plan",
     "skip",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`foreload.sim`, `foreload.cost` and `foreload.plot`, imported when they are first used."""
+    if name in ("cost", "plot", "sim"):
+        return import_module(f"foreload.{name}")
+    raise AttributeError(f"module 'foreload' has no attribute {name!r}")

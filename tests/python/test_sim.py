@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,10 @@ def test_a_plot_without_matplotlib_says_what_to_install(report: Report, monkeypa
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         plot.time_by_policy(report)
+
+
+def test_the_simulator_is_an_attribute_of_the_package() -> None:
+    program = "import foreload as fl; print(fl.sim.POLICIES[0], fl.cost.__name__); fl.nothing"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == [POLICIES[0], "foreload.cost"]
+    assert "has no attribute 'nothing'" in ran.stderr
