@@ -175,15 +175,13 @@ def main() -> None:
         stage.close()
     if not given.quick:
         stem = figures.RESULTS / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-bench"
-        stem.with_suffix(".md").write_text(markdown(results))
+        stem.with_suffix(".md").write_text(machine.without_paths(markdown(results), ROOT))
         whole = {
             name: {"readings": [r.as_dict() for r in result.readings], "settings": result.settings, "raw": result.raw}
             for name, result in results.items()
         }
-        stem.with_suffix(".json").write_text(
-            json.dumps({"machine": machine.describe(), "commit": machine.commit(ROOT), "workloads": whole}, indent=1)
-            + "\n"
-        )
+        text = json.dumps({"machine": machine.describe(), "commit": machine.commit(ROOT), "workloads": whole}, indent=1)
+        stem.with_suffix(".json").write_text(machine.without_paths(text + "\n", ROOT))
         plot(results, stem.with_suffix(".png"))
 
 

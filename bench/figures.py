@@ -214,8 +214,9 @@ def write(figure: Figure, result: Result, directory: Path = RESULTS) -> None:
     """Writes a figure's results."""
     whole = report(figure, result)
     name = f"{whole['date'][:10]}-{figure.id}"
-    (directory / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (directory / f"{name}.md").write_text(as_markdown(figure, result, whole))
+    texts = {"json": json.dumps(whole, indent=1) + "\n", "md": as_markdown(figure, result, whole)}
+    for kind, text in texts.items():
+        (directory / f"{name}.{kind}").write_text(machine.without_paths(text, ROOT))
 
 
 def table(results: list[tuple[Figure, Result]]) -> Table:

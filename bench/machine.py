@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from importlib import metadata
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def without_paths(text: str, root: Path) -> str:
+    """A result's text without where things lie on this machine: what programs print has such paths."""
+    for path, name in ((root, "."), (Path(sys.prefix), "PREFIX"), (Path.home(), "~")):
+        text = text.replace(str(path), name)
+    return text
 
 
 def describe() -> dict[str, Any]:

@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -33,7 +34,7 @@ def program(name: str) -> str | None:
     return shutil.which(name, path=f"{_INSTALLED}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
-class Server:
+class Server(ABC):
     """A running store; use one of its kinds.
 
     Attributes:
@@ -76,20 +77,21 @@ class Server:
             return True
         return False
 
+    @abstractmethod
     def address(self) -> tuple[str, dict[str, str]]:
         """URL of the bucket, and the options that go with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def words(self) -> list[str]:
         """The program's arguments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prepare(self) -> None:
         """Makes the bucket."""
 
+    @abstractmethod
     def put(self, key: str, body: bytes) -> None:
         """Writes an object."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """Ends it; may be called twice."""

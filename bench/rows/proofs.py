@@ -24,13 +24,9 @@ def exactly_once(stage: Stage) -> Result:
     result = Result()
     for name, command in {"plan": _RUST, "python": [sys.executable, "-m", "pytest", *_PYTHON]}.items():
         status, output = _run(command)
-        if name == "plan":
-            passed = sum(int(number) for number in re.findall(r"(\d+) passed", output))
-            failed = sum(int(number) for number in re.findall(r"(\d+) failed", output))
-        else:
-            passed, failed = (
-                sum(int(number) for number in re.findall(rf"(\d+) {word}", output)) for word in ("passed", "failed")
-            )
+        passed, failed = (
+            sum(int(number) for number in re.findall(rf"(\d+) {word}", output)) for word in ("passed", "failed")
+        )
         result.read(f"{name}: tests passed", float(passed))
         result.read(f"{name}: tests failed", float(max(failed, 1 if status else 0)))
         result.raw[name] = output[-4000:]

@@ -9,7 +9,6 @@ time. A forked child has no such thread, and its passes are refused (`Stream`).
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -46,13 +45,12 @@ class Ahead(Iterator[tuple[int, Any]]):
 
     def __init__(self, stream: Stream, make: Callable[[_core.Delivery], Any]) -> None:
         self._stream, self._make = stream, make
-        self._process = os.getpid()
         self._turns = _Turns()
         self._thread: threading.Thread | None = None
         self._busy = False
 
     def __next__(self) -> tuple[int, Any]:
-        made = self._finished() if self._busy and self._process == os.getpid() else None
+        made = self._finished() if self._busy and self._stream.is_ours else None
         if made is None:
             number, delivery = next(self._stream)
             batch = self._make(delivery)
@@ -94,7 +92,7 @@ class Ahead(Iterator[tuple[int, Any]]):
     def close(self) -> None:
         """Ends the thread; a batch that nobody took is dropped."""
         thread, self._thread = self._thread, None
-        if thread is None or self._process != os.getpid() or sys.is_finalizing():
+        if thread is None or not self._stream.is_ours or sys.is_finalizing():
             return
         turns, elsewhere = self._turns, thread is not threading.current_thread()
         if self._busy and elsewhere:

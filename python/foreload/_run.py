@@ -330,7 +330,6 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         failures: Failures | None = None,
     ) -> None:
         self.run, self.epoch = run, epoch
-        self.waited_s = 0.0
         self._process = os.getpid()
         self._timeout_s = timeout_s
         self._failures = failures or Failures()
@@ -349,18 +348,21 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         job.start(self.run.rank, self.epoch, self.run.position(self.epoch, batch))
         return job
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process began it: false after a fork."""
+        return self._process == os.getpid()
+
     def __next__(self) -> tuple[int, _core.Delivery]:
-        if self._process != os.getpid():
+        if not self.is_ours:
             raise ForkedError("a pass over a loader belongs to the process that began it; begin another one here")
         if self._next >= self._count:
             self._attachment.agent().flush()
             raise StopIteration
-        begun = time.perf_counter()
         try:
             delivery = self._take()
         except ClosedError as error:
             delivery = self._reconnect(error)
-        self.waited_s = time.perf_counter() - begun
         self._next += 1
         return self._next - 1, delivery
 
@@ -384,7 +386,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
     def pass_on(self) -> int:
         """Hands out the batch that `look_ahead` showed; its number."""
         self.run.dataset.source.renew()
-        self._ready, self.waited_s = None, 0.0
+        self._ready = None
         self._next += 1
         return self._next - 1
 

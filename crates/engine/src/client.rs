@@ -95,20 +95,17 @@ struct Inbox {
 /// Leases of a job to give back: samples and batch slots.
 type Releases = (Vec<Handle>, Vec<u64>, u64);
 
-/// What is sent with the next message, or before a wait.
+/// What is sent with the next message, or before a wait: releases by job.
 #[derive(Default)]
-struct Outbox {
-    posted: Vec<u8>,
-    releases: FxHashMap<u32, Releases>,
-}
+struct Outbox(FxHashMap<u32, Releases>);
 
 impl Outbox {
     fn empty(&mut self) -> Vec<u8> {
-        let mut bytes = std::mem::take(&mut self.posted);
-        let mut jobs: Vec<u32> = self.releases.keys().copied().collect();
+        let mut bytes = Vec::new();
+        let mut jobs: Vec<u32> = self.0.keys().copied().collect();
         jobs.sort_unstable();
         for job in jobs {
-            if let Some((handles, slots, _)) = self.releases.remove(&job)
+            if let Some((handles, slots, _)) = self.0.remove(&job)
                 && !(handles.is_empty() && slots.is_empty())
             {
                 bytes.extend(Ask::Release { job, handles, slots }.encode());
@@ -250,19 +247,7 @@ impl Client {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a message with the next one or before the next wait: for what nobody waits for yet.
-    ///
-    /// # Errors
-    /// [`ClientError::Forked`].
-    pub fn post(&self, ask: &Ask) -> Result<(), ClientError> {
-        if !self.is_ours() {
-            return Err(ClientError::Forked);
-        }
-        lock(&self.outbox).posted.extend(ask.encode());
-        Ok(())
-    }
-
-    /// Sends a message, and before it what was posted and released.
+    /// Sends a message, and before it the releases that have gathered.
     ///
     /// # Errors
     /// [`ClientError::Closed`], [`ClientError::Forked`].
@@ -298,7 +283,7 @@ impl Client {
             return;
         }
         let mut outbox = lock(&self.outbox);
-        let (handles, slots, held) = outbox.releases.entry(job).or_default();
+        let (handles, slots, held) = outbox.0.entry(job).or_default();
         handles.extend(handle);
         slots.extend(slot);
         *held += bytes;
@@ -308,20 +293,13 @@ impl Client {
         }
     }
 
-    /// Sends what was posted and released.
+    /// Sends the releases that have gathered.
     pub fn flush(&self) {
         if self.is_ours() {
             let mut outbox = lock(&self.outbox);
             let bytes = outbox.empty();
             // Who waits for an answer hears of an agent that is gone.
             let _ = self.write(&bytes);
-        }
-    }
-
-    /// Sends what was posted, if there is any.
-    fn flush_posted(&self) {
-        if !lock(&self.outbox).posted.is_empty() {
-            self.flush();
         }
     }
 
@@ -384,7 +362,6 @@ impl Client {
 
     fn receive(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<Incoming, ClientError> {
         let end = timeout.map(|timeout| Instant::now() + timeout);
-        self.flush_posted();
         let mut inbox = lock(&self.inbox);
         loop {
             if let Some(incoming) = inbox.mail.remove(&id) {
@@ -449,7 +426,6 @@ impl Client {
     /// Takes the answer to a want if it is there already and not a refusal, without waiting.
     fn delivery_at_hand(&self, id: u64) -> Option<(Vec<Sent>, bool)> {
         if !lock(&self.inbox).mail.contains_key(&id) {
-            self.flush_posted();
             self.glance();
         }
         let mut inbox = lock(&self.inbox);
@@ -627,10 +603,10 @@ impl Attached {
     /// Asks for a batch of a rank; wait for the number that comes back.
     ///
     /// # Errors
-    /// As [`Client::post`].
+    /// As [`Client::send`].
     pub fn want_batch(&self, rank: u32, epoch: u32, batch: u64) -> Result<u64, ClientError> {
         let id = self.client.next_id();
-        self.client.post(&Ask::WantBatch {
+        self.client.send(&Ask::WantBatch {
             id,
             job: self.job,
             rank,
@@ -643,10 +619,10 @@ impl Attached {
     /// Asks for samples by number.
     ///
     /// # Errors
-    /// As [`Client::post`].
+    /// As [`Client::send`].
     pub fn want_samples(&self, rank: u32, samples: Vec<u64>) -> Result<u64, ClientError> {
         let id = self.client.next_id();
-        self.client.post(&Ask::WantSamples {
+        self.client.send(&Ask::WantSamples {
             id,
             job: self.job,
             rank,

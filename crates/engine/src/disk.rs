@@ -52,6 +52,9 @@ use std::time::{Duration, Instant};
 /// How long a full disk is left alone before the next try; after other errors it doubles each time, up to 32 times this.
 const PAUSE: Duration = Duration::from_secs(10);
 
+/// How long a file system has to say what it has left.
+const MEASURE: Duration = Duration::from_millis(100);
+
 /// Why a tier could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -123,11 +126,13 @@ pub struct DiskTier {
     /// Keys that are being written, and whether they were forgotten meanwhile.
     writing: FxHashMap<[u8; 16], bool>,
     records: u64,
-    /// What the file system had left after the latest write, less what was reserved since.
-    free_bytes: Option<u64>,
+    /// Of what is reserved and neither written nor given up, the file system may not know yet.
+    pending_bytes: u64,
     /// Errors in a row, and when to try again.
     failures: u32,
     paused: Option<(Instant, Refusal)>,
+    /// Whether the file system is to be asked what it has left before a pause ends.
+    is_outdated: bool,
     /// Locked while it is open.
     lock: File,
 }
@@ -153,9 +158,10 @@ impl DiskTier {
             index: Index::new(),
             writing: FxHashMap::default(),
             records: 0,
-            free_bytes: File::open(dir).and_then(|dir| segment::free_bytes(&dir)).ok(),
+            pending_bytes: 0,
             failures: 0,
             paused: None,
+            is_outdated: false,
             lock,
         };
         let mut report = OpenReport::default();
@@ -168,6 +174,7 @@ impl DiskTier {
         while tier.used_bytes() > tier.settings.capacity_bytes && tier.evict() {
             report.evicted += 1;
         }
+        tier.segments.measure();
         tier.run_chores();
         report.segments = tier.segments.len();
         report.records = tier.records;
@@ -253,7 +260,7 @@ impl DiskTier {
             self.segments.roll(&self.index)?;
         }
         let reservation = self.segments.append(job, key, len as u32).ok_or(Refusal::Full)?;
-        self.free_bytes = self.free_bytes.map(|free| free.saturating_sub(need));
+        self.pending_bytes += need;
         self.writing.insert(key, false);
         Ok(reservation)
     }
@@ -261,10 +268,11 @@ impl DiskTier {
     fn may_write(&mut self) -> Result<(), Refusal> {
         match self.paused {
             Some((until, refusal)) if Instant::now() < until => Err(refusal),
-            // The figure is as old as the pause; the next write brings a new one.
-            Some((_, Refusal::NoSpace)) => {
-                (self.paused, self.free_bytes) = (None, None);
-                Ok(())
+            Some((_, refusal)) if self.is_outdated => {
+                self.is_outdated = false;
+                self.segments.measure();
+                self.paused = Some((Instant::now() + MEASURE, refusal));
+                Err(refusal)
             }
             _ => Ok(()),
         }
@@ -277,11 +285,12 @@ impl DiskTier {
                 return Err(Refusal::Full);
             }
         }
-        let floor = self.settings.keep_free_bytes.saturating_add(bytes);
-        while self
-            .free_bytes
-            .is_some_and(|free| free.saturating_add(self.segments.unlinking_bytes()) < floor)
-        {
+        let floor = self
+            .settings
+            .keep_free_bytes
+            .saturating_add(self.pending_bytes)
+            .saturating_add(bytes);
+        while self.segments.free_bytes() < floor {
             if !self.evict() {
                 self.pause(PAUSE, Refusal::NoSpace);
                 return Err(Refusal::NoSpace);
@@ -301,16 +310,14 @@ impl DiskTier {
 
     fn pause(&mut self, time: Duration, refusal: Refusal) {
         self.paused = Some((Instant::now() + time, refusal));
+        self.is_outdated = refusal == Refusal::NoSpace;
     }
 
     /// The record is written: from now on it is found.
     pub fn commit(&mut self, written: Written) {
-        let Written {
-            reservation,
-            free_bytes,
-        } = written;
+        let Written { reservation } = written;
+        self.settled(&reservation);
         (self.failures, self.paused) = (0, None);
-        self.free_bytes = free_bytes.or(self.free_bytes);
         let forgotten = self.writing.remove(&reservation.record.key).unwrap_or(true);
         if !forgotten {
             self.insert(reservation.sequence, &reservation.record);
@@ -325,7 +332,7 @@ impl DiskTier {
         match error.kind() {
             io::ErrorKind::InvalidInput => {}
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                self.free_bytes = Some(0);
+                self.segments.has(0);
                 self.pause(PAUSE, Refusal::NoSpace);
             }
             _ => {
@@ -338,9 +345,14 @@ impl DiskTier {
 
     /// The record is not going to be written after all.
     pub fn abandon(&mut self, reservation: Reservation) {
+        self.settled(&reservation);
         self.writing.remove(&reservation.record.key);
         self.segments
             .abandoned(reservation.sequence, &reservation.record, &self.index);
+    }
+
+    fn settled(&mut self, reservation: &Reservation) {
+        self.pending_bytes -= reservation.len().saturating_add(RECORD_OVERHEAD);
     }
 
     fn insert(&mut self, sequence: u32, record: &Record) {

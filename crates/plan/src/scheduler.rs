@@ -355,12 +355,6 @@ impl Scheduler {
         }
     }
 
-    /// Bytes of the RAM tier: one of the [`Gauges`], without making the others.
-    #[must_use]
-    pub fn kept_bytes(&self) -> u64 {
-        self.residents.kept_bytes
-    }
-
     /// Parts of the arena of at least `least` bytes that hold nothing now: what can be given back to the system.
     pub fn free_blocks(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         self.arena.free_blocks(least)

@@ -21,7 +21,7 @@ use crate::paper::pipeline::Counts;
 use crate::source::{Ordered, SharedSource};
 use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
-use node::{Node, Pending};
+use node::{Keep, Node, Pending};
 use placement::{Placement, Where};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -48,6 +48,8 @@ struct Run<'a> {
     ready: BinaryHeap<Reverse<(Ordered, u32)>>,
     /// Who else waits for a sample that its home is reading: (node, sequence number).
     waiting: HashMap<u32, Vec<(u32, u64)>>,
+    /// What a node reads from the source although others have it: which of its accesses wait for that, by node and sample.
+    again: HashMap<(u32, u32), Vec<u64>>,
     counts: Counts,
     epoch_ends: Vec<f64>,
 }
@@ -64,6 +66,7 @@ impl<'a> Run<'a> {
             source: SharedSource::new(setup.curve.clone(), setup.hardware.share, (0..nodes).collect(), weights),
             ready: (0..nodes).map(|n| Reverse((Ordered(0.0), n))).collect(),
             waiting: HashMap::new(),
+            again: HashMap::new(),
             counts: Counts::default(),
             epoch_ends: vec![0.0; setup.access.epochs() as usize],
         }
@@ -139,17 +142,9 @@ impl<'a> Run<'a> {
         match self.placement.find(node, sample, epoch) {
             Where::Own(tier) => {
                 let done = self.devices.tier_done(node, tier, mb, at);
-                if self.source_is_better(node, mb, at, done) {
-                    return self.ask_source(
-                        node,
-                        Pending {
-                            seq,
-                            sample,
-                            mb,
-                            keep: None,
-                        },
-                        at,
-                    );
+                if self.source_is_better(node, seq, mb, at, done) {
+                    self.ask_source(node, seq, sample, mb, Keep::No, at);
+                    return None;
                 }
                 self.devices.read_tier(node, tier, mb, at);
                 self.counts.local(self.setup.hardware.tiers[tier].kind, mb);
@@ -158,21 +153,12 @@ impl<'a> Run<'a> {
             }
             Where::Peer(home, tier) => {
                 let done = self.devices.peer_done(node, home, tier, mb, at);
-                if self.source_is_better(node, mb, at, done) {
-                    return self.ask_source(
-                        node,
-                        Pending {
-                            seq,
-                            sample,
-                            mb,
-                            keep: None,
-                        },
-                        at,
-                    );
+                if self.asks_again(node, seq, sample, mb, at, done) {
+                    return None;
                 }
                 self.devices.read_peer(node, home, tier, mb, at);
                 self.counts.mb.peer += mb;
-                self.placement.consider_copy(node, home, sample, tier, epoch);
+                self.placement.consider_copy(node, sample, epoch);
                 self.read_from(home, tier, epoch, mb, done);
                 Some(done)
             }
@@ -187,30 +173,32 @@ impl<'a> Run<'a> {
                 match home {
                     Some((home, tier)) if home != node => {
                         self.waiting.entry(sample).or_default().push((node, seq));
-                        self.ask_source(
-                            home,
-                            Pending {
-                                seq: u64::MAX,
-                                sample,
-                                mb,
-                                keep: Some(tier),
-                            },
-                            at,
-                        )
+                        self.ask_source(home, u64::MAX, sample, mb, Keep::Home(tier), at);
                     }
-                    kept => self.ask_source(
-                        node,
-                        Pending {
-                            seq,
-                            sample,
-                            mb,
-                            keep: kept.map(|(_, tier)| tier),
-                        },
-                        at,
-                    ),
+                    kept => {
+                        let keep = kept.map_or(Keep::No, |(_, tier)| Keep::Home(tier));
+                        self.ask_source(node, seq, sample, mb, keep, at);
+                    }
                 }
+                None
             }
         }
+    }
+
+    /// Reads from the source what another node would have at `node` by `done`, if that is too late and the source is sooner.
+    fn asks_again(&mut self, node: u32, seq: u64, sample: u32, mb: f64, at: f64, done: f64) -> bool {
+        if !self.again.is_empty()
+            && let Some(seqs) = self.again.get_mut(&(node, sample))
+        {
+            seqs.push(seq);
+            return true;
+        }
+        let asks = self.source_is_better(node, seq, mb, at, done);
+        if asks {
+            self.again.insert((node, sample), Vec::new());
+            self.ask_source(node, seq, sample, mb, Keep::Copy, at);
+        }
+        asks
     }
 
     /// In the last epoch what was read isn't read again: its memory is read-ahead's.
@@ -221,9 +209,9 @@ impl<'a> Run<'a> {
     }
 
     /// Whether a queue is so long that the sample would be late, and the source would have it sooner.
-    fn source_is_better(&self, node: u32, mb: f64, at: f64, done: f64) -> bool {
+    fn source_is_better(&self, node: u32, seq: u64, mb: f64, at: f64, done: f64) -> bool {
         let n = &self.nodes[node as usize];
-        if done <= n.needed_at(self.setup, at) {
+        if done <= n.needed_at(self.setup, seq, at) {
             return false;
         }
         let threads = self.setup.hardware.source_threads;
@@ -231,13 +219,12 @@ impl<'a> Run<'a> {
         at + self.setup.hardware.latency_s + (n.queued_mb + mb) / mb_s < done
     }
 
-    fn ask_source(&mut self, node: u32, pending: Pending, at: f64) -> Option<f64> {
-        self.counts.source(pending.mb);
+    fn ask_source(&mut self, node: u32, seq: u64, sample: u32, mb: f64, keep: Keep, at: f64) {
+        self.counts.source(mb);
         let n = &mut self.nodes[node as usize];
-        n.queued_mb += pending.mb;
-        n.queue.push_back(pending);
+        n.queued_mb += mb;
+        n.queue.push_back(Pending { seq, sample, mb, keep });
         self.request(node, at);
-        None
     }
 
     /// Starts the next request of `node` if it may have another one in flight.
@@ -275,27 +262,48 @@ impl<'a> Run<'a> {
         if hardware.latency_s > 0.0 || hardware.connection_mb_s.is_finite() {
             n.in_flight.push_back(arrived);
         }
-        if let Some(tier) = pending.keep {
-            self.devices.write_tier(node, tier, pending.mb, arrived);
-            self.placement.present(pending.sample);
+        let Pending { seq, sample, mb, keep } = pending;
+        match keep {
+            Keep::No => {}
+            Keep::Copy => self.placement.consider_copy(node, sample, self.epoch_of(node, seq)),
+            Keep::Home(tier) => {
+                self.devices.write_tier(node, tier, mb, arrived);
+                self.placement.present(sample);
+            }
         }
         self.request(node, at);
-        if pending.seq != u64::MAX {
-            self.fetched(node, pending.seq, arrived);
+        if seq != u64::MAX {
+            self.fetched(node, seq, arrived);
             self.unblock(node, at, epochs)?;
         }
-        for (other, seq) in self.waiting.remove(&pending.sample).unwrap_or_default() {
-            let done = match other == node {
-                true => arrived,
-                false => {
-                    self.counts.mb.peer += pending.mb;
-                    self.devices.send(node, other, pending.mb, arrived)
+        if keep == Keep::Copy {
+            for seq in self.again.remove(&(node, sample)).unwrap_or_default() {
+                self.fetched(node, seq, arrived);
+            }
+            return self.unblock(node, at, epochs);
+        }
+        for (other, seq) in self.waiting.remove(&sample).unwrap_or_default() {
+            let done = if other == node {
+                arrived
+            } else if self.placement.has_copy(other, sample) {
+                self.devices.send_done(node, other, 0.0, arrived)
+            } else {
+                let done = self.devices.send_done(node, other, mb, arrived);
+                if self.asks_again(other, seq, sample, mb, arrived, done) {
+                    continue;
                 }
+                self.counts.mb.peer += mb;
+                self.placement.consider_copy(other, sample, self.epoch_of(other, seq));
+                self.devices.send(node, other, mb, arrived)
             };
             self.fetched(other, seq, done);
             self.unblock(other, at, epochs)?;
         }
         Ok(())
+    }
+
+    fn epoch_of(&self, node: u32, seq: u64) -> u32 {
+        (seq / u64::from(self.setup.access.per_epoch(node))) as u32
     }
 
     /// It is known when a sample will be in staging memory: what can be consumed in order, is.

@@ -22,6 +22,8 @@ pub(super) struct Shared {
     most_open: usize,
     /// Bytes of segments that are given up but not unlinked yet.
     pub(super) to_unlink: AtomicU64,
+    /// What the file system had left when it was last asked: after each write, and by a chore.
+    pub(super) free: AtomicU64,
 }
 
 impl Shared {
@@ -30,7 +32,16 @@ impl Shared {
             open: Mutex::default(),
             most_open: most_open.max(1),
             to_unlink: AtomicU64::new(0),
+            free: AtomicU64::new(u64::MAX),
         })
+    }
+
+    /// Asks the file system that holds `file` how much is free. Blocks.
+    pub(super) fn measure(&self, file: &File) {
+        if let Ok(stat) = rustix::fs::fstatvfs(file) {
+            self.free
+                .store(stat.f_bavail.saturating_mul(stat.f_frsize), Ordering::Relaxed);
+        }
     }
 
     /// Notes that `segment` was opened; closes another one for it where there are too many.
@@ -262,10 +273,7 @@ impl Reservation {
     pub fn write(mut self, bytes: &[u8], crc: Option<u32>) -> Result<Written, FailedWrite> {
         self.record.crc32c = crc.unwrap_or_else(|| crc32c(bytes));
         match self.try_write(bytes) {
-            Ok(free_bytes) => Ok(Written {
-                reservation: self,
-                free_bytes,
-            }),
+            Ok(()) => Ok(Written { reservation: self }),
             Err(error) => Err(FailedWrite {
                 reservation: self,
                 error,
@@ -273,7 +281,7 @@ impl Reservation {
         }
     }
 
-    fn try_write(&self, bytes: &[u8]) -> io::Result<Option<u64>> {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 != self.len() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -298,20 +306,15 @@ impl Reservation {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(free_bytes(&file).ok())
+        self.segment.shared.measure(&file);
+        Ok(())
     }
-}
-
-pub(super) fn free_bytes(file: &File) -> io::Result<u64> {
-    let stat = rustix::fs::fstatvfs(file)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// A record that is in its place, for [`DiskTier::commit`](super::DiskTier::commit).
 #[must_use = "the record is not found before it is committed"]
 pub struct Written {
     pub(super) reservation: Reservation,
-    pub(super) free_bytes: Option<u64>,
 }
 
 impl Written {
@@ -344,7 +347,7 @@ impl FailedWrite {
     }
 }
 
-/// Work that would hold the event loop up: sealing and unlinking files. Nothing waits for it, and nothing is wrong
+/// Work that would hold the event loop up: sealing and unlinking files, asking what is free. Nothing waits for it, and nothing is wrong
 /// when it is late or fails: a segment without a footer is read record by record at the next start, and one that was
 /// not unlinked is found again.
 #[must_use = "it is to be run on a blocking thread"]
@@ -360,6 +363,10 @@ pub(super) enum Work {
         segment: Arc<SegmentFile>,
         bytes: u64,
     },
+    Measure {
+        dir: PathBuf,
+        shared: Arc<Shared>,
+    },
 }
 
 impl Chore {
@@ -370,6 +377,11 @@ impl Chore {
             Work::Unlink { segment, bytes } => {
                 drop(std::fs::remove_file(&segment.path));
                 segment.shared.to_unlink.fetch_sub(bytes, Ordering::Relaxed);
+            }
+            Work::Measure { dir, shared } => {
+                if let Ok(dir) = File::open(dir) {
+                    shared.measure(&dir);
+                }
             }
         }
     }

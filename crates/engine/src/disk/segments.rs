@@ -78,9 +78,23 @@ impl Segments {
         self.bytes
     }
 
-    /// Bytes of segments that are given up but still on the disk.
-    pub(super) fn unlinking_bytes(&self) -> u64 {
-        self.shared.to_unlink.load(Ordering::Relaxed)
+    /// Bytes that the file system had left when it was last asked; segments that are being unlinked count as left.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let free = self.shared.free.load(Ordering::Relaxed);
+        free.saturating_add(self.shared.to_unlink.load(Ordering::Relaxed))
+    }
+
+    /// Whatever the file system said, it has `bytes` left.
+    pub(super) fn has(&self, bytes: u64) {
+        self.shared.free.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Has the file system asked what it has left.
+    pub(super) fn measure(&mut self) {
+        self.chores.push_back(Chore(Work::Measure {
+            dir: self.dir.clone(),
+            shared: Arc::clone(&self.shared),
+        }));
     }
 
     pub(super) fn chore(&mut self) -> Option<Chore> {

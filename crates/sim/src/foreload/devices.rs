@@ -67,15 +67,19 @@ impl Devices {
 
     /// When a read of another node's tier would end.
     pub fn peer_done(&self, node: u32, home: u32, tier: usize, mb: f64, at: f64) -> f64 {
-        let read = self.tier_done(home, tier, mb, at);
-        let busy = self.sending_until[home as usize].max(self.receiving_until[node as usize]);
-        read.max(busy) + mb * self.network_s_per_mb
+        self.send_done(home, node, mb, self.tier_done(home, tier, mb, at))
     }
 
     /// Reads another node's tier.
     pub fn read_peer(&mut self, node: u32, home: u32, tier: usize, mb: f64, at: f64) {
         let read = self.read_tier(home, tier, mb, at);
         self.send_from(home, node, mb, at, read);
+    }
+
+    /// When what `home` has in memory at `at` would be at another node.
+    pub fn send_done(&self, home: u32, node: u32, mb: f64, at: f64) -> f64 {
+        let busy = self.sending_until[home as usize].max(self.receiving_until[node as usize]);
+        at.max(busy) + mb * self.network_s_per_mb
     }
 
     /// Sends what `home` has in memory at `at`; returns when it is there.

@@ -14,14 +14,27 @@ pub struct Pending {
     pub sample: u32,
     /// Its size.
     pub mb: f64,
-    /// The tier that keeps it.
-    pub keep: Option<usize>,
+    /// Whether it stays.
+    pub keep: Keep,
+}
+
+/// Whether a sample that is read from the source stays on the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// No.
+    No,
+    /// In this tier, which is its home.
+    Home(usize),
+    /// Its home is elsewhere, but too slow to reach: the node keeps a copy if that is worth it.
+    Copy,
 }
 
 /// A sample in staging memory; times are NaN until known.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     mb: f64,
+    /// MB admitted before it, in the whole run.
+    before_mb: f64,
     fetched: f64,
     consumed: f64,
 }
@@ -51,6 +64,7 @@ pub struct Node {
     /// Memory of the RAM tier that nothing reads again: from when, and MB.
     freed: VecDeque<(f64, f64)>,
     staged_mb: f64,
+    admitted_mb: f64,
     slots: VecDeque<Slot>,
     /// Sequence number of the first slot, and of the next sample to be consumed.
     first: u64,
@@ -78,6 +92,7 @@ impl Node {
             capacity_mb: hardware.staging_mb,
             freed: VecDeque::new(),
             staged_mb: 0.0,
+            admitted_mb: 0.0,
             slots: VecDeque::new(),
             first: 0,
             next: 0,
@@ -147,9 +162,11 @@ impl Node {
         self.staged_mb += mb;
         self.slots.push_back(Slot {
             mb,
+            before_mb: self.admitted_mb,
             fetched: f64::NAN,
             consumed: f64::NAN,
         });
+        self.admitted_mb += mb;
         self.last_seq()
     }
 
@@ -158,9 +175,16 @@ impl Node {
         self.first + self.slots.len() as u64 - 1
     }
 
-    /// When the sample admitted last will be wanted, if everything before it arrives in time.
-    pub fn needed_at(&self, setup: &Setup<'_>, at: f64) -> f64 {
-        self.free_at.max(at) + setup.compute.seconds_ahead(self.staged_mb, self.slots.len())
+    /// When a sample that isn't consumed yet will be wanted, if everything before it arrives in time.
+    pub fn needed_at(&self, setup: &Setup<'_>, seq: u64, at: f64) -> f64 {
+        let (slot, next) = (
+            &self.slots[(seq - self.first) as usize],
+            &self.slots[(self.next - self.first) as usize],
+        );
+        let ahead = setup
+            .compute
+            .seconds_ahead(slot.before_mb - next.before_mb, (seq - self.next) as usize);
+        self.free_at.max(at) + ahead
     }
 
     /// A sample will be fetched at `at`; everything that is complete in order is preprocessed and consumed.

@@ -117,13 +117,13 @@ impl<'a> Placement<'a> {
         self.tier[sample as usize] |= PRESENT;
     }
 
-    /// `node` got `sample` from its home's `tier`: keeps a copy if it will read it often enough and no uncovered sample needs the room.
-    pub fn consider_copy(&mut self, node: u32, home: u32, sample: u32, tier: usize, epoch: u32) {
+    /// `node` got `sample`, whose home is elsewhere: it keeps a copy if it will read it often enough and no uncovered sample needs the room.
+    pub fn consider_copy(&mut self, node: u32, sample: u32, epoch: u32) {
         let (epochs, mb) = (self.setup.access.epochs(), self.setup.sizes.of(sample));
         let Some(to) = self.copy_tier() else { return };
-        let hardware = self.setup.hardware;
+        let (hardware, tier) = (self.setup.hardware, usize::from(self.tier[sample as usize] & !PRESENT));
         let faster = hardware.tiers[to].read_mb_s > hardware.network_mb_s.min(hardware.tiers[tier].read_mb_s);
-        if node == home || epoch + 1 >= epochs || !faster || self.free_mb - mb < self.homeless_mb {
+        if epoch + 1 >= epochs || !faster || self.free_mb - mb < self.homeless_mb {
             return;
         }
         if self.shelves.free_mb(node, to) < mb {
@@ -170,7 +170,8 @@ impl<'a> Placement<'a> {
         ((bit / 64) as usize, 1 << (bit % 64))
     }
 
-    fn has_copy(&self, node: u32, sample: u32) -> bool {
+    /// Whether `node` keeps a copy besides the home's.
+    pub fn has_copy(&self, node: u32, sample: u32) -> bool {
         let (word, mask) = self.bit(node, sample);
         self.copied.as_ref().is_some_and(|bits| bits[word] & mask != 0)
     }

@@ -20,9 +20,13 @@ fn after_an_error_the_tier_refuses_for_a_while_and_recovers() {
         tier.failed(failed);
         assert_eq!(tier.reserve(1, key(2), 1000).err(), Some(refusal));
         assert!(holds(&tier, 1, 1000) && !tier.contains(&key(2)));
-        // Time passes.
-        let (until, _) = tier.paused.unwrap();
-        tier.paused = Some((until - 64 * PAUSE, refusal));
+        time_passes(&mut tier);
+        if refusal == Refusal::NoSpace {
+            // First the file system is asked.
+            assert_eq!(tier.reserve(1, key(2), 1000).err(), Some(refusal));
+            tier.run_chores();
+            time_passes(&mut tier);
+        }
     }
     put(&mut tier, 1, 2, 1000).unwrap();
     assert!(holds(&tier, 2, 1000) && tier.failures == 0);
@@ -42,6 +46,61 @@ fn room_that_is_to_stay_free_stays_free() {
     .unwrap();
     assert_eq!(tier.reserve(1, key(1), 1000).err(), Some(Refusal::NoSpace));
     assert!(files(dir.path()).is_empty());
+}
+
+#[test]
+fn what_is_being_written_counts_against_what_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(
+        dir.path(),
+        DiskSettings {
+            keep_free_bytes: 10_000,
+            ..settings(1 << 20, 1 << 16)
+        },
+    )
+    .unwrap();
+    tier.segments.has(14_000);
+    let writing: Vec<_> = (0..9).map_while(|n| tier.reserve(1, key(n), 1000).ok()).collect();
+    assert_eq!(writing.len(), 3);
+    // A write finds out what really is free.
+    let written = writing.into_iter().map(|place| place.write(&[0; 1000], None));
+    for written in written.collect::<Vec<_>>() {
+        tier.commit(written.ok().unwrap());
+    }
+    put(&mut tier, 1, 9, 1000).unwrap();
+}
+
+#[test]
+fn a_disk_that_stays_full_is_not_tried_with_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep_free_bytes = u64::MAX / 2;
+    let (mut tier, _) = DiskTier::open(
+        dir.path(),
+        DiskSettings {
+            keep_free_bytes,
+            ..settings(1 << 20, 1 << 16)
+        },
+    )
+    .unwrap();
+    for n in 0..20 {
+        assert_eq!(tier.reserve(1, key(n), 1000).err(), Some(Refusal::NoSpace));
+        tier.run_chores();
+        time_passes(&mut tier);
+    }
+    // Others went.
+    tier.settings.keep_free_bytes = 0;
+    put(&mut tier, 1, 1, 1000)
+        .or_else(|_| {
+            time_passes(&mut tier);
+            put(&mut tier, 1, 1, 1000)
+        })
+        .unwrap();
+}
+
+fn time_passes(tier: &mut DiskTier) {
+    if let Some((until, refusal)) = tier.paused {
+        tier.paused = Some((until - 64 * PAUSE, refusal));
+    }
 }
 
 #[test]
@@ -70,7 +129,7 @@ fn child_fills_a_disk() {
     let (mut held, mut errors) = (Vec::new(), Vec::new());
     for n in 0..200 {
         // The tier knows how much is free: others have taken it since.
-        tier.free_bytes = None;
+        tier.segments.has(u64::MAX);
         match tier.reserve(1, key(n), 70_000) {
             Ok(reservation) => match reservation.write(&payload(n, 70_000), None) {
                 Ok(written) => {
