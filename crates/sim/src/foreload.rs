@@ -38,6 +38,9 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
     Run::new(setup).run()
 }
 
+/// A way to a sample besides the source: MB/s, and when the sample would be there.
+type Other = (f64, f64);
+
 struct Run<'a> {
     setup: &'a Setup<'a>,
     nodes: Vec<Node>,
@@ -142,7 +145,8 @@ impl<'a> Run<'a> {
         match self.placement.find(node, sample, epoch) {
             Where::Own(tier) => {
                 let done = self.devices.tier_done(node, tier, mb, at);
-                if self.source_is_better(node, seq, mb, at, done) {
+                let tier_mb_s = self.setup.hardware.tiers[tier].read_mb_s;
+                if self.source_is_better(node, seq, mb, at, (tier_mb_s, done)) {
                     self.ask_source(node, seq, sample, mb, Keep::No, at);
                     return None;
                 }
@@ -153,7 +157,8 @@ impl<'a> Run<'a> {
             }
             Where::Peer(home, tier) => {
                 let done = self.devices.peer_done(node, home, tier, mb, at);
-                if self.asks_again(node, seq, sample, mb, at, done) {
+                let mb_s = self.network_mb_s().min(self.setup.hardware.tiers[tier].read_mb_s);
+                if self.asks_again(node, seq, sample, mb, at, (mb_s, done)) {
                     return None;
                 }
                 self.devices.read_peer(node, home, tier, mb, at);
@@ -169,7 +174,7 @@ impl<'a> Run<'a> {
             Where::Nowhere => {
                 let home = self
                     .placement
-                    .choose_home(node, sample, |n, tier| self.devices.can_write(n, tier, at));
+                    .choose_home(node, sample, epoch, |n, tier| self.devices.can_write(n, tier, at));
                 match home {
                     Some((home, tier)) if home != node => {
                         self.waiting.entry(sample).or_default().push((node, seq));
@@ -185,15 +190,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reads from the source what another node would have at `node` by `done`, if that is too late and the source is sooner.
-    fn asks_again(&mut self, node: u32, seq: u64, sample: u32, mb: f64, at: f64, done: f64) -> bool {
+    /// Reads from the source what others have, if that would come too late and the source is sooner.
+    fn asks_again(&mut self, node: u32, seq: u64, sample: u32, mb: f64, at: f64, other: Other) -> bool {
         if !self.again.is_empty()
             && let Some(seqs) = self.again.get_mut(&(node, sample))
         {
             seqs.push(seq);
             return true;
         }
-        let asks = self.source_is_better(node, seq, mb, at, done);
+        let asks = self.source_is_better(node, seq, mb, at, other);
         if asks {
             self.again.insert((node, sample), Vec::new());
             self.ask_source(node, seq, sample, mb, Keep::Copy, at);
@@ -208,15 +213,23 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether a queue is so long that the sample would be late, and the source would have it sooner.
-    fn source_is_better(&self, node: u32, seq: u64, mb: f64, at: f64, done: f64) -> bool {
+    /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.
+    fn source_is_better(&self, node: u32, seq: u64, mb: f64, at: f64, (mb_s, done): Other) -> bool {
         let n = &self.nodes[node as usize];
-        if done <= n.needed_at(self.setup, seq, at) {
-            return false;
-        }
-        let threads = self.setup.hardware.source_threads;
-        let mb_s = self.source.per_thread(node, threads) * threads;
-        at + self.setup.hardware.latency_s + (n.queued_mb + mb) / mb_s < done
+        mb_s < self.source_mb_s()
+            && done > n.needed_at(self.setup, seq, at)
+            && at + self.setup.hardware.latency_s + (n.queued_mb + mb) / self.source_mb_s() < done
+    }
+
+    /// What nodes that send to each other at random get: half, as both ends have to be free.
+    fn network_mb_s(&self) -> f64 {
+        self.setup.hardware.network_mb_s / 2.0
+    }
+
+    /// What the source gives a node when all read. What one could get while others read from peers, it would not get if they decided alike.
+    fn source_mb_s(&self) -> f64 {
+        let nodes = self.setup.hardware.nodes;
+        self.setup.curve.total(nodes) / f64::from(nodes)
     }
 
     fn ask_source(&mut self, node: u32, seq: u64, sample: u32, mb: f64, keep: Keep, at: f64) {
@@ -289,7 +302,7 @@ impl<'a> Run<'a> {
                 self.devices.send_done(node, other, 0.0, arrived)
             } else {
                 let done = self.devices.send_done(node, other, mb, arrived);
-                if self.asks_again(other, seq, sample, mb, arrived, done) {
+                if self.asks_again(other, seq, sample, mb, arrived, (self.network_mb_s(), done)) {
                     continue;
                 }
                 self.counts.mb.peer += mb;

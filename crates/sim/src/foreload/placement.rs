@@ -21,6 +21,8 @@ const PRESENT: u8 = 0x80;
 const UNREAD: u8 = 0x7f;
 /// Other nodes that are asked for room when the first reader has none.
 const PROBES: u32 = 8;
+/// Where the network moves less than this many times what the source gives each node when all read, nodes don't keep samples for others.
+const LEAST_NETWORK: f64 = 1.0;
 /// Memory for the table of copies: one bit per node and sample, up to a gigabyte.
 const MOST_COPY_BITS: u64 = 8 << 30;
 
@@ -37,23 +39,27 @@ pub struct Placement<'a> {
     copies: u64,
     /// Reads from which on a sample is worth a copy, by node; 0 until computed.
     worth: Vec<u32>,
+    /// The network is too slow to keep samples for others.
+    is_alone: bool,
 }
 
 impl<'a> Placement<'a> {
     /// Nothing placed.
     pub fn new(setup: &'a Setup<'a>) -> Self {
-        let samples = setup.sizes.samples() as usize;
+        let (samples, nodes) = (setup.sizes.samples() as usize, setup.hardware.nodes);
+        let share = setup.curve.total(nodes) / f64::from(nodes);
         Self {
             setup,
             shelves: Shelves::all(setup),
             home: vec![NOWHERE; samples],
             tier: vec![UNREAD; samples],
             homeless_mb: setup.sizes.total_mb,
-            free_mb: f64::from(setup.hardware.nodes) * setup.scenario.node_capacity_mb(),
+            free_mb: f64::from(nodes) * setup.scenario.node_capacity_mb(),
             homes: 0,
             copied: None,
             copies: 0,
-            worth: vec![0; setup.hardware.nodes as usize],
+            worth: vec![0; nodes as usize],
+            is_alone: nodes > 1 && setup.hardware.network_mb_s < LEAST_NETWORK * share,
         }
     }
 
@@ -81,17 +87,23 @@ impl<'a> Placement<'a> {
     }
 
     /// Gives a sample that is about to be read from the source a home: the reader while it has room, else another node; `None` when all are full or busy writing.
+    ///
+    /// Where the network is too slow to be of use, a node keeps what it reads most often itself.
     pub fn choose_home(
         &mut self,
         reader: u32,
         sample: u32,
+        epoch: u32,
         can_write: impl Fn(u32, usize) -> bool,
     ) -> Option<(u32, usize)> {
         let mb = self.setup.sizes.of(sample);
         let nodes = self.setup.hardware.nodes;
         self.tier[sample as usize] = 0;
         // When what is left is crumbs, asking around is not worth it.
-        let probes = if self.free_mb > self.homeless_mb {
+        if self.is_alone && !self.is_worth_keeping(reader, sample, epoch) {
+            return None;
+        }
+        let probes = if self.free_mb > self.homeless_mb && !self.is_alone {
             PROBES.min(nodes)
         } else {
             1
@@ -129,11 +141,7 @@ impl<'a> Placement<'a> {
         if self.shelves.free_mb(node, to) < mb {
             return;
         }
-        if self.worth[node as usize] == 0 {
-            self.worth[node as usize] = self.worth_a_copy(node, to, epoch);
-        }
-        let reads = 1 + self.setup.access.reads_after(node, sample, epoch);
-        if reads < self.worth[node as usize].max(2) || !self.set_copy(node, sample) {
+        if !self.is_worth_keeping(node, sample, epoch) || !self.set_copy(node, sample) {
             return;
         }
         self.shelves.take(node, to, mb);
@@ -141,13 +149,26 @@ impl<'a> Placement<'a> {
         self.copies += 1;
     }
 
+    /// Whether `node` reads `sample` often enough after `epoch` for what it has room for.
+    fn is_worth_keeping(&mut self, node: u32, sample: u32, epoch: u32) -> bool {
+        if self.worth[node as usize] == 0 {
+            self.worth[node as usize] = self.worth_keeping(node, epoch);
+        }
+        let reads = 1 + self.setup.access.reads_after(node, sample, epoch);
+        reads >= self.worth[node as usize].max(2)
+    }
+
     /// The reads from which on all samples, by expectation, fit into a node's free memory; one less is let in too, to fill it.
-    fn worth_a_copy(&self, node: u32, to: usize, epoch: u32) -> u32 {
+    fn worth_keeping(&self, node: u32, epoch: u32) -> u32 {
         let (trials, p) = (
             self.setup.access.epochs() - epoch,
             1.0 / f64::from(self.setup.hardware.nodes),
         );
-        let free = self.shelves.free_mb(node, to);
+        let tiers = 0..self.setup.hardware.tiers.len();
+        let free: f64 = match self.is_alone {
+            true => tiers.map(|tier| self.shelves.free_mb(node, tier)).sum(),
+            false => self.copy_tier().map_or(0.0, |tier| self.shelves.free_mb(node, tier)),
+        };
         let mut mb = 0.0;
         let mut level = trials;
         while level > 2 {
