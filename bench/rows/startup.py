@@ -55,12 +55,14 @@ def agent(stage: Stage) -> Result:
     with stage.bucket("wake:256x1000", profile="fast") as bucket:
         job = Job("s3://bench/wake", options_of(bucket), ram="64MB").json()
         colds = [probe(stage, "cold-start", {})["ms"] for _ in range(stage.amount(max(10, stage.pairs), 2))]
-        trips = [probe(stage, "round-trip", {"job": job})["us"] for _ in range(stage.pairs)]
+        trips = [probe(stage, "round-trip", {"job": job}) for _ in range(stage.pairs)]
     result.read("cold start", *colds, unit="ms")
-    result.read("wake-up", *trips, unit="us")
+    result.read("wake-up", *[found["us"] for found in trips], unit="us")
+    result.read("bare socket pair", *[found["bare_us"] for found in trips], unit="us")
     result.settings = {
         "cold start": "from the call to a connection that has been answered; nothing ran before",
         "wake-up": "median round trip for one sample in memory: the client's request wakes the agent, its answer wakes the client. An upper bound",
+        "bare socket pair": "median round trip of one byte between two processes that wait for it: what the machine takes without us",
     }
     return result
 

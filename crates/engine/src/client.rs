@@ -18,7 +18,7 @@ pub use start::{Place, own_directory};
 use crate::calls::{Call, Progress, Reply};
 use crate::protocol::{Ask, Frames, MAX_FRAME, Malformed, Say, Sent, Trouble, VERSION};
 use crate::slots::Mapping;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
 use rustc_hash::FxHashMap;
@@ -38,6 +38,10 @@ pub const PULSE: Duration = Duration::from_millis(50);
 const RELEASE_AT: usize = 32;
 /// Or so many bytes: a process that has nothing to ask must not keep memory that others wait for.
 const RELEASE_AT_BYTES: u64 = 1 << 20;
+
+/// Where the last wait was shorter than this, the next one looks again and again for [`SPIN`] before it sleeps: waking a processor takes longer.
+const SHORT: Duration = Duration::from_micros(150);
+const SPIN: Duration = Duration::from_micros(50);
 
 /// A notice may lie unread so long: looking for it costs a system call, and who has batches from other processes reads nothing otherwise.
 const UNREAD: Duration = Duration::from_millis(500);
@@ -126,6 +130,8 @@ pub struct Client {
     inbox: Mutex<Inbox>,
     arrived: Condvar,
     outbox: Mutex<Outbox>,
+    /// Whether the last wait was so short that the next one is worth a spin.
+    spins: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -154,6 +160,7 @@ impl Client {
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             outbox: Mutex::default(),
+            spins: AtomicBool::new(false),
         }
     }
 
@@ -439,6 +446,19 @@ impl Client {
     }
 
     fn wait_for_bytes(&self, nap: Duration) -> io::Result<bool> {
+        let begun = Instant::now();
+        let mut came = false;
+        if self.spins.load(Ordering::Relaxed) {
+            while !came && begun.elapsed() < SPIN.min(nap) {
+                came = self.poll(Duration::ZERO)?;
+            }
+        }
+        came = came || self.poll(nap)?;
+        self.spins.store(begun.elapsed() < SHORT, Ordering::Relaxed);
+        Ok(came)
+    }
+
+    fn poll(&self, nap: Duration) -> io::Result<bool> {
         let mut poll_fds = [PollFd::new(&self.stream, PollFlags::IN)];
         let nap = Timespec {
             tv_sec: nap.as_secs() as i64,
