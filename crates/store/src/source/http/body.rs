@@ -3,9 +3,10 @@
 use super::{Client, Connection, Head, Request, Watch, broken, connect::Origin, failed};
 use crate::{Error, Result};
 use std::cell::RefCell;
+use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, ReadBuf};
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
 // Big enough that a read takes what the socket holds, small enough to stay in the second-level cache between the
 // read and the copy to where the bytes belong.
@@ -76,7 +77,7 @@ impl Response {
 
     /// Hands the next pieces of the body to `take` until one wait is over; `false` at the end of the body.
     ///
-    /// `take` runs while the bytes lie in this thread's scratch buffer, which is why it is not async.
+    /// `take` runs while the bytes lie in a buffer that is used again, which is why it is not async.
     pub async fn next(&mut self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         let Some(connection) = self.connection.as_mut() else {
             return Ok(false);
@@ -145,32 +146,41 @@ fn framing_of(head: &Head, is_head: bool) -> Result<Framing> {
     }
 }
 
-/// Reads once from the socket into the scratch buffer and hands the bytes on.
+/// Hands on what the connection has: as it was decrypted, or by way of the scratch buffer.
 fn poll_piece(
     stream: &mut super::Stream,
     framing: Framing,
     take: &mut impl FnMut(&[u8]) -> Result<()>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Framing>> {
-    SCRATCH.with_borrow_mut(|scratch| {
-        let most = match framing {
-            Framing::Length(left) => usize::try_from(left).unwrap_or(usize::MAX).min(SCRATCH_BYTES),
-            _ => SCRATCH_BYTES,
-        };
-        let mut buffer = ReadBuf::new(&mut scratch[..most]);
-        match Pin::new(stream).poll_read(cx, &mut buffer) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Err(error)) => Poll::Ready(Err(failed("reading the answer", error))),
-            Poll::Ready(Ok(())) => {
-                let piece = buffer.filled();
-                Poll::Ready(match (piece.is_empty(), framing) {
-                    (true, Framing::UntilClose) => Ok(Framing::Done),
-                    (true, _) => Err(broken("the connection closed before the end of the answer")),
-                    (false, _) => accept(framing, piece, take),
-                })
-            }
+    let most = match framing {
+        Framing::Length(left) => usize::try_from(left).unwrap_or(usize::MAX),
+        _ => usize::MAX,
+    };
+    match stream {
+        super::Stream::Plain(stream) => SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(&mut scratch[..most.min(SCRATCH_BYTES)]);
+            let read = ready!(Pin::new(stream).poll_read(cx, &mut buffer));
+            Poll::Ready(went_on(framing, read.map(|()| buffer.filled()), take))
+        }),
+        super::Stream::Tls(stream) => {
+            let read = ready!(Pin::new(&mut **stream).poll_fill_buf(cx)).map(|piece| &piece[..most.min(piece.len())]);
+            let len = read.as_ref().map_or(0, |piece| piece.len());
+            let framing = went_on(framing, read, take);
+            Pin::new(&mut **stream).consume(len);
+            Poll::Ready(framing)
         }
-    })
+    }
+}
+
+/// What is to come after a read.
+fn went_on(framing: Framing, read: io::Result<&[u8]>, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<Framing> {
+    let piece = read.map_err(|error| failed("reading the answer", error))?;
+    match (piece.is_empty(), framing) {
+        (true, Framing::UntilClose) => Ok(Framing::Done),
+        (true, _) => Err(broken("the connection closed before the end of the answer")),
+        (false, _) => accept(framing, piece, take),
+    }
 }
 
 /// Hands `piece` on as far as it belongs to the body, and returns what is to come.
