@@ -94,7 +94,7 @@ def predict(case: Case, samples: int, measured: speeds.Speeds, step_s: float) ->
     """What the simulator says."""
     text = scenario(case, samples, measured, step_s)
     report = simulate_text(text, ["foreload"])
-    outcome = report["foreload"]
+    outcome = report.ran("foreload")
     return {
         "epoch_s": [hours * 3600 for hours in outcome.epoch_hours],
         "requests": outcome.requests,

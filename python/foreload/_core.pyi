@@ -196,5 +196,12 @@ class Plan:
     def resume(self, digest: str, epoch: int, position: int) -> tuple[int, int]:
         """Where a checkpoint goes on: (epoch, batch)."""
 
-def simulate(scenario: str, policies: list[str] = ..., overrides: list[str] = ...) -> str: ...
+def simulate(
+    scenario: str,
+    policies: list[str] = ...,
+    overrides: list[str] = ...,
+    *,
+    memory_bytes: int | None = None,
+    progress: Callable[[str | None, int, int], object] | None = None,
+) -> str: ...
 def cost(request: str) -> str: ...

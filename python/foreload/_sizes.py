@@ -11,6 +11,8 @@ from foreload.errors import InvalidError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40, "PI": 2**50}
+#: An exbibyte: sums of a few still take 64 bits.
+_MOST = 1 << 60
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgtp]?i?)b?\s*", re.IGNORECASE)
 
 
@@ -31,12 +33,14 @@ def parse_bytes(size: int | str, what: str = "a size") -> int:
         >>> parse_bytes("1.5GB"), parse_bytes("64 MiB"), parse_bytes(17)
         (1500000000, 67108864, 17)
     """
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+    if isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= _MOST:
         return size
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
     factor = {**_UNITS, **_BINARY}.get(found[2].upper()) if found else None
     if found is None or factor is None:
         raise InvalidError(f"{what}: {size!r} is no size; write a number of bytes, or for example '32GB' or '512MiB'")
+    if float(found[1]) * factor > _MOST:
+        raise InvalidError(f"{what}: {size!r} is more than any machine holds")
     return int(float(found[1]) * factor) if "." in found[1] else int(found[1]) * factor
 
 

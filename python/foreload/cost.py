@@ -14,19 +14,33 @@ Example:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from foreload import _core
-from foreload.errors import InvalidError
-from foreload.sim import Outcome, Report
+from foreload import _core, _numbers
+from foreload._text import read_text
+from foreload.errors import InvalidError, NotFoundError
+from foreload.sim import Report
 
 __all__ = ["Bill", "BreakEven", "CopyPlan", "Usage", "break_even", "deli", "price", "sheet_text", "usage_of"]
 
 _MB = 1 << 20
 _SHIPPED = ("gcs", "s3", "azure")
+#: A hundred thousand years.
+_MOST_HOURS = 1e9
+
+
+def _check(counts: Usage | CopyPlan) -> None:
+    """Refuses counts that aren't, by name."""
+    for field in fields(counts):
+        what, value = f"{type(counts).__name__}({field.name}=...)", getattr(counts, field.name)
+        if field.type == "int":
+            _numbers.count(what, value)
+        else:
+            _numbers.amount(what, value, most=_MOST_HOURS if field.name.endswith("hours") else 1e18)
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,9 @@ class Usage:
     cross_zone_bytes: int = 0
     bucket_bytes: int = 0
     disk_bytes_per_node: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,9 @@ class CopyPlan:
     system_bytes: int
     epoch_hours: float
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True)
 class BreakEven:
@@ -116,9 +136,10 @@ def price(usage: Usage, prices: str | PathLike[str] = "gcs") -> Bill:
         prices: A shipped sheet's name or the path of your own.
 
     Raises:
-        InvalidError: The sheet doesn't exist or doesn't read.
+        NotFoundError: The sheet's file doesn't exist.
+        InvalidError: There is no sheet of that name, or it doesn't read.
     """
-    return Bill(**_ask("price", prices=_sheet(prices), usage=asdict(usage))["bill"])
+    return Bill(**_priced("price", prices, usage=asdict(usage))["bill"])
 
 
 def usage_of(
@@ -138,8 +159,13 @@ def usage_of(
         disk_gb_per_node: Disk rented per node.
         list_requests: Listings; with an index that is shared, once per page of the bucket.
         cross_zone_share: Share of the traffic between nodes that crosses a charged border.
+
+    Raises:
+        InvalidError: The policy can't run the scenario, or a number is none.
     """
-    outcome: Outcome = report[policy]
+    outcome = report.ran(policy)
+    _numbers.amount("usage_of(disk_gb_per_node=...)", disk_gb_per_node, most=1e9)
+    _numbers.amount("usage_of(cross_zone_share=...)", cross_zone_share, most=1.0)
     return Usage(
         nodes=nodes,
         hours=outcome.hours,
@@ -165,7 +191,9 @@ def break_even(
         prices: A shipped sheet's name or the path of your own.
     """
     bucket = {"once": asdict(once), "per_epoch": asdict(per_epoch)}
-    found = _ask("break_even", prices=_sheet(prices), epochs=epochs, bucket=bucket, copy=asdict(copy))
+    found = _priced(
+        "break_even", prices, epochs=_numbers.count("break_even(epochs=...)", epochs), bucket=bucket, copy=asdict(copy)
+    )
     return BreakEven(Bill(**found["bucket"]), Bill(**found["copy"]), found["copy_pays_after_epochs"])
 
 
@@ -203,6 +231,8 @@ def deli(
     Returns:
         Dollars: `api`, `storage`, `compute` and `total`.
     """
+    for name, value in (("dataset_gb", dataset_gb), ("system_gb", system_gb), ("run_hours", run_hours)):
+        _numbers.amount(f"deli({name}=...)", value, most=1e12)
     bucket = {
         "cached": cached,
         "fetch": fetch or 1,
@@ -228,10 +258,23 @@ def sheet_text(name: str) -> str:
     return text
 
 
-def _sheet(prices: str | PathLike[str]) -> str:
-    if isinstance(prices, str) and (prices in _SHIPPED or not Path(prices).exists()):
-        return prices
-    return Path(prices).read_text(encoding="utf-8")
+def _priced(what: str, prices: str | PathLike[str], **request: object) -> Any:
+    """Asks with a sheet; what is wrong in a file is said with its name."""
+    if prices in _SHIPPED:
+        return _ask(what, prices=prices, **request)
+    path = Path(prices)
+    if not path.exists():
+        if isinstance(prices, str) and not path.suffix and os.sep not in prices:
+            return _ask(what, prices=prices, **request)
+        raise NotFoundError(
+            f"the price sheet {prices} doesn't exist; name {', '.join(_SHIPPED)}, or a file of your own"
+        )
+    text = read_text(path, "the price sheet")
+    try:
+        # A line's end tells a sheet from a name.
+        return _ask(what, prices=f"{text}\n", **request)
+    except InvalidError as error:
+        raise InvalidError(f"{prices}: {error}") from None
 
 
 def _ask(what: str, **request: object) -> Any:

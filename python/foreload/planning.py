@@ -21,6 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreload import _numbers
 from foreload._sizes import format_bytes, parse_bytes
 from foreload.errors import InvalidError
 
@@ -37,12 +38,20 @@ __all__ = ["Plan", "Site", "Upgrade", "places_of", "plan", "sizes_file"]
 _MB = 1 << 20
 #: Accesses that one simulation goes through at most; further epochs are like the last. Two seconds' worth.
 _MOST_ACCESSES = 20_000_000
+#: However small the data set is, so many epochs show what the others are like.
+_MOST_EPOCHS = 1000
+#: The engine's scheduler, which counts requests for shards, is stepped every 10 ms: ten days take minutes.
+_MOST_ENGINE_HOURS = 240.0
+#: The simulator's limits; the what-ifs double nodes and batch.
+_MOST_NODES, _MOST_BATCH, _MOST_RUN = (1 << 15) - 1, (1 << 31) - 1, (1 << 32) - 1
 #: The first epoch fills the caches, the second is steady, the third shows that it is.
 _LEAST_EPOCHS = 3
 #: Less waiting than this is none.
 _STALL_FLOOR = 0.01
 #: Objects that one listing request names.
 _PAGE = 1000
+#: Quicker than any step.
+_LEAST_STEP_S = 1e-9
 #: A resource that is so many times as fast limits nothing.
 _FREE = 16.0
 
@@ -136,7 +145,7 @@ def plan(
     prices: str | PathLike[str] = "gcs",
     calibration: str | PathLike[str] | Speeds | None = None,
     objects: int | None = None,
-    progress: Callable[[str, int, int | None], object] | None = None,
+    progress: Callable[[str, float, float | None], object] | None = None,
 ) -> Plan:
     """Predicts a run of the default policy.
 
@@ -151,7 +160,7 @@ def plan(
         prices: `gcs`, `s3`, `azure`, or the path of a sheet of your own.
         calibration: A file that `foreload calibrate` wrote, or speeds. Default: those of `foreload.speeds.Speeds`.
         objects: Objects to list. Default: of a data set those it has, otherwise one for each sample.
-        progress: Called with what is simulated, how many simulations are done, and of how many.
+        progress: Called with what is simulated, how many simulations are done (with a part of the one that runs), and of how many.
 
     Returns:
         The prediction.
@@ -159,19 +168,19 @@ def plan(
     Raises:
         InvalidError: A number can't be.
     """
-    lengths, listed, places = _samples(dataset)
+    from foreload import speeds as speeds_module
+
     speeds = _speeds(calibration)
+    lengths, listed, places = _samples(dataset)
     site = Site(
-        nodes=_positive("nodes", nodes),
+        nodes=_numbers.count("plan(nodes=...)", nodes, 1, _MOST_NODES),
         ram=parse_bytes(ram, "plan(ram=...)"),
         disk=parse_bytes(disk, "plan(disk=...)"),
-        batch=_positive("batch", batch),
-        step_s=step_time,
-        epochs=_positive("epochs", epochs),
+        batch=_numbers.count("plan(batch=...)", batch, 1, _MOST_BATCH),
+        step_s=_numbers.amount("plan(step_time=...)", step_time, _LEAST_STEP_S, speeds_module.MOST_SECONDS),
+        epochs=_numbers.count("plan(epochs=...)", epochs, 1, _MOST_RUN),
         speeds=speeds,
     )
-    if not step_time > 0:
-        raise InvalidError(f"plan(step_time={step_time}): a step takes more than no time")
     with sizes_file(lengths, places) as path:
         shards = places is not None
         study = _Study(path, len(lengths), float(lengths.sum()), str(prices), objects or listed, shards, progress)
@@ -272,11 +281,11 @@ class _Study:
         prices: str,
         objects: int,
         shards: bool,
-        progress: Callable[[str, int, int | None], object] | None,
+        progress: Callable[[str, float, float | None], object] | None,
     ) -> None:
         self.sizes, self.samples, self.nbytes, self.prices, self.objects = sizes, samples, nbytes, prices, objects
         self.shards = shards
-        self._progress, self._done = progress, 0
+        self._progress, self._done, self._what = progress, 0, ""
 
     def plan(self, site: Site) -> Plan:
         """Everything about one site."""
@@ -284,7 +293,7 @@ class _Study:
         reliefs = self._reliefs(site)
         self._total = 1 + len(whatifs) + len(reliefs)
         base = self.run(site, "as planned")
-        outcome = base.report["foreload"]
+        outcome = base.report.ran("foreload")
         upgrades = [self._upgrade(name, change, base, self.run(better, change)) for name, change, better in whatifs]
         upgrades.sort(key=lambda upgrade: -upgrade.saves)
         steady_stall = base.steady_stall_s / base.steady_s if base.steady_s else 0.0
@@ -315,20 +324,19 @@ class _Study:
 
     def run(self, site: Site, what: str) -> _Run:
         """Simulates as many epochs as it takes, and prices the whole run."""
-        if self._progress is not None:
-            self._progress(f"simulating: {what}", self._done, self._total)
-        self._done += 1
-        simulated = min(site.epochs, max(_LEAST_EPOCHS, _MOST_ACCESSES // self.samples))
+        self._what = what
+        self._told(None, 0, 1)
+        simulated = min(site.epochs, max(_LEAST_EPOCHS, min(_MOST_EPOCHS, _MOST_ACCESSES // self.samples)))
         report = self._simulate(site, simulated)
-        outcome = report["foreload"]
-        first = outcome if simulated == 1 else self._simulate(site, 1)["foreload"]
+        outcome = report.ran("foreload")
+        first = outcome if simulated == 1 else self._simulate(site, 1).ran("foreload")
         later = max(1, simulated - 1)
         first_s = outcome.epoch_hours[0] * 3600
         steady_s = outcome.epoch_hours[-1] * 3600
         total, begun = outcome.requests, first.requests
-        if self.shards and site.nodes == 1:
+        if self.shards and site.nodes == 1 and outcome.hours < _MOST_ENGINE_HOURS:
             # Samples that lie side by side share requests; which ones do, only the scheduler can say.
-            total, begun = (self._simulate(site, epochs, "engine")["foreload"].requests for epochs in (simulated, 1))
+            total, begun = self._engine_requests(site, simulated, total), self._engine_requests(site, 1, begun)
         requests = (total - begun) // later if simulated > 1 else begun
         first_requests = total - (simulated - 1) * requests
         stall_s = (
@@ -339,7 +347,10 @@ class _Study:
         traffic = outcome.mb_by_source
         source_mb = traffic.source * site.epochs / simulated
         if simulated > 1:
-            source_mb = traffic.source + more * (traffic.source - first.mb_by_source.source) / later
+            # Not below none: sums of the two runs round differently.
+            steady_mb = max(0.0, traffic.source - first.mb_by_source.source) / later
+            source_mb = traffic.source + more * steady_mb
+        self._done += 1
         return _Run(
             report=report,
             simulated=simulated,
@@ -357,7 +368,19 @@ class _Study:
     def _simulate(self, site: Site, epochs: int, drive: str = "fast") -> Report:
         from foreload.sim import simulate_text
 
-        return simulate_text(site.scenario(self.sizes, self.nbytes / self.samples, epochs, drive), ["foreload"])
+        scenario = site.scenario(self.sizes, self.nbytes / self.samples, epochs, drive)
+        return simulate_text(scenario, ["foreload"], progress=self._told)
+
+    def _engine_requests(self, site: Site, epochs: int, otherwise: int) -> int:
+        """Requests as the engine's scheduler makes them; `otherwise` where memory is too small for it."""
+        outcome = self._simulate(site, epochs, "engine")["foreload"]
+        return otherwise if outcome.requests is None else outcome.requests
+
+    def _told(self, policy: str | None, done: int, total: int) -> None:
+        """Takes the simulator's report; a run is one or more simulations, of which the first is nearly all."""
+        if self._progress is not None:
+            part = done / total if policy and total else 0.0
+            self._progress(f"simulating: {self._what}", self._done + min(part, 0.99), self._total)
 
     def _price(self, site: Site, hours: float, requests: int, source_bytes: int) -> Bill:
         from foreload.cost import Usage, price
@@ -447,12 +470,6 @@ class _Study:
     @staticmethod
     def _upgrade(name: str, change: str, base: _Run, better: _Run) -> Upgrade:
         return Upgrade(name, change, better.hours, 1 - better.hours / base.hours, better.bill.total)
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidError(f"plan({name}={value}): at least 1 is needed")
-    return value
 
 
 def _speeds(calibration: str | PathLike[str] | Speeds | None) -> Speeds:

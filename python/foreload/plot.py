@@ -10,6 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from foreload.errors import InvalidError
+from foreload.sim import Ran
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,12 +45,12 @@ def time_by_policy(report: Report, path: str | PathLike[str] | None = None, axes
     for source, colour in _COLOURS.items():
         heights = []
         for outcome in report.results:
-            total = outcome.mb_by_source.total
+            total = outcome.mb_by_source.total if isinstance(outcome, Ran) else 0.0
             heights.append(outcome.hours * getattr(outcome.mb_by_source, source) / total if total > 0 else 0.0)
         ax.bar(names, heights, bottom=bottom, color=colour, label=_NAMES[source])
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     for at, outcome in enumerate(report.results):
-        if not outcome.supported:
+        if not isinstance(outcome, Ran):
             ax.text(at, 0, " cannot", rotation=90, ha="center", va="bottom")
         elif outcome.mb_by_source.total == 0:
             ax.bar([at], [outcome.hours], color="#999999")
@@ -64,14 +65,20 @@ def time_by_policy(report: Report, path: str | PathLike[str] | None = None, axes
 def grid(found: Grid, path: str | PathLike[str] | None = None, axes: Axes | None = None) -> Figure:
     """Hours for all combinations of two settings (Fig. 8 of paper 001); arguments as `time_by_policy`."""
     figure, ax = _axes(axes, width=1.5 + len(found.across[1]))
-    image = ax.imshow(found.hours, cmap="viridis_r", aspect="auto")
+    image = ax.imshow(
+        [[float("nan") if value is None else value for value in row] for row in found.hours],
+        cmap="viridis_r",
+        aspect="auto",
+    )
     ax.set_xticks(range(len(found.across[1])), [f"{value:g}" for value in found.across[1]])
     ax.set_yticks(range(len(found.down[1])), [f"{value:g}" for value in found.down[1]])
     ax.set_xlabel(found.across[0])
     ax.set_ylabel(found.down[0])
     for row, hours in enumerate(found.hours):
         for column, value in enumerate(hours):
-            ax.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
+            ax.text(
+                column, row, "\N{EN DASH}" if value is None else f"{value:.2f}", ha="center", va="center", color="white"
+            )
     figure.colorbar(image, ax=ax, label=f"hours, {found.policy}")
     return _done(figure, path)
 

@@ -15,16 +15,32 @@ Example:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from foreload import _core
+from foreload._memory import available_bytes
+from foreload._text import read_text
 from foreload.errors import InvalidError
 
-__all__ = ["POLICIES", "Fabric", "Grid", "MbBySource", "Outcome", "Report", "grid", "simulate", "simulate_text"]
+__all__ = [
+    "POLICIES",
+    "Fabric",
+    "Grid",
+    "MbBySource",
+    "Outcome",
+    "Progress",
+    "Ran",
+    "Report",
+    "grid",
+    "simulate",
+    "simulate_text",
+]
+
+#: Told how far a simulation is: the policy (None while sizes and order are prepared), accesses done, and of how many.
+Progress = Callable[[str | None, int, int], object]
 
 #: All policies, in the order of the papers.
 POLICIES = (
@@ -83,7 +99,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy's run.
+    """One policy's run; of a policy that can't run the scenario every number is None.
 
     Attributes:
         policy: Its name.
@@ -102,6 +118,32 @@ class Outcome:
     policy: str
     supported: bool
     reason: str | None
+    hours: float | None
+    stall_hours: float | None
+    epoch_hours: tuple[float, ...] | None
+    mb_by_source: MbBySource | None
+    requests: int | None
+    coverage: float | None
+    copies: float | None
+    reads_whole_dataset: bool
+    keeps_order: bool
+    runs_in_engine: bool
+    miss_rate: tuple[float, ...] | None = None
+    load_s: tuple[float, ...] | None = None
+    fabric: Fabric | None = None
+
+    @property
+    def stall_share(self) -> float | None:
+        """Waiting time over run time, 0 to 1."""
+        if self.hours is None or self.stall_hours is None:
+            return None
+        return self.stall_hours / self.hours if self.hours > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Ran(Outcome):
+    """The outcome of a policy that can run the scenario: it has every number."""
+
     hours: float
     stall_hours: float
     epoch_hours: tuple[float, ...]
@@ -109,12 +151,6 @@ class Outcome:
     requests: int
     coverage: float
     copies: float
-    reads_whole_dataset: bool
-    keeps_order: bool
-    runs_in_engine: bool
-    miss_rate: tuple[float, ...] | None = None
-    load_s: tuple[float, ...] | None = None
-    fabric: Fabric | None = None
 
     @property
     def stall_share(self) -> float:
@@ -124,11 +160,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcomes of all policies asked for, by name: `report["foreload"]`."""
+    """Outcomes of all policies asked for, by name: `report["foreload"]`.
+
+    Attributes:
+        scenario: The scenario's name.
+        lower_bound_hours: No policy that reads the whole data set in order is faster.
+        dataset_mb: S.
+        samples: F.
+        epochs: E.
+        nodes: N.
+        source_mb_s: What the source delivers while all nodes read.
+        results: One outcome for each policy, in the order asked for.
+    """
 
     scenario: str
     lower_bound_hours: float
     dataset_mb: float
+    samples: int
+    epochs: int
+    nodes: int
+    source_mb_s: float
     results: tuple[Outcome, ...]
 
     def __getitem__(self, policy: str) -> Outcome:
@@ -138,9 +189,20 @@ class Report:
         raise KeyError(policy)
 
     @property
-    def supported(self) -> tuple[Outcome, ...]:
+    def supported(self) -> tuple[Ran, ...]:
         """The outcomes of policies that can run the scenario."""
-        return tuple(outcome for outcome in self.results if outcome.supported)
+        return tuple(outcome for outcome in self.results if isinstance(outcome, Ran))
+
+    def ran(self, policy: str) -> Ran:
+        """The outcome of a policy that is needed.
+
+        Raises:
+            InvalidError: It can't run the scenario; the message says why.
+        """
+        outcome = self[policy]
+        if not isinstance(outcome, Ran):
+            raise InvalidError(f"{policy} can't run {self.scenario or 'the scenario'}: {outcome.reason}")
+        return outcome
 
 
 @dataclass(frozen=True)
@@ -151,17 +213,20 @@ class Grid:
         policy: Which.
         across: The key that varies along a row, and its values.
         down: The key that varies along a column, and its values.
-        hours: Rows of hours.
+        hours: Rows of hours; None where the policy can't run.
     """
 
     policy: str
     across: tuple[str, tuple[float, ...]]
     down: tuple[str, tuple[float, ...]]
-    hours: tuple[tuple[float, ...], ...]
+    hours: tuple[tuple[float | None, ...], ...]
 
 
 def simulate(
-    scenario: str | PathLike[str], policies: Iterable[str] = (), overrides: Mapping[str, object] | None = None
+    scenario: str | PathLike[str],
+    policies: Iterable[str] = (),
+    overrides: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Simulates a scenario file.
 
@@ -169,23 +234,33 @@ def simulate(
         scenario: Its path.
         policies: Names from `POLICIES`; none mean all.
         overrides: Settings to change, by key: `{"training.epochs": 5, "tier.ram.capacity_mb": 10240}`.
+        progress: Called at the start and the end of each policy, and a few times a second; what it raises ends the simulation.
 
     Returns:
         The report.
 
     Raises:
-        InvalidError: A key, a value or a policy doesn't exist; the message suggests the nearest.
+        InvalidError: A key, a value or a policy doesn't exist (the message suggests the nearest), or the simulation would take more memory
+            than is left, or days.
     """
-    return simulate_text(Path(scenario).read_text(encoding="utf-8"), policies, overrides)
+    return simulate_text(read_text(scenario, "the scenario"), policies, overrides, progress)
 
 
-def simulate_text(toml: str, policies: Iterable[str] = (), overrides: Mapping[str, object] | None = None) -> Report:
+def simulate_text(
+    toml: str,
+    policies: Iterable[str] = (),
+    overrides: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> Report:
     """Simulates a scenario given as TOML text; otherwise as `simulate`."""
     given = [f"{key}={_toml(value)}" for key, value in (overrides or {}).items()]
     try:
-        return _report(json.loads(_core.simulate(toml, list(policies), given)))
+        answer = _core.simulate(toml, list(policies), given, memory_bytes=available_bytes(), progress=progress)
+    except InvalidError:
+        raise
     except ValueError as error:
         raise InvalidError(str(error)) from None
+    return _report(json.loads(answer))
 
 
 def grid(
@@ -207,9 +282,9 @@ def grid(
     Returns:
         Hours by combination.
     """
-    text = Path(scenario).read_text(encoding="utf-8")
+    text = read_text(scenario, "the scenario")
 
-    def hours(column: float, row: float) -> float:
+    def hours(column: float, row: float) -> float | None:
         settings = {**(overrides or {}), across[0]: column, down[0]: row}
         return simulate_text(text, [policy], settings)[policy].hours
 
@@ -224,11 +299,12 @@ def _toml(value: object) -> str:
 
 
 def _report(found: dict[str, Any]) -> Report:
-    results = tuple(_outcome(result) for result in found["results"])
-    return Report(found["scenario"], found["lower_bound_hours"], found["dataset_mb"], results)
+    return Report(**{**found, "results": tuple(_outcome(result) for result in found["results"])})
 
 
 def _outcome(found: dict[str, Any]) -> Outcome:
+    if not found["supported"]:
+        return Outcome(**found)
     fabric = found.get("fabric")
     read: dict[str, Any] = {
         **found,
@@ -239,4 +315,4 @@ def _outcome(found: dict[str, Any]) -> Outcome:
     for key in ("miss_rate", "load_s"):
         if found.get(key) is not None:
             read[key] = tuple(found[key])
-    return Outcome(**read)
+    return Ran(**read)

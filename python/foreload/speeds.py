@@ -10,15 +10,25 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+from foreload import _numbers
+from foreload._text import read_text
 from foreload.errors import InvalidError
 
 __all__ = ["Disk", "Speeds", "overrides", "read", "text", "toml"]
 
 #: The layout of a calibration file.
 _FORMAT = 1
+#: What the simulator takes.
+_LEAST_MB_S, _MOST_MB_S = 1e-6, 1e12
+#: Plans simulate speeds of up to sixteen times as much.
+_FASTER = 16
+MOST_SECONDS = 1e9
+
+
+def _rate(what: str, value: float) -> None:
+    _numbers.amount(what, value, _LEAST_MB_S, _MOST_MB_S / _FASTER)
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,10 @@ class Disk:
 
     read_mb_s: float = 1500.0
     write_mb_s: float = 700.0
+
+    def __post_init__(self) -> None:
+        for name in ("read_mb_s", "write_mb_s"):
+            _rate(f"disk {name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,16 @@ class Speeds:
     dated: str | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("source_mb_s", "ram_mb_s", "network_mb_s"):
+            _rate(name, getattr(self, name))
+        for name in ("source_limit_mb_s", "connection_mb_s", "preprocess_mb_s", "loop_mb_s"):
+            if getattr(self, name) is not None:
+                _rate(name, getattr(self, name))
+        _numbers.amount("latency_s", self.latency_s, most=MOST_SECONDS)
+        for name in ("requests_in_flight", "threads"):
+            _numbers.count(name, getattr(self, name), least=1, most=1 << 20)
+
     @property
     def origin(self) -> str:
         """Where they come from, for people."""
@@ -87,8 +111,9 @@ def read(path: str | PathLike[str]) -> Speeds:
     Raises:
         InvalidError: It isn't one.
     """
+    text = read_text(path, "the calibration")
     try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidError(f"{path}: the calibration isn't TOML: {error}") from None
     if found.get("format") != _FORMAT:
@@ -96,6 +121,17 @@ def read(path: str | PathLike[str]) -> Speeds:
             f"{path}: not a calibration of this release (format {found.get('format')!r}, not {_FORMAT}); "
             "`foreload calibrate --out FILE` writes one"
         )
+    try:
+        return Speeds(**_known(found))
+    except (AttributeError, KeyError, TypeError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else "a section or value is of the wrong kind"
+        raise InvalidError(f"{path}: {problem}; `foreload calibrate --out FILE` writes a whole one") from None
+    except InvalidError as error:
+        raise InvalidError(f"{path}: {error}") from None
+
+
+def _known(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a calibration file says, by the names of `Speeds`."""
     tiers = {tier.get("kind"): tier for tier in found.get("tier", [])}
     source, cluster = found.get("source", {}), found.get("cluster", {})
     known: dict[str, Any] = {
@@ -117,7 +153,7 @@ def read(path: str | PathLike[str]) -> Speeds:
     if "latency_s" in values:
         # Measured without one: what a connection takes is in the latency.
         values["connection_mb_s"] = source.get("connection_mb_s")
-    return Speeds(**values)
+    return values
 
 
 def text(sections: Mapping[str, Any]) -> str:
@@ -160,12 +196,13 @@ def _value(value: Any) -> str:
     return f'"{quoted}"'
 
 
-def overrides(speeds: Speeds, scenario: str) -> dict[str, str]:
+def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[str, str]:
     """Settings that give a scenario these speeds; its capacities stay.
 
     Args:
         speeds: The speeds.
         scenario: The scenario's text, which says how many nodes and which tiers there are.
+        nodes: How many nodes there are instead.
 
     Returns:
         Values by key, as `foreload.sim.simulate` takes them.
@@ -174,7 +211,8 @@ def overrides(speeds: Speeds, scenario: str) -> dict[str, str]:
         found = tomllib.loads(scenario)
     except tomllib.TOMLDecodeError as error:
         raise InvalidError(f"the scenario isn't TOML: {error}") from None
-    nodes = int(found.get("cluster", {}).get("nodes", 1))
+    if nodes is None:
+        nodes = _nodes(found)
     values: dict[str, Any] = {
         "source.throughput_mb_s": speeds.curve(nodes),
         "source.latency_s": speeds.latency_s,
@@ -182,12 +220,21 @@ def overrides(speeds: Speeds, scenario: str) -> dict[str, str]:
         "source.connection_mb_s": speeds.connection_mb_s,
         "cluster.preprocess_mb_s": speeds.preprocess_mb_s,
     }
-    for number, tier in enumerate(found.get("tier", [])):
-        of = {
+    tiers = found.get("tier", [])
+    for number, tier in enumerate(tiers if isinstance(tiers, list) else []):
+        kind = tier.get("kind") if isinstance(tier, dict) else None
+        of: tuple[float, float] | None = {
             "staging": (speeds.ram_mb_s, speeds.ram_mb_s),
             "ram": (speeds.ram_mb_s, speeds.ram_mb_s),
             "disk": (speeds.disk.read_mb_s, speeds.disk.write_mb_s),
-        }.get(tier.get("kind"))
+        }.get(str(kind))
         if of is not None:
             values[f"tier.{number}.read_mb_s"], values[f"tier.{number}.write_mb_s"] = of
     return {key: _value(value) for key, value in values.items() if value is not None}
+
+
+def _nodes(scenario: Mapping[str, Any]) -> int:
+    """How many nodes a scenario names; one where it doesn't, which the simulator complains about."""
+    cluster = scenario.get("cluster")
+    nodes = cluster.get("nodes") if isinstance(cluster, dict) else None
+    return nodes if isinstance(nodes, int) and nodes > 0 else 1

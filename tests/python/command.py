@@ -47,3 +47,7 @@ class Command:
         assert code != 0, self.out
         assert "Traceback" not in self.err
         return code, self.err
+
+    def lines(self) -> list[str]:
+        """What was written to standard error since the command ended."""
+        return self._capsys.readouterr().err.splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from command import Command
+from foreload.cli import progress
 from small import CLASSES, COUNT, content, number_of
 
 SCENARIO = """
@@ -313,6 +315,101 @@ def test_simulate_suggests_the_right_word(run: Command, scenario: Path) -> None:
     assert run.fails("simulate", scenario, "--set", "nonsense")[0] == 2
     scenario.write_text("this is no TOML")
     assert run.fails("simulate", scenario)[0] == 2
+
+
+def test_simulate_says_on_standard_error_how_far_it_is(
+    run: Command, scenario: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("simulate", scenario, "-p", "naive", "-p", "foreload")
+    run.json(*words)
+    said = [line.partition(": done in ")[0] for line in run.err.splitlines()]
+    assert said == [
+        f"foreload: simulating {part}" for part in ("(sizes and order)", "naive", "foreload") for _ in range(2)
+    ]
+    assert run.err.count(": done in ") == 3
+    run.json(*words, "--quiet")
+    assert run.err == ""
+    # A line for each report that comes ten seconds after the last one.
+    now = iter(range(0, 1_000_000, 4))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(now)))
+    lines = progress.Lines()
+    for done in range(6):
+        lines("waiting", done, 6)
+    with lines:
+        lines("listing", 17, None)
+    assert run.lines() == [
+        "foreload: waiting",
+        "foreload: waiting: 50% after 12 s",
+        "foreload: waiting: done in 28.0 s",
+        "foreload: listing",
+        "foreload: listing: done in 8.0 s",
+    ]
+
+
+def test_an_interrupted_simulation_ends_at_once_with_130(scenario: Path) -> None:
+    scenario.write_text(SCENARIO.replace("samples = 2000", "samples = 20000000"))
+    # A shell starts what runs in its background deaf to interrupts.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from foreload.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "simulate", str(scenario), "--json"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with running:
+        assert running.stderr is not None
+        assert "sizes and order" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=20)
+    assert (running.returncode, out) == (130, "")
+
+
+def test_a_scenario_that_no_policy_can_run_is_a_failure(run: Command, scenario: Path) -> None:
+    scenario.write_text(SCENARIO.replace("network_mb_s = 1000\n", ""))
+    for verb in ("simulate", "cost"):
+        code, text = run.fails(verb, scenario, "-p", "foreload")
+        assert code == 1
+        assert "no policy that was asked for can run small" in text
+        assert run(verb, scenario, "-p", "foreload", "--json") == 1
+        assert json.loads(run.out)["results"][0]["supported"] is False
+        assert run(verb, scenario, "-p", "foreload", "-p", "naive") == 0
+        assert "can't run" in run.out
+        assert "\N{EN DASH}" in run.out
+
+
+def test_files_that_are_none_are_named(run: Command, scenario: Path, tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\x7fELF\xff\xfe\0")
+    empty = tmp_path / "empty.toml"
+    empty.write_text("\n")
+    cases: list[tuple[tuple[object, ...], int, str]] = [
+        (("simulate", binary), 2, f"{binary} isn't text"),
+        (("simulate", empty), 2, f"{empty} is empty"),
+        (("simulate", tmp_path), 2, "is a directory"),
+        (("cost", tmp_path / "absent.toml"), 3, "absent.toml doesn't exist"),
+        (("cost", scenario, "--prices", binary), 2, f"{binary} isn't text"),
+        (("cost", scenario, "--prices", empty), 2, f"{empty} is empty"),
+        (("cost", scenario, "--prices", tmp_path / "absent.toml"), 3, "absent.toml doesn't exist"),
+        (("simulate", scenario, "--calibration", binary), 2, f"{binary} isn't text"),
+        (("cost", scenario, "--disk-gb", "inf"), 2, "--disk-gb: inf"),
+        (("cost", scenario, "--disk-gb", "nan"), 2, "--disk-gb"),
+        (("cost", scenario, "--cross-zone", "nan"), 2, "--cross-zone"),
+    ]
+    for words, expected, text in cases:
+        code, line = run.fails(*words, "-q")
+        assert (code, text in line) == (expected, True), line
+
+
+def test_plan_refuses_numbers_that_are_none(run: Command) -> None:
+    for words, text in (
+        (("--step-time", "inf"), "step_time"),
+        (("--step-time", "nan"), "step-time"),
+        (("--latency", "inf"), "--latency"),
+        (("--network", "0"), "--network"),
+        (("--disk-speed", "0GB"), "--disk-speed"),
+        (("--epochs", "9999999999"), "epochs"),
+        (("--nodes", "70000"), "nodes"),
+    ):
+        code, line = run.fails("plan", "s3://data/fixed", *words)
+        assert (code, text in line) == (2, True), line
 
 
 def test_cost_prices_a_run_and_the_copy(run: Command, scenario: Path) -> None:

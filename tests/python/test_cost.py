@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,3 +135,38 @@ def test_the_paper_s_equations_count_requests() -> None:
 
 def test_the_module_says_what_it_exports() -> None:
     assert all(hasattr(cost, name) for name in cost.__all__)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "doesn't exist"),
+        (b"", "is empty"),
+        (b"\x89PNG\xff\xfe", "isn't text"),
+        (b"instance_hour", "not valid"),
+        (FLAT.replace("egress_gb = 0.5", "egress_gb = -0.5").encode(), "egress_gb: -0.5"),
+        (FLAT.replace("egress_gb = 0.5", "egress_gb = nan").encode(), "egress_gb: NaN"),
+        (FLAT.replace("instance_hour = 2", "instance_hour = inf").encode(), "instance_hour: inf"),
+        (FLAT.replace("class_b_per_10k = 1", "class_b_per_10k = 1e300").encode(), "class_b_per_10k: 1"),
+        (FLAT.replace("page_size = 1000", "page_size = 0").encode(), "page_size"),
+    ],
+)
+def test_what_is_wrong_with_a_sheet_s_file_is_said_with_its_name(
+    content: bytes | None, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((InvalidError, FileNotFoundError), match=problem) as caught:
+        price(Usage(nodes=1), path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(InvalidError, match="unknown price sheet"):
+        price(Usage(nodes=1), "gcp")
+
+
+@pytest.mark.parametrize(
+    "given", [{"nodes": -1}, {"hours": float("inf")}, {"hours": float("nan")}, {"source_bytes": 1 << 64}]
+)
+def test_counts_that_are_none_are_refused_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match=next(iter(given))):
+        Usage(**given)

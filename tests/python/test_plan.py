@@ -146,10 +146,82 @@ def test_samples_of_a_shard_share_requests(home: Any, tmp_path: Path) -> None:
 
 
 def test_progress_counts_every_simulation() -> None:
-    seen: list[tuple[str, int, int | None]] = []
+    seen: list[tuple[str, float, float | None]] = []
     planned(ram="100MB", calibration=SLOW, progress=lambda *each: seen.append(each))
-    assert [done for _, done, _ in seen] == list(range(len(seen)))
-    assert all(total == len(seen) for *_, total in seen)
+    steps = list(dict.fromkeys(step for step, *_ in seen))
+    assert {total for *_, total in seen} == {len(steps)}
+    for number, step in enumerate(steps):
+        parts = [done - number for name, done, _ in seen if name == step]
+        assert parts[0] == 0
+        assert 0.9 < max(parts) < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"step_time": float("inf")}, "step_time"),
+        ({"step_time": float("nan")}, "step_time"),
+        ({"step_time": 0}, "step_time"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": 1 << 32}, "epochs"),
+        ({"epochs": 2.5}, "epochs"),
+        ({"nodes": 65_000}, "nodes"),
+        ({"batch": 1 << 40}, "batch"),
+        ({"ram": "9" * 400}, "ram"),
+        ({"ram": 1 << 80}, "ram"),
+    ],
+)
+def test_numbers_that_make_no_plan_are_refused_by_name(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidError, match=text):
+        planned(**given)
+
+
+def test_a_long_run_is_planned_as_fast_as_a_short_one() -> None:
+    found = planned(epochs=4_000_000_000)
+    assert found.simulated_epochs == 1000
+    assert found.hours == pytest.approx(4e9 * found.epoch_s / 3600, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"source_mb_s": 0.0},
+        {"source_mb_s": float("inf")},
+        {"latency_s": -1.0},
+        {"network_mb_s": float("nan")},
+        {"threads": 0},
+        {"connection_mb_s": 0.0},
+    ],
+)
+def test_speeds_that_are_none_are_refused_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match=next(iter(given))):
+        Speeds(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty"),
+        ("format = 1\n[[tier]]\nkind = 'disk'\n", "read_mb_s"),
+        ("format = 1\ntier = 3\n", "wrong kind"),
+        ("format = 1\n[source]\nlatency_s = 'soon'\n", "latency_s"),
+        ("format = 1\n[source]\nthroughput_mb_s = 5\n", "wrong kind"),
+        ("format = 1\n[source]\nthroughput_mb_s = { 1 = inf }\n", "source_mb_s"),
+    ],
+)
+def test_a_calibration_that_is_none_is_named(text: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidError, match=problem) as caught:
+        speeds.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_calibration_reaches_as_many_nodes_as_are_asked_for() -> None:
+    text = "[cluster]\nnodes = 2\n"
+    assert speeds.overrides(Speeds(source_mb_s=100.0), text, 8)["source.throughput_mb_s"].endswith("8 = 800.0 }")
+    assert speeds.overrides(Speeds(source_mb_s=100.0), text)["source.throughput_mb_s"].endswith("2 = 200.0 }")
+    assert "1 = 100.0" in speeds.overrides(Speeds(source_mb_s=100.0), "cluster = 3")["source.throughput_mb_s"]
 
 
 def test_importing_the_package_loads_no_simulator() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from foreload import plot, sim
 from foreload.errors import InvalidError
@@ -105,11 +108,84 @@ def test_settings_change_the_scenario(tmp_path: Path) -> None:
         (SCENARIO, [], {"training.epoch": 3}, "epochs"),
         (SCENARIO, [], {"tier.ram.capacity_mb": -1}, "negative"),
         ("[dataset", [], {}, "."),
+        (SCENARIO, [], {"nodes": 3}, "cluster.nodes"),
+        (SCENARIO, [], {"dataset.samples": 5_000_000_000}, "dataset.samples"),
+        (SCENARIO, [], {"dataset.samples": 4_000_000_000, "training.epochs": 1}, "GB of memory"),
+        (SCENARIO, [], {"training.epochs": 4_000_000_000}, "training.epochs"),
+        (SCENARIO, [], {"dataset.mean_mb": 1e300}, "dataset.mean_mb"),
+        (SCENARIO, [], {"cluster.compute_mb_s": float("inf")}, "cluster.compute_mb_s"),
     ],
 )
 def test_mistakes_are_named(text: str, policies: list[str], settings: dict[str, object], hint: str) -> None:
     with pytest.raises(InvalidError, match=hint):
         simulate_text(text, policies, settings)
+
+
+def test_a_policy_that_cannot_run_has_no_numbers() -> None:
+    report = simulate_text(SCENARIO, ["lbann-preload", "foreload"], {"tier.ram.capacity_mb": 10})
+    outcome = report["lbann-preload"]
+    assert not outcome.supported
+    fields = ("hours", "stall_hours", "epoch_hours", "mb_by_source", "requests", "coverage", "copies", "stall_share")
+    assert [getattr(outcome, name) for name in fields] == [None] * len(fields)
+    with pytest.raises(InvalidError, match="RAM"):
+        report.ran("lbann-preload")
+    assert report.ran("foreload") == report["foreload"]
+    assert (report.samples, report.epochs, report.nodes, report.source_mb_s) == (2000, 3, 2, 50)
+
+
+def test_progress_is_told_of_every_policy_and_may_end_it() -> None:
+    seen: list[tuple[str | None, int, int]] = []
+    simulate_text(SCENARIO, ["naive", "foreload"], progress=lambda *each: seen.append(each))
+    assert [each for each in seen if each[0] and each[1] in {0, 6000}] == [
+        ("naive", 0, 6000),
+        ("naive", 6000, 6000),
+        ("foreload", 0, 6000),
+        ("foreload", 6000, 6000),
+    ]
+
+    def end(policy: str | None, _done: int, _total: int) -> None:
+        if policy == "foreload":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate_text(SCENARIO, ["naive", "foreload"], progress=end)
+
+
+#: Numbers as TOML writes them.
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1).map(str),
+    st.integers(-3, 70_000).map(str),
+    st.floats().map(str),
+    st.sampled_from(["inf", "-inf", "nan", "-0.0", "1e300", "5e-324", "4294967296", "65535"]),
+)
+KEYS = (
+    [f"dataset.{key}" for key in ("samples", "mean_mb", "std_mb", "min_mb", "seed")]
+    + [f"training.{key}" for key in ("epochs", "global_batch", "seed", "step_s")]
+    + [f"cluster.{key}" for key in ("nodes", "compute_mb_s", "preprocess_mb_s", "network_mb_s")]
+    + [f"source.{key}" for key in ("throughput_mb_s", "throughput_mb_s.2", "latency_s", "requests_in_flight", "connection_mb_s")]
+    + [f"tier.ram.{key}" for key in ("capacity_mb", "threads", "read_mb_s", "write_mb_s", "write_behind_mb")]
+    + [f"deli.{key}" for key in ("cache_samples", "fetch_samples", "threshold_samples", "parallel", "fetch_fixed_s", "hit_s")]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), NUMBERS, min_size=1, max_size=3))
+def test_any_numbers_give_a_finite_report_or_a_clear_error(numbers: dict[str, str]) -> None:
+    asked = 0
+
+    def patient(_policy: str | None, _done: int, total: int) -> None:
+        nonlocal asked
+        asked += 1
+        # What takes long, but can be done, is not waited for.
+        if total > 100_000 or asked > 40:
+            raise KeyboardInterrupt
+
+    try:
+        report = simulate_text(SCENARIO, overrides={"dataset.samples": 40, **numbers}, progress=patient)
+    except (KeyboardInterrupt, InvalidError):
+        return
+    for outcome in report.supported:
+        assert math.isfinite(outcome.hours + outcome.stall_hours + outcome.mb_by_source.total + outcome.coverage)
 
 
 def test_the_engine_s_scheduler_agrees_with_the_fast_model() -> None:

@@ -1,14 +1,50 @@
 //! Simulation, cost, and other pure functions.
 
 use crate::errors::invalid;
+use foreload_sim::{Limits, Policy, Progress, Watch};
 use pyo3::prelude::*;
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+/// Between two looks for signals while a simulation runs, and between two reports of how far it is.
+const PULSE: Duration = Duration::from_millis(50);
 
 /// Simulates a scenario (TOML) under policies, with overrides; answers with the report as JSON.
+///
+/// `progress` is called with a policy's name (none while sizes and order are prepared), accesses done, and of how many: at the start and the end
+/// of each, and a few times a second. What it raises, and what a signal's handler raises, ends the simulation.
 #[pyfunction]
-#[pyo3(signature = (scenario, policies=Vec::new(), overrides=Vec::new()))]
-pub fn simulate(py: Python<'_>, scenario: &str, policies: Vec<String>, overrides: Vec<String>) -> PyResult<String> {
-    py.detach(|| foreload_sim::run_json(scenario, &policies, &overrides))
-        .map_err(invalid)
+#[pyo3(signature = (scenario, policies=Vec::new(), overrides=Vec::new(), *, memory_bytes=None, progress=None))]
+pub fn simulate(
+    py: Python<'_>,
+    scenario: &str,
+    policies: Vec<String>,
+    overrides: Vec<String>,
+    memory_bytes: Option<u64>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let limits = Limits { memory_bytes };
+    let (answer, raised) = py.detach(|| {
+        let (last, part, raised) = (Cell::new(Instant::now()), Cell::new(None), RefCell::new(None));
+        let tell = |at: Progress| {
+            let turns = part.replace(Some(at.policy)) != Some(at.policy) || at.done == at.total;
+            if !turns && last.get().elapsed() < PULSE {
+                return true;
+            }
+            last.set(Instant::now());
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                if let Some(progress) = &progress {
+                    progress.call1(py, (at.policy.map(Policy::name), at.done, at.total))?;
+                }
+                Ok(())
+            });
+            told.map_err(|error| raised.replace(Some(error))).is_ok()
+        };
+        let answer = foreload_sim::run_json(scenario, &policies, &overrides, limits, &Watch::new(&tell));
+        (answer, raised.into_inner())
+    });
+    raised.map_or_else(|| answer.map_err(invalid), Err)
 }
 
 /// Answers a request about costs (JSON) with JSON; `foreload.cost` knows the requests.

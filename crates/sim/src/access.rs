@@ -7,7 +7,7 @@
 //! An epoch's samples are laid out once, as four bytes each, while any node is in it ([`Epochs`]); a simulation streams
 //! over them.
 
-use crate::{Error, Scenario};
+use crate::{Error, Scenario, Watch};
 use foreload_plan::{
     DigestBuilder,
     order::{EpochOrder, Order},
@@ -15,9 +15,13 @@ use foreload_plan::{
 };
 use std::rc::Rc;
 
+/// Positions that are laid out between two looks at the watch: a millisecond.
+const CHUNK: u64 = 1 << 14;
+
 /// The access sequences of a scenario.
 #[derive(Debug)]
-pub struct Access {
+pub struct Access<'a> {
+    watch: &'a Watch<'a>,
     orders: Vec<EpochOrder>,
     samples: u32,
     nodes: u32,
@@ -25,23 +29,30 @@ pub struct Access {
     batch: u32,
 }
 
-impl Access {
-    /// The sequences for `samples` samples under `scenario`.
+impl<'a> Access<'a> {
+    /// The sequences for `samples` samples under `scenario`; `watch` is told of all that go through them.
     ///
     /// # Errors
     /// When the order can't be made.
-    pub fn new(scenario: &Scenario, samples: u32) -> Result<Self, Error> {
+    pub fn new(scenario: &Scenario, samples: u32, watch: &'a Watch<'a>) -> Result<Self, Error> {
         let order = Order::new(&spec(scenario, samples))?;
         let orders = (0..scenario.training.epochs)
             .map(|e| order.epoch(e))
             .collect::<Result<_, _>>()?;
         Ok(Self {
+            watch,
             orders,
             samples,
             nodes: scenario.cluster.nodes,
             epochs: scenario.training.epochs,
             batch: scenario.training.global_batch,
         })
+    }
+
+    /// Who is told.
+    #[must_use]
+    pub fn watch(&self) -> &'a Watch<'a> {
+        self.watch
     }
 
     /// F.
@@ -77,12 +88,16 @@ impl Access {
     /// All samples of an epoch, by position.
     ///
     /// # Errors
-    /// When the order can't tell (it always can for the simulated kinds).
+    /// When the order can't tell (it always can for the simulated kinds), or the run was ended.
     pub fn lay_out(&self, epoch: u32) -> Result<Vec<u32>, Error> {
         let order = &self.orders[epoch as usize];
-        Ok((0..u64::from(self.samples))
-            .map(|p| order.sample_at(p) as u32)
-            .collect())
+        let mut laid_out = Vec::with_capacity(self.samples as usize);
+        let samples = u64::from(self.samples);
+        for first in (0..samples).step_by(CHUNK as usize) {
+            laid_out.extend((first..samples.min(first + CHUNK)).map(|p| order.sample_at(p) as u32));
+            self.watch.ask()?;
+        }
+        Ok(laid_out)
     }
 
     /// How often `node` reads `sample` in epochs after `epoch`.
@@ -92,7 +107,10 @@ impl Access {
                 .position_of(u64::from(sample))
                 .is_some_and(|p| p % u64::from(self.nodes) == u64::from(node))
         };
-        self.orders[epoch as usize + 1..].iter().filter(reads).count() as u32
+        let later = &self.orders[epoch as usize + 1..];
+        // Ten positions are found in the time of an access.
+        self.watch.tire(later.len() as u32 / 10);
+        later.iter().filter(reads).count() as u32
     }
 }
 
@@ -118,7 +136,7 @@ pub type Rearrange<'a> = Box<dyn Fn(u32, Vec<u32>) -> Vec<u32> + 'a>;
 
 /// Laid-out epochs, kept while a node is in them.
 pub struct Epochs<'a> {
-    access: &'a Access,
+    access: &'a Access<'a>,
     rearrange: Option<Rearrange<'a>>,
     laid_out: Vec<Option<Rc<[u32]>>>,
     readers_past: Vec<u32>,
@@ -126,7 +144,7 @@ pub struct Epochs<'a> {
 
 impl<'a> Epochs<'a> {
     /// Lays epochs out as they are asked for, each changed by `rearrange` if given.
-    pub fn new(access: &'a Access, rearrange: Option<Rearrange<'a>>) -> Self {
+    pub fn new(access: &'a Access<'a>, rearrange: Option<Rearrange<'a>>) -> Self {
         let epochs = access.epochs() as usize;
         Self {
             access,
@@ -170,7 +188,8 @@ mod tests {
     #[test]
     fn every_epoch_is_dealt_to_the_nodes_completely() {
         let scenario = Scenario::parse(SMALL, &["dataset.samples=1003"]).expect("valid");
-        let access = Access::new(&scenario, 1003).expect("valid");
+        let watch = Watch::quiet();
+        let access = Access::new(&scenario, 1003, &watch).expect("valid");
         let mut seen = access.lay_out(1).expect("an epoch");
         assert_ne!(seen, access.lay_out(2).expect("an epoch"));
         seen.sort_unstable();
@@ -181,7 +200,8 @@ mod tests {
     #[test]
     fn future_reads_are_counted_from_the_order() {
         let scenario = Scenario::parse(SMALL, &["training.epochs=8"]).expect("valid");
-        let access = Access::new(&scenario, 1000).expect("valid");
+        let watch = Watch::quiet();
+        let access = Access::new(&scenario, 1000, &watch).expect("valid");
         let by_layout = |node: u32, sample: u32| {
             (3..8)
                 .filter(|e| {

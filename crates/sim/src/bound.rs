@@ -17,10 +17,10 @@ use crate::{Error, Scenario, Sizes, Totals, scenario::Share};
 /// # Errors
 /// When the source's curve is not valid.
 pub fn lower_bound_s(scenario: &Scenario, sizes: &Sizes, totals: &Totals) -> Result<f64, Error> {
-    let threads: u32 = scenario.tier.iter().map(|t| t.threads).sum();
+    let threads: f64 = scenario.tier.iter().map(|t| f64::from(t.threads)).sum();
     let limit = match scenario.source.share {
         Share::Shared => 1.0,
-        Share::Literal => f64::from(threads.max(1)),
+        Share::Literal => threads.max(1.0),
     };
     let mb_s = scenario.curve()?.highest() * limit;
     let staging_mb = scenario.staging().map_or(0.0, |t| t.capacity_mb);
@@ -51,12 +51,13 @@ fn deli_mb(scenario: &Scenario, sizes: &Sizes) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, scenario::tests::SMALL};
+    use crate::{Access, Watch, scenario::tests::SMALL};
 
     fn bound(set: &[&str]) -> f64 {
         let scenario = Scenario::parse(SMALL, set).expect("valid");
-        let sizes = Sizes::new(&scenario.dataset).expect("valid");
-        let access = Access::new(&scenario, sizes.samples()).expect("valid");
+        let watch = Watch::quiet();
+        let sizes = Sizes::new(&scenario.dataset, &watch).expect("valid");
+        let access = Access::new(&scenario, sizes.samples(), &watch).expect("valid");
         let totals = Totals::new(&scenario, &sizes, &access).expect("valid");
         lower_bound_s(&scenario, &sizes, &totals).expect("valid")
     }

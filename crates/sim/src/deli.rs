@@ -156,7 +156,7 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
         let mut sums = Epoch::default();
         for (id, node) in all.iter_mut().enumerate() {
             let own: Vec<u32> = order.iter().skip(id).step_by(nodes as usize).copied().collect();
-            node.epoch(setup, &settings, &own, &mut counts, &mut sums);
+            node.epoch(setup, &settings, &own, &mut counts, &mut sums)?;
         }
         ends.push(all.iter().map(|n| n.now).fold(0.0, f64::max));
         miss_rate.push(sums.misses as f64 / sums.accesses.max(1) as f64);
@@ -174,7 +174,14 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
 }
 
 impl Node {
-    fn epoch(&mut self, setup: &Setup<'_>, settings: &Settings, own: &[u32], counts: &mut Counts, sums: &mut Epoch) {
+    fn epoch(
+        &mut self,
+        setup: &Setup<'_>,
+        settings: &Settings,
+        own: &[u32],
+        counts: &mut Counts,
+        sums: &mut Epoch,
+    ) -> Result<(), Error> {
         let batch = (setup.access.batch() / setup.access.nodes()).max(1) as usize;
         let (mut asked, mut queued) = (0, 0usize);
         for chunk in own.chunks(batch) {
@@ -183,18 +190,22 @@ impl Node {
                     let next = &own[asked..own.len().min(asked + settings.fetch)];
                     self.ask(settings, setup.sizes, next, counts);
                     (asked, queued) = (asked + next.len(), queued + next.len());
+                    setup.access.watch().ask()?;
                 }
                 queued = queued.saturating_sub(1);
             }
             let mut mb = 0.0;
             for sample in chunk {
+                setup.access.watch().look()?;
                 self.load(settings, setup.sizes, *sample, counts, sums);
                 mb += setup.sizes.of(*sample);
             }
             let compute_s = setup.compute.seconds_ahead(mb, chunk.len());
             self.now += compute_s;
             self.computed_s += compute_s;
+            setup.access.watch().did(chunk.len() as u64)?;
         }
+        Ok(())
     }
 
     /// Asks the service for `next`; it trims what is cached already and answers at once.

@@ -7,6 +7,9 @@ pub enum Error {
     /// The text is not TOML.
     #[error("the scenario is not valid TOML: {0}")]
     Syntax(String),
+    /// A key is missing, or a value is of another kind than its key's.
+    #[error("the scenario is not complete: {0}")]
+    Incomplete(String),
     /// A key that no section has.
     #[error("unknown key {key:?} in {section}{}", suggestion(.nearest))]
     UnknownKey {
@@ -34,7 +37,7 @@ pub enum Error {
         nearest: Option<String>,
     },
     /// A price sheet that doesn't ship.
-    #[error("unknown price sheet {name:?}; name a shipped one (gcs, s3, azure) or pass the text of your own{}", suggestion(.nearest))]
+    #[error("unknown price sheet {name:?}; name a shipped one (gcs, s3, azure) or give the path of your own{}", suggestion(.nearest))]
     UnknownSheet {
         /// The name as written.
         name: String,
@@ -55,8 +58,22 @@ pub enum Error {
         /// What is wrong, with its line.
         problem: String,
     },
+    /// It would take more than there is.
+    #[error("{0}")]
+    TooLarge(String),
+    /// Numbers that are each possible, and together lead to one that isn't.
+    #[error(
+        "{policy} comes to a number that is not finite: a size, a speed or a time in the scenario is far from any real one"
+    )]
+    NotFinite {
+        /// The policy, or `lower bound`.
+        policy: String,
+    },
+    /// The caller ended it.
+    #[error("interrupted")]
+    Interrupted,
     /// The order can't be made.
-    #[error("training.order: {0}")]
+    #[error("training: {0}")]
     Order(#[from] foreload_plan::Error),
 }
 
@@ -68,6 +85,8 @@ pub enum ErrorKind {
     Invalid,
     /// Supply the file.
     NotFound,
+    /// Nothing: he ended it.
+    Interrupted,
 }
 
 impl Error {
@@ -76,6 +95,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Sizes { .. } => ErrorKind::NotFound,
+            Self::Interrupted => ErrorKind::Interrupted,
             _ => ErrorKind::Invalid,
         }
     }

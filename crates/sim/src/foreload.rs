@@ -123,6 +123,7 @@ impl<'a> Run<'a> {
                 self.ready.push(Reverse((Ordered(at), node)));
                 return Ok(());
             }
+            self.setup.access.watch().did(1)?;
             let epoch = n.epoch;
             let seq = n.admit(mb);
             if n.advance(self.setup, node) {

@@ -6,7 +6,7 @@
 //!
 //! Three models share the same order, sizes and shared [`source`]: [`paper`] is the simulator of paper 001 with its performance model and
 //! policies; [`deli`] is paper 000's prefetch service; [`foreload`] is our default, with every device a queue. The three stream over the
-//! order with constant work per access and arrays of a few bytes per sample: 10^8 accesses take seconds. For one node, [`scheduled`] drives
+//! order with constant work per access and arrays of a few bytes per sample: 10^8 accesses take seconds ([`Limits`] refuses what takes days). For one node, [`scheduled`] drives
 //! the engine's own policy step by step instead, and its tests hold the fast model to it.
 //!
 //! Nothing here reads a clock, and the only file is a list of sizes that a scenario names. `foreload-sim`, the Python package and the
@@ -21,6 +21,7 @@ pub mod deli;
 mod error;
 pub mod foreload;
 mod hardware;
+mod limits;
 pub mod paper;
 mod policy;
 pub mod pricing;
@@ -31,12 +32,14 @@ pub mod scheduled;
 mod sizes;
 pub mod source;
 mod totals;
+mod watch;
 
 pub use access::Access;
 pub use consumer::Consumer;
 pub use curve::Curve;
 pub use error::{Error, ErrorKind};
 pub use hardware::{Hardware, TierSpeed};
+pub use limits::Limits;
 pub use policy::Policy;
 pub use pricing::cost_json;
 pub use random::Random;
@@ -44,6 +47,7 @@ pub use report::{Fabric, MbBySource, Outcome, Report};
 pub use scenario::{Cluster, Dataset, Deli, Drive, Negative, Scenario, Share, Source, Tier, TierKind, Training};
 pub use sizes::Sizes;
 pub use totals::{Compute, Totals};
+pub use watch::{Progress, Watch};
 
 /// Everything a policy's run looks at, made once per scenario.
 #[derive(Debug)]
@@ -53,7 +57,7 @@ pub struct Setup<'a> {
     /// Of every sample.
     pub sizes: &'a Sizes,
     /// Who reads what, when.
-    pub access: &'a Access,
+    pub access: &'a Access<'a>,
     /// Bytes and compute times that the order fixes.
     pub totals: &'a Totals,
     /// What the machines can do.
@@ -64,26 +68,35 @@ pub struct Setup<'a> {
     pub compute: Compute,
 }
 
-/// Simulates `policies` on `scenario`.
+/// Simulates `policies` on `scenario`, whatever it takes.
 ///
 /// # Errors
 /// When the sizes can't be read or the order can't be made. A policy that can't run the scenario is no error: its
 /// [`Outcome`] says why.
 pub fn run(scenario: &Scenario, policies: &[Policy]) -> Result<Report, Error> {
-    run_with_sizes(scenario, Sizes::new(&scenario.dataset)?, policies, &mut |_, _| {})
+    run_watched(scenario, policies, Limits::default(), &Watch::quiet())
 }
 
-/// The same for sizes that were read from an index, telling `progress` (policy, how many are done) before each policy.
+/// The same within limits, under the eyes of `watch`, which may end it.
 ///
 /// # Errors
-/// As [`run`].
-pub fn run_with_sizes(
+/// As [`run`]; and when it would take more than `limits` allow, or `watch` ends it.
+pub fn run_watched(
     scenario: &Scenario,
-    sizes: Sizes,
     policies: &[Policy],
-    progress: &mut dyn FnMut(Policy, usize),
+    limits: Limits,
+    watch: &Watch<'_>,
 ) -> Result<Report, Error> {
-    let access = Access::new(scenario, sizes.samples())?;
+    // Before anything is drawn: a list has to be read before it is known how long it is.
+    if scenario.dataset.sizes_file.is_none() {
+        limits.check(scenario, scenario.dataset.samples)?;
+    }
+    let accesses = scenario.dataset.samples * (1 + u64::from(scenario.training.epochs));
+    watch.begin(None, accesses)?;
+    let sizes = Sizes::new(&scenario.dataset, watch)?;
+    let samples = u64::from(sizes.samples());
+    limits.check(scenario, samples)?;
+    let access = Access::new(scenario, sizes.samples(), watch)?;
     let totals = Totals::new(scenario, &sizes, &access)?;
     let (hardware, curve) = (Hardware::new(scenario), scenario.curve()?);
     let compute = Compute::new(scenario);
@@ -97,30 +110,48 @@ pub fn run_with_sizes(
         compute,
     };
     let bound_s = bound::lower_bound_s(scenario, &sizes, &totals)?;
+    watch.end()?;
     let mut results = Vec::with_capacity(policies.len());
-    for (done, policy) in policies.iter().enumerate() {
-        progress(*policy, done);
+    for policy in policies {
+        watch.begin(Some(*policy), samples * u64::from(scenario.training.epochs))?;
         let driven = scenario.drive == Drive::Engine && policy.runs_in_engine();
+        if let Some(reason) = limits.refusal(scenario, samples, *policy) {
+            results.push(Outcome::unsupported(*policy, reason));
+            continue;
+        }
         results.push(match policy {
             policy if driven => scheduled::run(&setup, *policy, false)?.outcome,
             Policy::Deli => deli::run(&setup)?,
             Policy::Foreload => foreload::run(&setup)?,
             paper => paper::run(&setup, *paper)?,
         });
+        watch.end()?;
     }
-    Ok(Report {
+    let report = Report {
         scenario: scenario.name.clone(),
         lower_bound_hours: bound_s / 3600.0,
         dataset_mb: sizes.total_mb,
+        samples: sizes.samples(),
+        epochs: access.epochs(),
+        nodes: access.nodes(),
+        source_mb_s: curve.total(access.nodes()),
         results,
-    })
+    };
+    report.check()?;
+    Ok(report)
 }
 
 /// Simulates the scenario in `toml` with `overrides` (`key=value`) and returns the report as JSON. No policy names mean all.
 ///
 /// # Errors
-/// When the scenario, a policy or an override is not valid, or as [`run`].
-pub fn run_json(toml: &str, policies: &[String], overrides: &[String]) -> Result<String, Error> {
+/// When the scenario, a policy or an override is not valid, or as [`run_watched`].
+pub fn run_json(
+    toml: &str,
+    policies: &[String],
+    overrides: &[String],
+    limits: Limits,
+    watch: &Watch<'_>,
+) -> Result<String, Error> {
     let scenario = Scenario::parse(toml, overrides)?;
     let policies: Vec<Policy> = match policies.is_empty() {
         true => Policy::ALL.to_vec(),
@@ -129,8 +160,7 @@ pub fn run_json(toml: &str, policies: &[String], overrides: &[String]) -> Result
             .map(|name| Policy::from_name(name))
             .collect::<Result<_, _>>()?,
     };
-    let report = run(&scenario, &policies)?;
-    Ok(serde_json::to_string(&report).expect("a report is plain numbers and strings"))
+    Ok(run_watched(&scenario, &policies, limits, watch)?.json())
 }
 
 #[cfg(test)]

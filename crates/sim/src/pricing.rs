@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub fn sheet(prices: &str) -> Result<PriceSheet, Error> {
     let text = match PriceSheet::SHIPPED.iter().find(|(name, _)| *name == prices) {
         Some((_, text)) => text,
-        None if prices.contains('=') => prices,
+        None if prices.contains(['=', '\n']) => prices,
         None => {
             let names = PriceSheet::SHIPPED.iter().map(|(name, _)| *name);
             return Err(Error::UnknownSheet {
@@ -23,7 +23,44 @@ pub fn sheet(prices: &str) -> Result<PriceSheet, Error> {
             });
         }
     };
-    toml::from_str(text).map_err(|e| Error::Sheet(e.to_string()))
+    let sheet: PriceSheet = toml::from_str(text).map_err(|e| Error::Sheet(e.to_string()))?;
+    checked(sheet)
+}
+
+/// Dollars for one of anything, at most: beyond, a bill could be more than a number holds.
+const MOST_DOLLARS: f64 = 1e9;
+
+fn checked(sheet: PriceSheet) -> Result<PriceSheet, Error> {
+    for (key, dollars) in [
+        ("requests.class_a_per_10k", sheet.requests.class_a_per_10k),
+        ("requests.class_b_per_10k", sheet.requests.class_b_per_10k),
+        ("storage_gb_month", sheet.storage_gb_month),
+        ("egress_gb", sheet.egress_gb),
+        ("cross_zone_gb", sheet.cross_zone_gb),
+        ("instance_hour", sheet.instance_hour),
+        ("disk_gb_month", sheet.disk_gb_month),
+    ] {
+        if !(0.0..=MOST_DOLLARS).contains(&dollars) {
+            return Err(Error::Sheet(format!(
+                "{key}: {dollars} is no price; write dollars from 0 to {MOST_DOLLARS:e}"
+            )));
+        }
+    }
+    match sheet.page_size {
+        0 => Err(Error::Sheet(
+            "page_size: a listing's page has at least 1 object".to_owned(),
+        )),
+        _ => Ok(sheet),
+    }
+}
+
+fn finite(bills: &[Bill]) -> Result<(), Error> {
+    match bills.iter().all(|bill| bill.total().is_finite()) {
+        true => Ok(()),
+        false => Err(Error::Request(
+            "it comes to more dollars than a number holds".to_owned(),
+        )),
+    }
 }
 
 /// What is asked.
@@ -90,6 +127,7 @@ pub fn cost_json(request: &str) -> Result<String, Error> {
         Request::Price { prices, usage } => {
             let sheet = sheet(&prices)?;
             let bill = sheet.price(&usage);
+            finite(&[bill])?;
             Answer::Price {
                 sheet,
                 bill,
@@ -104,6 +142,7 @@ pub fn cost_json(request: &str) -> Result<String, Error> {
         } => {
             let sheet = sheet(&prices)?;
             let result = compare(&sheet, &bucket, &copy.feed(sheet.page_size), epochs);
+            finite(&[result.bucket, result.copy])?;
             Answer::BreakEven { sheet, result }
         }
         Request::Deli {
@@ -139,6 +178,12 @@ mod tests {
         let text = PriceSheet::SHIPPED[0].1.replace("egress_gb = 0.12", "egress_gb = 0.5");
         assert_eq!(sheet(&text).expect("valid").egress_gb, 0.5);
         assert!(sheet(&text.replace("egress_gb", "egres_gb")).is_err());
+        for price in ["-1", "nan", "inf", "1e300"] {
+            let message = sheet(&text.replace("egress_gb = 0.5", &format!("egress_gb = {price}")));
+            let message = message.expect_err("no price").to_string();
+            assert!(message.contains("egress_gb: "), "{message}");
+        }
+        assert!(sheet(&text.replace("page_size = 1000", "page_size = 0")).is_err());
         assert!(sheet("gcp").expect_err("unknown").to_string().contains("gcs"));
     }
 

@@ -1,6 +1,6 @@
 //! What a simulation reports, as it appears in JSON.
 
-use crate::Policy;
+use crate::{Error, Policy};
 use foreload_plan::cost::Usage;
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,55 @@ pub struct Report {
     pub lower_bound_hours: f64,
     /// S.
     pub dataset_mb: f64,
+    /// F.
+    pub samples: u32,
+    /// E.
+    pub epochs: u32,
+    /// N.
+    pub nodes: u32,
+    /// t(N): what the source delivers while all nodes read.
+    pub source_mb_s: f64,
     /// One per policy, in the order asked for.
     pub results: Vec<Outcome>,
+}
+
+/// What a policy that can't run has no value for.
+const MEASURED: [&str; 7] = [
+    "hours",
+    "stall_hours",
+    "epoch_hours",
+    "mb_by_source",
+    "requests",
+    "coverage",
+    "copies",
+];
+
+impl Report {
+    /// As JSON; a policy that can't run the scenario has null where others have numbers.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let mut value = serde_json::to_value(self).expect("a report is plain numbers and strings");
+        let results = value["results"].as_array_mut().into_iter().flatten();
+        for result in results.filter(|result| result["supported"] == false) {
+            MEASURED.iter().for_each(|key| result[*key] = serde_json::Value::Null);
+        }
+        value.to_string()
+    }
+
+    /// # Errors
+    /// When a number is none: sizes, speeds or times that are far from any real one.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let failed = |policy: &str| Error::NotFinite {
+            policy: policy.to_owned(),
+        };
+        if !(self.lower_bound_hours.is_finite() && self.dataset_mb.is_finite()) {
+            return Err(failed("the lower bound"));
+        }
+        match self.results.iter().find(|outcome| !outcome.is_finite()) {
+            Some(outcome) => Err(failed(outcome.policy.name())),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Bytes by where they came from, in MB.
@@ -65,7 +112,7 @@ pub struct Outcome {
     pub policy: Policy,
     /// Whether it can run this scenario.
     pub supported: bool,
-    /// Why not.
+    /// Why not; the numbers that follow are then none (in JSON: null).
     pub reason: Option<String>,
     /// Until the last node is through.
     pub hours: f64,
@@ -130,6 +177,22 @@ impl Outcome {
             reason: Some(reason),
             ..Self::new(policy)
         }
+    }
+
+    fn is_finite(&self) -> bool {
+        let fabric = self.fabric.unwrap_or_default();
+        let lists = [Some(&self.epoch_hours), self.miss_rate.as_ref(), self.load_s.as_ref()];
+        let single = [
+            self.hours,
+            self.stall_hours,
+            self.mb_by_source.total(),
+            self.coverage,
+            self.copies,
+            fabric.peer_mb + fabric.most_sent_mb + fabric.most_received_mb,
+            fabric.most_queued_s + fabric.cache_group_source_mb,
+        ];
+        let mut all = lists.into_iter().flatten().flatten().chain(&single);
+        all.all(|number| number.is_finite())
     }
 
     /// Fills the times from each epoch's end, in seconds, and the last node's compute time.

@@ -31,6 +31,8 @@ const STREAMS: u32 = 512;
 const AHEAD: u64 = 2;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
+/// A hundred days: 10^9 ticks. The policy's clock counts nanoseconds.
+const MOST_S: f64 = 8.64e6;
 
 /// A finished run: what it took, and what was decided.
 pub struct Run {
@@ -90,10 +92,11 @@ fn planned(setup: &Setup<'_>, policy: Policy) -> Planned {
     let deli = &setup.scenario.deli;
     let held = (setup.scenario.node_capacity_mb() / setup.sizes.mean_mb()) as u64;
     let cache = deli.cache_samples.unwrap_or(held);
+    let narrow = |samples: u64| u32::try_from(samples).unwrap_or(u32::MAX);
     match policy {
         Policy::Deli => Planned::Deli {
-            fetch: deli.fetch_samples.unwrap_or(cache / 2) as u32,
-            threshold: deli.threshold_samples.unwrap_or(cache / 2) as u32,
+            fetch: narrow(deli.fetch_samples.unwrap_or(cache / 2)),
+            threshold: narrow(deli.threshold_samples.unwrap_or(cache / 2)),
             cache,
         },
         Policy::Naive => Planned::Naive,
@@ -167,6 +170,7 @@ struct Driver<'a> {
     batches: u64,
     disks: Vec<usize>,
     sequence: u64,
+    samples_taken: u64,
 }
 
 /// Runs the engine's policy on every node; `record` keeps all steps for a replay.
@@ -210,8 +214,9 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
         batches,
         disks: disks.collect(),
         sequence: 0,
+        samples_taken: 0,
     };
-    driver.run();
+    driver.run()?;
     let mut outcome = Outcome::new(policy);
     let last = driver.nodes.iter().max_by(|a, b| a.free_at.total_cmp(&b.free_at));
     outcome.set_times(&driver.ends, last.map_or(0.0, |n| n.computed_s));
@@ -249,12 +254,21 @@ impl Node {
 }
 
 impl Driver<'_> {
-    fn run(&mut self) {
+    fn run(&mut self) -> Result<(), Error> {
         for node in 0..self.nodes.len() as u32 {
             self.ask(node, 0.0);
         }
+        let watch = self.setup.access.watch();
+        let mut taken = 0;
         loop {
+            watch.did(self.samples_taken - std::mem::replace(&mut taken, self.samples_taken))?;
             let due = self.due.peek().map(|Reverse((at, ..))| at.0);
+            if due.is_some_and(|at| at > MOST_S) {
+                return Err(Error::invalid(
+                    "drive",
+                    "the engine's scheduler is stepped every 10 ms, and this run takes more than 100 days; use drive = \"fast\"",
+                ));
+            }
             match (due, self.source.next_end()) {
                 (None, None) => break,
                 (Some(at), end) if end.is_none_or(|end| at <= end) => {
@@ -275,6 +289,7 @@ impl Driver<'_> {
                 }
             }
         }
+        Ok(())
     }
 
     fn at(&mut self, node: u32, at: f64, due: Due) {
@@ -498,6 +513,7 @@ impl Driver<'_> {
             return;
         };
         n.taken = next;
+        self.samples_taken += batch.items.len() as u64;
         n.training = Some(batch.items);
         n.computed_s += batch.compute_s;
         n.free_at = at + batch.compute_s;

@@ -1,9 +1,12 @@
 //! The size of every sample: drawn from a normal distribution, or read from a list, which may also say where in which object each lies.
 
 use crate::{
-    Error, Random,
+    Error, Random, Watch,
     scenario::{Dataset, Negative},
 };
+
+/// Standard deviations above the mean beyond which fewer than one draw in 700 is large enough: drawing again until one is would not end.
+const RARE: f64 = 3.0;
 
 /// Sizes in MB by sample, and their sum.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,17 +23,17 @@ impl Sizes {
     /// The data set's sizes.
     ///
     /// # Errors
-    /// When the list can't be read, has no positive sizes, or an index was named (its reader passes the sizes in).
-    pub fn new(dataset: &Dataset) -> Result<Self, Error> {
+    /// When the list can't be read, has no positive sizes, an index was named (its reader writes the sizes to a list), or `watch` ends it.
+    pub fn new(dataset: &Dataset, watch: &Watch<'_>) -> Result<Self, Error> {
         if dataset.index.is_some() {
             return Err(Error::invalid(
                 "dataset.index",
-                "an index is read by the caller; pass its sizes to run_with_sizes",
+                "only the command `foreload` reads an index; give its sizes as dataset.sizes_file",
             ));
         }
         match &dataset.sizes_file {
             Some(path) => Self::read(path),
-            None => Ok(Self::draw(dataset)),
+            None => Self::draw(dataset, watch),
         }
     }
 
@@ -45,10 +48,10 @@ impl Sizes {
                 format!("{} samples can't be simulated", mb.len()),
             ));
         }
-        if let Some(bad) = mb.iter().position(|s| s.is_nan() || *s <= 0.0) {
+        if let Some(bad) = mb.iter().position(|s| !s.is_finite() || *s <= 0.0) {
             return Err(Error::invalid(
                 "dataset",
-                format!("sample {bad} has size {} MB", mb[bad]),
+                format!("sample {bad} has {} MB, which is no size", mb[bad]),
             ));
         }
         let total_mb = mb.iter().map(|s| f64::from(*s)).sum();
@@ -97,11 +100,20 @@ impl Sizes {
         })
     }
 
-    fn draw(dataset: &Dataset) -> Self {
+    fn draw(dataset: &Dataset, watch: &Watch<'_>) -> Result<Self, Error> {
         let mut random = Random::new(dataset.seed);
         let minimum = dataset.min_mb.unwrap_or(dataset.mean_mb * 0.01);
+        let spread = dataset.std_mb > 0.0;
+        if spread && dataset.negative == Negative::Redraw && minimum > dataset.mean_mb + RARE * dataset.std_mb {
+            return Err(Error::invalid(
+                "dataset.min_mb",
+                format!(
+                    "{minimum} is so far above mean_mb and std_mb that hardly a draw reaches it; lower it, or choose another dataset.negative"
+                ),
+            ));
+        }
         let mut draw = || dataset.mean_mb + dataset.std_mb * random.normal();
-        let mut one = || match (dataset.negative, dataset.std_mb > 0.0) {
+        let mut one = || match (dataset.negative, spread) {
             (_, false) => dataset.mean_mb,
             (Negative::Redraw, _) => loop {
                 let size = draw();
@@ -111,19 +123,17 @@ impl Sizes {
             },
             _ => draw().max(minimum),
         };
-        let drawn: Vec<f64> = (0..dataset.samples).map(|_| one()).collect();
+        let mut drawn = Vec::with_capacity(dataset.samples as usize);
+        for _ in 0..dataset.samples {
+            drawn.push(one());
+            watch.did(1)?;
+        }
         let sum: f64 = drawn.iter().sum();
         let scale = match dataset.negative {
             Negative::ClipRescale => dataset.samples as f64 * dataset.mean_mb / sum,
             Negative::Clip | Negative::Redraw => 1.0,
         };
-        let mb: Vec<f32> = drawn.iter().map(|s| (s * scale) as f32).collect();
-        let total_mb = mb.iter().map(|s| f64::from(*s)).sum();
-        Self {
-            mb,
-            total_mb,
-            places: None,
-        }
+        Self::from_mb(drawn.iter().map(|s| (s * scale) as f32).collect())
     }
 
     /// F.
@@ -163,17 +173,31 @@ mod tests {
 
     #[test]
     fn clipping_and_rescaling_keeps_the_total() {
-        let sizes = Sizes::new(&imagenet22k(Negative::ClipRescale)).expect("valid");
+        let sizes = Sizes::new(&imagenet22k(Negative::ClipRescale), &Watch::quiet()).expect("valid");
         assert!((sizes.total_mb / 10_770.0 - 1.0).abs() < 1e-4, "{}", sizes.total_mb);
         assert!(sizes.mb.iter().all(|s| *s > 0.0));
     }
 
     #[test]
     fn the_other_rules_make_the_data_set_larger() {
-        let clip = Sizes::new(&imagenet22k(Negative::Clip)).expect("valid").total_mb;
-        let redraw = Sizes::new(&imagenet22k(Negative::Redraw)).expect("valid").total_mb;
+        let clip = Sizes::new(&imagenet22k(Negative::Clip), &Watch::quiet())
+            .expect("valid")
+            .total_mb;
+        let redraw = Sizes::new(&imagenet22k(Negative::Redraw), &Watch::quiet())
+            .expect("valid")
+            .total_mb;
         // 29.5 % of the draws are below zero (paper 001, scenario 4).
         assert!(clip > 1.2 * 10_770.0 && redraw > clip, "{clip} {redraw}");
+    }
+
+    #[test]
+    fn a_minimum_that_hardly_a_draw_reaches_is_refused_instead_of_drawn_for_ever() {
+        let dataset = Dataset {
+            min_mb: Some(0.9),
+            ..imagenet22k(Negative::Redraw)
+        };
+        let message = Sizes::new(&dataset, &Watch::quiet()).expect_err("too high").to_string();
+        assert!(message.starts_with("dataset.min_mb: 0.9"), "{message}");
     }
 
     #[test]
@@ -184,13 +208,13 @@ mod tests {
             sizes_file: Some(path.display().to_string()),
             ..Dataset::default()
         };
-        let message = Sizes::new(&dataset).expect_err("bad line").to_string();
+        let message = Sizes::new(&dataset, &Watch::quiet()).expect_err("bad line").to_string();
         std::fs::write(&path, "1.5\n2\n").expect("writable");
-        let good = Sizes::new(&dataset).expect("valid");
+        let good = Sizes::new(&dataset, &Watch::quiet()).expect("valid");
         std::fs::write(&path, "1.5 0 512\n2 0 1573376\n").expect("writable");
-        let shards = Sizes::new(&dataset).expect("valid");
+        let shards = Sizes::new(&dataset, &Watch::quiet()).expect("valid");
         std::fs::write(&path, "1.5 0 512\n2\n").expect("writable");
-        let mixed = Sizes::new(&dataset).expect_err("no place").to_string();
+        let mixed = Sizes::new(&dataset, &Watch::quiet()).expect_err("no place").to_string();
         std::fs::remove_file(&path).expect("removable");
         assert_eq!(shards.places, Some(vec![(0, 512), (0, 1_573_376)]));
         assert!(mixed.contains("some lines"), "{mixed}");

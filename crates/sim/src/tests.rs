@@ -3,6 +3,8 @@
 use super::*;
 use crate::scenario::tests::SMALL;
 
+const NONE: &[&str] = &[];
+
 /// A random cluster, data set and set of tiers.
 fn random_scenario(seed: u64) -> Scenario {
     let mut random = Random::new(seed);
@@ -237,6 +239,13 @@ fn lbann_refuses_what_does_not_fit_in_ram_and_says_so() {
     .expect("runs");
     let r = &report.results[0];
     assert!(!r.supported && r.reason.as_ref().is_some_and(|reason| reason.contains("RAM")));
+    let bare = Scenario::parse(&SMALL.replace("\"ram\"", "\"disk\""), NONE).expect("valid");
+    let reason = run(&bare, &[Policy::LbannDynamic])
+        .expect("runs")
+        .results
+        .remove(0)
+        .reason;
+    assert!(reason.is_some_and(|reason| reason.contains("the nodes' 0 MB")));
 }
 
 #[test]
@@ -245,11 +254,14 @@ fn the_json_has_the_documented_keys() {
         SMALL,
         &["deli".to_owned(), "foreload".to_owned()],
         &["training.epochs=2".to_owned()],
+        Limits::default(),
+        &Watch::quiet(),
     )
     .expect("runs");
     let value: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
     let keys = |v: &serde_json::Value| v.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&value), ["dataset_mb", "lower_bound_hours", "results", "scenario"]);
+    let top = "dataset_mb epochs lower_bound_hours nodes results samples scenario source_mb_s";
+    assert_eq!(keys(&value).join(" "), top);
     let result = keys(&value["results"][1]);
     for key in [
         "policy",
@@ -284,4 +296,171 @@ fn literal_shares_give_each_thread_a_full_one() {
             .hours
     };
     assert!(hours("literal") < 0.7 * hours("shared"));
+}
+
+#[test]
+fn a_policy_that_cannot_run_has_null_instead_of_numbers() {
+    let report = run(
+        &Scenario::parse(SMALL, NONE).expect("valid"),
+        &[Policy::LbannDynamic, Policy::Naive],
+    );
+    let value: serde_json::Value = serde_json::from_str(&report.expect("runs").json()).expect("valid JSON");
+    let [refused, ran] = [&value["results"][0], &value["results"][1]];
+    for key in [
+        "hours",
+        "stall_hours",
+        "epoch_hours",
+        "mb_by_source",
+        "requests",
+        "coverage",
+        "copies",
+    ] {
+        assert!(refused[key].is_null() && !ran[key].is_null(), "{key}: {refused}");
+    }
+    assert_eq!(
+        (&refused["supported"], &refused["keeps_order"]),
+        (&false.into(), &true.into())
+    );
+}
+
+#[test]
+fn a_watch_is_told_of_every_access_and_can_end_the_run() {
+    use std::cell::{Cell, RefCell};
+    let scenario = Scenario::parse(SMALL, NONE).expect("valid");
+    let told = RefCell::new(Vec::new());
+    let listen = |at: Progress| {
+        told.borrow_mut().push(at);
+        true
+    };
+    run_watched(&scenario, &Policy::ALL, Limits::default(), &Watch::new(&listen)).expect("runs");
+    let told = told.into_inner();
+    assert_eq!(
+        told.first().map(|at| (at.policy, at.done, at.total)),
+        Some((None, 0, 4000))
+    );
+    for policy in Policy::ALL {
+        let own: Vec<Progress> = told.iter().copied().filter(|at| at.policy == Some(policy)).collect();
+        let ends = |at: Option<&Progress>| at.map(|at| (at.done, at.total));
+        assert_eq!(
+            (ends(own.first()), ends(own.last())),
+            (Some((0, 3000)), Some((3000, 3000))),
+            "{policy:?}"
+        );
+        assert!(
+            own.is_sorted_by_key(|at| at.done) && own.iter().all(|at| at.done <= at.total),
+            "{policy:?}"
+        );
+    }
+    for policy in Policy::ALL {
+        let asked = Cell::new(0);
+        let end = |at: Progress| {
+            asked.set(asked.get() + u32::from(at.policy == Some(policy) && at.done > 0));
+            asked.get() == 0
+        };
+        let large = Scenario::parse(SMALL, &["dataset.samples=20000"]).expect("valid");
+        let ended = run_watched(&large, &[policy], Limits::default(), &Watch::new(&end));
+        assert!(matches!(ended, Err(Error::Interrupted)), "{policy:?}");
+    }
+}
+
+/// Numbers that TOML can write, the possible ones and the others.
+const NUMBERS: [&str; 28] = [
+    "0",
+    "-0.0",
+    "1",
+    "2",
+    "-1",
+    "3.5",
+    "0.01",
+    "1000",
+    "65534",
+    "65535",
+    "1e-7",
+    "1e-6",
+    "1e-9",
+    "5e-324",
+    "1e-300",
+    "1e6",
+    "1e9",
+    "1e12",
+    "1e15",
+    "1e300",
+    "-1e300",
+    "inf",
+    "-inf",
+    "nan",
+    "4294967295",
+    "4294967296",
+    "9223372036854775807",
+    "-9223372036854775808",
+];
+
+#[test]
+fn any_number_gives_a_finite_report_or_an_error_that_names_its_key() {
+    // What takes long, but could be done, is given up; `limits` refuses what takes longer still.
+    let asked = std::cell::Cell::new(0);
+    let patient = |_| asked.replace(asked.get() + 1) < 300;
+    let limits = Limits {
+        memory_bytes: Some(1 << 30),
+    };
+    let small = ["dataset.samples=40", "training.epochs=2", "tier.disk.write_behind_mb=1"];
+    for (section, key, _) in scenario::keys::numeric() {
+        let path = match section {
+            "tier" => format!("tier.disk.{key}"),
+            section => format!("{section}.{key}"),
+        };
+        for number in NUMBERS {
+            for drive in ["fast", "engine"] {
+                let set = [format!("{path}={number}"), format!("drive={drive}")];
+                let set: Vec<&str> = small.into_iter().chain(set.iter().map(String::as_str)).collect();
+                asked.set(0);
+                let run = Scenario::parse(SMALL, &set)
+                    .and_then(|scenario| run_watched(&scenario, &Policy::ALL, limits, &Watch::new(&patient)));
+                match run {
+                    Ok(report) => assert!(report.check().is_ok(), "{set:?}"),
+                    Err(Error::Interrupted | Error::TooLarge(_) | Error::NotFinite { .. } | Error::Order(_)) => {}
+                    Err(error) => {
+                        let message = error.to_string();
+                        assert!(
+                            message.contains(key) || message.starts_with("drive"),
+                            "{set:?}: {message}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_two_numbers_together_give_a_finite_report_or_an_error() {
+    let patient = |at: Progress| at.total < 200_000;
+    let keys: Vec<_> = scenario::keys::numeric().collect();
+    for seed in 0..600 {
+        let mut random = Random::new(seed);
+        let mut set = vec!["dataset.samples=40".to_owned(), "training.epochs=3".to_owned()];
+        for _ in 0..3 {
+            let (section, key, _) = keys[random.below(keys.len() as u64) as usize];
+            let section = if section == "tier" { "tier.ram" } else { section };
+            set.push(format!(
+                "{section}.{key}={}",
+                NUMBERS[random.below(NUMBERS.len() as u64) as usize]
+            ));
+        }
+        set.push(format!(
+            "dataset.negative={}",
+            ["redraw", "clip", "clip-rescale"][random.below(3) as usize]
+        ));
+        let limits = Limits {
+            memory_bytes: Some(1 << 28),
+        };
+        let run = Scenario::parse(SMALL, &set)
+            .and_then(|scenario| run_watched(&scenario, &Policy::ALL, limits, &Watch::new(&patient)));
+        if let Ok(report) = run {
+            assert!(
+                report.check().is_ok() && !report.json().contains("NaN"),
+                "seed {seed}: {set:?}"
+            );
+        }
+    }
 }

@@ -57,14 +57,14 @@ impl Compute {
 }
 
 /// Prefixes looked at per epoch: the bound rises linearly between its kinks, so more don't raise it.
-const CHECKPOINTS: u64 = 256;
+pub(crate) const CHECKPOINTS: u64 = 256;
 
 impl Totals {
     /// Walks the whole run once.
     ///
     /// # Errors
-    /// When the order can't tell.
-    pub fn new(scenario: &Scenario, sizes: &Sizes, access: &Access) -> Result<Self, Error> {
+    /// When the order can't tell, or the run was ended.
+    pub fn new(scenario: &Scenario, sizes: &Sizes, access: &Access<'_>) -> Result<Self, Error> {
         let compute = Compute::new(scenario);
         let nodes = access.nodes() as usize;
         // A thousand nodes times 256 prefixes per epoch are two megabytes.
@@ -83,6 +83,7 @@ impl Totals {
                 compute_s[node] += compute.seconds(mb);
                 node = if node + 1 == nodes { 0 } else { node + 1 };
                 let done = i as u64 + 1;
+                access.watch().did(1)?;
                 if done.is_multiple_of(every) || done == samples.len() as u64 {
                     let computed_s = compute_s.clone();
                     checkpoints.push(Checkpoint {

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreload.cli import options, output
-from foreload.cli.opening import Bar, open_dataset
+from foreload.cli.opening import open_dataset
+from foreload.cli.progress import reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +48,7 @@ def calibrate(
     profile: options.Profile = None,
     anonymous: options.Anonymous = False,
     option: options.Option = None,
+    quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measures source, memory, disk and decoding on this machine, and writes what `plan --calibration` takes."""
@@ -57,15 +59,15 @@ def calibrate(
         raise typer.BadParameter("decoding is measured on a data set's samples: name its URL", param_hint="--decode")
     function = None if decode is None else named(decode)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
-    dataset = None if url is None else open_dataset(url, given, format=format, index=index)
-    with Bar() as bar:
+    dataset = None if url is None else open_dataset(url, given, quiet=quiet, format=format, index=index)
+    with reporter(quiet=quiet) as progress:
         found = calibration.calibrate(
             dataset,
             disk=disk,
             decode=function,
             seconds=seconds,
             scratch_bytes=parse_bytes(scratch, "--scratch"),
-            progress=bar,
+            progress=progress,
         )
     text = speeds.text(found)
     if out is not None:

@@ -5,14 +5,13 @@ samples on a local disk are assumed never to be waited for.
 """
 
 import dataclasses
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foreload.cli import options, output
-from foreload.cli.simulate import Settings, hours, run
+from foreload.cli.simulate import Settings, cannot, hours, run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,10 +47,13 @@ def cost(
     disk_gb: DiskGb = 0.0,
     cross_zone: CrossZone = 0.0,
     sheet: Sheet = False,
+    quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Prices a simulated run, and compares it with copying the data set to every node's disk."""
+    from foreload import _numbers
     from foreload import cost as costs
+    from foreload._text import read_text
 
     if sheet:
         text = costs.sheet_text(prices)
@@ -59,22 +61,27 @@ def cost(
         return
     if scenario is None:
         raise typer.BadParameter("name a scenario file, or give --sheet", param_hint="SCENARIO")
+    _numbers.amount("--disk-gb", disk_gb, most=1e9)
+    _numbers.amount("--cross-zone", cross_zone, most=1.0)
     settings = options.pairs(set, "--set")
-    machine = Machines(scenario.read_text(encoding="utf-8"), settings)
+    text = read_text(scenario, "the scenario")
     names = list(dict.fromkeys(policy or ["foreload"]))
-    report = run(scenario, list(dict.fromkeys([*names, "perfect"])), settings)
+    # A sheet that can't be is said before a simulation that takes long.
+    costs.price(costs.Usage(), prices)
+    report = run(text, list(dict.fromkeys([*names, "perfect"])), settings, quiet=quiet)
     # What the first epoch reads, later ones may find cached.
-    first = run(scenario, names, {**settings, "training.epochs": "1"})
+    one = {**settings, "training.epochs": "1"}
+    first = run(text, names, one, quiet=quiet, what="the first epoch of")
     bills = []
     for name in names:
         outcome = report[name]
         if not outcome.supported:
             bills.append({"policy": name, "supported": False, "reason": outcome.reason})
             continue
-        usage = _usage(report, name, machine, disk_gb, cross_zone)
+        usage = _usage(report, name, disk_gb, cross_zone)
         bill = costs.price(usage, prices)
-        once = _usage(first, name, machine, disk_gb, cross_zone)
-        even = _break_even(report, name, usage, once, machine, prices)
+        once = _usage(first, name, disk_gb, cross_zone)
+        even = _break_even(report, name, usage, once, prices)
         bills.append(
             {
                 "policy": name,
@@ -89,95 +96,43 @@ def cost(
     value = {
         "scenario": report.scenario,
         "prices": prices,
-        "epochs": machine.epochs,
-        "nodes": machine.nodes,
+        "epochs": report.epochs,
+        "nodes": report.nodes,
         "results": bills,
     }
     output.emit(value, lambda console: _draw(console, value), as_json=as_json)
+    if not any(bill["supported"] for bill in bills):
+        cannot(first)
 
 
-class Machines:
-    """What a scenario says about the machines, with overrides.
-
-    Args:
-        scenario: Its text.
-        settings: What `--set` changes.
-
-    Attributes:
-        nodes: N.
-        epochs: E.
-        samples: F.
-        source_mb_s: What one node gets from the source while all read.
-    """
-
-    def __init__(self, scenario: str, settings: dict[str, str]) -> None:
-        from foreload.errors import InvalidError
-
-        try:
-            found = tomllib.loads(scenario)
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidError(f"the scenario isn't TOML: {error}") from None
-        for path, text in settings.items():
-            *sections, key = path.split(".")
-            if len(sections) == 1 and isinstance(found.get(sections[0]), dict):
-                found[sections[0]][key] = tomllib.loads(f"value = {text}")["value"] if _is_toml(text) else text
-        try:
-            self.nodes = int(found["cluster"]["nodes"])
-            self.epochs = int(found["training"]["epochs"])
-            self.source_mb_s = _throughput(found["source"]["throughput_mb_s"], self.nodes) / self.nodes
-        except KeyError as error:
-            raise InvalidError(f"the scenario lacks {error.args[0]!r}") from None
-        self.samples = int(found["dataset"].get("samples", 0))
-
-
-def _is_toml(text: str) -> bool:
-    try:
-        tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _throughput(given: float | dict[str, float], nodes: int) -> float:
-    """t(gamma) as the simulator reads it: linear between points, constant beyond."""
-    import numpy as np
-
-    if not isinstance(given, dict):
-        return float(given)
-    points = sorted((float(gamma), float(mb_s)) for gamma, mb_s in given.items())
-    return float(np.interp(nodes, [gamma for gamma, _ in points], [mb_s for _, mb_s in points]))
-
-
-def _usage(report: "Report", policy: str, machine: Machines, disk_gb: float, cross_zone: float) -> "Usage":
+def _usage(report: "Report", policy: str, disk_gb: float, cross_zone: float) -> "Usage":
     from foreload.cost import usage_of
 
     # One index, listed once for the job.
-    listings = -(-machine.samples // _PAGE)
-    return usage_of(report, policy, machine.nodes, disk_gb, listings, cross_zone)
+    listings = -(-report.samples // _PAGE)
+    return usage_of(report, policy, report.nodes, disk_gb, listings, cross_zone)
 
 
-def _break_even(
-    report: "Report", policy: str, usage: "Usage", first: "Usage", machine: Machines, prices: str
-) -> "BreakEven":
+def _break_even(report: "Report", policy: str, usage: "Usage", first: "Usage", prices: str) -> "BreakEven":
     from foreload.cost import CopyPlan, Usage, break_even
 
-    epochs = report[policy].epoch_hours
+    epochs = report.ran(policy).epoch_hours
     later = epochs[1:] or epochs
     mean = sum(later) / len(later)
     counts = ("class_b_requests", "source_bytes", "cross_zone_bytes")
     each = {name: _per_epoch(getattr(usage, name), getattr(first, name), len(epochs)) for name in counts}
     rest = {name: max(0, getattr(first, name) - each[name]) for name in counts}
     per_epoch = dataclasses.replace(usage, hours=mean, class_a_requests=0, **each)
-    once = Usage(nodes=machine.nodes, hours=max(0.0, epochs[0] - mean), class_a_requests=usage.class_a_requests, **rest)
+    once = Usage(nodes=report.nodes, hours=max(0.0, epochs[0] - mean), class_a_requests=usage.class_a_requests, **rest)
     copy = CopyPlan(
-        nodes=machine.nodes,
+        nodes=report.nodes,
         dataset_bytes=int(report.dataset_mb * _MB),
-        objects=machine.samples,
-        bytes_per_s_per_node=int(machine.source_mb_s * _MB),
+        objects=report.samples,
+        bytes_per_s_per_node=int(report.source_mb_s / report.nodes * _MB),
         system_bytes=0,
-        epoch_hours=report["perfect"].hours / max(1, len(report["perfect"].epoch_hours)),
+        epoch_hours=report.ran("perfect").hours / report.epochs,
     )
-    return break_even(once, per_epoch, copy, machine.epochs, prices)
+    return break_even(once, per_epoch, copy, report.epochs, prices)
 
 
 def _per_epoch(whole: int, first: int, epochs: int) -> int:
@@ -190,7 +145,7 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
     rows: list[tuple[str, ...]] = []
     for found in value["results"]:
         if not found["supported"]:
-            rows.append((found["policy"], "can't run", "", "", "", "", "", found["reason"] or ""))
+            rows.append((f"{found['policy']} can't run: {found['reason']}", *[output.NONE] * 7))
             continue
         bill = found["bill"]
         parts = (dollars(bill[name]) for name in ("requests", "bucket_storage", "disk", "network", "instances"))

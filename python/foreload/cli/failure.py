@@ -90,8 +90,13 @@ def report(error: BaseException, *, as_json: bool) -> Code:
     if as_json:
         kind = getattr(error, "kind", code.name.lower().replace("_", "-"))
         print(json.dumps({"error": {"kind": kind, "message": message_of(error), "exit_code": int(code)}}))
-    print(f"foreload: {message_of(error)}", file=sys.stderr)
+    say(message_of(error))
     return code
+
+
+def say(message: str) -> None:
+    """Tells the user in a line on standard error."""
+    print(f"foreload: {message}", file=sys.stderr)
 
 
 def leave(code: Code) -> NoReturn:

@@ -1,62 +1,20 @@
 """Opening a data set for a verb, with a progress bar on standard error while it is listed."""
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from foreload.cli.progress import Bar, Reporter
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from foreload import Dataset
 
 
-class Bar:
-    """A progress bar that appears at the first report, and only on a terminal."""
-
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def __call__(self, step: str, done: int, total: int | None) -> None:
-        """Takes a report: the step, how much of it is done, of how much."""
-        if self._progress is None:
-            self._progress = self._start()
-        if step not in self._tasks:
-            self._tasks[step] = self._progress.add_task(step, total=total)
-        self._progress.update(self._tasks[step], completed=done, total=total)
-
-    def _start(self) -> "Progress":
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        from foreload.cli.output import console
-
-        target = console(stderr=True)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        progress = Progress(*columns, console=target, transient=True, disable=not target.is_terminal)
-        progress.start()
-        return progress
-
-
-def open_dataset(url: str, given: dict[str, str], **arguments: Any) -> "Dataset":
+def open_dataset(url: str, given: dict[str, str], *, quiet: bool = False, **arguments: Any) -> "Dataset":
     """Opens a data set as `foreload.open` does.
 
     Args:
         url: Its URL.
         given: Storage options of the command line.
+        quiet: Show no bar.
         arguments: Further arguments of `foreload.open`.
 
     Returns:
@@ -64,7 +22,7 @@ def open_dataset(url: str, given: dict[str, str], **arguments: Any) -> "Dataset"
     """
     import foreload
 
-    with Bar() as bar:
+    with Reporter() if quiet else Bar() as bar:
         return foreload.open(url, storage_options=given, progress=bar, **arguments)
 
 

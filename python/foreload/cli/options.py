@@ -14,6 +14,7 @@ Format = Annotated[
 SavedIndex = Annotated[
     str | None, typer.Option("--index", metavar="FILE|URL", help="Use this saved index.", rich_help_panel="Data set")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Don't say on standard error how far it is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 EndpointUrl = Annotated[
     str | None,

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Where a table has no number: an en dash.
+NONE = "\N{EN DASH}"
+
 
 def console(*, stderr: bool = False) -> "Console":
     """A terminal, or a file that gets plain text as wide as it needs."""

@@ -12,7 +12,8 @@ import typer
 
 from foreload.cli import options, output
 from foreload.cli.cost import dollars
-from foreload.cli.opening import Bar, open_dataset
+from foreload.cli.opening import open_dataset
+from foreload.cli.progress import reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,6 +82,7 @@ def plan(
     profile: options.Profile = None,
     anonymous: options.Anonymous = False,
     option: options.Option = None,
+    quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Predicts this data set on that cluster: epoch time, stall, requests, dollars, what limits, what helps."""
@@ -88,8 +90,8 @@ def plan(
 
     speeds = _speeds(calibration, network, disk_speed, source_node, source_total, latency)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
-    dataset = open_dataset(url, given, format=format, index=index)
-    with Bar() as bar:
+    dataset = open_dataset(url, given, quiet=quiet, format=format, index=index)
+    with reporter(quiet=quiet) as progress:
         found = planning.plan(
             dataset,
             nodes=nodes,
@@ -100,7 +102,7 @@ def plan(
             epochs=epochs,
             prices=prices,
             calibration=speeds,
-            progress=bar,
+            progress=progress,
         )
     if scenario is not None:
         _write(scenario, dataset, found)
@@ -115,12 +117,11 @@ def _speeds(
     source_total: str | None,
     latency: float | None,
 ) -> "Speeds":
-    from foreload import speeds
-    from foreload._sizes import parse_bytes
+    from foreload import _numbers, speeds
 
     found = speeds.Speeds() if calibration is None else speeds.read(calibration)
     rates: dict[str, Any] = {
-        name: parse_bytes(text, f"--{option}") / _MB
+        name: rate(text, f"--{option}")
         for name, option, text in (
             ("network_mb_s", "network", network),
             ("source_mb_s", "source-node", source_node),
@@ -129,12 +130,27 @@ def _speeds(
         if text is not None
     }
     if latency is not None:
-        rates["latency_s"] = latency
+        rates["latency_s"] = _numbers.amount("--latency", latency, most=speeds.MOST_SECONDS)
     found = dataclasses.replace(found, **rates)
     if disk_speed is not None:
-        read = parse_bytes(disk_speed, "--disk-speed") / _MB
+        read = rate(disk_speed, "--disk-speed")
         found = dataclasses.replace(found, disk=speeds.Disk(read, read / 2))
     return found
+
+
+def rate(text: str, what: str) -> float:
+    """MB per second of a size per second.
+
+    Raises:
+        InvalidError: It is none.
+    """
+    from foreload._sizes import parse_bytes
+    from foreload.errors import InvalidError
+
+    found = parse_bytes(text, what)
+    if found == 0:
+        raise InvalidError(f"{what}: nothing ever comes at {text} per second")
+    return found / _MB
 
 
 def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foreload.cli import options, output
+from foreload.cli import failure, options, output
+from foreload.cli.progress import reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,65 +45,88 @@ def simulate(
     set: Settings = None,  # noqa: A002 (the option's name)
     plot: Plot = None,
     calibration: Calibration = None,
+    quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Simulates a scenario under one or more policies: hours, stall, requests, bytes by source."""
+    from foreload._text import read_text
+
     settings = options.pairs(set, "--set")
+    text = read_text(scenario, "the scenario")
     if calibration is not None:
         from foreload import speeds
 
-        settings = {**speeds.overrides(speeds.read(calibration), scenario.read_text(encoding="utf-8")), **settings}
-    report = run(scenario, policy, settings)
+        settings = {**speeds.overrides(speeds.read(calibration), text, _nodes(settings)), **settings}
+    report = run(text, policy, settings, quiet=quiet)
     if plot is not None:
         from foreload.plot import time_by_policy
 
         time_by_policy(report, plot)
     output.emit(as_value(report), lambda console: _draw(console, report, plot), as_json=as_json)
+    if not report.supported:
+        cannot(report)
 
 
-def run(scenario: Path, policies: list[str] | None, settings: dict[str, str]) -> "Report":
-    """Simulates, with a progress bar that moves from policy to policy on a terminal."""
-    with resolved(scenario.read_text(encoding="utf-8")) as text:
-        return run_text(text, policies, settings)
+def cannot(report: "Report") -> None:
+    """Ends the verb because none of the policies can run the scenario."""
+    reasons = "; ".join(f"{outcome.policy}: {outcome.reason}" for outcome in report.results if not outcome.supported)
+    failure.say(f"no policy that was asked for can run {report.scenario or 'the scenario'} ({reasons})")
+    failure.leave(failure.Code.FAILED)
 
 
-def run_text(text: str, policies: list[str] | None, settings: dict[str, str]) -> "Report":
-    """Simulates a scenario's text, as `run`."""
-    from foreload.cli.opening import Bar
+def run(
+    scenario: str, policies: list[str] | None, settings: dict[str, str], *, quiet: bool, what: str = "simulating"
+) -> "Report":
+    """Simulates, and says how far it is.
+
+    Args:
+        scenario: The scenario's text.
+        policies: Names; all when None.
+        settings: What `--set` changes.
+        quiet: Say nothing.
+        what: What is done to each policy, for people.
+    """
     from foreload.sim import POLICIES, simulate_text
 
     names = policies or list(POLICIES)
     if unknown := [name for name in names if name not in POLICIES]:
         raise typer.BadParameter(f"{unknown[0]!r} is unknown; there are {', '.join(POLICIES)}", param_hint="--policy")
-    reports = []
-    with Bar() as bar:
-        for done, name in enumerate(names):
-            bar(f"simulating {name}", done, len(names))
-            reports.append(simulate_text(text, [name], settings))
-    results = tuple(result for report in reports for result in report.results)
-    return dataclasses.replace(reports[0], results=results)
+    with resolved(scenario, quiet=quiet) as text, reporter(quiet=quiet) as progress:
+
+        def told(policy: str | None, done: int, total: int) -> None:
+            progress(f"{what} {policy or '(sizes and order)'}", done, total)
+
+        return simulate_text(text, names, settings, told)
+
+
+def _nodes(settings: dict[str, str]) -> int | None:
+    """Nodes that `--set` names; what isn't a number the simulator complains about."""
+    text = settings.get("cluster.nodes", "").strip()
+    return int(text) if text.isdecimal() and 0 < int(text) < 1 << 16 else None
 
 
 @contextmanager
-def resolved(scenario: str) -> Iterator[str]:
+def resolved(scenario: str, *, quiet: bool) -> Iterator[str]:
     """The scenario with a file of sizes in place of the index that it names, if it names one.
 
     Args:
         scenario: The scenario's text.
+        quiet: Show no bar while the index is made.
 
     Yields:
         The text, valid inside.
     """
     try:
-        url = tomllib.loads(scenario).get("dataset", {}).get("index")
+        section = tomllib.loads(scenario).get("dataset")
     except tomllib.TOMLDecodeError:
-        url = None  # the simulator says what is wrong, and where
-    if url is None:
+        section = None  # the simulator says what is wrong, and where
+    url = section.get("index") if isinstance(section, dict) else None
+    if not isinstance(url, str):
         yield scenario
         return
     from foreload.cli.opening import open_dataset
 
-    with sizes_file(open_dataset(url, {})) as path:
+    with sizes_file(open_dataset(url, {}, quiet=quiet)) as path:
         yield re.sub(r"(?m)^\s*index\s*=.*$", f"sizes_file = {json.dumps(str(path))}", scenario, count=1)
 
 
@@ -126,14 +150,16 @@ def as_value(report: "Report") -> dict[str, Any]:
 
 
 def _draw(console: "Console", report: "Report", plot: Path | None) -> None:
+    from foreload.sim import Ran
+
     bound = hours(report.lower_bound_hours)
     console.print(
         f"[bold]{report.scenario or 'scenario'}[/]: {output.human_bytes(report.dataset_mb * _MB)}; lower bound {bound}"
     )
     rows: list[tuple[str, ...]] = []
     for outcome in report.results:
-        if not outcome.supported:
-            rows.append((outcome.policy, "can't run", "", "", "", "", "", outcome.reason or ""))
+        if not isinstance(outcome, Ran):
+            rows.append((outcome.policy, *[output.NONE] * 6, f"can't run: {outcome.reason}"))
             continue
         total = outcome.mb_by_source.total or 1.0
         shares = (f"{getattr(outcome.mb_by_source, name) / total:.0%}" for name in ("ram", "disk", "peer", "source"))

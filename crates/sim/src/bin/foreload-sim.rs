@@ -1,15 +1,26 @@
 //! Simulates a scenario file from the command line: the native face of [`foreload_sim::run`], for benchmarks and scripts.
 //!
-//! ```text
-//! foreload-sim SCENARIO [--policy NAME]... [--set KEY=VALUE]... [--json]
-//! foreload-sim --accesses        paper 001 sec. 3.2: access counts, expected and simulated, and Lemma 1, as JSON
-//! foreload-sim --table-ii        paper 000: Table II, printed and computed, as JSON
-//! ```
+//! `--help` says how. It is a program of the build tree; the installed command is `foreload simulate`, which reads indexes, draws, and shows
+//! how far it is.
 
 use foreload_plan::cost::deli::TABLE_II;
 use foreload_sim::analysis::{AccessCounts, PAPER_EXAMPLE};
-use foreload_sim::{Error, Policy, Report, Scenario, Sizes, run_with_sizes};
+use foreload_sim::{Error, Limits, Policy, Progress, Report, Scenario, Watch, run_watched};
 use std::process::ExitCode;
+
+const HELP: &str = "\
+Simulates a scenario file (docs/guide/simulate.md).
+
+usage: foreload-sim SCENARIO [--policy NAME]... [--set KEY=VALUE]... [--json]
+       foreload-sim --accesses    paper 001 sec. 3.2: access counts, expected and simulated, and Lemma 1, as JSON
+       foreload-sim --table-ii    paper 000: Table II, printed and computed, as JSON
+
+  --policy NAME      a policy; repeatable. Default: all
+  --set KEY=VALUE    change a key, such as cluster.nodes=8; repeatable
+  --json             the report as JSON, and no progress
+  -h, --help         this
+
+`foreload simulate` is the same in the installed package, with progress, plots and calibrations.";
 
 #[derive(Default)]
 struct Arguments {
@@ -42,7 +53,13 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Result<Arguments, Strin
             "--set" => a.set.push(value()?),
             "--json" => a.json = true,
             "--accesses" | "--table-ii" => a.what = Some(argument),
-            other if other.starts_with("--") => return Err(format!("unknown option {other}")),
+            "-h" | "--help" => a.what = Some("--help".to_owned()),
+            other if other.starts_with('-') => {
+                return Err(format!("unknown option {other}; foreload-sim --help lists them"));
+            }
+            _ if a.scenario.is_some() => {
+                return Err(format!("one scenario at a time, not {argument:?} as well"));
+            }
             _ => a.scenario = Some(argument),
         }
     }
@@ -51,10 +68,11 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Result<Arguments, Strin
 
 fn act(a: &Arguments) -> Result<String, String> {
     match (a.what.as_deref(), &a.scenario) {
+        (Some("--help"), _) => Ok(HELP.to_owned()),
         (Some("--accesses"), _) => Ok(accesses()),
         (Some(_), _) => Ok(table_ii()),
         (None, Some(path)) => simulate(path, a),
-        (None, None) => Err("usage: foreload-sim SCENARIO [--policy NAME]... [--set KEY=VALUE]... [--json]".to_owned()),
+        (None, None) => Err("name a scenario file; foreload-sim --help says how".to_owned()),
     }
 }
 
@@ -62,17 +80,27 @@ fn simulate(path: &str, a: &Arguments) -> Result<String, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
     let scenario = Scenario::parse(&text, &a.set).map_err(|e| e.to_string())?;
     let policies = policies(&a.policies).map_err(|e| e.to_string())?;
-    let mut progress = |policy: Policy, done: usize| {
-        if !a.json {
-            eprintln!("{}/{} {}", done + 1, policies.len(), policy.name());
+    let begins = |at: Progress| {
+        if let (false, 0, Some(policy)) = (a.json, at.done, at.policy) {
+            eprintln!("{}", policy.name());
         }
+        true
     };
-    let sizes = Sizes::new(&scenario.dataset).map_err(|e| e.to_string())?;
-    let report = run_with_sizes(&scenario, sizes, &policies, &mut progress).map_err(|e| e.to_string())?;
+    let limits = Limits {
+        memory_bytes: available_bytes(),
+    };
+    let report = run_watched(&scenario, &policies, limits, &Watch::new(&begins)).map_err(|e| e.to_string())?;
     match a.json {
-        true => serde_json::to_string(&report).map_err(|e| e.to_string()),
+        true => Ok(report.json()),
         false => Ok(table(&report)),
     }
+}
+
+/// Memory that the machine has left, where it says so.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 fn policies(names: &[String]) -> Result<Vec<Policy>, Error> {

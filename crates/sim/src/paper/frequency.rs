@@ -91,6 +91,7 @@ fn count(setup: &Setup<'_>) -> Result<Vec<u8>, Error> {
     for epoch in 0..setup.access.epochs() {
         let mut node = 0;
         for sample in setup.access.lay_out(epoch)? {
+            setup.access.watch().look()?;
             let count = &mut counts[node * samples + sample as usize];
             *count = count.saturating_add(1);
             node = if node + 1 == nodes { 0 } else { node + 1 };
@@ -127,6 +128,7 @@ fn assign(setup: &Setup<'_>, counts: &[u8]) -> Result<(Vec<u8>, Vec<Vec<u32>>), 
     for epoch in 0..setup.access.epochs() {
         let mut node = 0;
         for sample in setup.access.lay_out(epoch)? {
+            setup.access.watch().look()?;
             let at = node * samples + sample as usize;
             if place[at] == UNSEEN {
                 let offset = &mut offset_mb[node][counts[at] as usize];

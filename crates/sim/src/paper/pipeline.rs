@@ -201,7 +201,7 @@ impl<'a, S: Store> Pipeline<'a, S> {
             let threads = self.threads();
             let at = at + self.setup.hardware.latency_s / threads;
             self.store.arrived(node, sample);
-            self.staged(node, sample, at, epochs);
+            self.staged(node, sample, at, epochs)?;
             return self.stage(node, epochs);
         }
         let tier = tier as usize - 1;
@@ -251,7 +251,7 @@ impl<'a, S: Store> Pipeline<'a, S> {
             }
             let sample = self.store.choose(node, planned);
             match self.fetch(node, sample, start) {
-                From::Done(at) => self.staged(node, sample, at, epochs),
+                From::Done(at) => self.staged(node, sample, at, epochs)?,
                 From::Source => {
                     let mb = self.setup.sizes.of(sample);
                     self.counts.source(mb);
@@ -304,7 +304,7 @@ impl<'a, S: Store> Pipeline<'a, S> {
     }
 
     /// A sample was fetched at `at`: preprocessed, stored and handed to the trainer.
-    fn staged(&mut self, node: u32, sample: u32, at: f64, epochs: &mut Epochs<'_>) {
+    fn staged(&mut self, node: u32, sample: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
         let (hardware, mb) = (self.setup.hardware, self.setup.sizes.of(sample));
         let threads = self.threads();
         let per_mb = match self.mode {
@@ -324,6 +324,7 @@ impl<'a, S: Store> Pipeline<'a, S> {
             epochs.leave(n.epoch);
             (n.order, n.access, n.epoch) = (None, 0, n.epoch + 1);
         }
+        self.setup.access.watch().did(1)
     }
 
     /// A tier's prefetcher takes the next sample that it wants and the node hasn't got.

@@ -8,11 +8,13 @@ use crate::{Consumer, Error, Outcome, Policy, Random, Setup, TierKind, access::R
 /// node gets as many as before; the rest is dealt out to whoever has room.
 pub fn local_first<'a>(homes: &Homes, nodes: u32, batch: u32) -> Rearrange<'a> {
     let table = homes.table();
+    // A batch may be larger than the data set.
+    let batch = (batch as usize).min(table.len());
     Box::new(move |epoch, samples| {
         if epoch == 0 {
             samples
         } else {
-            rearrange(&table, nodes as usize, batch as usize, samples)
+            rearrange(&table, nodes as usize, batch, samples)
         }
     })
 }
@@ -203,6 +205,7 @@ pub fn parallel_staging(setup: &Setup<'_>) -> Result<Outcome, Error> {
                 threads_free = start + read_s / hardware.staging_threads;
                 consumer.deliver(mb, threads_free, setup.compute.seconds(mb));
                 counts.local(tier.kind, mb);
+                setup.access.watch().did(1)?;
             }
             *end = end.max(consumer.free_at());
         }

@@ -1,98 +1,251 @@
-//! Which keys a scenario file may have, and what an unknown one was probably meant to be.
+//! Which keys a scenario file may have, which values each takes, and what an unknown one was probably meant to be.
+//!
+//! Everything is checked on the file's table, before it becomes a [`Scenario`](crate::Scenario), because a table still knows the names. The ranges
+//! hold whatever is real by a wide margin, from a byte to a petabyte and from a byte per second on, and keep every sum of a simulation finite.
 
 use crate::Error;
 use toml::{Table, Value};
 
-const ROOT: &[&str] = &[
-    "name", "dataset", "training", "cluster", "source", "tier", "deli", "drive",
-];
-const DATASET: &[&str] = &[
-    "samples",
-    "mean_mb",
-    "std_mb",
-    "min_mb",
-    "negative",
-    "seed",
-    "sizes_file",
-    "index",
-];
-const TRAINING: &[&str] = &["epochs", "global_batch", "order", "seed", "step_s"];
-const CLUSTER: &[&str] = &["nodes", "compute_mb_s", "preprocess_mb_s", "network_mb_s"];
-const SOURCE: &[&str] = &[
-    "throughput_mb_s",
-    "share",
-    "latency_s",
-    "requests_in_flight",
-    "connection_mb_s",
-];
-const TIER: &[&str] = &[
-    "kind",
-    "capacity_mb",
-    "threads",
-    "read_mb_s",
-    "write_mb_s",
-    "write_behind_mb",
-];
-const DELI: &[&str] = &[
-    "cache_samples",
-    "fetch_samples",
-    "threshold_samples",
-    "parallel",
-    "fetch_fixed_s",
-    "hit_s",
-];
-
-fn known(section: &str) -> &'static [&'static str] {
-    match section {
-        "dataset" => DATASET,
-        "training" => TRAINING,
-        "cluster" => CLUSTER,
-        "source" => SOURCE,
-        "tier" => TIER,
-        "deli" => DELI,
-        _ => &[],
-    }
+/// What a key takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A word; which ones is known where it is read.
+    Word,
+    /// A whole number, from the first to the second.
+    Count(u64, u64),
+    /// A number, from the first to the second.
+    Number(f64, f64),
+    /// A rate by number of readers, or one rate.
+    Curve,
 }
 
-/// Refuses keys that nothing reads.
-pub fn check(table: &Table) -> Result<(), Error> {
-    check_section(table, "the scenario", ROOT)?;
-    for (section, value) in table {
-        let name = format!("[{section}]");
+type Keys = &'static [(&'static str, Kind)];
+
+const MOST: u64 = u32::MAX as u64;
+/// Sample ids take 32 bits, and one of them means none.
+const SAMPLES: Kind = Kind::Count(0, MOST - 1);
+const COUNT: Kind = Kind::Count(1, MOST);
+const ANY: Kind = Kind::Count(0, i64::MAX as u64);
+/// MB of a sample: a tenth of a byte to a petabyte.
+const SIZE: Kind = Kind::Number(1e-7, 1e9);
+const SPREAD: Kind = Kind::Number(0.0, 1e9);
+/// MB/s: a byte to an exabyte per second.
+const RATE: Kind = Kind::Number(1e-6, 1e12);
+/// Thirty years.
+const SECONDS: Kind = Kind::Number(0.0, 1e9);
+/// MB of a tier: a zettabyte.
+const CAPACITY: Kind = Kind::Number(0.0, 1e15);
+
+const DATASET: Keys = &[
+    ("samples", SAMPLES),
+    ("mean_mb", SIZE),
+    ("std_mb", SPREAD),
+    ("min_mb", SIZE),
+    ("negative", Kind::Word),
+    ("seed", ANY),
+    ("sizes_file", Kind::Word),
+    ("index", Kind::Word),
+];
+const TRAINING: Keys = &[
+    ("epochs", COUNT),
+    ("global_batch", COUNT),
+    ("order", Kind::Word),
+    ("seed", ANY),
+    ("step_s", SECONDS),
+];
+const CLUSTER: Keys = &[
+    // Nodes are numbered with 16 bits, and one number means none.
+    ("nodes", Kind::Count(1, u16::MAX as u64 - 1)),
+    ("compute_mb_s", RATE),
+    ("preprocess_mb_s", RATE),
+    ("network_mb_s", RATE),
+];
+const SOURCE: Keys = &[
+    ("throughput_mb_s", Kind::Curve),
+    ("share", Kind::Word),
+    ("latency_s", SECONDS),
+    ("requests_in_flight", COUNT),
+    ("connection_mb_s", RATE),
+];
+const TIER: Keys = &[
+    ("kind", Kind::Word),
+    ("capacity_mb", CAPACITY),
+    ("threads", COUNT),
+    ("read_mb_s", RATE),
+    ("write_mb_s", RATE),
+    ("write_behind_mb", CAPACITY),
+];
+const DELI: Keys = &[
+    ("cache_samples", ANY),
+    ("fetch_samples", ANY),
+    ("threshold_samples", ANY),
+    ("parallel", Kind::Number(1e-3, 1e9)),
+    ("fetch_fixed_s", SECONDS),
+    ("hit_s", SECONDS),
+];
+const SECTIONS: &[(&str, Keys)] = &[
+    ("dataset", DATASET),
+    ("training", TRAINING),
+    ("cluster", CLUSTER),
+    ("source", SOURCE),
+    ("tier", TIER),
+    ("deli", DELI),
+];
+const WORDS: &[&str] = &["name", "drive"];
+
+/// Every key that takes numbers, with its section.
+#[cfg(test)]
+pub fn numeric() -> impl Iterator<Item = (&'static str, &'static str, Kind)> {
+    let keys = SECTIONS
+        .iter()
+        .flat_map(|(s, keys)| keys.iter().map(|(k, kind)| (*s, *k, *kind)));
+    keys.filter(|(.., kind)| *kind != Kind::Word)
+}
+
+/// Refuses keys that nothing reads and values that nothing can be done with; `1e6` becomes a whole number where one is meant, and one
+/// throughput a curve of one point.
+pub fn check(table: &mut Table) -> Result<(), Error> {
+    for (name, value) in table {
+        let Some((section, keys)) = SECTIONS.iter().find(|(section, _)| section == name) else {
+            match WORDS.contains(&name.as_str()) {
+                true => check_value(name, value, Kind::Word)?,
+                false => return Err(unknown_section(name)),
+            }
+            continue;
+        };
         match value {
-            Value::Table(t) => check_section(t, &name, known(section))?,
-            Value::Array(items) => {
-                for item in items.iter().filter_map(Value::as_table) {
-                    check_section(item, &format!("[[{section}]]"), known(section))?;
+            Value::Table(inner) if *section != "tier" => check_section(inner, &format!("[{section}]"), section, keys)?,
+            Value::Array(items) if *section == "tier" => {
+                for (i, item) in items.iter_mut().enumerate() {
+                    let path = format!("tier.{i}");
+                    let tier = item.as_table_mut().ok_or_else(|| not_a_section(&path, keys))?;
+                    check_section(tier, "[[tier]]", &path, keys)?;
                 }
             }
-            _ => {}
+            _ => return Err(not_a_section(section, keys)),
         }
     }
     Ok(())
 }
 
-fn check_section(table: &Table, section: &str, keys: &[&str]) -> Result<(), Error> {
-    match table.keys().find(|k| !keys.contains(&k.as_str())) {
-        None => Ok(()),
-        Some(key) => {
-            let nearest = nearest(key, keys.iter().copied()).map(str::to_owned);
-            Err(Error::UnknownKey {
+fn not_a_section(path: &str, keys: Keys) -> Error {
+    let names: Vec<&str> = keys.iter().map(|(key, _)| *key).collect();
+    let head = if path.starts_with("tier") {
+        "[[tier]]"
+    } else {
+        "section"
+    };
+    Error::invalid(path, format!("is a {head} with the keys {}", names.join(", ")))
+}
+
+fn check_section(table: &mut Table, title: &str, path: &str, keys: Keys) -> Result<(), Error> {
+    for (key, value) in table {
+        let Some((_, kind)) = keys.iter().find(|(known, _)| known == key) else {
+            return Err(Error::UnknownKey {
                 key: key.clone(),
-                section: section.to_owned(),
-                nearest,
-            })
+                section: title.to_owned(),
+                nearest: nearest(key, keys.iter().map(|(known, _)| *known)).map(str::to_owned),
+            });
+        };
+        check_value(&format!("{path}.{key}"), value, *kind)?;
+    }
+    Ok(())
+}
+
+/// A key in front of the sections: often one whose section was left out.
+fn unknown_section(key: &str) -> Error {
+    let paths = SECTIONS.iter().flat_map(|(section, keys)| {
+        let section = if *section == "tier" { "tier.ram" } else { section };
+        keys.iter().map(move |(key, _)| (*key, format!("{section}.{key}")))
+    });
+    let names = SECTIONS
+        .iter()
+        .map(|(section, _)| *section)
+        .chain(WORDS.iter().copied());
+    let meant = paths.clone().find(|(known, _)| *known == key).map(|(_, path)| path);
+    let section = || nearest(key, names).map(str::to_owned);
+    let misspelt = || {
+        let known: Vec<_> = paths.clone().collect();
+        let near = nearest(key, known.iter().map(|(known, _)| *known))?;
+        known
+            .iter()
+            .find(|(known, _)| *known == near)
+            .map(|(_, path)| path.clone())
+    };
+    Error::UnknownKey {
+        key: key.to_owned(),
+        section: "the scenario".to_owned(),
+        nearest: meant.or_else(section).or_else(misspelt),
+    }
+}
+
+fn check_value(path: &str, value: &mut Value, kind: Kind) -> Result<(), Error> {
+    match kind {
+        Kind::Word if value.is_str() => Ok(()),
+        Kind::Word => Err(Error::invalid(
+            path,
+            format!("{value} is not a word; write it in quotes"),
+        )),
+        Kind::Count(least, most) => {
+            if let Value::Float(number) = value
+                && number.fract() == 0.0
+                && number.abs() < 2f64.powi(53)
+            {
+                *value = Value::Integer(*number as i64);
+            }
+            count(path, value, least, most)
+        }
+        Kind::Number(least, most) => number(path, value, least, most),
+        Kind::Curve => {
+            if matches!(value, Value::Integer(_) | Value::Float(_)) {
+                number(path, value, 1e-6, 1e12)?;
+                let point = std::mem::replace(value, Value::Boolean(false));
+                *value = Value::Table(std::iter::once(("1".to_owned(), point)).collect());
+            }
+            let points = value.as_table().ok_or_else(|| {
+                Error::invalid(
+                    path,
+                    "is a throughput, or throughputs by number of readers such as { 1 = 66, 4 = 146 }",
+                )
+            })?;
+            points
+                .iter()
+                .try_for_each(|(readers, point)| number(&format!("{path}.{readers}"), point, 1e-6, 1e12))
         }
     }
 }
 
-/// Turns a plain `throughput_mb_s = 146` into a curve of one point.
-pub fn normalise(table: &mut Table) {
-    let given = table.get_mut("source").and_then(|s| s.get_mut("throughput_mb_s"));
-    if let Some(value @ (Value::Integer(_) | Value::Float(_))) = given {
-        let point = std::mem::replace(value, Value::Boolean(false));
-        *value = Value::Table(std::iter::once(("1".to_owned(), point)).collect());
-    }
+fn count(path: &str, value: &Value, least: u64, most: u64) -> Result<(), Error> {
+    let number = match value {
+        Value::Integer(number) => i128::from(*number),
+        Value::Float(number) if number.is_finite() && number.abs() >= 2f64.powi(53) => *number as i128,
+        _ => return Err(Error::invalid(path, format!("{value} is not a whole number"))),
+    };
+    let problem = match number {
+        n if n < i128::from(least) && least > 0 => format!("{value} must be positive"),
+        n if n < i128::from(least) => format!("{value} must not be negative"),
+        n if n > i128::from(most) => format!("{value} is more than {most}, the most that can be simulated"),
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(path, problem))
+}
+
+fn number(path: &str, value: &Value, least: f64, most: f64) -> Result<(), Error> {
+    let number = match value {
+        Value::Integer(number) => *number as f64,
+        Value::Float(number) => *number,
+        _ => return Err(Error::invalid(path, format!("{value} is not a number"))),
+    };
+    let problem = match number {
+        n if !n.is_finite() => format!("{value} is not finite; leave the key out where there is no limit"),
+        n if n < 0.0 && least == 0.0 => format!("{value} must not be negative"),
+        n if n <= 0.0 && least > 0.0 => format!("{value} must be positive"),
+        n if n < least || n > most => {
+            format!("{value} is not between {least:e} and {most:e}, which hold anything real")
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(path, problem))
 }
 
 /// The closest of `known` to `word`, if one is close enough to have been meant.
@@ -135,8 +288,22 @@ mod tests {
 
     #[test]
     fn a_misspelt_key_finds_its_neighbour() {
-        assert_eq!(nearest("latency", SOURCE.iter().copied()), Some("latency_s"));
-        assert_eq!(nearest("epoch", TRAINING.iter().copied()), Some("epochs"));
-        assert_eq!(nearest("colour", TRAINING.iter().copied()), None);
+        let near = |word, keys: Keys| nearest(word, keys.iter().map(|(key, _)| *key));
+        assert_eq!(near("latency", SOURCE), Some("latency_s"));
+        assert_eq!(near("epoch", TRAINING), Some("epochs"));
+        assert_eq!(near("colour", TRAINING), None);
+    }
+
+    #[test]
+    fn a_key_without_its_section_is_told_where_it_belongs() {
+        for (key, path) in [
+            ("nodes", "cluster.nodes"),
+            ("capacity_mb", "tier.ram.capacity_mb"),
+            ("latency", "source.latency_s"),
+            ("cluter", "cluster"),
+        ] {
+            let message = unknown_section(key).to_string();
+            assert!(message.ends_with(&format!("did you mean {path:?}?")), "{message}");
+        }
     }
 }

@@ -41,7 +41,7 @@ fn element<'a>(items: &'a mut [Value], section: &str, which: Option<&str>) -> Re
         Error::invalid(
             "--set",
             format!(
-                "there is no {section}.{which}: use 0..{} or one of {kinds:?}",
+                "there is no {section}.{which}: use a number below {} or one of {kinds:?}",
                 items.len()
             ),
         )

@@ -94,7 +94,47 @@ fn numbers_that_make_no_run_are_refused() {
         "cluster.compute_mb_s=0",
         "dataset.std_mb=-1",
         "tier.0.read_mb_s=0",
+        "cluster.compute_mb_s=inf",
+        "cluster.compute_mb_s=true",
+        "dataset.mean_mb=1e300",
+        "dataset.min_mb=-1",
+        "dataset.samples=4294967295",
+        "dataset.seed=-1",
+        "deli.parallel=0",
+        "source.latency_s=nan",
+        "source.throughput_mb_s=inf",
+        "source.throughput_mb_s.4=-3",
+        "tier.0.write_mb_s=1e13",
+        "training.epochs=2.5",
+        "training.epochs=99999999999999999999",
     ] {
-        assert!(Scenario::parse(SMALL, &[bad]).is_err(), "{bad}");
+        let message = Scenario::parse(SMALL, &[bad]).expect_err(bad).to_string();
+        let key = bad.split_once('=').expect("a key").0;
+        assert!(message.starts_with(&format!("{key}: ")), "{message}");
     }
+}
+
+#[test]
+fn whole_numbers_may_be_written_with_an_exponent() {
+    let s = Scenario::parse(SMALL, &["training.epochs=1e2", "dataset.samples=5e6"]).expect("valid");
+    assert_eq!((s.training.epochs, s.dataset.samples), (100, 5_000_000));
+}
+
+#[test]
+fn a_section_in_place_of_a_value_and_the_other_way_round_are_named() {
+    for (set, text) in [
+        ("cluster=3", "cluster: is a section with the keys nodes,"),
+        ("tier=3", "tier: is a [[tier]] with the keys kind,"),
+        ("nodes=3", "did you mean \"cluster.nodes\"?"),
+        ("training.epochs.x=3", "\"epochs\" in \"training.epochs.x\" is a value"),
+    ] {
+        let message = Scenario::parse(SMALL, &[set]).expect_err(set).to_string();
+        assert!(message.contains(text), "{message}");
+    }
+    let text = SMALL.replace("nodes = 4\n", "");
+    let message = Scenario::parse(&text, &NONE).expect_err("no nodes").to_string();
+    assert!(
+        message.contains("not complete") && message.contains("nodes"),
+        "{message}"
+    );
 }

@@ -1,14 +1,15 @@
 use super::*;
 use crate::scenario::tests::SMALL;
-use crate::{Access, Hardware, Scenario, Sizes, Totals, foreload};
+use crate::{Access, Hardware, Scenario, Sizes, Totals, Watch, foreload};
 use foreload_plan::replay::replay;
 
 /// Calls `check` with the set-up of one node.
 fn with_setup(set: &[&str], mut check: impl FnMut(&Setup<'_>)) {
     let set: Vec<&str> = ["cluster.nodes=1"].iter().chain(set).copied().collect();
     let scenario = Scenario::parse(SMALL, &set).expect("valid");
-    let sizes = Sizes::new(&scenario.dataset).expect("valid");
-    let access = Access::new(&scenario, sizes.samples()).expect("valid");
+    let watch = Watch::quiet();
+    let sizes = Sizes::new(&scenario.dataset, &watch).expect("valid");
+    let access = Access::new(&scenario, sizes.samples(), &watch).expect("valid");
     let totals = Totals::new(&scenario, &sizes, &access).expect("valid");
     let (hardware, curve) = (Hardware::new(&scenario), scenario.curve().expect("valid"));
     let compute = Compute::new(&scenario);
