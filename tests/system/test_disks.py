@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -50,7 +51,12 @@ class Volume:
             # What the file system needs to note what it gave away is taken from the same room.
             for _ in range(4):
                 more = (self.free() - free_bytes) * 99 // 100
-                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(1, more))
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(1, more))
+                except OSError as error:
+                    # The tier took some meanwhile.
+                    if error.errno != errno.ENOSPC:
+                        raise
 
     def give_back(self) -> None:
         """Somebody else goes."""
