@@ -31,6 +31,7 @@ from foreload.arrays import NumpyLoader
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.dataset import open as open_dataset
+from foreload.errors import InvalidError
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -96,7 +97,14 @@ def calibrate(
 
     Returns:
         The sections of a calibration file, for `foreload.speeds.text`.
+
+    Raises:
+        InvalidError: The data set has no bytes.
     """
+    if dataset is not None and dataset.nbytes == 0:
+        raise InvalidError(
+            f"{dataset.url}: its samples are empty, so nothing can be measured on them; name another data set"
+        )
     steps = 1 + (disk is not None) + (len(LEVELS) if dataset is not None else 0) + (decode is not None)
     done = 0
 

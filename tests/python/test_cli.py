@@ -398,6 +398,19 @@ def test_files_that_are_none_are_named(run: Command, scenario: Path, tmp_path: P
         assert (code, text in line) == (expected, True), line
 
 
+def test_a_file_that_cannot_be_written_is_said_before_the_work(run: Command, scenario: Path, tmp_path: Path) -> None:
+    absent = tmp_path / "absent" / "file"
+    for words, text in (
+        (("simulate", scenario, "--plot", absent), "--plot"),
+        (("simulate", scenario, "--plot", tmp_path), "--plot"),
+        (("plan", "s3://data/fixed", "--scenario", absent), "--scenario"),
+        (("calibrate", "--out", absent), "--out"),
+        (("calibrate", "--seconds", "inf"), "--seconds"),
+    ):
+        code, line = run.fails(*words)
+        assert (code, text in line, "simulating" in line) == (2, True, False), line
+
+
 def test_plan_refuses_numbers_that_are_none(run: Command) -> None:
     for words, text in (
         (("--step-time", "inf"), "step_time"),

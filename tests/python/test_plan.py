@@ -198,6 +198,12 @@ def test_speeds_that_are_none_are_refused_by_name(given: dict[str, Any]) -> None
         Speeds(**given)
 
 
+def test_nothing_is_measured_on_a_data_set_without_bytes(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "0").touch()
+    assert "samples are empty" in run.fails("calibrate", tmp_path, "--seconds", 0.1)[1]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

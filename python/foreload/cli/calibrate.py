@@ -34,6 +34,9 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write t
 Seconds = Annotated[float, typer.Option("--seconds", min=0.05, help="How long each measurement goes on.")]
 Scratch = Annotated[str, typer.Option("--scratch", help="Written to measure memory and disk, removed afterwards.")]
 
+#: Longer measurements don't get better.
+_MOST_SECONDS = 600.0
+
 
 def calibrate(
     url: Url = None,
@@ -52,8 +55,11 @@ def calibrate(
     as_json: options.AsJson = False,
 ) -> None:
     """Measures source, memory, disk and decoding on this machine, and writes what `plan --calibration` takes."""
-    from foreload import calibration, speeds
+    from foreload import _numbers, calibration, speeds
     from foreload._sizes import parse_bytes
+
+    options.check_writable(out, "--out")
+    _numbers.amount("--seconds", seconds, most=_MOST_SECONDS)
 
     if decode is not None and url is None:
         raise typer.BadParameter("decoding is measured on a data set's samples: name its URL", param_hint="--decode")

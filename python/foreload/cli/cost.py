@@ -163,7 +163,9 @@ def dollars(amount: float) -> str:
     """Dollars for people.
 
     Example:
-        >>> dollars(1234.5), dollars(0.004)
-        ('$1,234.50', '$0.0040')
+        >>> dollars(1234.5), dollars(0.004), dollars(0.00001)
+        ('$1,234.50', '$0.0040', '< $0.0001')
     """
+    if 0 < amount < 0.0001:
+        return "< $0.0001"
     return f"${amount:,.2f}" if amount >= 0.01 or amount == 0 else f"${amount:.4f}"

@@ -1,5 +1,7 @@
 """Options that several verbs have, and the storage options they add up to."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,6 +57,26 @@ def pairs(given: list[str] | None, what: str) -> dict[str, str]:
             raise typer.BadParameter(f"{word!r} is not of the form key=value", param_hint=what)
         found[key.strip()] = value
     return found
+
+
+def check_writable(path: Path | None, what: str) -> None:
+    """Refuses a file that can't be written, before the work that fills it.
+
+    Raises:
+        BadParameter: Its directory doesn't exist or is closed, or it is a directory itself.
+    """
+    if path is None:
+        return
+    directory = path.absolute().parent
+    if path.is_dir():
+        problem = f"{path} is a directory; name a file in it"
+    elif not directory.is_dir():
+        problem = f"{path} can't be written: there is no directory {directory}"
+    elif not os.access(path if path.exists() else directory, os.W_OK):
+        problem = f"{path} can't be written: permission denied"
+    else:
+        return
+    raise typer.BadParameter(problem, param_hint=what)
 
 
 def storage_options(

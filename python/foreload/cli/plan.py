@@ -88,6 +88,7 @@ def plan(
     """Predicts this data set on that cluster: epoch time, stall, requests, dollars, what limits, what helps."""
     from foreload import planning
 
+    options.check_writable(scenario, "--scenario")
     speeds = _speeds(calibration, network, disk_speed, source_node, source_total, latency)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
     dataset = open_dataset(url, given, quiet=quiet, format=format, index=index)

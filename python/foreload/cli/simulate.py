@@ -51,6 +51,7 @@ def simulate(
     """Simulates a scenario under one or more policies: hours, stall, requests, bytes by source."""
     from foreload._text import read_text
 
+    options.check_writable(plot, "--plot")
     settings = options.pairs(set, "--set")
     text = read_text(scenario, "the scenario")
     if calibration is not None:
