@@ -6,7 +6,7 @@
     python bench/papers/run.py all            everything (about ten minutes)
 
 Scenarios are the TOML files in `scenarios/`; the simulator is the program `foreload-sim`, built with
-`cargo build --release -p foreload-sim` when it isn't there. Nothing but the standard library is needed.
+`cargo build --release -p foreload-sim`. Nothing but the standard library is needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Simulator:
 
     def __init__(self, program: Path | None) -> None:
         self.program = program or ROOT / "target" / "release" / "foreload-sim"
-        if not self.program.exists():
-            subprocess.run(["cargo", "build", "--release", "-p", "foreload-sim"], cwd=ROOT, check=True)
+        if program is None:
+            # A moment where it is up to date.
+            subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "foreload-sim"], cwd=ROOT, check=True)
 
     def run(self, scenario: str, policies: list[str] = [], sets: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
         """The report of a shipped scenario; no policies mean all."""
