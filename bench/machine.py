@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -82,16 +83,23 @@ def children(pid: int) -> list[int]:
     return found + [grandchild for child in found for grandchild in children(child)]
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes, pages that they share counted once."""
-    total = 0
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Memory of processes, pages that they share counted once; with what their memfds hold and none of them has mapped."""
+    mapped = {"Pss": 0, "Pss_Shmem": 0}
+    held: dict[int, int] = {}
     for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-    return total
+        # One that has ended has no memory.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name in mapped:
+                    mapped[name] += int(value.split()[0]) << 10
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if str(descriptor.readlink()).startswith("/memfd:"):
+                        file = descriptor.stat()
+                        held[file.st_ino] = file.st_blocks * 512
+    return mapped["Pss"] + max(0, sum(held.values()) - mapped["Pss_Shmem"])
 
 
 def drop_page_cache(directory: Path) -> None:

@@ -52,12 +52,12 @@ class Reader:
 
     Attributes:
         epochs: What it said of each epoch.
-        peak_pss: Most memory of its processes together, where that was sampled.
+        peak_bytes: Most memory of its processes together, where that was sampled.
         workers: Most worker processes seen.
     """
 
     epochs: list[dict[str, Any]]
-    peak_pss: int = 0
+    peak_bytes: int = 0
     workers: int = 0
 
     @property
@@ -195,7 +195,9 @@ class Stage:
         while not over.wait(0.05):
             workers = machine.children(pid)
             reader.workers = max(reader.workers, len(workers))
-            reader.peak_pss = max(reader.peak_pss, machine.pss_bytes([pid, *workers, *([agent] if agent else [])]))
+            reader.peak_bytes = max(
+                reader.peak_bytes, machine.memory_bytes([pid, *workers, *([agent] if agent else [])])
+            )
 
     def gate(self) -> dict[str, float]:
         """The yardstick's share of what the profile allows, by connections; measured once."""

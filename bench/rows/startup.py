@@ -89,15 +89,15 @@ def rss(stage: Stage) -> Result:
                 )
                 if loaded.last["samples"] != count:
                     raise RuntimeError(f"{loaded.last['samples']} samples instead of {count}")
-                beyond.append((loaded.peak_pss - bare.peak_pss - budget) / 1e6 - _WORKER_MB * workers)
+                beyond.append((loaded.peak_bytes - bare.peak_bytes - budget) / 1e6 - _WORKER_MB * workers)
                 result.raw.setdefault(f"{workers} workers", []).append(
-                    {"loaded": loaded.peak_pss, "idle": bare.peak_pss}
+                    {"loaded": loaded.peak_bytes, "idle": bare.peak_bytes}
                 )
             result.read(f"beyond the budget, {workers} workers", *beyond, unit="MB")
     result.settings = {
         "budget": budget,
         "data": f"{count} samples of 110,000 bytes: ten times the budget",
-        "measured": "highest sum of PSS of python, workers and agent, 20 times a second, minus that of the same processes without loading, minus the budget "
+        "measured": "highest sum of PSS of python, workers and agent, and of shared memory that none of them has mapped, 20 times a second, minus that of the same processes without loading, minus the budget "
         f"and {_WORKER_MB:g} MB for each worker",
         "bar": f"{_SPARE_MB:g} MB",
     }
