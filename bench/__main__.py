@@ -174,7 +174,9 @@ def main() -> None:
     finally:
         stage.close()
     if not given.quick:
-        stem = figures.RESULTS / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-bench"
+        # A part doesn't take the place of the whole.
+        part = "".join(f"-{name}" for name in results) if len(results) < len(WORKLOADS) else ""
+        stem = figures.RESULTS / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-bench{part}"
         stem.with_suffix(".md").write_text(machine.without_paths(markdown(results), ROOT))
         whole = {
             name: {"readings": [r.as_dict() for r in result.readings], "settings": result.settings, "raw": result.raw}

@@ -49,11 +49,16 @@ def convert(task: Task) -> None:
         client.upload_file(str(path), "litdata", f"chunks/{path.name}")
 
 
+def as_bytes(batch: list[memoryview]) -> list[bytes]:
+    """What a worker can hand over: views can't be pickled."""
+    return list(map(bytes, batch))
+
+
 def samples(task: Task) -> Iterator[int]:
     """Each sample's size."""
     # Endpoint and keys come from the environment.
     cache = scratch_of(task, "cache")
     dataset = StreamingDataset("s3://litdata/chunks", cache_dir=str(cache), shuffle=True, max_cache_size="100GB")
-    loader: Any = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=2, collate_fn=list)
+    loader: Any = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=2, collate_fn=as_bytes)
     for batch in loader:
         yield from map(len, batch)
