@@ -292,14 +292,18 @@ impl<'a> Run<'a> {
         }
         if keep == Keep::Copy {
             for seq in self.again.remove(&(node, sample)).unwrap_or_default() {
+                self.counts.local(TierKind::Ram, mb);
                 self.fetched(node, seq, arrived);
             }
             return self.unblock(node, at, epochs);
         }
         for (other, seq) in self.waiting.remove(&sample).unwrap_or_default() {
+            // What the node holds already, for an access before, it doesn't fetch again: it is in memory.
             let done = if other == node {
+                self.counts.local(TierKind::Ram, mb);
                 arrived
             } else if self.placement.has_copy(other, sample) {
+                self.counts.local(TierKind::Ram, mb);
                 self.devices.send_done(node, other, 0.0, arrived)
             } else {
                 let done = self.devices.send_done(node, other, mb, arrived);

@@ -79,6 +79,14 @@ fn every_byte_of_every_epoch_is_delivered_exactly_once() {
             );
             assert_eq!(r.epoch_hours.len(), scenario.training.epochs as usize);
         }
+        // What one node reads from the source to keep for another counts there and on its way.
+        let ours = report.results.iter().find(|r| r.policy == Policy::Foreload);
+        let ours = ours.expect("asked for");
+        assert!(
+            !ours.supported || ours.mb_by_source.total() >= all_mb * SLACK,
+            "seed {seed}: {} MB of {all_mb}",
+            ours.mb_by_source.total()
+        );
     }
 }
 
