@@ -1,7 +1,7 @@
 """Prediction and reality: does a run take what the simulator says?
 
 `python -m bench.predict` calibrates this machine and the emulated bucket on one data set, predicts training on another one whose samples fit into
-memory, fit on disk, or fit into neither, writes that down (`bench/results/DATE-prediction.json`), and only then trains: a step of 20 ms for each batch,
+memory, fit on disk, or fit into neither, writes that down (`bench/results/DATE-prediction.json`), and only then trains: a step of 20 ms (`--step-ms`) for each batch,
 five times each, and writes what it took beside it (`DATE-prediction-measured.json`, `DATE-prediction.md`). `--predict` stops after the prediction,
 `--measure FILE` goes on from one, so that it can be committed in between. `--quick` goes through the motions with little data and
 writes to a scratch directory: such numbers mean nothing.
@@ -31,7 +31,7 @@ RESULTS = ROOT / "bench" / "results"
 BAR = 0.10
 _MB = 1 << 20
 _BATCH = 64
-_STEP_S = 0.020
+_STEP_MS = 20.0
 _EPOCHS = 3
 _SAMPLE = 110_000
 _BATCHES_MB, _STAGING_MB = 32, 64
@@ -104,15 +104,15 @@ def predict(case: Case, samples: int, measured: speeds.Speeds, step_s: float) ->
     }
 
 
-def measure(stage: Stage, case: Case, samples: int, bucket: Bucket) -> dict[str, Any]:
+def measure(stage: Stage, case: Case, predicted: dict[str, Any], bucket: Bucket) -> dict[str, Any]:
     """What a run takes, with a cold cache."""
-    ram, disk = budget(case, samples)
+    ram, disk = budget(case, predicted["samples"])
     home = stage.directory()
     job = Job(
         url="s3://bench/train",
         options=options_of(bucket),
         batch=_BATCH,
-        compute_s=_STEP_S,
+        compute_s=predicted.get("step_ms", _STEP_MS) / 1000,
         epochs=_EPOCHS,
         ram=str(ram + (_BATCHES_MB + _STAGING_MB) * _MB),
         batches=f"{_BATCHES_MB}MiB",
@@ -159,21 +159,21 @@ def _train(samples: int) -> str:
     return f"train:{samples}x{_SAMPLE}"
 
 
-def step_s(stage: Stage) -> float:
-    """How long a step of 20 ms really is: the kernel wakes up late."""
+def step_s(stage: Stage, step_ms: float) -> float:
+    """How long a step really is: the kernel wakes up late."""
     code = (
         "import time\nbegun = time.perf_counter()\n"
-        f"for _ in range(50): time.sleep({_STEP_S})\nprint((time.perf_counter() - begun) / 50)"
+        f"for _ in range(50): time.sleep({step_ms / 1000})\nprint((time.perf_counter() - begun) / 50)"
     )
     ran = subprocess.run(stage.pinned(sys.executable, "-c", code), capture_output=True, text=True, check=True)
     return float(ran.stdout)
 
 
-def prediction(stage: Stage, calibration: Path) -> dict[str, Any]:
+def prediction(stage: Stage, calibration: Path, step_ms: float) -> dict[str, Any]:
     """Calibrates and predicts all cases."""
     samples = stage.amount(12_000, 4_000)
     calibrated(stage, calibration)
-    took = step_s(stage)
+    took = step_s(stage, step_ms)
     measured = speeds.read(calibration)
     return {
         "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -182,6 +182,7 @@ def prediction(stage: Stage, calibration: Path) -> dict[str, Any]:
         "samples": samples,
         "sample_bytes": _SAMPLE,
         "batch": _BATCH,
+        "step_ms": step_ms,
         "step_s": took,
         "calibration": calibration.read_text(),
         "cases": {case.name: predict(case, samples, measured, took) for case in CASES},
@@ -196,7 +197,7 @@ def reality(stage: Stage, predicted: dict[str, Any]) -> dict[str, Any]:
         for number in range(stage.pairs):
             for case in CASES:
                 stage.say(f"{case.name}, run {number + 1} of {stage.pairs}")
-                runs[case.name].append(measure(stage, case, samples, bucket))
+                runs[case.name].append(measure(stage, case, predicted, bucket))
     return {
         "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
@@ -289,6 +290,12 @@ def main(say: Callable[[str], None] = print) -> None:
     parser.add_argument("--quick", action="store_true", help="little data; nothing is recorded")
     parser.add_argument("--predict", action="store_true", help="stop after the prediction")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="go on from a prediction")
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        default=_STEP_MS,
+        help="a step's length (20); shorter ones wait for the bucket or the disk",
+    )
     parser.add_argument("--runs", type=int, default=5, help="runs of each case")
     given = parser.parse_args()
     stage = Stage(quick=given.quick, pairs=1 if given.quick else given.runs, say=say)
@@ -297,9 +304,10 @@ def main(say: Callable[[str], None] = print) -> None:
             say(f"this machine is too busy or too slow now: {why}")
             sys.exit(1)
         results = stage.scratch if given.quick else RESULTS
-        path = given.measure or results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction.json"
+        step = "" if given.step_ms == _STEP_MS else f"-{given.step_ms:g}ms"
+        path = given.measure or results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction{step}.json"
         if given.measure is None:
-            write(path, prediction(stage, stage.scratch / "calibration.toml"))
+            write(path, prediction(stage, stage.scratch / "calibration.toml", given.step_ms))
             say(f"predicted: {path}")
         predicted = json.loads(path.read_text())
         if given.predict:
