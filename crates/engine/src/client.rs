@@ -18,7 +18,7 @@ pub use start::{Place, own_directory};
 use crate::calls::{Call, Progress, Reply};
 use crate::protocol::{Ask, Frames, MAX_FRAME, Malformed, Say, Sent, Trouble, VERSION};
 use crate::slots::Mapping;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
 use rustc_hash::FxHashMap;
@@ -39,9 +39,10 @@ const RELEASE_AT: usize = 32;
 /// Or so many bytes: a process that has nothing to ask must not keep memory that others wait for.
 const RELEASE_AT_BYTES: u64 = 1 << 20;
 
-/// Where the last wait was shorter than this, the next one looks again and again for [`SPIN`] before it sleeps: waking a processor takes longer.
-const SHORT: Duration = Duration::from_micros(150);
+/// A wait looks again and again for so long before it sleeps: waking a processor takes longer.
 const SPIN: Duration = Duration::from_micros(50);
+/// After n spins in vain the next 2^n waits sleep at once, at most 2^this: who has no processor to spare only holds up what it waits for.
+const MOST_DOUBLINGS: u32 = 6;
 
 /// A notice may lie unread so long: looking for it costs a system call, and who has batches from other processes reads nothing otherwise.
 const UNREAD: Duration = Duration::from_millis(500);
@@ -130,8 +131,10 @@ pub struct Client {
     inbox: Mutex<Inbox>,
     arrived: Condvar,
     outbox: Mutex<Outbox>,
-    /// Whether the last wait was so short that the next one is worth a spin.
-    spins: AtomicBool,
+    /// Spins in vain, in a row.
+    vain: AtomicU32,
+    /// Waits that sleep at once.
+    unspun: AtomicU32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -160,7 +163,8 @@ impl Client {
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             outbox: Mutex::default(),
-            spins: AtomicBool::new(false),
+            vain: AtomicU32::new(0),
+            unspun: AtomicU32::new(0),
         }
     }
 
@@ -446,16 +450,23 @@ impl Client {
     }
 
     fn wait_for_bytes(&self, nap: Duration) -> io::Result<bool> {
+        // One thread reads at a time (`Inbox::reading`).
+        let unspun = self.unspun.load(Ordering::Relaxed);
+        if unspun > 0 {
+            self.unspun.store(unspun - 1, Ordering::Relaxed);
+            return self.poll(nap);
+        }
         let begun = Instant::now();
-        let mut came = false;
-        if self.spins.load(Ordering::Relaxed) {
-            while !came && begun.elapsed() < SPIN.min(nap) {
-                came = self.poll(Duration::ZERO)?;
+        while begun.elapsed() < SPIN.min(nap) {
+            if self.poll(Duration::ZERO)? {
+                self.vain.store(0, Ordering::Relaxed);
+                return Ok(true);
             }
         }
-        came = came || self.poll(nap)?;
-        self.spins.store(begun.elapsed() < SHORT, Ordering::Relaxed);
-        Ok(came)
+        let vain = (self.vain.load(Ordering::Relaxed) + 1).min(MOST_DOUBLINGS);
+        self.vain.store(vain, Ordering::Relaxed);
+        self.unspun.store(1 << vain, Ordering::Relaxed);
+        self.poll(nap)
     }
 
     fn poll(&self, nap: Duration) -> io::Result<bool> {

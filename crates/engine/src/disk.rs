@@ -52,9 +52,6 @@ use std::time::{Duration, Instant};
 /// How long a full disk is left alone before the next try; after other errors it doubles each time, up to 32 times this.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How long a file system has to say what it has left.
-const MEASURE: Duration = Duration::from_millis(100);
-
 /// Why a tier could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -131,8 +128,8 @@ pub struct DiskTier {
     /// Errors in a row, and when to try again.
     failures: u32,
     paused: Option<(Instant, Refusal)>,
-    /// Whether the file system is to be asked what it has left before a pause ends.
-    is_outdated: bool,
+    /// Where a pause for want of room is over but for the file system's answer: how often it had been asked before.
+    asked: Option<u64>,
     /// Locked while it is open.
     lock: File,
 }
@@ -161,7 +158,7 @@ impl DiskTier {
             pending_bytes: 0,
             failures: 0,
             paused: None,
-            is_outdated: false,
+            asked: None,
             lock,
         };
         let mut report = OpenReport::default();
@@ -268,12 +265,19 @@ impl DiskTier {
     fn may_write(&mut self) -> Result<(), Refusal> {
         match self.paused {
             Some((until, refusal)) if Instant::now() < until => Err(refusal),
-            Some((_, refusal)) if self.is_outdated => {
-                self.is_outdated = false;
-                self.segments.measure();
-                self.paused = Some((Instant::now() + MEASURE, refusal));
-                Err(refusal)
-            }
+            // What it had left is as old as the pause, and nothing is evicted for an old figure.
+            Some((_, Refusal::NoSpace)) => match self.asked {
+                None => {
+                    self.asked = Some(self.segments.answers());
+                    self.segments.measure();
+                    Err(Refusal::NoSpace)
+                }
+                Some(before) if self.segments.answers() == before => Err(Refusal::NoSpace),
+                Some(_) => {
+                    (self.paused, self.asked) = (None, None);
+                    Ok(())
+                }
+            },
             _ => Ok(()),
         }
     }
@@ -292,7 +296,10 @@ impl DiskTier {
             .saturating_add(bytes);
         while self.segments.free_bytes() < floor {
             if !self.evict() {
-                self.pause(PAUSE, Refusal::NoSpace);
+                // What is being written brings a new figure.
+                if self.pending_bytes == 0 {
+                    self.pause(PAUSE, Refusal::NoSpace);
+                }
                 return Err(Refusal::NoSpace);
             }
         }
@@ -310,14 +317,16 @@ impl DiskTier {
 
     fn pause(&mut self, time: Duration, refusal: Refusal) {
         self.paused = Some((Instant::now() + time, refusal));
-        self.is_outdated = refusal == Refusal::NoSpace;
+        self.asked = None;
     }
 
     /// The record is written: from now on it is found.
     pub fn commit(&mut self, written: Written) {
         let Written { reservation } = written;
         self.settled(&reservation);
-        (self.failures, self.paused) = (0, None);
+        self.failures = 0;
+        // Room for this one is not room for the next.
+        self.paused = self.paused.filter(|(_, refusal)| *refusal == Refusal::NoSpace);
         let forgotten = self.writing.remove(&reservation.record.key).unwrap_or(true);
         if !forgotten {
             self.insert(reservation.sequence, &reservation.record);
@@ -332,7 +341,6 @@ impl DiskTier {
         match error.kind() {
             io::ErrorKind::InvalidInput => {}
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                self.segments.has(0);
                 self.pause(PAUSE, Refusal::NoSpace);
             }
             _ => {

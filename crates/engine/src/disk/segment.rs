@@ -24,6 +24,8 @@ pub(super) struct Shared {
     pub(super) to_unlink: AtomicU64,
     /// What the file system had left when it was last asked: after each write, and by a chore.
     pub(super) free: AtomicU64,
+    /// How often it was asked.
+    pub(super) answers: AtomicU64,
 }
 
 impl Shared {
@@ -33,15 +35,19 @@ impl Shared {
             most_open: most_open.max(1),
             to_unlink: AtomicU64::new(0),
             free: AtomicU64::new(u64::MAX),
+            answers: AtomicU64::new(0),
         })
     }
 
-    /// Asks the file system that holds `file` how much is free. Blocks.
-    pub(super) fn measure(&self, file: &File) {
-        if let Ok(stat) = rustix::fs::fstatvfs(file) {
-            self.free
-                .store(stat.f_bavail.saturating_mul(stat.f_frsize), Ordering::Relaxed);
-        }
+    /// Asks the file system that holds `file` how much is free; one that doesn't say is taken to have room. Blocks.
+    pub(super) fn measure(&self, file: io::Result<&File>) {
+        let said = file.and_then(|file| Ok(rustix::fs::fstatvfs(file)?));
+        let free = said
+            .ok()
+            .filter(|stat| stat.f_blocks > 0)
+            .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+        self.free.store(free, Ordering::Relaxed);
+        self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that `segment` was opened; closes another one for it where there are too many.
@@ -306,7 +312,7 @@ impl Reservation {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.segment.shared.measure(&file);
+        self.segment.shared.measure(Ok(&file));
         Ok(())
     }
 }
@@ -376,12 +382,18 @@ impl Chore {
             Work::Seal { segment, records, end } => drop(segment.seal(&records, end)),
             Work::Unlink { segment, bytes } => {
                 drop(std::fs::remove_file(&segment.path));
+                let dir = segment
+                    .path
+                    .parent()
+                    .map_or(Err(io::ErrorKind::NotFound.into()), File::open);
+                segment
+                    .shared
+                    .measure(dir.as_ref().map_err(|error| error.kind().into()));
                 segment.shared.to_unlink.fetch_sub(bytes, Ordering::Relaxed);
             }
             Work::Measure { dir, shared } => {
-                if let Ok(dir) = File::open(dir) {
-                    shared.measure(&dir);
-                }
+                let dir = File::open(dir);
+                shared.measure(dir.as_ref().map_err(|error| error.kind().into()));
             }
         }
     }

@@ -71,6 +71,33 @@ fn what_is_being_written_counts_against_what_is_free() {
 }
 
 #[test]
+fn nothing_is_evicted_for_an_error_while_others_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();
+    for n in 0..300 {
+        put(&mut tier, 1, n, 1000).unwrap();
+    }
+    tier.unprotect(1);
+    let (large, small) = (
+        tier.reserve(2, key(500), 1000).unwrap(),
+        tier.reserve(2, key(501), 1000).unwrap(),
+    );
+    let mut failed = large.tear(&payload(500, 1000), 500);
+    failed.error = io::ErrorKind::StorageFull.into();
+    tier.failed(failed);
+    tier.commit(small.write(&payload(501, 1000), None).ok().unwrap());
+    assert_eq!(tier.reserve(2, key(502), 1000).err(), Some(Refusal::NoSpace));
+    time_passes(&mut tier);
+    // However long the answer takes.
+    for _ in 0..3 {
+        assert_eq!(tier.reserve(2, key(502), 1000).err(), Some(Refusal::NoSpace));
+    }
+    tier.run_chores();
+    put(&mut tier, 2, 502, 1000).unwrap();
+    assert_eq!(tier.len(), 302);
+}
+
+#[test]
 fn a_disk_that_stays_full_is_not_tried_with_writes() {
     let dir = tempfile::tempdir().unwrap();
     let keep_free_bytes = u64::MAX / 2;
