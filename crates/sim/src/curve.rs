@@ -49,6 +49,12 @@ impl Curve {
         self.by_readers[(readers as usize).min(self.by_readers.len() - 1)]
     }
 
+    /// What each of so many readers gets: t(gamma)/gamma.
+    #[must_use]
+    pub fn share(&self, readers: u32) -> f64 {
+        self.total(readers) / f64::from(readers)
+    }
+
     /// The most that any number of readers gets.
     #[must_use]
     pub fn highest(&self) -> f64 {

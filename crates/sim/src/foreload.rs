@@ -229,8 +229,7 @@ impl<'a> Run<'a> {
 
     /// What the source gives a node when all read. What one could get while others read from peers, it would not get if they decided alike.
     fn source_mb_s(&self) -> f64 {
-        let nodes = self.setup.hardware.nodes;
-        self.setup.curve.total(nodes) / f64::from(nodes)
+        self.setup.curve.share(self.setup.hardware.nodes)
     }
 
     fn ask_source(&mut self, node: u32, seq: u64, sample: u32, mb: f64, keep: Keep, at: f64) {

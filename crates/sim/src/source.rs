@@ -65,7 +65,7 @@ impl SharedSource {
     fn rate(&self) -> f64 {
         match self.share {
             Share::Shared => self.curve.total(self.readers) / self.weights,
-            Share::Literal => self.curve.total(self.readers) / f64::from(self.readers),
+            Share::Literal => self.curve.share(self.readers),
         }
     }
 
@@ -82,10 +82,9 @@ impl SharedSource {
     pub fn per_thread(&self, node: u32, threads: f64) -> f64 {
         let joins = self.streams_of[node as usize] == 0;
         let readers = self.readers + u32::from(joins);
-        let total = self.curve.total(readers);
         match self.share {
-            Share::Shared => total / (f64::from(readers) * threads),
-            Share::Literal => total / f64::from(readers),
+            Share::Shared => self.curve.total(readers) / (f64::from(readers) * threads),
+            Share::Literal => self.curve.share(readers),
         }
     }
 

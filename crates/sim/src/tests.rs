@@ -33,6 +33,11 @@ fn random_scenario(seed: u64) -> Scenario {
     Scenario::parse(SMALL, &set).expect("a valid scenario")
 }
 
+fn ours(report: &Report) -> &Outcome {
+    let found = report.results.iter().find(|r| r.policy == Policy::Foreload);
+    found.expect("asked for")
+}
+
 /// Rounding of four-byte sizes in long sums.
 const SLACK: f64 = 1.0 - 1e-6;
 
@@ -80,8 +85,7 @@ fn every_byte_of_every_epoch_is_delivered_exactly_once() {
             assert_eq!(r.epoch_hours.len(), scenario.training.epochs as usize);
         }
         // What one node reads from the source to keep for another counts there and on its way.
-        let ours = report.results.iter().find(|r| r.policy == Policy::Foreload);
-        let ours = ours.expect("asked for");
+        let ours = ours(&report);
         assert!(
             !ours.supported || ours.mb_by_source.total() >= all_mb * SLACK,
             "seed {seed}: {} MB of {all_mb}",
@@ -128,12 +132,7 @@ fn the_default_is_close_to_the_bound_and_no_whole_data_set_policy_is_faster() {
             "dataset.std_mb=0.005",
         ];
         let report = run(&Scenario::parse(SMALL, &sized).expect("valid"), &Policy::ALL).expect("runs");
-        let ours = report
-            .results
-            .iter()
-            .find(|r| r.policy == Policy::Foreload)
-            .expect("asked for")
-            .hours;
+        let ours = ours(&report).hours;
         assert!(
             ours <= 1.01 * report.lower_bound_hours,
             "{set:?}: {ours} h of {} h",
@@ -176,8 +175,7 @@ fn in_the_papers_scenarios_no_whole_data_set_policy_is_faster_than_the_default()
     ];
     for ((name, scenario), over_bound) in scenarios {
         let report = run(&scenario, &Policy::ALL).expect("runs");
-        let ours = report.results.iter().find(|r| r.policy == Policy::Foreload);
-        let ours = ours.expect("asked for").hours;
+        let ours = ours(&report).hours;
         assert!(
             ours <= over_bound * report.lower_bound_hours,
             "{name}: {ours} h of {} h",

@@ -17,20 +17,23 @@ use std::sync::{Arc, PoisonError, Weak};
 
 /// What the segments of a tier share.
 pub(super) struct Shared {
+    /// Where they are.
+    pub(super) dir: PathBuf,
     /// Segments with an open handle, the one opened longest ago first.
     open: Mutex<VecDeque<Weak<SegmentFile>>>,
     most_open: usize,
     /// Bytes of segments that are given up but not unlinked yet.
     pub(super) to_unlink: AtomicU64,
-    /// What the file system had left when it was last asked: after each write, and by a chore.
+    /// What the file system had left when it was last asked: after each write and each unlinking, and by a chore.
     pub(super) free: AtomicU64,
     /// How often it was asked.
     pub(super) answers: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(most_open: usize) -> Arc<Self> {
+    pub(super) fn new(dir: &Path, most_open: usize) -> Arc<Self> {
         Arc::new(Shared {
+            dir: dir.to_owned(),
             open: Mutex::default(),
             most_open: most_open.max(1),
             to_unlink: AtomicU64::new(0),
@@ -39,9 +42,9 @@ impl Shared {
         })
     }
 
-    /// Asks the file system that holds `file` how much is free; one that doesn't say is taken to have room. Blocks.
-    pub(super) fn measure(&self, file: io::Result<&File>) {
-        let said = file.and_then(|file| Ok(rustix::fs::fstatvfs(file)?));
+    /// Asks the file system how much is free; one that doesn't say is taken to have room. Blocks.
+    pub(super) fn measure(&self) {
+        let said = rustix::fs::statvfs(&self.dir);
         let free = said
             .ok()
             .filter(|stat| stat.f_blocks > 0)
@@ -312,7 +315,7 @@ impl Reservation {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.segment.shared.measure(Ok(&file));
+        self.segment.shared.measure();
         Ok(())
     }
 }
@@ -369,10 +372,7 @@ pub(super) enum Work {
         segment: Arc<SegmentFile>,
         bytes: u64,
     },
-    Measure {
-        dir: PathBuf,
-        shared: Arc<Shared>,
-    },
+    Measure(Arc<Shared>),
 }
 
 impl Chore {
@@ -382,19 +382,10 @@ impl Chore {
             Work::Seal { segment, records, end } => drop(segment.seal(&records, end)),
             Work::Unlink { segment, bytes } => {
                 drop(std::fs::remove_file(&segment.path));
-                let dir = segment
-                    .path
-                    .parent()
-                    .map_or(Err(io::ErrorKind::NotFound.into()), File::open);
-                segment
-                    .shared
-                    .measure(dir.as_ref().map_err(|error| error.kind().into()));
+                segment.shared.measure();
                 segment.shared.to_unlink.fetch_sub(bytes, Ordering::Relaxed);
             }
-            Work::Measure { dir, shared } => {
-                let dir = File::open(dir);
-                shared.measure(dir.as_ref().map_err(|error| error.kind().into()));
-            }
+            Work::Measure(shared) => shared.measure(),
         }
     }
 }

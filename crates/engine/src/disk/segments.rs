@@ -41,7 +41,6 @@ impl Segment {
 }
 
 pub(super) struct Segments {
-    dir: PathBuf,
     shared: Arc<Shared>,
     /// By number, so the oldest first.
     all: BTreeMap<u32, Segment>,
@@ -55,8 +54,7 @@ pub(super) struct Segments {
 impl Segments {
     pub(super) fn new(dir: &Path, open_files: usize) -> Self {
         Segments {
-            dir: dir.to_owned(),
-            shared: Shared::new(open_files),
+            shared: Shared::new(dir, open_files),
             all: BTreeMap::new(),
             active: None,
             next: 1,
@@ -97,10 +95,8 @@ impl Segments {
 
     /// Has the file system asked what it has left.
     pub(super) fn measure(&mut self) {
-        self.chores.push_back(Chore(Work::Measure {
-            dir: self.dir.clone(),
-            shared: Arc::clone(&self.shared),
-        }));
+        let shared = Arc::clone(&self.shared);
+        self.chores.push_back(Chore(Work::Measure(shared)));
     }
 
     pub(super) fn chore(&mut self) -> Option<Chore> {
@@ -202,7 +198,7 @@ impl Segments {
         let mark = self
             .marks
             .hash_one((sequence, std::process::id(), std::time::SystemTime::now()));
-        let path = self.dir.join(name(sequence));
+        let path = self.shared.dir.join(name(sequence));
         let file = SegmentFile::new(path, SegmentHeader { sequence, mark }, false, &self.shared);
         let segment = Segment {
             file,

@@ -21,8 +21,6 @@ const PRESENT: u8 = 0x80;
 const UNREAD: u8 = 0x7f;
 /// Other nodes that are asked for room when the first reader has none.
 const PROBES: u32 = 8;
-/// Where the network moves less than this many times what the source gives each node when all read, nodes don't keep samples for others.
-const LEAST_NETWORK: f64 = 1.0;
 /// Memory for the table of copies: one bit per node and sample, up to a gigabyte.
 const MOST_COPY_BITS: u64 = 8 << 30;
 
@@ -39,7 +37,7 @@ pub struct Placement<'a> {
     copies: u64,
     /// Reads from which on a sample is worth a copy, by node; 0 until computed.
     worth: Vec<u32>,
-    /// The network is too slow to keep samples for others.
+    /// The network moves less than the source gives each node when all read: nodes don't keep samples for others.
     is_alone: bool,
 }
 
@@ -47,7 +45,6 @@ impl<'a> Placement<'a> {
     /// Nothing placed.
     pub fn new(setup: &'a Setup<'a>) -> Self {
         let (samples, nodes) = (setup.sizes.samples() as usize, setup.hardware.nodes);
-        let share = setup.curve.total(nodes) / f64::from(nodes);
         Self {
             setup,
             shelves: Shelves::all(setup),
@@ -59,7 +56,7 @@ impl<'a> Placement<'a> {
             copied: None,
             copies: 0,
             worth: vec![0; nodes as usize],
-            is_alone: nodes > 1 && setup.hardware.network_mb_s < LEAST_NETWORK * share,
+            is_alone: nodes > 1 && setup.hardware.network_mb_s < setup.curve.share(nodes),
         }
     }
 

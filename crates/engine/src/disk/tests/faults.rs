@@ -35,15 +35,7 @@ fn after_an_error_the_tier_refuses_for_a_while_and_recovers() {
 #[test]
 fn room_that_is_to_stay_free_stays_free() {
     let dir = tempfile::tempdir().unwrap();
-    let keep_free_bytes = u64::MAX;
-    let (mut tier, _) = DiskTier::open(
-        dir.path(),
-        DiskSettings {
-            keep_free_bytes,
-            ..settings(1 << 20, 1 << 16)
-        },
-    )
-    .unwrap();
+    let mut tier = keeping_free(u64::MAX, dir.path());
     assert_eq!(tier.reserve(1, key(1), 1000).err(), Some(Refusal::NoSpace));
     assert!(files(dir.path()).is_empty());
 }
@@ -51,14 +43,7 @@ fn room_that_is_to_stay_free_stays_free() {
 #[test]
 fn what_is_being_written_counts_against_what_is_free() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut tier, _) = DiskTier::open(
-        dir.path(),
-        DiskSettings {
-            keep_free_bytes: 10_000,
-            ..settings(1 << 20, 1 << 16)
-        },
-    )
-    .unwrap();
+    let mut tier = keeping_free(10_000, dir.path());
     tier.segments.has(14_000);
     let writing: Vec<_> = (0..9).map_while(|n| tier.reserve(1, key(n), 1000).ok()).collect();
     assert_eq!(writing.len(), 3);
@@ -100,15 +85,7 @@ fn nothing_is_evicted_for_an_error_while_others_fit() {
 #[test]
 fn a_disk_that_stays_full_is_not_tried_with_writes() {
     let dir = tempfile::tempdir().unwrap();
-    let keep_free_bytes = u64::MAX / 2;
-    let (mut tier, _) = DiskTier::open(
-        dir.path(),
-        DiskSettings {
-            keep_free_bytes,
-            ..settings(1 << 20, 1 << 16)
-        },
-    )
-    .unwrap();
+    let mut tier = keeping_free(u64::MAX / 2, dir.path());
     for n in 0..20 {
         assert_eq!(tier.reserve(1, key(n), 1000).err(), Some(Refusal::NoSpace));
         tier.run_chores();
@@ -122,6 +99,14 @@ fn a_disk_that_stays_full_is_not_tried_with_writes() {
             put(&mut tier, 1, 1, 1000)
         })
         .unwrap();
+}
+
+fn keeping_free(keep_free_bytes: u64, dir: &Path) -> DiskTier {
+    let settings = DiskSettings {
+        keep_free_bytes,
+        ..settings(1 << 20, 1 << 16)
+    };
+    DiskTier::open(dir, settings).unwrap().0
 }
 
 fn time_passes(tier: &mut DiskTier) {
