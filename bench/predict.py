@@ -82,6 +82,7 @@ def scenario(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -
             "source": {
                 "throughput_mb_s": measured.curve(1),
                 "latency_s": measured.latency_s,
+                "latency_sigma": measured.latency_sigma,
                 "connection_mb_s": measured.connection_mb_s,
                 "requests_in_flight": measured.requests_in_flight,
             },

@@ -8,6 +8,7 @@ through the agent as training does, so that what is measured is what a run gets.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import tempfile
@@ -35,6 +36,8 @@ from foreload.errors import InvalidError
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from numpy.typing import NDArray
 
 __all__ = ["LEVELS", "Level", "calibrate", "decoding_mb_s", "machine", "source_level"]
 
@@ -64,13 +67,15 @@ class Level:
         mb_s: Throughput.
         requests_per_s: Requests answered.
         latency_s: Mean time to the first byte.
-        connection_mb_s: What one request gets after that; None where sizes don't tell.
+        latency_sigma: Sigma of its lognormal distribution; None where single requests weren't seen.
+        connection_mb_s: What one request gets after that; None where it can't be told.
     """
 
     connections: int
     mb_s: float
     requests_per_s: float
     latency_s: float
+    latency_sigma: float | None
     connection_mb_s: float | None
 
 
@@ -164,6 +169,7 @@ def _source(dataset: Dataset, seconds: float, say: Callable[[str], None]) -> dic
         "url": dataset.url,
         "throughput_mb_s": {1: _round(best.mb_s)},
         "latency_s": _round(alone.latency_s) if alone.latency_s else None,
+        "latency_sigma": _round(alone.latency_sigma) if alone.latency_sigma is not None else None,
         "connection_mb_s": _round(alone.connection_mb_s) if alone.connection_mb_s else None,
         "requests_in_flight": _MOST_IN_FLIGHT,
         "mean_request_mb": _round(alone.mb_s / alone.requests_per_s) if alone.requests_per_s else None,
@@ -208,30 +214,46 @@ def source_level(dataset: Dataset, connections: int, seconds: float) -> Level:
     per_sample = (after["requests"] - before["requests"]) / max(1, after["samples"] - before["samples"])
     total = sum(nbytes for nbytes, _ in answers)
     # Where samples share requests, or come from memory, the engine's own estimate has to do.
-    latency_s: float = (after["gauges"] or {}).get("bucket_latency_s", 0.0)
-    connection: float | None = None
-    if connections == 1 and per_sample > _ONE_EACH:
-        latency_s, connection = _per_request(answers)
-    return Level(connections, total / _MB / took, samples * per_sample / took, latency_s, connection)
+    gauges = after["gauges"] or {}
+    level = Level(
+        connections, total / _MB / took, samples * per_sample / took, gauges.get("bucket_latency_s", 0.0), None, None
+    )
+    if connections > 1 or per_sample <= _ONE_EACH:
+        return level
+    latency_s, sigma, connection = _per_request(answers, gauges.get("bucket_bytes_per_s", 0.0) / _MB)
+    return replace(level, latency_s=latency_s, latency_sigma=sigma, connection_mb_s=connection)
 
 
-def _per_request(answers: Sequence[tuple[int, float]]) -> tuple[float, float | None]:
-    """Seconds before the first byte, and MB/s after it, from bytes and seconds of requests made one after the other.
+def _per_request(answers: Sequence[tuple[int, float]], body_mb_s: float) -> tuple[float, float, float | None]:
+    """Mean seconds before the first byte, sigma of their lognormal distribution, and MB/s after it, of requests made one after the other.
 
-    A straight line through them. Where sizes differ too little to tell the two apart, all of it is latency.
+    A straight line through them. Where sizes differ too little for one, the rate is what the engine saw of bodies, and where that is more than
+    there was time for, all of it is latency.
+
+    Args:
+        answers: Bytes and seconds of each.
+        body_mb_s: At what rate bodies came; 0: not known.
     """
     size, took = np.array(answers, dtype=np.float64).T
-    mean = float(took.mean())
+    rate = _rate(size, took) or body_mb_s
+    latency = took - size / _MB / rate if rate else took
+    mean = float(latency.mean())
+    if mean <= 0:
+        latency, rate, mean = took, 0.0, float(took.mean())
+    return mean, math.sqrt(math.log1p(float(latency.var()) / mean**2)), rate or None
+
+
+def _rate(size: NDArray[np.float64], took: NDArray[np.float64]) -> float | None:
+    """MB/s beyond a request's latency, from bytes and seconds; None where that is noise."""
     spread = float(size.std())
-    if len(answers) < 8 or spread < 0.1 * size.mean():
-        return mean, None
+    if len(size) < 8 or spread < 0.1 * size.mean():
+        return None
     slope = float(np.cov(size, took)[0, 1]) / spread**2
-    latency_s = mean - slope * float(size.mean())
-    # Three deviations, or it is noise.
-    noise = float((took - latency_s - slope * size).std()) / (spread * len(answers) ** 0.5)
-    if slope < 3 * noise or latency_s < 0:
-        return mean, None
-    return latency_s, 1 / slope / _MB
+    noise = float((took - slope * size).std()) / (spread * len(size) ** 0.5)
+    # Three deviations; and no more than there was time for.
+    if slope < 3 * noise or slope * size.mean() > took.mean():
+        return None
+    return 1 / slope / _MB
 
 
 def decoding_mb_s(dataset: Dataset, decode: Callable[..., Any], seconds: float) -> float:

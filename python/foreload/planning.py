@@ -239,6 +239,7 @@ class Site:
             "source": {
                 "throughput_mb_s": speeds.curve(self.nodes),
                 "latency_s": speeds.latency_s,
+                "latency_sigma": speeds.latency_sigma,
                 "requests_in_flight": speeds.requests_in_flight,
                 "connection_mb_s": speeds.connection_mb_s,
             },

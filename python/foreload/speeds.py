@@ -25,6 +25,7 @@ _LEAST_MB_S, _MOST_MB_S = 1e-6, 1e12
 #: Plans simulate speeds of up to sixteen times as much.
 _FASTER = 16
 MOST_SECONDS = 1e9
+_MOST_SIGMA = 3.0
 
 
 def _rate(what: str, value: float) -> None:
@@ -55,7 +56,8 @@ class Speeds:
     Attributes:
         source_mb_s: What one node gets from the source. Default: a 10 Gbit/s network.
         source_limit_mb_s: What all nodes together get. Default: no limit, as buckets scale with their readers.
-        latency_s: From a request to its first byte. Default: an object store's in its own region.
+        latency_s: From a request to its first byte, on average. Default: an object store's in its own region.
+        latency_sigma: How much that differs: sigma of its lognormal distribution. Default: an object store's.
         connection_mb_s: What one connection delivers; None: no limit of its own. Default: an object store's.
         requests_in_flight: Requests in flight at most. Default: the engine's limit.
         ram_mb_s: Memory. Default: one core's copying.
@@ -71,6 +73,7 @@ class Speeds:
     source_mb_s: float = 1100.0
     source_limit_mb_s: float | None = None
     latency_s: float = 0.030
+    latency_sigma: float = 0.3
     connection_mb_s: float | None = 35.0
     requests_in_flight: int = 256
     ram_mb_s: float = 8000.0
@@ -89,6 +92,7 @@ class Speeds:
             if getattr(self, name) is not None:
                 _rate(name, getattr(self, name))
         _numbers.amount("latency_s", self.latency_s, most=MOST_SECONDS)
+        _numbers.amount("latency_sigma", self.latency_sigma, most=_MOST_SIGMA)
         for name in ("requests_in_flight", "threads"):
             _numbers.count(name, getattr(self, name), least=1, most=1 << 20)
 
@@ -138,6 +142,7 @@ def _known(found: Mapping[str, Any]) -> dict[str, Any]:
         "source_mb_s": source.get("throughput_mb_s", {}).get("1"),
         "source_limit_mb_s": source.get("limit_mb_s"),
         "latency_s": source.get("latency_s"),
+        "latency_sigma": source.get("latency_sigma"),
         "requests_in_flight": source.get("requests_in_flight"),
         "ram_mb_s": tiers.get("ram", {}).get("read_mb_s"),
         "network_mb_s": cluster.get("network_mb_s"),
@@ -216,6 +221,7 @@ def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[s
     values: dict[str, Any] = {
         "source.throughput_mb_s": speeds.curve(nodes),
         "source.latency_s": speeds.latency_s,
+        "source.latency_sigma": speeds.latency_sigma,
         "source.requests_in_flight": speeds.requests_in_flight,
         "source.connection_mb_s": speeds.connection_mb_s,
         "cluster.preprocess_mb_s": speeds.preprocess_mb_s,

@@ -250,7 +250,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = {
         "dated": "2026-01-02T03:04:05Z",
         "machine": {"cpu": 'a "quick" one', "cores": 2},
-        "source": {"throughput_mb_s": {1: 123.0}, "latency_s": 0.02, "connection_mb_s": None, "requests_in_flight": 64},
+        "source": {"throughput_mb_s": {1: 123.0}, "latency_s": 0.02, "latency_sigma": 0.5, "requests_in_flight": 64},
         "cluster": {"preprocess_mb_s": 80.0, "threads": 4},
         "loop": {"mb_s": 2000.0},
         "tier": [
@@ -261,7 +261,8 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
     path.write_text(speeds.text(found))
     read = speeds.read(path)
-    assert (read.source_mb_s, read.latency_s, read.connection_mb_s, read.requests_in_flight) == (123.0, 0.02, None, 64)
+    assert (read.source_mb_s, read.latency_s, read.latency_sigma, read.connection_mb_s) == (123.0, 0.02, 0.5, None)
+    assert read.requests_in_flight == 64
     assert (read.preprocess_mb_s, read.threads, read.loop_mb_s, read.ram_mb_s) == (80.0, 4, 2000.0, 5000.0)
     assert (read.disk, read.network_mb_s) == (Disk(1000.0, 0.001), Speeds().network_mb_s)
     assert read.machine == {"cpu": 'a "quick" one', "cores": 2}
@@ -299,13 +300,29 @@ def test_latency_and_bandwidth_are_told_apart_where_sizes_differ() -> None:
     random = np.random.default_rng(0)
     sizes = random.integers(10_000, 1_000_000, 400)
     answers = [(int(size), 0.03 + size / 35e6 + random.normal(0, 0.002)) for size in sizes]
-    latency_s, connection = calibration._per_request(answers)
+    latency_s, _, connection = calibration._per_request(answers, 0.0)
     assert latency_s == pytest.approx(0.03, rel=0.05)
     assert connection is not None
     assert connection == pytest.approx(35e6 / 2**20, rel=0.05)
-    alike = [(100_000, 0.03 + random.normal(0, 0.002)) for _ in range(100)]
-    latency_s, connection = calibration._per_request(alike)
-    assert (latency_s, connection) == (pytest.approx(0.03, rel=0.05), None)
+
+
+def test_where_sizes_are_alike_the_rate_of_bodies_tells_latency_and_its_spread() -> None:
+    random = np.random.default_rng(0)
+    took = 0.03 * np.exp(0.3 * random.standard_normal(300) - 0.045) + 100_000 / 35e6
+    alike = [(100_000, float(each)) for each in took]
+    latency_s, sigma, connection = calibration._per_request(alike, 35e6 / 2**20)
+    assert (latency_s, sigma, connection) == (
+        pytest.approx(0.03, rel=0.05),
+        pytest.approx(0.3, rel=0.1),
+        pytest.approx(35e6 / 2**20),
+    )
+    # Without it, or with one that leaves no time for latency, all is latency.
+    for body_mb_s in (0.0, 0.1):
+        assert calibration._per_request(alike, body_mb_s) == (
+            pytest.approx(took.mean()),
+            pytest.approx(0.27, rel=0.15),
+            None,
+        )
 
 
 def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any, tmp_path: Path) -> None:
@@ -314,6 +331,7 @@ def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any,
     found = run.json(*words, "--decode", "hashlib:sha256")
     assert found["source"]["throughput_mb_s"]["1"] > 0
     assert found["source"]["latency_s"] > 0
+    assert found["source"]["latency_sigma"] >= 0
     assert {"1", "4"} <= set(found["source"]["mb_s_by_requests"])
     assert found["cluster"]["preprocess_mb_s"] > 0
     assert [tier["kind"] for tier in found["tier"]] == ["ram", "disk"]

@@ -162,7 +162,7 @@ KEYS = (
     [f"dataset.{key}" for key in ("samples", "mean_mb", "std_mb", "min_mb", "seed")]
     + [f"training.{key}" for key in ("epochs", "global_batch", "seed", "step_s")]
     + [f"cluster.{key}" for key in ("nodes", "compute_mb_s", "preprocess_mb_s", "network_mb_s")]
-    + [f"source.{key}" for key in ("throughput_mb_s", "throughput_mb_s.2", "latency_s", "requests_in_flight", "connection_mb_s")]
+    + [f"source.{key}" for key in ("throughput_mb_s", "throughput_mb_s.2", "latency_s", "latency_sigma", "requests_in_flight", "connection_mb_s")]
     + [f"tier.ram.{key}" for key in ("capacity_mb", "threads", "read_mb_s", "write_mb_s", "write_behind_mb")]
     + [f"deli.{key}" for key in ("cache_samples", "fetch_samples", "threshold_samples", "parallel", "fetch_fixed_s", "hit_s")]
 )  # fmt: skip

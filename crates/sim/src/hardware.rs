@@ -48,8 +48,10 @@ pub struct Hardware {
     pub has_network: bool,
     /// The keeping tiers, fastest first.
     pub tiers: Vec<TierSpeed>,
-    /// Time to the first byte of each request.
+    /// Mean time to the first byte of a request.
     pub latency_s: f64,
+    /// Sigma of its lognormal distribution.
+    pub latency_sigma: f64,
     /// Requests in flight per node.
     pub requests_in_flight: u32,
     /// What one connection delivers at most.
@@ -77,6 +79,7 @@ impl Hardware {
             has_network: scenario.cluster.network_mb_s.is_some(),
             tiers: scenario.keeping().map(speed).collect(),
             latency_s: scenario.source.latency_s,
+            latency_sigma: scenario.source.latency_sigma,
             requests_in_flight: scenario.source.requests_in_flight,
             connection_mb_s: scenario.source.connection_mb_s.unwrap_or(f64::INFINITY),
             share: scenario.source.share,

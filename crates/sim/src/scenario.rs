@@ -136,9 +136,12 @@ pub struct Source {
     /// How readers share it.
     #[serde(default)]
     pub share: Share,
-    /// Time to the first byte of each request.
+    /// Mean time to the first byte of a request.
     #[serde(default)]
     pub latency_s: f64,
+    /// How much that differs: sigma of a lognormal distribution whose mean is `latency_s`. Only the engine's scheduler meets single requests.
+    #[serde(default)]
+    pub latency_sigma: f64,
     /// Requests that one node keeps in flight at most.
     #[serde(default = "requests_in_flight")]
     pub requests_in_flight: u32,

@@ -9,6 +9,7 @@
 //! clusters that do.
 
 use crate::foreload::Devices;
+use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
 use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
@@ -171,6 +172,7 @@ struct Driver<'a> {
     disks: Vec<usize>,
     sequence: u64,
     samples_taken: u64,
+    latencies: Random,
 }
 
 /// Runs the engine's policy on every node; `record` keeps all steps for a replay.
@@ -215,6 +217,7 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
         disks: disks.collect(),
         sequence: 0,
         samples_taken: 0,
+        latencies: Random::new(setup.scenario.training.seed),
     };
     driver.run()?;
     let mut outcome = Outcome::new(policy);
@@ -327,7 +330,7 @@ impl Driver<'_> {
                     Source::Bucket => {
                         self.requests += 1;
                         self.mb.source += mb;
-                        let latency_s = self.setup.hardware.latency_s;
+                        let latency_s = self.latency_s();
                         let slot = self.fly(
                             node,
                             Flying {
@@ -375,6 +378,16 @@ impl Driver<'_> {
             // Nothing is refused, forgotten for real or cancelled on hardware that doesn't fail.
             _ => {}
         }
+    }
+
+    /// The time to the first byte of a request. If all took the same, those that were sent together would share the source at the same time, again and
+    /// again, and leave it idle in between.
+    fn latency_s(&mut self) -> f64 {
+        let (mean_s, sigma) = (self.setup.hardware.latency_s, self.setup.hardware.latency_sigma);
+        if mean_s == 0.0 || sigma == 0.0 {
+            return mean_s;
+        }
+        mean_s * (sigma * self.latencies.normal() - sigma * sigma / 2.0).exp()
     }
 
     fn fly(&mut self, node: u32, flying: Flying) -> u32 {

@@ -64,6 +64,7 @@ const SOURCE: Keys = &[
     ("throughput_mb_s", Kind::Curve),
     ("share", Kind::Word),
     ("latency_s", SECONDS),
+    ("latency_sigma", Kind::Number(0.0, 3.0)),
     ("requests_in_flight", COUNT),
     ("connection_mb_s", RATE),
 ];

@@ -102,6 +102,7 @@ fn numbers_that_make_no_run_are_refused() {
         "dataset.seed=-1",
         "deli.parallel=0",
         "source.latency_s=nan",
+        "source.latency_sigma=-0.1",
         "source.throughput_mb_s=inf",
         "source.throughput_mb_s.4=-3",
         "tier.0.write_mb_s=1e13",

@@ -38,19 +38,51 @@ const ROOMY: &str = "tier.staging.capacity_mb=60";
 #[test]
 fn replaying_a_simulated_run_gives_the_same_decisions_for_every_policy_of_the_engine() {
     for policy in ENGINE {
-        with_setup(&["deli.cache_samples=80", "source.latency_s=0.01"], |setup| {
-            let run = run(setup, policy, true).expect("runs");
-            for (node, recorded) in run.logs.iter().enumerate() {
-                let fresh = scheduler(setup, policy, node as u32).expect("valid");
-                assert_eq!(replay(fresh, recorded.log()), Ok(()), "{policy:?}");
-                assert!(
-                    recorded.log().steps > 1000,
-                    "{policy:?}: {} steps",
-                    recorded.log().steps
-                );
-            }
-        });
+        with_setup(
+            &[
+                "deli.cache_samples=80",
+                "source.latency_s=0.01",
+                "source.latency_sigma=0.4",
+            ],
+            |setup| {
+                let run = run(setup, policy, true).expect("runs");
+                for (node, recorded) in run.logs.iter().enumerate() {
+                    let fresh = scheduler(setup, policy, node as u32).expect("valid");
+                    assert_eq!(replay(fresh, recorded.log()), Ok(()), "{policy:?}");
+                    assert!(
+                        recorded.log().steps > 1000,
+                        "{policy:?}: {} steps",
+                        recorded.log().steps
+                    );
+                }
+            },
+        );
     }
+}
+
+#[test]
+fn requests_whose_latencies_differ_share_the_source_in_turn() {
+    // 32 requests of 1 MB take 0.5 s to arrive, as long as their latency: in step they leave the source idle half of the time.
+    let alike = [
+        "source.throughput_mb_s=64",
+        "source.latency_s=0.5",
+        "source.requests_in_flight=32",
+        "dataset.mean_mb=1",
+        "dataset.std_mb=0",
+        "cluster.compute_mb_s=1e6",
+        "tier.staging.capacity_mb=200",
+    ];
+    let hours = |sigma: &str| {
+        let set: Vec<&str> = alike.iter().copied().chain([sigma]).collect();
+        let mut hours = 0.0;
+        with_setup(&set, |setup| {
+            hours = run(setup, Policy::Staging, false).expect("runs").outcome.hours;
+        });
+        hours
+    };
+    let (in_step, apart) = (hours("source.latency_sigma=0"), hours("source.latency_sigma=0.3"));
+    assert!(apart < 0.7 * in_step, "{apart} h, in step {in_step} h");
+    assert_eq!(apart, hours("source.latency_sigma=0.3"));
 }
 
 #[test]
