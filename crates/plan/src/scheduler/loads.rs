@@ -406,7 +406,7 @@ impl Scheduler {
             return Some(pending);
         }
         for part in pending.parts.all() {
-            self.part_ended(part, false, None, Err(Failure::Cancelled), actions);
+            self.part_ended(part, self.now_ns, false, None, Err(Failure::Cancelled), actions);
         }
         None
     }
@@ -454,7 +454,7 @@ impl Scheduler {
         debug_assert!(self.loads.running.get(id).is_none());
         let (line, attempt) = (flight.pending.line, flight.pending.attempt);
         for part in flight.pending.parts.all() {
-            let Some(part) = self.part_ended(part, racing, other, result, actions) else {
+            let Some(part) = self.part_ended(part, flight.issued_ns, racing, other, result, actions) else {
                 continue;
             };
             let place = self.catalog.place(part.sample);
@@ -476,6 +476,7 @@ impl Scheduler {
     fn part_ended(
         &mut self,
         part: Part,
+        issued_ns: u64,
         racing: bool,
         other: Option<u64>,
         result: Result<(), Failure>,
@@ -534,7 +535,7 @@ impl Scheduler {
             return None;
         }
         if resident.state == State::Ready || resident.parts == 0 {
-            self.settled(index, actions);
+            self.settled(index, issued_ns, actions);
         }
         None
     }
@@ -550,8 +551,9 @@ impl Scheduler {
         self.arena.give(slot);
     }
 
-    /// A resident is there, or won't be: on to its disk tier, and tell who waits.
-    fn settled(&mut self, index: u32, actions: &mut Vec<Action>) {
+    /// A resident is there, or won't be: on to its disk tier, and tell who waits. A failure is of the time in which its load was tried: who asked later
+    /// gets a load that was begun since.
+    fn settled(&mut self, index: u32, issued_ns: u64, actions: &mut Vec<Action>) {
         let resident = self.residents.get_mut(index);
         let (state, to_tier, sample, slot) = (resident.state, resident.to_tier.take(), resident.sample, resident.slot);
         let waiters = self.residents.told(index);
@@ -578,11 +580,23 @@ impl Scheduler {
             (_, Some(tier)) => self.tiers[usize::from(tier)].abandon(slot.len),
             _ => {}
         }
+        let mut again = Vec::new();
         for request in waiters {
             match state {
+                State::Failed(Failure::Unavailable) if self.requests.began_after(request, issued_ns) => {
+                    again.push(request)
+                }
                 State::Failed(failure) => self.refuse(request, sample, failure, actions),
                 _ => self.one_less(request, actions),
             }
+        }
+        if !again.is_empty() {
+            self.residents.get_mut(index).attempt = 0;
+            again
+                .into_iter()
+                .for_each(|request| self.residents.wait(index, request));
+            self.reload(index, self.window.head());
+            return;
         }
         self.residents.let_go(index, &mut self.arena);
     }

@@ -51,6 +51,11 @@ impl Requests {
             .collect()
     }
 
+    /// Whether a request is open that was made after `then_ns`.
+    pub fn began_after(&self, id: u64, then_ns: u64) -> bool {
+        self.open.get(&id).is_some_and(|request| request.since_ns > then_ns)
+    }
+
     /// Something that a request had was put back.
     pub fn one_more(&mut self, id: u64) {
         if let Some(request) = self.open.get_mut(&id) {

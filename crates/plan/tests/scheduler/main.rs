@@ -243,6 +243,50 @@ fn a_failed_load_is_retried_before_new_work() {
 }
 
 #[test]
+fn a_failure_is_told_to_those_who_waited_while_the_load_was_tried_and_not_to_later_ones() {
+    let settings = Settings {
+        ram_bytes: 1 << 20,
+        concurrency: ConcurrencySettings::fixed(1),
+        ..Settings::default()
+    };
+    let ask = || Event::WantBatch {
+        request: 1,
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    };
+    for early in [true, false] {
+        let order = spec(1, 1, OrderKind::Sequential);
+        let mut carrier = Carrier::new(settings.clone(), Arc::new(Objects(vec![1000])), order, 1, vec![0], 1);
+        if early {
+            carrier.step(ask());
+        }
+        loop {
+            let tried = carrier.under_way.pop().expect("a load");
+            let Command::Load(load) = tried.command() else {
+                panic!("a load")
+            };
+            let attempt = load.attempt;
+            carrier.now_ns += 1_000_000;
+            let last = attempt == 1;
+            if last && !early {
+                carrier.step(ask());
+            }
+            carrier.step(Event::Completed(tried.failed(Failure::Unavailable)));
+            if last {
+                break;
+            }
+        }
+        match early {
+            true => assert_eq!(carrier.wait(1), Err((Some(0), Failure::Unavailable))),
+            // A new load, which succeeds.
+            false => assert_eq!(carrier.wait(1).map(|items| items.len()), Ok(1)),
+        }
+        carrier.finish();
+    }
+}
+
+#[test]
 fn deli_fetches_in_chunks_when_the_threshold_is_reached_and_keeps_the_newest() {
     let policy = Policy::Deli {
         fetch: 20,
