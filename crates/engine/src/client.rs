@@ -372,6 +372,10 @@ impl Client {
     }
 
     fn receive(&self, id: u64, timeout: Option<Duration>, pulse: Pulse<'_>) -> Result<Incoming, ClientError> {
+        if !self.is_ours() {
+            // A thread of the parent may have held the lock when it forked.
+            return Err(ClientError::Forked);
+        }
         let end = timeout.map(|timeout| Instant::now() + timeout);
         let mut inbox = lock(&self.inbox);
         loop {
@@ -413,8 +417,11 @@ impl Client {
 
     /// Files what has arrived, without waiting for anything.
     pub fn glance(&self) {
+        if !self.is_ours() {
+            return;
+        }
         let mut inbox = lock(&self.inbox);
-        if self.is_ours() && !inbox.reading && inbox.closed.is_none() {
+        if !inbox.reading && inbox.closed.is_none() {
             inbox.reading = true;
             drop(inbox);
             drop(self.read_into_inbox(Duration::ZERO));

@@ -1,7 +1,7 @@
 //! How many requests may be in flight, whether a slow one gets a twin, and when a source is left alone.
 //!
-//! Three small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it raises
-//! the limit while goodput follows, backs off on throttling (additive increase, multiplicative decrease), and probes again now and then.
+//! Three small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it doubles the limit
+//! while goodput follows, then feels its way in steps of a fourth, backs off on throttling, and probes again now and then.
 //! [`HedgeBudget`] allows twins only as a share of requests, so that a slow bucket is not asked twice for everything.
 //! [`Breaker`] counts consecutive failures, losses of hedged races included, and opens for a growing pause.
 
@@ -44,6 +44,8 @@ impl ConcurrencySettings {
 
 /// Share by which goodput must rise for a higher limit to be worth it.
 const WORTH: f64 = 1.05;
+/// What doubling the limit must bring for another doubling: with less, the source began to fill up.
+const DOUBLES: f64 = 1.7;
 /// Windows of steady state between two probes upwards.
 const PROBE_EVERY: u32 = 16;
 
@@ -57,6 +59,9 @@ pub struct Concurrency {
     window_done: u32,
     saturated: bool,
     best_per_s: f64,
+    /// Of the last raise.
+    before: u32,
+    doubling: bool,
     climbing: bool,
     since_probe: u32,
     quiet_until_ns: u64,
@@ -80,6 +85,8 @@ impl Concurrency {
             window_done: 0,
             saturated: false,
             best_per_s: 0.0,
+            before: settings.start,
+            doubling: true,
             climbing: true,
             since_probe: 0,
             quiet_until_ns: 0,
@@ -123,29 +130,41 @@ impl Concurrency {
     }
 
     fn close_window(&mut self, per_s: f64, now_ns: u64) {
-        if self.climbing {
-            if per_s > self.best_per_s * WORTH {
-                self.best_per_s = per_s;
-                self.raise(now_ns);
-            } else {
-                // The last raise bought nothing: step back to what did as well, and stay.
-                self.climbing = false;
-                self.since_probe = 0;
-                self.limit = (self.limit * 4 / 5).max(self.settings.least);
-            }
-        } else {
+        if !self.climbing {
             self.best_per_s = 0.9 * self.best_per_s + 0.1 * per_s;
             self.since_probe += 1;
             if self.since_probe >= PROBE_EVERY {
                 self.climbing = true;
                 self.raise(now_ns);
             }
+            return;
+        }
+        let gain = per_s / self.best_per_s;
+        if self.doubling && gain < DOUBLES {
+            // Twice as many requests that bring g times as much: the source is full at g times as many, and small steps start from there.
+            self.doubling = false;
+            self.limit = self.limit.min((f64::from(self.before) * gain.max(1.0)) as u32);
+            self.best_per_s = 0.0;
+        } else if gain > WORTH {
+            self.best_per_s = per_s;
+            self.raise(now_ns);
+        } else {
+            // The last raise bought nothing: back to what did as well, and stay.
+            self.climbing = false;
+            self.since_probe = 0;
+            self.limit = self.before;
         }
     }
 
     fn raise(&mut self, now_ns: u64) {
+        self.before = self.limit;
         if now_ns >= self.quiet_until_ns {
-            self.limit = (self.limit + (self.limit / 4).max(1)).min(self.settings.most);
+            let more = if self.doubling {
+                self.limit
+            } else {
+                (self.limit / 4).max(1)
+            };
+            self.limit = self.limit.saturating_add(more).min(self.settings.most);
         }
     }
 
@@ -155,7 +174,7 @@ impl Concurrency {
             return;
         }
         self.limit = (self.limit * 7 / 10).max(self.settings.least);
-        self.climbing = false;
+        (self.climbing, self.doubling) = (false, false);
         self.since_probe = 0;
         self.quiet_until_ns = now_ns + 1_000_000_000;
         self.window_done = 0;
@@ -259,6 +278,24 @@ mod tests {
         let limit = run(&mut control, 1e9, 0.033, 110_000, 600);
         let product = 1e9 * 0.033 / 110_000.0;
         assert!(limit > 0.7 * product && limit < 2.0 * product, "{limit} {product}");
+    }
+
+    #[test]
+    fn what_the_source_can_take_is_found_within_a_dozen_rounds() {
+        for (rate, full) in [(150e6, 48.0), (400e6, 128.0), (10e9, 256.0)] {
+            let mut control = Concurrency::new(ConcurrencySettings::default());
+            let limit = run(&mut control, rate, 0.035, 110_000, 15);
+            assert!(limit > 0.8 * full && limit < 1.7 * full, "{limit} of {full}");
+        }
+    }
+
+    #[test]
+    fn the_most_is_kept_where_the_source_could_take_more() {
+        let mut control = Concurrency::new(ConcurrencySettings::default());
+        for _ in 0..40 {
+            run(&mut control, 10e9, 0.035, 110_000, 20);
+            assert!(control.limit() >= 230, "{}", control.limit());
+        }
     }
 
     #[test]
