@@ -38,6 +38,16 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
     Run::new(setup).run()
 }
 
+/// An access: what a node reads at a place of its sequence.
+#[derive(Clone, Copy)]
+struct Want {
+    node: u32,
+    /// `u64::MAX`: nobody's, read for another node.
+    seq: u64,
+    sample: u32,
+    mb: f64,
+}
+
 /// A way to a sample besides the source: MB/s, and when the sample would be there.
 type Other = (f64, f64);
 
@@ -129,7 +139,8 @@ impl<'a> Run<'a> {
             if n.advance(self.setup, node) {
                 epochs.leave(epoch);
             }
-            match self.locate(node, sample, epoch, mb, at) {
+            let want = Want { node, seq, sample, mb };
+            match self.locate(want, epoch, at) {
                 Some(fetched) => self.fetched(node, seq, fetched),
                 // The source gained a reader, which may end before what was due next.
                 None => {
@@ -141,14 +152,14 @@ impl<'a> Run<'a> {
     }
 
     /// Asks for a sample; `Some` when it is known when it will be there, `None` when the source has to say.
-    fn locate(&mut self, node: u32, sample: u32, epoch: u32, mb: f64, at: f64) -> Option<f64> {
-        let seq = self.nodes[node as usize].last_seq();
+    fn locate(&mut self, want: Want, epoch: u32, at: f64) -> Option<f64> {
+        let Want { node, seq, sample, mb } = want;
         match self.placement.find(node, sample, epoch) {
             Where::Own(tier) => {
                 let done = self.devices.tier_done(node, tier, mb, at);
                 let tier_mb_s = self.setup.hardware.tiers[tier].read_mb_s;
-                if self.source_is_better(node, seq, mb, at, (tier_mb_s, done)) {
-                    self.ask_source(node, seq, sample, mb, Keep::No, at);
+                if self.source_is_better(want, at, (tier_mb_s, done)) {
+                    self.ask_source(want, Keep::No, at);
                     return None;
                 }
                 self.devices.read_tier(node, tier, mb, at);
@@ -159,7 +170,7 @@ impl<'a> Run<'a> {
             Where::Peer(home, tier) => {
                 let done = self.devices.peer_done(node, home, tier, mb, at);
                 let mb_s = self.network_mb_s().min(self.setup.hardware.tiers[tier].read_mb_s);
-                if self.asks_again(node, seq, sample, mb, at, (mb_s, done)) {
+                if self.asks_again(want, at, (mb_s, done)) {
                     return None;
                 }
                 self.devices.read_peer(node, home, tier, mb, at);
@@ -179,11 +190,12 @@ impl<'a> Run<'a> {
                 match home {
                     Some((home, tier)) if home != node => {
                         self.waiting.entry(sample).or_default().push((node, seq));
-                        self.ask_source(home, u64::MAX, sample, mb, Keep::Home(tier), at);
+                        let (node, seq) = (home, u64::MAX);
+                        self.ask_source(Want { node, seq, ..want }, Keep::Home(tier), at);
                     }
                     kept => {
                         let keep = kept.map_or(Keep::No, |(_, tier)| Keep::Home(tier));
-                        self.ask_source(node, seq, sample, mb, keep, at);
+                        self.ask_source(want, keep, at);
                     }
                 }
                 None
@@ -192,17 +204,18 @@ impl<'a> Run<'a> {
     }
 
     /// Reads from the source what others have, if that would come too late and the source is sooner.
-    fn asks_again(&mut self, node: u32, seq: u64, sample: u32, mb: f64, at: f64, other: Other) -> bool {
+    fn asks_again(&mut self, want: Want, at: f64, other: Other) -> bool {
+        let key = (want.node, want.sample);
         if !self.again.is_empty()
-            && let Some(seqs) = self.again.get_mut(&(node, sample))
+            && let Some(seqs) = self.again.get_mut(&key)
         {
-            seqs.push(seq);
+            seqs.push(want.seq);
             return true;
         }
-        let asks = self.source_is_better(node, seq, mb, at, other);
+        let asks = self.source_is_better(want, at, other);
         if asks {
-            self.again.insert((node, sample), Vec::new());
-            self.ask_source(node, seq, sample, mb, Keep::Copy, at);
+            self.again.insert(key, Vec::new());
+            self.ask_source(want, Keep::Copy, at);
         }
         asks
     }
@@ -215,11 +228,11 @@ impl<'a> Run<'a> {
     }
 
     /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.
-    fn source_is_better(&self, node: u32, seq: u64, mb: f64, at: f64, (mb_s, done): Other) -> bool {
-        let n = &self.nodes[node as usize];
+    fn source_is_better(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
+        let n = &self.nodes[want.node as usize];
         mb_s < self.source_mb_s()
-            && done > n.needed_at(self.setup, seq, at)
-            && at + self.setup.hardware.latency_s + (n.queued_mb + mb) / self.source_mb_s() < done
+            && done > n.needed_at(self.setup, want.seq, at)
+            && at + self.setup.hardware.latency_s + (n.queued_mb + want.mb) / self.source_mb_s() < done
     }
 
     /// What nodes that send to each other at random get: half, as both ends have to be free.
@@ -232,7 +245,8 @@ impl<'a> Run<'a> {
         self.setup.curve.share(self.setup.hardware.nodes)
     }
 
-    fn ask_source(&mut self, node: u32, seq: u64, sample: u32, mb: f64, keep: Keep, at: f64) {
+    fn ask_source(&mut self, want: Want, keep: Keep, at: f64) {
+        let Want { node, seq, sample, mb } = want;
         self.counts.source(mb);
         let n = &mut self.nodes[node as usize];
         n.queued_mb += mb;
@@ -306,7 +320,13 @@ impl<'a> Run<'a> {
                 self.devices.send_done(node, other, 0.0, arrived)
             } else {
                 let done = self.devices.send_done(node, other, mb, arrived);
-                if self.asks_again(other, seq, sample, mb, arrived, (self.network_mb_s(), done)) {
+                let want = Want {
+                    node: other,
+                    seq,
+                    sample,
+                    mb,
+                };
+                if self.asks_again(want, arrived, (self.network_mb_s(), done)) {
                     continue;
                 }
                 self.counts.mb.peer += mb;

@@ -167,11 +167,6 @@ impl Node {
             consumed: f64::NAN,
         });
         self.admitted_mb += mb;
-        self.last_seq()
-    }
-
-    /// The sequence number of the sample admitted last.
-    pub fn last_seq(&self) -> u64 {
         self.first + self.slots.len() as u64 - 1
     }
 
