@@ -25,10 +25,23 @@ from foreload._text import read_text
 from foreload.errors import InvalidError, NotFoundError
 from foreload.sim import Report
 
-__all__ = ["Bill", "BreakEven", "CopyPlan", "Usage", "break_even", "deli", "price", "sheet_text", "usage_of"]
+__all__ = [
+    "Bill",
+    "BreakEven",
+    "CopyPlan",
+    "Usage",
+    "break_even",
+    "deli",
+    "listings",
+    "price",
+    "sheet_text",
+    "usage_of",
+]
 
 _MB = 1 << 20
 _SHIPPED = ("gcs", "s3", "azure")
+#: Objects that one listing request names, at S3 and GCS.
+_PAGE = 1000
 #: A hundred thousand years.
 _MOST_HOURS = 1e9
 
@@ -176,6 +189,19 @@ def usage_of(
         bucket_bytes=int(report.dataset_mb * _MB),
         disk_bytes_per_node=int(disk_gb_per_node * 1e9),
     )
+
+
+def listings(objects: int) -> int:
+    """Listing requests of a job: its nodes share one index, which is listed once.
+
+    Args:
+        objects: Objects of the data set.
+
+    Example:
+        >>> listings(1000), listings(1001)
+        (1, 2)
+    """
+    return -(-objects // _PAGE)
 
 
 def break_even(

@@ -48,8 +48,6 @@ _MOST_NODES, _MOST_BATCH, _MOST_RUN = (1 << 15) - 1, (1 << 31) - 1, (1 << 32) - 
 _LEAST_EPOCHS = 3
 #: Less waiting than this is none.
 _STALL_FLOOR = 0.01
-#: Objects that one listing request names.
-_PAGE = 1000
 #: Quicker than any step.
 _LEAST_STEP_S = 1e-9
 #: A resource that is so many times as fast limits nothing.
@@ -384,13 +382,12 @@ class _Study:
             self._progress(f"simulating: {self._what}", self._done + min(part, 0.99), self._total)
 
     def _price(self, site: Site, hours: float, requests: int, source_bytes: int) -> Bill:
-        from foreload.cost import Usage, price
+        from foreload.cost import Usage, listings, price
 
         usage = Usage(
             nodes=site.nodes,
             hours=hours,
-            # One index, listed once for the job.
-            class_a_requests=-(-self.objects // _PAGE),
+            class_a_requests=listings(self.objects),
             class_b_requests=requests,
             source_bytes=source_bytes,
             bucket_bytes=int(self.nbytes),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foreload import cost
-from foreload.cost import Bill, CopyPlan, Usage, break_even, deli, price, sheet_text, usage_of
+from foreload.cost import Bill, CopyPlan, Usage, break_even, deli, listings, price, sheet_text, usage_of
 from foreload.errors import InvalidError
 from foreload.sim import simulate_text
 
@@ -46,6 +46,10 @@ def test_a_bill_is_counts_times_prices(flat: Path) -> None:
     assert (bill.disk, bill.bucket_storage) == (0.0, 0.0)
     assert bill.total == pytest.approx(bill.instances + bill.requests + bill.network)
     assert price(Usage(), flat) == Bill(0, 0, 0, 0, 0)
+
+
+def test_an_index_is_listed_once_by_a_thousand_objects() -> None:
+    assert [listings(objects) for objects in (0, 1, 1000, 1001)] == [0, 1, 1, 2]
 
 
 def test_disks_are_charged_for_the_hours_of_the_run(flat: Path) -> None:

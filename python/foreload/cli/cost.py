@@ -35,8 +35,6 @@ CrossZone = Annotated[
 Sheet = Annotated[bool, typer.Option("--sheet", help="Print the price sheet, to be edited, and end.")]
 
 _MB = 1 << 20
-#: Objects that one listing request names, at S3 and GCS.
-_PAGE = 1000
 
 
 def cost(
@@ -106,11 +104,9 @@ def cost(
 
 
 def _usage(report: "Report", policy: str, disk_gb: float, cross_zone: float) -> "Usage":
-    from foreload.cost import usage_of
+    from foreload.cost import listings, usage_of
 
-    # One index, listed once for the job.
-    listings = -(-report.samples // _PAGE)
-    return usage_of(report, policy, report.nodes, disk_gb, listings, cross_zone)
+    return usage_of(report, policy, report.nodes, disk_gb, listings(report.samples), cross_zone)
 
 
 def _break_even(report: "Report", policy: str, usage: "Usage", first: "Usage", prices: str) -> "BreakEven":
