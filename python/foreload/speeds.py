@@ -223,9 +223,13 @@ def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[s
         "source.latency_s": speeds.latency_s,
         "source.latency_sigma": speeds.latency_sigma,
         "source.requests_in_flight": speeds.requests_in_flight,
-        "source.connection_mb_s": speeds.connection_mb_s,
+        # Without a limit of its own, the scenario's must not stay.
+        "source.connection_mb_s": speeds.connection_mb_s or _MOST_MB_S,
         "cluster.preprocess_mb_s": speeds.preprocess_mb_s,
     }
+    if _steps_only(found):
+        # What the loop takes over by itself comes on top of a step.
+        values["cluster.compute_mb_s"] = speeds.loop_mb_s
     tiers = found.get("tier", [])
     for number, tier in enumerate(tiers if isinstance(tiers, list) else []):
         kind = tier.get("kind") if isinstance(tier, dict) else None
@@ -237,6 +241,15 @@ def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[s
         if of is not None:
             values[f"tier.{number}.read_mb_s"], values[f"tier.{number}.write_mb_s"] = of
     return {key: _value(value) for key, value in values.items() if value is not None}
+
+
+def _steps_only(scenario: Mapping[str, Any]) -> bool:
+    """Whether a scenario says how long a step takes, and not what a node computes per second."""
+    training, cluster = scenario.get("training"), scenario.get("cluster")
+    if not isinstance(training, dict) or not isinstance(cluster, dict):
+        return False
+    step_s = training.get("step_s")
+    return isinstance(step_s, (int, float)) and step_s > 0 and "compute_mb_s" not in cluster
 
 
 def _nodes(scenario: Mapping[str, Any]) -> int:

@@ -289,6 +289,52 @@ def test_a_scenario_takes_the_speeds_and_keeps_its_capacities() -> None:
     assert report["foreload"].epoch_hours[0] * 3600 == pytest.approx(400_000_000 / (50 * 2**20), rel=0.05)
 
 
+STEPS = """
+[dataset]
+samples = 1000
+mean_mb = 1
+[training]
+epochs = 1
+global_batch = 10
+step_s = 0.001
+[cluster]
+nodes = 1
+[source]
+throughput_mb_s = 1000
+latency_s = 0.01
+connection_mb_s = 0.5
+requests_in_flight = 100
+[[tier]]
+kind = "staging"
+capacity_mb = 200
+read_mb_s = 8000
+"""
+
+
+def test_a_connection_without_a_limit_loses_the_scenario_s() -> None:
+    measured = Speeds(source_mb_s=1000.0, connection_mb_s=None)
+    hours = [
+        simulate_text(STEPS, ["foreload"], speeds.overrides(measured, text)).ran("foreload").hours
+        for text in (STEPS, STEPS.replace("connection_mb_s = 0.5\n", ""))
+    ]
+    assert hours[0] == pytest.approx(hours[1])
+    limited = simulate_text(STEPS, ["foreload"], speeds.overrides(Speeds(source_mb_s=1000.0), STEPS)).ran("foreload")
+    assert limited.hours > hours[0]
+    assert speeds.overrides(Speeds(connection_mb_s=35.0), STEPS)["source.connection_mb_s"] == "35.0"
+
+
+def test_where_only_a_step_is_given_the_loop_takes_its_measured_time_besides() -> None:
+    measured = Speeds(loop_mb_s=2000.0)
+    assert speeds.overrides(measured, STEPS)["cluster.compute_mb_s"] == "2000.0"
+    assert "cluster.compute_mb_s" not in speeds.overrides(Speeds(), STEPS)
+    for text in (
+        STEPS.replace("nodes = 1", "nodes = 1\ncompute_mb_s = 50"),
+        STEPS.replace("step_s = 0.001", ""),
+        STEPS.replace("step_s = 0.001", "step_s = 0"),
+    ):
+        assert "cluster.compute_mb_s" not in speeds.overrides(measured, text)
+
+
 def test_sizes_keep_every_byte() -> None:
     lengths = np.array([0, 1, 110_000, 123_457, 9_999_999])
     with planning.sizes_file(lengths) as path:
