@@ -1,9 +1,10 @@
-"""How far a verb is, on standard error: a bar on a terminal, now and then a line anywhere else.
+"""How far a verb is, on standard error: a bar on a terminal, a line every few seconds anywhere else.
 
 A verb calls what `reporter` returns with a step, how much of it is done, and of how much. Standard output stays the result's.
 """
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-#: Between two lines of one step.
-_SECONDS = 10.0
+#: Between two lines.
+_SECONDS = 5.0
 
 
 class Reporter:
@@ -70,42 +71,38 @@ class Bar(Reporter):
 
 
 class Lines(Reporter):
-    """A line when a step begins, one every ten seconds while it lasts, and one when it ends."""
+    """A line every few seconds; none where all is over before the first."""
 
     def __init__(self) -> None:
-        self._step: str | None = None
-        self._over: str | None = None
-        self._begun = self._last = 0.0
+        self._ended = threading.Event()
+        self._at: tuple[str, float, float | None] | None = None
+        self._begun = 0.0
+        # Steps may be long or short, and report seldom; the clock is what lines depend on.
+        self._thread = threading.Thread(target=self._run, name="foreload-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._end()
+        self._ended.set()
+        self._thread.join()
 
     def __call__(self, step: str, done: float, total: float | None) -> None:
-        """Writes a line if it is time for one."""
-        now = time.monotonic()
-        if step == self._over:
-            return
-        if step != self._step:
-            self._end()
-            self._step, self._begun, self._last = step, now, now
-            self._say("")
-        elif now - self._last >= _SECONDS:
-            self._last = now
-            share = f"{done / total:.0%}" if total else f"{done:,.0f}"
-            self._say(f": {share} after {now - self._begun:.0f} s")
-        if total and done >= total:
-            self._end()
+        """Takes a report, for the next line."""
+        if self._at is None or self._at[0] != step:
+            self._begun = time.monotonic()
+        self._at = (step, done, total)
 
-    def _end(self) -> None:
-        if self._step is not None:
-            self._say(f": done in {time.monotonic() - self._begun:.1f} s")
-            self._step, self._over = None, self._step
-
-    def _say(self, rest: str) -> None:
-        print(f"foreload: {self._step}{rest}", file=sys.stderr, flush=True)
+    def _run(self) -> None:
+        while not self._ended.wait(_SECONDS):
+            if self._at is not None:
+                step, done, total = self._at
+                share = f"{done / total:.0%}" if total else f"{done:,.0f}"
+                took = time.monotonic() - self._begun
+                print(f"foreload: {step}: {share} after {took:.0f} s", file=sys.stderr, flush=True)
 
 
 def reporter(*, quiet: bool = False) -> Reporter:
