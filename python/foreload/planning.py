@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ _LEAST_EPOCHS = 3
 _STALL_FLOOR = 0.01
 #: Quicker than any step.
 _LEAST_STEP_S = 1e-9
+#: An eighth of the memory, but no more than this, is for collated batches, as `Cache` has it.
+_MOST_BATCHES = 1 << 30
 #: A resource that is so many times as fast limits nothing.
 _FREE = 16.0
 
@@ -164,7 +167,7 @@ def plan(
         The prediction.
 
     Raises:
-        InvalidError: A number can't be.
+        InvalidError: A number can't be, or the memory doesn't hold a node's share of a batch.
     """
     from foreload import speeds as speeds_module
 
@@ -179,6 +182,7 @@ def plan(
         epochs=_numbers.count("plan(epochs=...)", epochs, 1, _MOST_RUN),
         speeds=speeds,
     )
+    _check_ram(site, lengths)
     with sizes_file(lengths, places) as path:
         shards = places is not None
         study = _Study(path, len(lengths), float(lengths.sum()), str(prices), objects or listed, shards, progress)
@@ -219,8 +223,8 @@ class Site:
         from foreload.speeds import toml
 
         speeds = self.speeds
-        # An eighth is for collated batches, as `Cache` has it; the rest is shared out as in plan::Settings::staging_bytes.
-        samples = self.ram - min(self.ram // 8, 1 << 30)
+        # The rest is shared out as in plan::Settings::staging_bytes.
+        samples = self.ram - min(self.ram // 8, _MOST_BATCHES)
         staging = min(samples // 4, max(256 << 20, int(8 * mean_bytes * self.batch / self.nodes)))
         memory = {"threads": speeds.threads, "read_mb_s": speeds.ram_mb_s, "write_mb_s": speeds.ram_mb_s}
         sections: dict[str, Any] = {
@@ -476,6 +480,18 @@ def _speeds(calibration: str | PathLike[str] | Speeds | None) -> Speeds:
     if calibration is None:
         return speeds.Speeds()
     return calibration if isinstance(calibration, speeds.Speeds) else speeds.read(calibration)
+
+
+def _check_ram(site: Site, lengths: Any) -> None:
+    """Refuses memory in which no loader could make a batch: it holds its samples beside what collated batches have."""
+    share = min(site.batch, len(lengths)) * float(lengths.mean()) / site.nodes
+    need = max(1, int(lengths.max()), math.ceil(share))
+    least = need + min(-(-need // 7), _MOST_BATCHES)
+    if site.ram < least:
+        raise InvalidError(
+            f"plan(ram=...): {site.ram} bytes don't hold a node's share of a batch; give at least {least} "
+            f"({format_bytes(least)}), or smaller batches"
+        )
 
 
 def places_of(dataset: Dataset) -> list[tuple[int, int]] | None:

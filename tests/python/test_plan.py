@@ -182,6 +182,17 @@ def test_a_long_run_is_planned_as_fast_as_a_short_one() -> None:
     assert found.hours == pytest.approx(4e9 * found.epoch_s / 3600, rel=1e-3)
 
 
+def test_memory_that_holds_no_batch_is_refused_and_the_least_is_named() -> None:
+    # 64 samples of 100,000 bytes, beside an eighth for collated batches.
+    for nodes, least in ((1, 7_314_286), (4, 1_828_572)):
+        for ram in (0, 1, "1MB", least - 2):
+            with pytest.raises(InvalidError, match=rf"at least {least} "):
+                planned(ram=ram, nodes=nodes, epochs=1)
+        assert planned(ram=least, nodes=nodes, epochs=1).hours > 0
+    with pytest.raises(InvalidError, match="at least 3429 "):
+        foreload.plan([10, 3000], ram=3000, batch=1, step_time=1.0)
+
+
 @pytest.mark.parametrize(
     "given",
     [
