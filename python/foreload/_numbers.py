@@ -27,7 +27,7 @@ def amount(what: str, value: float, least: float = 0.0, most: float = 1e15) -> f
         The same.
 
     Raises:
-        InvalidError: It isn't a number, not finite, or outside.
+        InvalidError: It isn't a number, isn't finite, or is outside.
 
     Example:
         >>> amount("--disk-gb", 375)
@@ -35,7 +35,9 @@ def amount(what: str, value: float, least: float = 0.0, most: float = 1e15) -> f
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidError(f"{what}: {value!r} is not a number")
-    if math.isnan(value) or not least <= value <= most:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidError(f"{what} must be a finite number, not {value}")
+    if not least <= value <= most:
         raise InvalidError(f"{what}: {value} is not between {least:g} and {most:g}")
     return value
 

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +26,23 @@ import numpy as np
 from foreload import _agent, _core
 from foreload import ranks as _ranks
 from foreload._decode import Decoder
+from foreload._memory import available_bytes
 from foreload._order import Order
 from foreload._run import Run, Stream
+from foreload._sizes import format_bytes
 from foreload._source import Progress
 from foreload.arrays import NumpyLoader
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.dataset import open as open_dataset
-from foreload.errors import InvalidError
+from foreload.errors import InvalidError, NotFoundError
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from numpy.typing import NDArray
 
-__all__ = ["LEVELS", "Level", "calibrate", "decoding_mb_s", "machine", "source_level"]
+__all__ = ["LEVELS", "Level", "calibrate", "check_room", "decoding_mb_s", "machine", "source_level"]
 
 _MB = 1 << 20
 #: Requests in flight. The last one only when the one before was not yet slower than it could be.
@@ -54,6 +57,8 @@ _MOST_SAMPLES = 8192
 _ONE_EACH = 0.9
 #: Between two batches of a loop: a quick step.
 _PAUSE_S = 0.01
+#: What stays free on a drive, as the engine keeps it on one of its own (its `keep_free_bytes`).
+_KEEP_FREE = 1 << 30
 #: Bytes of a scratch sample: a photograph.
 _SCRATCH_SAMPLE = 128 << 10
 
@@ -104,8 +109,10 @@ def calibrate(
         The sections of a calibration file, for `foreload.speeds.text`.
 
     Raises:
-        InvalidError: The data set has no bytes.
+        InvalidError: The data set has no bytes, or `check_room` raises it.
+        NotFoundError: There is no such directory.
     """
+    check_room(disk, scratch_bytes, cache_dir)
     if dataset is not None and dataset.nbytes == 0:
         raise InvalidError(
             f"{dataset.url}: its samples are empty, so nothing can be measured on them; name another data set"
@@ -137,6 +144,63 @@ def calibrate(
             write, read = _disk_mb_s(local, Path(disk))
             found["tier"].append({"kind": "disk", "read_mb_s": _round(read), "write_mb_s": _round(write)})
     return found
+
+
+def check_room(
+    disk: str | PathLike[str] | None, scratch_bytes: int, cache_dir: str | PathLike[str] | None = None
+) -> None:
+    """Refuses what can't be measured, before anything is: a drive that isn't there, or more scratch than drives and memory hold.
+
+    Args:
+        disk: As in `calibrate`.
+        scratch_bytes: As in `calibrate`.
+        cache_dir: As in `calibrate`.
+
+    Raises:
+        NotFoundError: The directory doesn't exist.
+        InvalidError: It is none or closed, or there is too little room.
+    """
+    needs = [_existing(Path(_agent.cache_directory(cache_dir)))]
+    if disk is not None:
+        needs.append(_directory(Path(disk)))
+    for path in needs:
+        # Both may be on one drive.
+        here = sum(other.stat().st_dev == path.stat().st_dev for other in needs)
+        free = shutil.disk_usage(path).free
+        if here * scratch_bytes + _KEEP_FREE > free:
+            most = max(0, free - _KEEP_FREE) // here
+            raise InvalidError(
+                f"--scratch: {format_bytes(scratch_bytes)} don't fit: {path} has {format_bytes(free)} free, of which "
+                f"{format_bytes(most)} can be used (1 GiB stays free); give less, or free some"
+            )
+    left = available_bytes()
+    if scratch_bytes > left // 2:
+        raise InvalidError(
+            f"--scratch: {format_bytes(scratch_bytes)} don't fit into half of the {format_bytes(left)} of memory that are left, "
+            "where they are measured too; give less"
+        )
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that is there."""
+    return next((each for each in (path, *path.parents) if each.is_dir()), Path("/"))
+
+
+def _directory(path: Path) -> Path:
+    """A directory that can be written.
+
+    Raises:
+        NotFoundError: It doesn't exist.
+        InvalidError: It is none, or closed.
+    """
+    if not path.exists():
+        # Made here, it would be on whatever drive is above.
+        raise NotFoundError(f"--disk: there is no directory {path}; make it, or mount its drive")
+    if not path.is_dir():
+        raise InvalidError(f"--disk: {path} is no directory; name one on the drive")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InvalidError(f"--disk: {path} can't be written: permission denied")
+    return path
 
 
 def machine() -> dict[str, Any]:
@@ -315,7 +379,6 @@ def _loop_mb_s(local: Dataset, seconds: float) -> float:
 
 def _disk_mb_s(local: Dataset, directory: Path) -> tuple[float, float]:
     """Writing and reading a disk tier, with the page cache dropped in between."""
-    directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="foreload-calibrate-", dir=directory) as name:
         # Far less memory than data: what stays in it is neither written nor read.
         passing = min(56 << 20, local.nbytes // 4)

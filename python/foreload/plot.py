@@ -6,7 +6,9 @@ given a path; pass `axes` to draw into a figure of your own.
 
 from __future__ import annotations
 
+import shutil
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreload.errors import InvalidError
@@ -18,11 +20,37 @@ if TYPE_CHECKING:
 
     from foreload.sim import Grid, Report
 
-__all__ = ["grid", "time_by_policy", "timeline"]
+__all__ = ["check_suffix", "grid", "time_by_policy", "timeline"]
 
 #: From near to far; told apart in print and by the colour-blind (Okabe and Ito).
 _COLOURS = {"ram": "#009E73", "disk": "#E69F00", "peer": "#56B4E9", "source": "#D55E00"}
+_MISSING = "plots need matplotlib: pip install matplotlib"
 _NAMES = {"ram": "own RAM", "disk": "own disk", "peer": "other nodes", "source": "source"}
+
+
+def check_suffix(path: str | PathLike[str], what: str = "the plot") -> None:
+    """Refuses a file whose suffix names no format that a plot can have.
+
+    Args:
+        path: Where a plot is to be saved.
+        what: Who names it, for the message.
+
+    Raises:
+        InvalidError: matplotlib can't write that format; the message has those that it can.
+        ImportError: matplotlib isn't installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    known = set(FigureCanvasBase.get_supported_filetypes())
+    # Drawn by LaTeX, which need not be there.
+    if shutil.which(mpl.rcParams["pgf.texsystem"]) is None:
+        known.discard("pgf")
+    if Path(path).suffix.removeprefix(".").lower() not in known:
+        names = ", ".join(f".{name}" for name in sorted(known))
+        raise InvalidError(f"{what}: {path} has no suffix of a plot's format; there are {names}")
 
 
 def time_by_policy(report: Report, path: str | PathLike[str] | None = None, axes: Axes | None = None) -> Figure:
@@ -37,9 +65,10 @@ def time_by_policy(report: Report, path: str | PathLike[str] | None = None, axes
         The matplotlib figure.
 
     Raises:
+        InvalidError: The suffix names no format.
         ImportError: matplotlib isn't installed.
     """
-    figure, ax = _axes(axes, width=1.2 + 0.7 * len(report.results))
+    figure, ax = _axes(axes, path, width=1.2 + 0.7 * len(report.results))
     names = [outcome.policy for outcome in report.results]
     bottom = [0.0] * len(names)
     for source, colour in _COLOURS.items():
@@ -64,7 +93,7 @@ def time_by_policy(report: Report, path: str | PathLike[str] | None = None, axes
 
 def grid(found: Grid, path: str | PathLike[str] | None = None, axes: Axes | None = None) -> Figure:
     """Hours for all combinations of two settings (Fig. 8 of paper 001); arguments as `time_by_policy`."""
-    figure, ax = _axes(axes, width=1.5 + len(found.across[1]))
+    figure, ax = _axes(axes, path, width=1.5 + len(found.across[1]))
     image = ax.imshow(
         [[float("nan") if value is None else value for value in row] for row in found.hours],
         cmap="viridis_r",
@@ -85,7 +114,7 @@ def grid(found: Grid, path: str | PathLike[str] | None = None, axes: Axes | None
 
 def timeline(report: Report, path: str | PathLike[str] | None = None, axes: Axes | None = None) -> Figure:
     """Each policy's epochs one after the other, on one axis of hours; arguments as `time_by_policy`."""
-    figure, ax = _axes(axes, width=8.0)
+    figure, ax = _axes(axes, path, width=8.0)
     rows = report.supported
     for row, outcome in enumerate(rows):
         start = 0.0
@@ -102,7 +131,9 @@ def timeline(report: Report, path: str | PathLike[str] | None = None, axes: Axes
     return _done(figure, path)
 
 
-def _axes(axes: Axes | None, width: float) -> tuple[Figure, Axes]:
+def _axes(axes: Axes | None, path: str | PathLike[str] | None, width: float) -> tuple[Figure, Axes]:
+    if path is not None:
+        check_suffix(path)
     if axes is not None:
         root = axes.get_figure(root=True)
         if root is None:
@@ -111,7 +142,7 @@ def _axes(axes: Axes | None, width: float) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from error
+        raise ImportError(_MISSING) from error
     figure = Figure(figsize=(max(width, 4.0), 4.5), layout="constrained")
     return figure, figure.add_subplot()
 

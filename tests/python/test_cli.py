@@ -395,9 +395,6 @@ def test_files_that_are_none_are_named(run: Command, scenario: Path, tmp_path: P
         (("cost", scenario, "--prices", empty), 2, f"{empty} is empty"),
         (("cost", scenario, "--prices", tmp_path / "absent.toml"), 3, "absent.toml doesn't exist"),
         (("simulate", scenario, "--calibration", binary), 2, f"{binary} isn't text"),
-        (("cost", scenario, "--disk-gb", "inf"), 2, "--disk-gb: inf"),
-        (("cost", scenario, "--disk-gb", "nan"), 2, "--disk-gb"),
-        (("cost", scenario, "--cross-zone", "nan"), 2, "--cross-zone"),
     ]
     for words, expected, text in cases:
         code, line = run.fails(*words, "-q")
@@ -405,23 +402,59 @@ def test_files_that_are_none_are_named(run: Command, scenario: Path, tmp_path: P
 
 
 def test_a_file_that_cannot_be_written_is_said_before_the_work(run: Command, scenario: Path, tmp_path: Path) -> None:
-    absent = tmp_path / "absent" / "file"
+    absent = tmp_path / "absent" / "file.png"
+    sizes = tmp_path / "taken.sizes"
+    sizes.mkdir()
     for words, text in (
         (("simulate", scenario, "--plot", absent), "--plot"),
         (("simulate", scenario, "--plot", tmp_path), "--plot"),
         (("plan", "s3://data/fixed", "--scenario", absent), "--scenario"),
+        (("plan", "s3://data/fixed", "--scenario", tmp_path / "plan.sizes"), "plan.toml"),
+        (("plan", "s3://data/fixed", "--scenario", sizes.with_suffix(".toml")), "--scenario"),
         (("calibrate", "--out", absent), "--out"),
-        (("calibrate", "--seconds", "inf"), "--seconds"),
+        (("index", "s3://absent/x", "--out", absent), "--out"),
+        (("index", "s3://absent/x", "--out", f"file://{absent}"), "--out"),
+        (("index", "s3://absent/x", "--out", "gs://data/x"), "--out"),
     ):
         code, line = run.fails(*words)
         assert (code, text in line, "simulating" in line) == (2, True, False), line
 
 
+def test_a_plot_that_can_not_be_drawn_is_said_before_the_work(run: Command, scenario: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("plot.xyz", "plot", "plot."):
+        code, line = run.fails("simulate", scenario, "--plot", tmp_path / name)
+        assert (code, "--plot" in line, ".png" in line, "simulating" in line) == (2, True, True, False), line
+    assert run("simulate", scenario, "-p", "foreload", "--plot", tmp_path / "plot.SVG") == 0
+    assert [path.name for path in tmp_path.glob("plot*")] == ["plot.SVG"]
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-inf"])
+def test_numbers_that_are_not_finite_are_called_so(run: Command, scenario: Path, given: str) -> None:
+    for verb, option in (
+        (("cost", scenario), "--disk-gb"),
+        (("cost", scenario), "--cross-zone"),
+        (("plan", "s3://data/fixed"), "--step-time"),
+        (("plan", "s3://data/fixed"), "--latency"),
+        (("calibrate",), "--seconds"),
+        (("bench", "s3://data/fixed"), "--compute-ms"),
+        (("top",), "--interval"),
+    ):
+        code, line = run.fails(*verb, f"{option}={given}")
+        assert (code, line) == (2, f"foreload: {option} must be a finite number, not {given}\n")
+
+
+def test_numbers_out_of_range_are_told_the_range(run: Command, scenario: Path) -> None:
+    assert "--cross-zone: 1.5 is not between 0 and 1" in run.fails("cost", scenario, "--cross-zone", 1.5)[1]
+    assert "--disk-gb: -1.0 is not between 0" in run.fails("cost", scenario, "--disk-gb=-1")[1]
+    assert "--seconds: 601.0 is not between 0.05 and 600" in run.fails("calibrate", "--seconds", 601)[1]
+    assert "--step-time: 0.0 is not between" in run.fails("plan", "s3://data/fixed", "--step-time", 0)[1]
+
+
 def test_plan_refuses_numbers_that_are_none(run: Command) -> None:
     for words, text in (
-        (("--step-time", "inf"), "step_time"),
-        (("--step-time", "nan"), "step-time"),
-        (("--latency", "inf"), "--latency"),
+        (("--ram", "0"), "at least"),
+        (("--ram", "1"), "at least"),
         (("--network", "0"), "--network"),
         (("--disk-speed", "0GB"), "--disk-speed"),
         (("--epochs", "9999999999"), "epochs"),

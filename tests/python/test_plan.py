@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -384,6 +385,7 @@ def test_where_sizes_are_alike_the_rate_of_bodies_tells_latency_and_its_spread()
 
 def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any, tmp_path: Path) -> None:
     path, disk = tmp_path / "here.toml", tmp_path / "disk"
+    disk.mkdir()
     words = ("calibrate", "s3://data/fixed", "--disk", disk, "--out", path, "--seconds", 0.05, "--scratch", "16MB")
     found = run.json(*words, "--decode", "hashlib:sha256")
     assert found["source"]["throughput_mb_s"]["1"] > 0
@@ -407,6 +409,39 @@ def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any,
     simulated = run.json("simulate", scenario, "-p", "foreload")["results"][0]
     assert simulated["hours"] == pytest.approx(again["hours"])
     assert run("simulate", scenario, "-p", "foreload", "--calibration", path) == 0
+
+
+def test_calibrate_refuses_a_directory_that_is_none(run: Command, tmp_path: Path) -> None:
+    absent, file = tmp_path / "mnt" / "absent", tmp_path / "file"
+    file.touch()
+    code, line = run.fails("calibrate", "s3://absent/x", "--disk", absent)
+    assert (code, f"there is no directory {absent}; make it, or mount its drive" in line) == (3, True)
+    assert not absent.parent.exists()
+    code, line = run.fails("calibrate", "--disk", file)
+    assert (code, f"{file} is no directory" in line) == (2, True)
+    with pytest.raises(FileNotFoundError):
+        calibration.calibrate(disk=absent)
+
+
+def test_calibrate_refuses_more_scratch_than_there_is_room_for(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, line = run.fails("calibrate", "s3://absent/x", "--scratch", "10PB")
+    assert (code, "--scratch: 10 PB don't fit" in line) == (2, True)
+    room: dict[Path, int] = {}
+    monkeypatch.setattr(calibration.shutil, "disk_usage", lambda path: SimpleNamespace(free=room[path]))  # type: ignore[attr-defined]
+    monkeypatch.setattr(calibration, "available_bytes", lambda: 4 << 30)
+    cache, disk = tmp_path / "cache", tmp_path / "disk"
+    disk.mkdir()
+    # What the cache directory will be on; a gibibyte of it stays free.
+    room[tmp_path] = room[disk] = 3 << 30
+    calibration.check_room(None, 2 << 30, cache)
+    calibration.check_room(disk, 1 << 30, cache)
+    with pytest.raises(InvalidError, match=r"has 3\.22 GB free, of which 1\.07 GB"):
+        calibration.check_room(disk, (1 << 30) + 1, cache)
+    room[tmp_path] = 9 << 30
+    with pytest.raises(InvalidError, match="memory"):
+        calibration.check_room(None, (2 << 30) + 1, cache)
 
 
 def test_calibrate_without_a_data_set_measures_the_machine(run: Command) -> None:

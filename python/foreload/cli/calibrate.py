@@ -18,6 +18,9 @@ from foreload.cli.progress import reporter
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Longer measurements don't get better.
+_MOST_SECONDS = 600.0
+
 Url = Annotated[
     str | None,
     typer.Argument(
@@ -31,11 +34,11 @@ Decode = Annotated[
     str | None, typer.Option("--decode", metavar="MODULE:NAME", help="Also measure this decode(bytes, meta).")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the calibration (TOML) here.")]
-Seconds = Annotated[float, typer.Option("--seconds", min=0.05, help="How long each measurement goes on.")]
+Seconds = Annotated[
+    float,
+    typer.Option("--seconds", callback=options.number(0.05, _MOST_SECONDS), help="How long each measurement goes on."),
+]
 Scratch = Annotated[str, typer.Option("--scratch", help="Written to measure memory and disk, removed afterwards.")]
-
-#: Longer measurements don't get better.
-_MOST_SECONDS = 600.0
 
 
 def calibrate(
@@ -55,12 +58,13 @@ def calibrate(
     as_json: options.AsJson = False,
 ) -> None:
     """Measures source, memory, disk and decoding on this machine, and writes what `plan --calibration` takes."""
-    from foreload import _numbers, calibration, speeds
+    from foreload import calibration, speeds
     from foreload._sizes import parse_bytes
 
     options.check_writable(out, "--out")
-    _numbers.amount("--seconds", seconds, most=_MOST_SECONDS)
-
+    scratch_bytes = parse_bytes(scratch, "--scratch")
+    # Before the data set is listed.
+    calibration.check_room(disk, scratch_bytes)
     if decode is not None and url is None:
         raise typer.BadParameter("decoding is measured on a data set's samples: name its URL", param_hint="--decode")
     function = None if decode is None else named(decode)
@@ -72,7 +76,7 @@ def calibrate(
             disk=disk,
             decode=function,
             seconds=seconds,
-            scratch_bytes=parse_bytes(scratch, "--scratch"),
+            scratch_bytes=scratch_bytes,
             progress=progress,
         )
     text = speeds.text(found)

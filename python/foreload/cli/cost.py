@@ -25,11 +25,15 @@ Scenario = Annotated[
 ]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="A policy; repeatable. Default: foreload.")]
 Prices = Annotated[str, typer.Option("--prices", metavar="NAME|FILE", help="gcs, s3, azure, or a sheet of your own.")]
-DiskGb = Annotated[float, typer.Option("--disk-gb", min=0, help="Disk rented per node, in GB.")]
+DiskGb = Annotated[
+    float, typer.Option("--disk-gb", callback=options.number(0, 1e9), help="Disk rented per node, in GB.")
+]
 CrossZone = Annotated[
     float,
     typer.Option(
-        "--cross-zone", min=0, max=1, help="Share of the traffic between nodes that crosses a charged border."
+        "--cross-zone",
+        callback=options.number(0, 1),
+        help="Share of the traffic between nodes that crosses a charged border, 0 to 1.",
     ),
 ]
 Sheet = Annotated[bool, typer.Option("--sheet", help="Print the price sheet, to be edited, and end.")]
@@ -49,7 +53,6 @@ def cost(
     as_json: options.AsJson = False,
 ) -> None:
     """Prices a simulated run, and compares it with copying the data set to every node's disk."""
-    from foreload import _numbers
     from foreload import cost as costs
     from foreload._text import read_text
 
@@ -59,8 +62,6 @@ def cost(
         return
     if scenario is None:
         raise typer.BadParameter("name a scenario file, or give --sheet", param_hint="SCENARIO")
-    _numbers.amount("--disk-gb", disk_gb, most=1e9)
-    _numbers.amount("--cross-zone", cross_zone, most=1.0)
     settings = options.pairs(set, "--set")
     text = read_text(scenario, "the scenario")
     names = list(dict.fromkeys(policy or ["foreload"]))

@@ -49,6 +49,8 @@ def index(
     """Lists a data set once and keeps its index, so that every later start takes seconds."""
     from foreload.errors import NotFoundError
 
+    if out is not None:
+        _check_out(out)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
     arguments: dict[str, Any] = {"format": format, "extensions": extension or []}
     begun = time.perf_counter()
@@ -108,26 +110,52 @@ def save(dataset: "Dataset", out: str, given: dict[str, str]) -> str:
         Where it is.
     """
     content = dataset.source.opened().index.to_bytes()
-    if "://" in out and not out.startswith("file://"):
+    path = _file(out)
+    if path is None:
         _upload(out, content, given)
         return out
-    path = Path(out.removeprefix("file://")).expanduser().absolute()
-    if path.is_dir():
-        raise IsADirectoryError(f"--out: {path} is a directory; name a file, such as {path / 'index.flx'}")
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(content)
     new.replace(path)
     return str(path)
 
 
-def _upload(url: str, content: bytes, given: dict[str, str]) -> None:
-    """The engine only reads, so writing takes the cloud's own client."""
-    from foreload.errors import DeniedError, InvalidError
+def _file(out: str) -> Path | None:
+    """The path of a file; None: it is a URL."""
+    if "://" in out and not out.startswith("file://"):
+        return None
+    return Path(out.removeprefix("file://")).expanduser().absolute()
+
+
+def _object(url: str) -> tuple[str, str]:
+    """Bucket and key of a URL that can be written.
+
+    Raises:
+        InvalidError: It is none.
+    """
+    from foreload.errors import InvalidError
 
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme not in {"s3", "s3a"} or not bucket or not key:
         raise InvalidError(f"--out: can write to files and s3://bucket/key, not to {url}; write a file and upload it")
+    return bucket, key
+
+
+def _check_out(out: str) -> None:
+    """Refuses what the index can't be written to, before it is made."""
+    path = _file(out)
+    if path is None:
+        _object(out)
+    else:
+        options.check_writable(path, "--out")
+
+
+def _upload(url: str, content: bytes, given: dict[str, str]) -> None:
+    """The engine only reads, so writing takes the cloud's own client."""
+    from foreload.errors import DeniedError
+
+    bucket, key = _object(url)
     import botocore.exceptions
 
     from foreload.cli.boto import client

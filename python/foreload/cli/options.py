@@ -1,6 +1,7 @@
 """Options that several verbs have, and the storage options they add up to."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +58,24 @@ def pairs(given: list[str] | None, what: str) -> dict[str, str]:
             raise typer.BadParameter(f"{word!r} is not of the form key=value", param_hint=what)
         found[key.strip()] = value
     return found
+
+
+def number(least: float, most: float = 1e15) -> Callable[[typer.CallbackParam, float | None], float | None]:
+    """What checks an option's number, as its callback.
+
+    Typer's own `min` and `max` say of what isn't finite that it is too small or too large.
+
+    Args:
+        least: What it must be at least.
+        most: What it may be at most.
+    """
+
+    def check(parameter: typer.CallbackParam, value: float | None) -> float | None:
+        from foreload import _numbers
+
+        return None if value is None else _numbers.amount(parameter.opts[0], value, least, most)
+
+    return check
 
 
 def check_writable(path: Path | None, what: str) -> None:

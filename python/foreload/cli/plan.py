@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 _CLUSTER, _SPEEDS = "Cluster", "Speeds (default: the calibration's, otherwise assumed)"
 _MB = 1 << 20
+#: What the file of the samples' sizes beside a scenario is called.
+_SIZES = ".sizes"
 
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=_CLUSTER)]
 Ram = Annotated[str, typer.Option("--ram", help="Memory budget of a node.", rich_help_panel=_CLUSTER)]
 Disk = Annotated[str, typer.Option("--disk", help="Disk budget of a node; 0: none.", rich_help_panel=_CLUSTER)]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Samples of a global batch.", rich_help_panel=_CLUSTER)]
 StepTime = Annotated[
-    float, typer.Option("--step-time", min=1e-6, help="Seconds to compute one batch.", rich_help_panel=_CLUSTER)
+    float,
+    typer.Option(
+        "--step-time", callback=options.number(1e-6), help="Seconds to compute one batch.", rich_help_panel=_CLUSTER
+    ),
 ]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Length of the run.", rich_help_panel=_CLUSTER)]
 Calibration = Annotated[
@@ -52,7 +57,8 @@ TotalRate = Annotated[
     str | None, typer.Option("--source-total", help="Per second for all nodes.", rich_help_panel=_SPEEDS)
 ]
 Latency = Annotated[
-    float | None, typer.Option("--latency", min=0, help="Seconds to the first byte.", rich_help_panel=_SPEEDS)
+    float | None,
+    typer.Option("--latency", callback=options.number(0), help="Seconds to the first byte.", rich_help_panel=_SPEEDS),
 ]
 Prices = Annotated[str, typer.Option("--prices", metavar="NAME|FILE", help="gcs, s3, azure, or a sheet of your own.")]
 Save = Annotated[
@@ -88,7 +94,8 @@ def plan(
     """Predicts this data set on that cluster: epoch time, stall, requests, dollars, what limits, what helps."""
     from foreload import planning
 
-    options.check_writable(scenario, "--scenario")
+    if scenario is not None:
+        _check_scenario(scenario)
     speeds = _speeds(calibration, network, disk_speed, source_node, source_total, latency)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
     dataset = open_dataset(url, given, quiet=quiet, format=format, index=index)
@@ -154,11 +161,27 @@ def rate(text: str, what: str) -> float:
     return found / _MB
 
 
+def _check_scenario(path: Path) -> None:
+    """Refuses a file that can't be written, or its sizes beside it.
+
+    Raises:
+        BadParameter: Says why.
+    """
+    options.check_writable(path, "--scenario")
+    kept = path.with_suffix(_SIZES)
+    if kept == path:
+        raise typer.BadParameter(
+            f"the samples' sizes are written to {path}; name the scenario {path.with_suffix('.toml')}",
+            param_hint="--scenario",
+        )
+    options.check_writable(kept, "--scenario")
+
+
 def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
     """Writes the scenario, and the sizes beside it."""
     from foreload.planning import places_of, sizes_file
 
-    kept = path.with_suffix(".sizes").absolute()
+    kept = path.with_suffix(_SIZES).absolute()
     with sizes_file(dataset.lengths, places_of(dataset)) as sizes:
         kept.write_text(sizes.read_text())
     path.write_text(found.site.scenario(kept, found.dataset_bytes / found.samples))

@@ -52,6 +52,10 @@ def simulate(
     from foreload._text import read_text
 
     options.check_writable(plot, "--plot")
+    if plot is not None:
+        from foreload.plot import check_suffix
+
+        check_suffix(plot, "--plot")
     settings = options.pairs(set, "--set")
     text = read_text(scenario, "the scenario")
     if calibration is not None:

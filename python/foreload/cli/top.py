@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from foreload._core import Agent
 
-Interval = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")]
+Interval = Annotated[
+    float, typer.Option("--interval", callback=options.number(0.1, 86_400), help="Seconds between two looks.")
+]
 Once = Annotated[bool, typer.Option("--once", help="Look once, with totals instead of rates, and end.")]
 
 #: Counters that are shown per second: name in the agent's answer, name here.

@@ -25,7 +25,10 @@ Connections = Annotated[
 Loaders = Annotated[str, typer.Option("--loader", help="foreload, torch, or both: foreload,torch.")]
 Batches = Annotated[int | None, typer.Option("--batches", min=1, help="Stop each epoch after so many batches.")]
 Compute = Annotated[
-    float, typer.Option("--compute-ms", min=0, help="Idle so long after each batch, as training would.")
+    float,
+    typer.Option(
+        "--compute-ms", callback=options.number(0, 1e7), help="Idle so long after each batch, as training would."
+    ),
 ]
 Ram = Annotated[str | None, typer.Option("--ram", help="Our memory budget, such as 4GB.")]
 Disk = Annotated[list[str] | None, typer.Option("--disk", metavar="DIR:SIZE", help="Our disk tiers; repeatable.")]
