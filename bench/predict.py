@@ -67,7 +67,7 @@ def scenario(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -
     memory = {"read_mb_s": measured.ram_mb_s, "write_mb_s": measured.ram_mb_s}
     tiers: list[dict[str, Any]] = [
         {"kind": "staging", "capacity_mb": float(_STAGING_MB), **memory},
-        {"kind": "ram", "capacity_mb": ram / _MB, **memory},
+        {"kind": "ram", "capacity_mb": ram / _MB, **memory, "write_mb_s": measured.fresh_mb_s},
     ]
     if disk:
         tiers.append({"kind": "disk", "capacity_mb": disk / _MB, **asdict(measured.disk)})

@@ -136,9 +136,9 @@ def calibrate(
         found["cluster"] = {"preprocess_mb_s": _round(rate), "threads": len(os.sched_getaffinity(0))}
     with _scratch(scratch_bytes, cache_dir) as local:
         say("memory")
-        copies = _round(_copy_mb_s())
+        copies, fills = _round(_copy_mb_s()), _round(_fill_mb_s(scratch_bytes))
         found["loop"] = {"mb_s": _round(_loop_mb_s(local, seconds))}
-        found["tier"] = [{"kind": "ram", "read_mb_s": copies, "write_mb_s": copies}]
+        found["tier"] = [{"kind": "ram", "read_mb_s": copies, "write_mb_s": fills}]
         if disk is not None:
             say("disk")
             write, read = _disk_mb_s(local, Path(disk))
@@ -349,6 +349,20 @@ def _copy_mb_s() -> float:
         np.copyto(target, source)
         rates.append(source.nbytes / _MB / (time.perf_counter() - begun))
     return float(np.median(rates))
+
+
+def _fill_mb_s(nbytes: int) -> float:
+    """How fast fresh memory is written, as the arena's is: the kernel has to find and clear it."""
+    piece = bytes(128 << 10)
+    count = max(1, nbytes // len(piece))
+    memory = os.memfd_create("foreload-calibrate")
+    try:
+        begun = time.perf_counter()
+        for number in range(count):
+            os.pwrite(memory, piece, number * len(piece))
+        return count * len(piece) / _MB / (time.perf_counter() - begun)
+    finally:
+        os.close(memory)
 
 
 def _loop_mb_s(local: Dataset, seconds: float) -> float:

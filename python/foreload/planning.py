@@ -227,6 +227,7 @@ class Site:
         samples = self.ram - min(self.ram // 8, _MOST_BATCHES)
         staging = min(samples // 4, max(256 << 20, int(8 * mean_bytes * self.batch / self.nodes)))
         memory = {"threads": speeds.threads, "read_mb_s": speeds.ram_mb_s, "write_mb_s": speeds.ram_mb_s}
+        kept = {**memory, "write_mb_s": speeds.fresh_mb_s}
         sections: dict[str, Any] = {
             "name": "plan",
             "drive": drive,
@@ -247,7 +248,7 @@ class Site:
             },
             "tier": [
                 {"kind": "staging", "capacity_mb": staging / _MB, **memory},
-                {"kind": "ram", "capacity_mb": (samples - staging) / _MB, **memory},
+                {"kind": "ram", "capacity_mb": (samples - staging) / _MB, **kept},
             ],
         }
         if self.disk:

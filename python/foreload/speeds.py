@@ -61,6 +61,7 @@ class Speeds:
         connection_mb_s: What one connection delivers; None: no limit of its own. Default: an object store's.
         requests_in_flight: Requests in flight at most. Default: the engine's limit.
         ram_mb_s: Memory. Default: one core's copying.
+        fresh_mb_s: Memory written for the first time, which the kernel has to hand out. Default: what that takes on a machine of one's own.
         disk: The disk tier.
         network_mb_s: Between two nodes. Default: 10 Gbit/s.
         preprocess_mb_s: What one thread decodes; None: it takes no time.
@@ -77,6 +78,7 @@ class Speeds:
     connection_mb_s: float | None = 35.0
     requests_in_flight: int = 256
     ram_mb_s: float = 8000.0
+    fresh_mb_s: float = 4000.0
     disk: Disk = field(default_factory=Disk)
     network_mb_s: float = 1100.0
     preprocess_mb_s: float | None = None
@@ -86,7 +88,7 @@ class Speeds:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("source_mb_s", "ram_mb_s", "network_mb_s"):
+        for name in ("source_mb_s", "ram_mb_s", "fresh_mb_s", "network_mb_s"):
             _rate(name, getattr(self, name))
         for name in ("source_limit_mb_s", "connection_mb_s", "preprocess_mb_s", "loop_mb_s"):
             if getattr(self, name) is not None:
@@ -145,6 +147,7 @@ def _known(found: Mapping[str, Any]) -> dict[str, Any]:
         "latency_sigma": source.get("latency_sigma"),
         "requests_in_flight": source.get("requests_in_flight"),
         "ram_mb_s": tiers.get("ram", {}).get("read_mb_s"),
+        "fresh_mb_s": tiers.get("ram", {}).get("write_mb_s"),
         "network_mb_s": cluster.get("network_mb_s"),
         "preprocess_mb_s": cluster.get("preprocess_mb_s"),
         "threads": cluster.get("threads"),
@@ -235,7 +238,7 @@ def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[s
         kind = tier.get("kind") if isinstance(tier, dict) else None
         of: tuple[float, float] | None = {
             "staging": (speeds.ram_mb_s, speeds.ram_mb_s),
-            "ram": (speeds.ram_mb_s, speeds.ram_mb_s),
+            "ram": (speeds.ram_mb_s, speeds.fresh_mb_s),
             "disk": (speeds.disk.read_mb_s, speeds.disk.write_mb_s),
         }.get(str(kind))
         if of is not None:

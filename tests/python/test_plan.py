@@ -266,7 +266,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         "cluster": {"preprocess_mb_s": 80.0, "threads": 4},
         "loop": {"mb_s": 2000.0},
         "tier": [
-            {"kind": "ram", "read_mb_s": 5000.0, "write_mb_s": 5000.0},
+            {"kind": "ram", "read_mb_s": 5000.0, "write_mb_s": 3000.0},
             {"kind": "disk", "read_mb_s": 1e3, "write_mb_s": 1e-3},
         ],
     }
@@ -275,7 +275,13 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     read = speeds.read(path)
     assert (read.source_mb_s, read.latency_s, read.latency_sigma, read.connection_mb_s) == (123.0, 0.02, 0.5, None)
     assert read.requests_in_flight == 64
-    assert (read.preprocess_mb_s, read.threads, read.loop_mb_s, read.ram_mb_s) == (80.0, 4, 2000.0, 5000.0)
+    assert (read.preprocess_mb_s, read.threads, read.loop_mb_s, read.ram_mb_s, read.fresh_mb_s) == (
+        80.0,
+        4,
+        2000.0,
+        5000.0,
+        3000.0,
+    )
     assert (read.disk, read.network_mb_s) == (Disk(1000.0, 0.001), Speeds().network_mb_s)
     assert read.machine == {"cpu": 'a "quick" one', "cores": 2}
     assert "2026-01-02" in read.origin

@@ -2,7 +2,8 @@
 //!
 //! The engine carries a scheduler's actions out with sockets and files; here they go to queues under a virtual clock. One rank per
 //! node asks as a loader does: for two batches beyond the one it waits for, within an epoch, so two are prepared while one is computed on. Each load from the
-//! bucket is a stream of the shared source, begun after the request's latency; disk reads and writes are first-come queues.
+//! bucket is a stream of the shared source, begun after the request's latency; disk reads and writes are first-come queues. Memory is written at
+//! the RAM tier's `write_mb_s` while it is fresh, because the kernel has to hand it out.
 //! Steps are recorded, so a run can be replayed and compared with the policy, as the engine's tests do.
 //!
 //! A scheduler plans for one node: several nodes share the source, but don't exchange samples, as in the engine so far. The array-based models are for
@@ -11,7 +12,7 @@
 use crate::foreload::Devices;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
-use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
+use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, TierSpeed, access};
 use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
@@ -150,6 +151,9 @@ struct Node {
     prepared_at: f64,
     free_at: f64,
     computed_s: f64,
+    /// Memory that nothing has been written to; when the thread that writes it is through.
+    fresh_mb: f64,
+    filled_at: f64,
     /// Delivered and being prepared, by request; being computed on.
     prepared: BTreeMap<u64, Prepared>,
     training: Option<Vec<Item>>,
@@ -173,6 +177,7 @@ struct Driver<'a> {
     sequence: u64,
     samples_taken: u64,
     latencies: Random,
+    fill_mb_s: f64,
 }
 
 /// Runs the engine's policy on every node; `record` keeps all steps for a replay.
@@ -181,10 +186,20 @@ struct Driver<'a> {
 /// When the policy is not the engine's, or the order can't be shared.
 pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error> {
     let nodes = setup.hardware.nodes;
+    let ram = |tier: &&TierSpeed| tier.kind == TierKind::Ram;
+    let (kept, fill_mb_s) = setup
+        .hardware
+        .tiers
+        .iter()
+        .filter(ram)
+        .fold((0.0, f64::INFINITY), |(mb, slowest), tier| {
+            (mb + tier.capacity_mb, slowest.min(tier.write_mb_s))
+        });
+    let memory_mb = setup.hardware.staging_mb + kept;
     let mut all = Vec::new();
     for node in 0..nodes {
         let recorded = Recorded::new(scheduler(setup, policy, node)?, if record { None } else { Some(0) });
-        all.push(Node::new(recorded));
+        all.push(Node::new(recorded, memory_mb));
     }
     let batches = all.first().map_or(0, |n| n.recorded.scheduler().split().batches());
     let streams = nodes * STREAMS;
@@ -218,6 +233,7 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
         sequence: 0,
         samples_taken: 0,
         latencies: Random::new(setup.scenario.training.seed),
+        fill_mb_s,
     };
     driver.run()?;
     let mut outcome = Outcome::new(policy);
@@ -236,7 +252,7 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
 }
 
 impl Node {
-    fn new(recorded: Recorded) -> Self {
+    fn new(recorded: Recorded, memory_mb: f64) -> Self {
         Self {
             recorded,
             flying: (0..STREAMS).map(|_| None).collect(),
@@ -249,6 +265,8 @@ impl Node {
             prepared_at: 0.0,
             free_at: 0.0,
             computed_s: 0.0,
+            fresh_mb: memory_mb,
+            filled_at: 0.0,
             prepared: BTreeMap::new(),
             training: None,
             ticking: false,
@@ -433,10 +451,15 @@ impl Driver<'_> {
 
     /// The source delivered a load; a connection may be slower.
     fn arrived(&mut self, node: u32, slot: u32, at: f64) {
-        let flying = self.nodes[node as usize].flying[slot as usize]
-            .as_ref()
-            .expect("what is read is under way");
-        let done = at.max(flying.since + flying.latency_s + flying.mb / self.setup.hardware.connection_mb_s);
+        let n = &mut self.nodes[node as usize];
+        let flying = n.flying[slot as usize].as_ref().expect("what is read is under way");
+        let mut done = at.max(flying.since + flying.latency_s + flying.mb / self.setup.hardware.connection_mb_s);
+        let fresh = n.fresh_mb.min(flying.mb);
+        if fresh > 0.0 {
+            n.fresh_mb -= fresh;
+            n.filled_at = n.filled_at.max(done) + fresh / self.fill_mb_s;
+            done = n.filled_at;
+        }
         match done > at {
             true => self.at(node, done, Due::End { slot }),
             false => self.ended(node, slot, at),

@@ -86,6 +86,34 @@ fn requests_whose_latencies_differ_share_the_source_in_turn() {
 }
 
 #[test]
+fn fresh_memory_is_written_as_fast_as_the_kernel_hands_it_out_and_the_rest_at_once() {
+    let set = [
+        ROOMY,
+        "tier.ram.capacity_mb=400",
+        "tier.disk.capacity_mb=0",
+        "source.throughput_mb_s=1e6",
+        "cluster.compute_mb_s=1e6",
+    ];
+    let times = |write: &str| {
+        let set: Vec<&str> = set.iter().copied().chain([write]).collect();
+        let mut times = Vec::new();
+        with_setup(&set, |setup| {
+            times = run(setup, Policy::Foreload, false).expect("runs").outcome.epoch_hours;
+            times.push(setup.sizes.total_mb / 3600.0);
+        });
+        times
+    };
+    let (slow, quick) = (times("tier.ram.write_mb_s=10"), times("tier.ram.write_mb_s=1e6"));
+    let total_mb = slow.last().expect("the size") * 3600.0;
+    let more_s = (slow[0] - quick[0]) * 3600.0;
+    assert!(
+        (more_s / (total_mb / 10.0) - 1.0).abs() < 0.05,
+        "{more_s} s for {total_mb} MB"
+    );
+    assert!((slow[1] / quick[1] - 1.0).abs() < 1e-6);
+}
+
+#[test]
 fn every_policy_of_the_engine_obeys_the_lower_bound() {
     for policy in ENGINE {
         with_setup(&["deli.cache_samples=80"], |setup| {
