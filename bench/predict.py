@@ -140,7 +140,7 @@ def calibrated(stage: Stage, path: Path) -> None:
     rule = f"calibrate:{stage.amount(8000, 2000)}x20KB-300KB"
     with stage.bucket(rule) as bucket, stage.surroundings() as environment:
         words = ["calibrate", "s3://bench/calibrate", "--disk", str(stage.directory()), "--out", str(path)]
-        words += ["--seconds", str(stage.amount(4, 1) / 2), "--scratch", f"{stage.amount(512, 64)}MB"]
+        words += ["--seconds", str(stage.amount(4, 1) / 2), "--scratch", f"{stage.amount(1536, 64)}MB"]
         command(stage, environment, *words, bucket=bucket)
 
 

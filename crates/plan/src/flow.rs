@@ -54,6 +54,8 @@ const PROBE_EVERY: u32 = 16;
 pub struct Concurrency {
     settings: ConcurrencySettings,
     limit: u32,
+    /// Requests to end before the next window: those of the round in which the limit rose, which open connections.
+    settling: u32,
     window_start_ns: u64,
     window_bytes: u64,
     window_done: u32,
@@ -80,6 +82,7 @@ impl Concurrency {
         Concurrency {
             settings,
             limit: settings.start,
+            settling: settings.start,
             window_start_ns: 0,
             window_bytes: 0,
             window_done: 0,
@@ -104,9 +107,13 @@ impl Concurrency {
         self.saturated = true;
     }
 
-    /// One request ended well at `now_ns`. A window closes after three rounds of the limit: fewer are noise.
+    /// One request ended well at `now_ns`. A window closes after three rounds of the limit, fewer are noise; two tell whether twice as many bring twice as much.
     pub fn done(&mut self, now_ns: u64, bytes: u64) {
         if self.settings.least == self.settings.most {
+            return;
+        }
+        if self.settling > 0 {
+            self.settling -= 1;
             return;
         }
         if self.window_done == 0 && self.window_bytes == 0 {
@@ -116,7 +123,7 @@ impl Concurrency {
         }
         self.window_bytes += bytes;
         self.window_done += 1;
-        if self.window_done < self.limit * 3 {
+        if self.window_done < self.limit * if self.doubling { 2 } else { 3 } {
             return;
         }
         let seconds = (now_ns.saturating_sub(self.window_start_ns)) as f64 / 1e9;
@@ -165,6 +172,7 @@ impl Concurrency {
                 (self.limit / 4).max(1)
             };
             self.limit = self.limit.saturating_add(more).min(self.settings.most);
+            self.settling = self.limit;
         }
     }
 
@@ -281,10 +289,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_source_can_take_is_found_within_a_dozen_rounds() {
+    fn what_the_source_can_take_is_found_within_sixteen_rounds() {
         for (rate, full) in [(150e6, 48.0), (400e6, 128.0), (10e9, 256.0)] {
             let mut control = Concurrency::new(ConcurrencySettings::default());
-            let limit = run(&mut control, rate, 0.035, 110_000, 15);
+            let limit = run(&mut control, rate, 0.035, 110_000, 16);
             assert!(limit > 0.8 * full && limit < 1.7 * full, "{limit} of {full}");
         }
     }
