@@ -7,7 +7,7 @@
 use super::Scheduler;
 use super::residents::{Residents, State};
 use crate::action::{Action, Command, Completion, Failure, Handle, Load, Outcome, Piece, Source, Via};
-use crate::arena::{Slot, Stay};
+use crate::arena::{Slot, Stay, reserved_bytes};
 use crate::catalog::Place;
 use crate::flow::{Concurrency, HedgeBudget};
 use crate::model::{Estimate, Pinned};
@@ -158,6 +158,8 @@ pub(super) struct Loads {
     /// When the last of them ended, or the first began.
     pub written_ns: u64,
     disk_depth: u32,
+    /// Memory of twins, until one of the two has won: no part of what is planned, which must not depend on who was late.
+    pub twin_bytes: u64,
     pub concurrency: Concurrency,
     pub estimate: Estimate,
     hedges: HedgeBudget,
@@ -179,6 +181,7 @@ impl Loads {
             writing: 0,
             written_ns: 0,
             disk_depth: settings.disk_depth.max(1),
+            twin_bytes: 0,
             concurrency: Concurrency::new(settings.concurrency),
             estimate: Estimate::new(prior, settings.bucket.is_some()),
             hedges: HedgeBudget::new(settings.hedge_per_cent),
@@ -438,19 +441,18 @@ impl Scheduler {
 
     fn landed(&mut self, id: u64, flight: Flight, outcome: Outcome, actions: &mut Vec<Action>) {
         self.learn(&flight, outcome);
+        if flight.cancelled {
+            // It lost its race, and nothing waits for it but memory of its own.
+            let own = flight.pending.parts.iter().filter_map(|part| part.own);
+            own.for_each(|slot| self.free_twin(slot));
+            return;
+        }
         let result = match outcome {
             Outcome::Done { .. } => Ok(()),
             Outcome::Failed(failure) => Err(failure),
         };
         let racing = flight.twin.is_some() || flight.pending.twin_of.is_some();
         let other = flight.twin.or(flight.pending.twin_of);
-        if let (Some(other), Ok(())) = (other, result)
-            && let Some(Running::Load(loser)) = self.loads.running.get_mut(other)
-            && !loser.cancelled
-        {
-            loser.cancelled = true;
-            actions.push(self.loads.action(Command::Cancel { load: other }));
-        }
         debug_assert!(self.loads.running.get(id).is_none());
         let (line, attempt) = (flight.pending.line, flight.pending.attempt);
         for part in flight.pending.parts.all() {
@@ -469,6 +471,23 @@ impl Scheduler {
                 attempt: attempt + 1,
                 twin_of: None,
             });
+        }
+        if let (Some(other), Ok(())) = (other, result) {
+            self.lose(other, actions);
+        }
+    }
+
+    /// Calls off a load whose race is over. Its samples no longer depend on when it ends.
+    fn lose(&mut self, load: u64, actions: &mut Vec<Action>) {
+        let Some(Running::Load(loser)) = self.loads.running.get_mut(load) else {
+            return;
+        };
+        loser.cancelled = true;
+        let samples: Vec<u32> = loser.pending.parts.iter().map(|part| part.handle.index).collect();
+        actions.push(self.loads.action(Command::Cancel { load }));
+        for index in samples {
+            self.residents.get_mut(index).parts -= 1;
+            self.residents.let_go(index, &mut self.arena);
         }
     }
 
@@ -548,6 +567,11 @@ impl Scheduler {
             part.own = Some(slot);
             return;
         }
+        self.free_twin(slot);
+    }
+
+    fn free_twin(&mut self, slot: Slot) {
+        self.loads.twin_bytes -= reserved_bytes(slot.len);
         self.arena.give(slot);
     }
 
@@ -707,6 +731,7 @@ impl Scheduler {
                 .zip(slots)
                 .map(|((handle, sample, at, len, sample_len), slot)| {
                     self.residents.get_mut(handle.index).parts += 1;
+                    self.loads.twin_bytes += reserved_bytes(slot.len);
                     Part {
                         handle,
                         sample,

@@ -250,8 +250,13 @@ impl Scheduler {
 
     /// Whether so much more may pass through, when all that rests leaves.
     pub(super) fn has_staging_room(&self, len: u64) -> bool {
-        let held = self.arena.used_bytes() - self.residents.kept_bytes - self.residents.resting_bytes;
+        let held = self.passing() - self.residents.resting_bytes;
         held + reserved_bytes(len) <= self.passing_bytes()
+    }
+
+    /// The bytes that pass through now, or rest.
+    fn passing(&self) -> u64 {
+        self.arena.used_bytes() - self.residents.kept_bytes - self.loads.twin_bytes
     }
 
     /// The bytes that may pass through at once. An eighth of staging stays free: slots of all sizes come and go, and without slack no hole fits the
@@ -265,7 +270,7 @@ impl Scheduler {
         if !urgent && !self.has_staging_room(len) {
             return false;
         }
-        while self.arena.used_bytes() - self.residents.kept_bytes + reserved_bytes(len) > self.passing_bytes() {
+        while self.passing() + reserved_bytes(len) > self.passing_bytes() {
             if !self.residents.drop_resting(urgent, &mut self.arena) {
                 return false;
             }

@@ -44,8 +44,12 @@ pub struct Carrier {
     pub disk: HashSet<u64>,
     pub delivered: HashMap<u64, Answer>,
     pub fetched_bytes: u64,
+    /// Hedges not counted.
     pub requests: u64,
+    pub hedges: u64,
     pub fail_one_in: u64,
+    /// Of the loads, one in so many takes 300 ms.
+    pub late_one_in: u64,
     pub settings: Settings,
     pub order: OrderSpec,
     pub ranks: Vec<u32>,
@@ -92,7 +96,9 @@ impl Carrier {
             delivered: HashMap::new(),
             fetched_bytes: 0,
             requests: 0,
+            hedges: 0,
             fail_one_in: 0,
+            late_one_in: 0,
             settings,
             order,
             ranks,
@@ -160,7 +166,8 @@ impl Carrier {
                     end = piece.at + piece.len;
                 }
                 if load.source == Source::Bucket {
-                    self.requests += 1;
+                    self.requests += u64::from(!load.hedge);
+                    self.hedges += u64::from(load.hedge);
                     self.fetched_bytes += load.len;
                 } else {
                     assert!(
@@ -204,12 +211,30 @@ impl Carrier {
         }
     }
 
+    /// Whether an action is one of those that take long, and not over yet.
+    fn is_late(&self, action: &Action) -> bool {
+        let Command::Load(load) = action.command() else {
+            return false;
+        };
+        let issued_ns = load.deadline_ns - self.settings.load_timeout_ns;
+        let chosen = self.late_one_in > 0 && (load.offset / 64 + load.object) % self.late_one_in == 0;
+        chosen && !load.hedge && !self.cancelled.contains(&action.id()) && self.now_ns < issued_ns + 300_000_000
+    }
+
     /// Ends one action that is under way, any of them. False: there is none.
     pub fn end_one(&mut self) -> bool {
         if self.under_way.is_empty() {
             return false;
         }
-        let pick = self.roll(self.under_way.len() as u64) as usize;
+        let mut pick = self.roll(self.under_way.len() as u64) as usize;
+        if self.is_late(&self.under_way[pick]) {
+            let Some(other) = self.under_way.iter().position(|action| !self.is_late(action)) else {
+                self.now_ns += 10_000_000;
+                self.step(Event::Tick);
+                return true;
+            };
+            pick = other;
+        }
         let action = self.under_way.swap_remove(pick);
         self.now_ns += 1_000_000;
         let fails = self.fail_one_in > 0 && self.roll(self.fail_one_in) == 0;

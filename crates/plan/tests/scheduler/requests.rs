@@ -20,6 +20,8 @@ struct Pace {
     gathered: usize,
     /// Decides which of the loads under way ends next.
     seed: u64,
+    /// Of the loads, one in so many takes long, and gets a twin.
+    late_one_in: u64,
 }
 
 const STRICT: Pace = Pace {
@@ -27,12 +29,14 @@ const STRICT: Pace = Pace {
     held: 0,
     gathered: 1,
     seed: 1,
+    late_one_in: 0,
 };
 
-/// Reads all epochs; the requests to the bucket.
-fn requests(settings: &Settings, catalog: &Arc<dyn Catalog>, batch: u32, pace: Pace) -> u64 {
+/// Reads all epochs; the requests to the bucket, and twins besides.
+fn requests(settings: &Settings, catalog: &Arc<dyn Catalog>, batch: u32, pace: Pace) -> (u64, u64) {
     let order = spec(catalog.samples(), batch, OrderKind::Keyed);
     let mut carrier = Carrier::new(settings.clone(), Arc::clone(catalog), order, 1, vec![0], pace.seed);
+    carrier.late_one_in = pace.late_one_in;
     let batches = carrier.plan.scheduler().split().batches();
     let (all, mut asked) = (u64::from(settings.epochs.expect("a run that ends")) * batches, 0);
     let mut used: VecDeque<Vec<Handle>> = VecDeque::new();
@@ -53,9 +57,9 @@ fn requests(settings: &Settings, catalog: &Arc<dyn Catalog>, batch: u32, pace: P
             carrier.release(used.drain(..pace.gathered).flatten().collect());
         }
     }
-    let requests = carrier.requests;
+    let counts = (carrier.requests, carrier.hedges);
     carrier.finish();
-    requests
+    counts
 }
 
 proptest! {
@@ -80,8 +84,29 @@ proptest! {
             epochs: Some(3),
             ..Settings::default()
         };
-        let pace = Pace { ahead, held, gathered, seed };
+        let pace = Pace { ahead, held, gathered, seed, late_one_in: 0 };
         let planned = requests(&settings, &catalog, 8, STRICT);
         prop_assert_eq!(requests(&settings, &catalog, 8, pace), planned, "{:?}", pace);
+    }
+
+    #[test]
+    fn twins_of_late_loads_change_nothing_but_their_own_number(
+        samples in 300u64..900, share in 0u64..90, late_one_in in 10u64..60, seed in any::<u64>(),
+    ) {
+        let lengths = vec![1000; samples as usize];
+        let total = 1000 * samples;
+        let staging = 120_000;
+        let settings = Settings {
+            ram_bytes: staging + total * share / 100,
+            staging_bytes: Some(staging),
+            hedge_per_cent: 50,
+            epochs: Some(3),
+            ..Settings::default()
+        };
+        let catalog: Arc<dyn Catalog> = Arc::new(Objects(lengths));
+        let (planned, none) = requests(&settings, &catalog, 8, STRICT);
+        let (made, hedges) = requests(&settings, &catalog, 8, Pace { seed, late_one_in, ..STRICT });
+        prop_assert_eq!((made, none), (planned, 0));
+        prop_assert!(hedges > 0);
     }
 }
