@@ -48,7 +48,10 @@ class Simulator:
         return self._json([str(self.program), what])
 
     def _json(self, command: list[str]) -> dict[str, Any]:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+        except OSError as error:
+            sys.exit(f"--sim {self.program} can't be run: {error.strerror}")
         if done.returncode != 0:
             sys.exit(done.stderr)
         report: dict[str, Any] = json.loads(done.stdout)
