@@ -22,6 +22,7 @@ from typing import Any
 
 from foreload import _core
 from foreload._memory import available_bytes
+from foreload._scenario import Scenario, override, resolved
 from foreload._text import read_text
 from foreload.errors import InvalidError
 
@@ -171,6 +172,7 @@ class Report:
         nodes: N.
         source_mb_s: What the source delivers while all nodes read.
         results: One outcome for each policy, in the order asked for.
+        disk_mb_per_node: What the disk tiers of one node hold, which is rented whatever a policy keeps there.
     """
 
     scenario: str
@@ -181,6 +183,7 @@ class Report:
     nodes: int
     source_mb_s: float
     results: tuple[Outcome, ...]
+    disk_mb_per_node: float = 0.0
 
     def __getitem__(self, policy: str) -> Outcome:
         for outcome in self.results:
@@ -224,7 +227,7 @@ class Grid:
 
 def simulate(
     scenario: str | PathLike[str],
-    policies: Iterable[str] = (),
+    policies: str | Iterable[str] = (),
     overrides: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -232,8 +235,8 @@ def simulate(
 
     Args:
         scenario: Its path.
-        policies: Names from `POLICIES`; none mean all.
-        overrides: Settings to change, by key: `{"training.epochs": 5, "tier.ram.capacity_mb": 10240}`.
+        policies: Names from `POLICIES`, or one; none mean all.
+        overrides: Settings to change, by key: `{"training.epochs": 5, "tier.ram.capacity_mb": 10240}`. Text is TOML, or a word.
         progress: Called at the start and the end of each policy, and a few times a second; what it raises ends the simulation.
 
     Returns:
@@ -242,25 +245,29 @@ def simulate(
     Raises:
         InvalidError: A key, a value or a policy doesn't exist (the message suggests the nearest), or the simulation would take more memory
             than is left, or days.
+        ForeloadError: The data set of `dataset.index` can't be opened; as `foreload.open` raises it.
     """
     return simulate_text(read_text(scenario, "the scenario"), policies, overrides, progress)
 
 
 def simulate_text(
     toml: str,
-    policies: Iterable[str] = (),
+    policies: str | Iterable[str] = (),
     overrides: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Simulates a scenario given as TOML text; otherwise as `simulate`."""
-    given = [f"{key}={_toml(value)}" for key, value in (overrides or {}).items()]
-    try:
-        answer = _core.simulate(toml, list(policies), given, memory_bytes=available_bytes(), progress=progress)
-    except InvalidError:
-        raise
-    except ValueError as error:
-        raise InvalidError(str(error)) from None
-    return _report(json.loads(answer))
+    names = [policies] if isinstance(policies, str) else list(policies)
+    with resolved(toml, overrides) as settings:
+        given = [f"{key}={override(value)}" for key, value in settings.items()]
+        try:
+            answer = _core.simulate(toml, names, given, memory_bytes=available_bytes(), progress=progress)
+        except InvalidError:
+            raise
+        except ValueError as error:
+            raise InvalidError(str(error)) from None
+        disk_mb = Scenario(toml, settings).disk_mb_per_node
+    return _report({**json.loads(answer), "disk_mb_per_node": disk_mb})
 
 
 def grid(
@@ -284,18 +291,15 @@ def grid(
     """
     text = read_text(scenario, "the scenario")
 
-    def hours(column: float, row: float) -> float | None:
-        settings = {**(overrides or {}), across[0]: column, down[0]: row}
-        return simulate_text(text, [policy], settings)[policy].hours
+    # An index is opened once.
+    with resolved(text, overrides) as settings:
 
-    rows = tuple(tuple(hours(column, row) for column in across[1]) for row in down[1])
+        def hours(column: float, row: float) -> float | None:
+            changed = {**settings, across[0]: column, down[0]: row}
+            return simulate_text(text, [policy], changed)[policy].hours
+
+        rows = tuple(tuple(hours(column, row) for column in across[1]) for row in down[1])
     return Grid(policy, (across[0], tuple(across[1])), (down[0], tuple(down[1])), rows)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
 
 
 def _report(found: dict[str, Any]) -> Report:

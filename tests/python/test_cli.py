@@ -67,6 +67,11 @@ def foreload(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def unboxed(text: str) -> str:
+    """A message without the frame and the breaks that rich gives it."""
+    return " ".join(text.replace("│", " ").split())
+
+
 def test_help_lists_every_verb_without_torch_or_a_process() -> None:
     code = (
         "import sys; sys.argv[1:] = ['--help']\n"
@@ -311,7 +316,10 @@ def test_simulate_takes_the_sizes_of_a_real_index(run: Command, scenario: Path) 
 
 def test_simulate_suggests_the_right_word(run: Command, scenario: Path) -> None:
     assert "nodes" in run.fails("simulate", scenario, "--set", "cluster.nods=2")[1]
-    assert "foreload" in run.fails("simulate", scenario, "-p", "forelod")[1]
+    for verb in ("simulate", "cost"):
+        for word, meant in (("foreloads", "foreload"), ("lbann-dinamic", "lbann-dynamic")):
+            assert f"did you mean '{meant}'?" in unboxed(run.fails(verb, scenario, "-p", word)[1])
+        assert "did you mean" not in run.fails(verb, scenario, "-p", "xyzzy")[1]
     assert run.fails("simulate", scenario, "--set", "nonsense")[0] == 2
     scenario.write_text("this is no TOML")
     assert run.fails("simulate", scenario)[0] == 2

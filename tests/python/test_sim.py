@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import itertools
 import math
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreload import plot, sim
-from foreload.errors import InvalidError
-from foreload.sim import POLICIES, Report, grid, simulate, simulate_text
+from foreload._scenario import Scenario, resolved
+from foreload.errors import InvalidError, NotFoundError
+from foreload.sim import POLICIES, Grid, Report, grid, simulate, simulate_text
+from small import COUNT, content
 
 SCENARIO = """
 name = "small"
@@ -119,6 +125,100 @@ def test_settings_change_the_scenario(tmp_path: Path) -> None:
 def test_mistakes_are_named(text: str, policies: list[str], settings: dict[str, object], hint: str) -> None:
     with pytest.raises(InvalidError, match=hint):
         simulate_text(text, policies, settings)
+
+
+def test_one_policy_needs_no_list() -> None:
+    assert simulate_text(SCENARIO, "foreload") == simulate_text(SCENARIO, ["foreload"])
+
+
+def test_a_mapping_is_taken_for_a_section_or_a_curve() -> None:
+    one = {"source.throughput_mb_s": {1: 20, 2: 35.5}, "deli": {"cache_samples": 10}}
+    found = simulate_text(SCENARIO, ["foreload"], one)
+    assert found.source_mb_s == 35.5
+    text = {"source.throughput_mb_s": "{ 1 = 20, 2 = 35.5 }", "deli.cache_samples": "10"}
+    assert found == simulate_text(SCENARIO, ["foreload"], text)
+
+
+#: What each sample of `s3://data/train` becomes: an empty one has a byte.
+LENGTHS = [max(1, len(content(number))) for number in range(COUNT)]
+DRAWN = "[dataset]\nsamples = 2000\nmean_mb = 0.1\n"
+INDEXED = {
+    "in a section": SCENARIO.replace(DRAWN, '[dataset]\nindex = "s3://data/train"\n'),
+    "in quotes": SCENARIO.replace(DRAWN, "[dataset]\n\"index\" = 's3://data/train' # ours\n"),
+    "as a path": 'dataset.index = "s3://data/train"\n' + SCENARIO.replace(DRAWN, ""),
+    "as a table": 'dataset = { index = "s3://data/train", seed = 3 }\n' + SCENARIO.replace(DRAWN, ""),
+}
+
+
+@pytest.mark.parametrize("how", INDEXED)
+def test_an_index_is_read_however_it_is_written(how: str, home: Any, tmp_path: Path) -> None:
+    path = tmp_path / "real.toml"
+    path.write_text(INDEXED[how])
+    report = simulate(path, ["foreload"])
+    assert report == simulate_text(INDEXED[how], ["foreload"])
+    assert (report.samples, report.dataset_mb * 2**20) == (COUNT, pytest.approx(sum(LENGTHS), rel=1e-6))
+
+
+@pytest.mark.parametrize("key", ["dataset.index", "dataset"])
+def test_an_index_may_be_an_override_and_so_may_what_replaces_it(key: str, home: Any, tmp_path: Path) -> None:
+    named: dict[str, object] = {key: "s3://data/train" if key == "dataset.index" else {"index": "s3://data/train"}}
+    assert simulate_text(SCENARIO, "foreload", named).samples == COUNT
+    sizes = tmp_path / "sizes"
+    sizes.write_text("0.5\n" * 10)
+    listed = {"dataset.sizes_file": str(sizes)}
+    assert simulate_text(INDEXED["in a section"], "foreload", listed).samples == 10
+    both = SCENARIO.replace(DRAWN, f'[dataset]\nsizes_file = "{sizes}"\n')
+    assert simulate_text(both, "foreload", {"dataset.index": "s3://data/train"}).samples == COUNT
+    with pytest.raises(InvalidError, match="leave one out"):
+        simulate_text(both.replace("[dataset]\n", '[dataset]\nindex = "s3://data/train"\n'))
+
+
+def test_a_grid_opens_the_index_once(home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foreload import dataset
+
+    opened, real = [], dataset.open
+    monkeypatch.setattr(dataset, "open", lambda url: opened.append(url) or real(url))
+    path = tmp_path / "real.toml"
+    path.write_text(INDEXED["in a section"])
+    found = grid(path, ("tier.ram.capacity_mb", [0, 60]), ("cluster.nodes", [1, 2]))
+    assert opened == ["s3://data/train"]
+    assert None not in found.hours[0] + found.hours[1]
+
+
+def test_what_is_wrong_beside_an_index_is_still_named(home: Any) -> None:
+    with pytest.raises(InvalidError, match="mean_mb"):
+        simulate_text(INDEXED["in a section"], "foreload", {"dataset.mean_md": 1})
+    with pytest.raises(InvalidError, match=r"dataset\.index"):
+        simulate_text(SCENARIO, "foreload", {"dataset.index": 3})
+    with pytest.raises(NotFoundError, match="absent"):
+        simulate_text(SCENARIO, "foreload", {"dataset.index": "s3://data/absent"})
+
+
+def test_samples_in_shards_keep_their_places(home: Any, tmp_path: Path) -> None:
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+            for number in range(5):
+                member = tarfile.TarInfo(f"{shard}-{number}.bin")
+                member.size = 100 * number
+                archive.addfile(member, io.BytesIO(bytes(member.size)))
+    with resolved(SCENARIO, {"dataset.index": str(tmp_path), "training.epochs": 1}) as found:
+        tables = Scenario(SCENARIO, found)
+        rows = [line.split() for line in Path(tables.dataset["sizes_file"]).read_text().splitlines()]
+        assert tables.objects() == 2
+        assert [int(float(size) * 2**20 + 0.5) for size, *_ in rows] == [1, 100, 200, 300, 400] * 2
+        assert len({(shard, first) for _, shard, first in rows}) == 10
+    assert not Path(tables.dataset["sizes_file"]).exists()
+
+
+def test_disk_tiers_are_added_up_as_overrides_leave_them() -> None:
+    disks = "".join(f'[[tier]]\nkind = "disk"\ncapacity_mb = {size}\nread_mb_s = 100\n' for size in (1000, 500))
+    assert simulate_text(SCENARIO, "foreload").disk_mb_per_node == 0
+    assert simulate_text(SCENARIO + disks, "foreload").disk_mb_per_node == 1500
+    assert simulate_text(SCENARIO + disks, "foreload", {"tier.disk.capacity_mb": 1}).disk_mb_per_node == 501
+    assert simulate_text(SCENARIO + disks, "foreload", {"tier.3.capacity_mb": "1e3"}).disk_mb_per_node == 2000
+    for nonsense in ({"tier.9.capacity_mb": 1}, {"name.of.it": 1}, {"tier": 1}):
+        with pytest.raises(InvalidError):
+            simulate_text(SCENARIO, "foreload", nonsense)
 
 
 def test_a_policy_that_cannot_run_has_no_numbers() -> None:

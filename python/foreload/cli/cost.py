@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreload.cli import options, output
-from foreload.cli.simulate import Settings, cannot, hours, run
+from foreload.cli.simulate import Settings, cannot, check_policies, hours, run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +62,7 @@ def cost(
         return
     if scenario is None:
         raise typer.BadParameter("name a scenario file, or give --sheet", param_hint="SCENARIO")
+    check_policies(policy)
     settings = options.pairs(set, "--set")
     text = read_text(scenario, "the scenario")
     names = list(dict.fromkeys(policy or ["foreload"]))

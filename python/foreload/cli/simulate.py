@@ -1,15 +1,12 @@
 """`foreload simulate`: what a run would take, before anything is rented.
 
-`foreload.sim` does it; this gives it the sizes of a real index where the scenario names one, shows how far it is, and draws.
+`foreload.sim` does it; this shows how far it is, also while the index is listed that a scenario names, and draws.
 """
 
 import dataclasses
-import json
-import re
-import tempfile
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import difflib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +18,6 @@ from foreload.cli.progress import reporter
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foreload import Dataset
     from foreload.sim import Report
 
 Scenario = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (docs/guide/simulate.md).")]
@@ -56,52 +52,74 @@ def simulate(
         from foreload.plot import check_suffix
 
         check_suffix(plot, "--plot")
+    check_policies(policy)
     settings = options.pairs(set, "--set")
     text = read_text(scenario, "the scenario")
     if calibration is not None:
         from foreload import speeds
 
         settings = {**speeds.overrides(speeds.read(calibration), text, _nodes(settings)), **settings}
-    report = run(text, policy, settings, quiet=quiet)
-    if plot is not None:
+    with resolved(text, settings, quiet=quiet) as given:
+        report = run(text, policy, given, quiet=quiet)
+    drawn = plot if report.supported else None
+    if drawn is not None:
         from foreload.plot import time_by_policy
 
-        time_by_policy(report, plot)
-    output.emit(as_value(report), lambda console: _draw(console, report, plot), as_json=as_json)
+        time_by_policy(report, drawn)
+    output.emit(as_value(report), lambda console: _draw(console, report, drawn), as_json=as_json)
     if not report.supported:
-        cannot(report)
+        cannot(report, "" if plot is None else f"; nothing to draw, {plot} is not written")
 
 
-def cannot(report: "Report") -> None:
-    """Ends the verb because none of the policies can run the scenario."""
+def check_policies(policies: list[str] | None) -> None:
+    """Refuses a policy that doesn't exist, before anything is opened.
+
+    Raises:
+        BadParameter: Suggests the nearest, and names all.
+    """
+    from foreload.sim import POLICIES
+
+    for name in policies or []:
+        if name not in POLICIES:
+            near = difflib.get_close_matches(name, POLICIES, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            problem = f"{name!r} is unknown{meant} (there are {', '.join(POLICIES)})"
+            raise typer.BadParameter(problem, param_hint="--policy")
+
+
+def cannot(report: "Report", besides: str = "") -> None:
+    """Ends the verb because none of the policies can run the scenario.
+
+    Args:
+        report: Says why.
+        besides: What else comes of it.
+    """
     reasons = "; ".join(f"{outcome.policy}: {outcome.reason}" for outcome in report.results if not outcome.supported)
-    failure.say(f"no policy that was asked for can run {report.scenario or 'the scenario'} ({reasons})")
+    failure.say(f"no policy that was asked for can run {report.scenario or 'the scenario'} ({reasons}){besides}")
     failure.leave(failure.Code.FAILED)
 
 
 def run(
-    scenario: str, policies: list[str] | None, settings: dict[str, str], *, quiet: bool, what: str = "simulating"
+    scenario: str, policies: list[str] | None, settings: Mapping[str, object], *, quiet: bool, what: str = "simulating"
 ) -> "Report":
     """Simulates, and says how far it is.
 
     Args:
         scenario: The scenario's text.
         policies: Names; all when None.
-        settings: What `--set` changes.
+        settings: What is changed, as `resolved` yields it.
         quiet: Say nothing.
         what: What is done to each policy, for people.
     """
     from foreload.sim import POLICIES, simulate_text
 
     names = policies or list(POLICIES)
-    if unknown := [name for name in names if name not in POLICIES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is unknown; there are {', '.join(POLICIES)}", param_hint="--policy")
-    with resolved(scenario, quiet=quiet) as text, reporter(quiet=quiet) as progress:
+    with reporter(quiet=quiet) as progress:
 
         def told(policy: str | None, done: int, total: int) -> None:
             progress(f"{what} {policy or '(sizes and order)'}", done, total)
 
-        return simulate_text(text, names, settings, told)
+        return simulate_text(scenario, names, settings, told)
 
 
 def _nodes(settings: dict[str, str]) -> int | None:
@@ -110,38 +128,20 @@ def _nodes(settings: dict[str, str]) -> int | None:
     return int(text) if text.isdecimal() and 0 < int(text) < 1 << 16 else None
 
 
-@contextmanager
-def resolved(scenario: str, *, quiet: bool) -> Iterator[str]:
-    """The scenario with a file of sizes in place of the index that it names, if it names one.
+def resolved(
+    scenario: str, settings: Mapping[str, object], *, quiet: bool
+) -> AbstractContextManager[dict[str, object]]:
+    """Settings that give the simulator a list of sizes in place of the index that the scenario names, if it names one.
 
     Args:
         scenario: The scenario's text.
+        settings: What `--set` changes.
         quiet: Show no bar while the index is made.
-
-    Yields:
-        The text, valid inside.
     """
-    try:
-        section = tomllib.loads(scenario).get("dataset")
-    except tomllib.TOMLDecodeError:
-        section = None  # the simulator says what is wrong, and where
-    url = section.get("index") if isinstance(section, dict) else None
-    if not isinstance(url, str):
-        yield scenario
-        return
+    from foreload import _scenario
     from foreload.cli.opening import open_dataset
 
-    with sizes_file(open_dataset(url, {}, quiet=quiet)) as path:
-        yield re.sub(r"(?m)^\s*index\s*=.*$", f"sizes_file = {json.dumps(str(path))}", scenario, count=1)
-
-
-@contextmanager
-def sizes_file(dataset: "Dataset") -> Iterator[Path]:
-    """A file with the size of each sample in MB, as the simulator reads it."""
-    with tempfile.TemporaryDirectory(prefix="foreload-") as directory:
-        path = Path(directory) / "sizes"
-        path.write_text("\n".join(f"{length / _MB:.9f}" for length in dataset.lengths.tolist()))
-        yield path
+    return _scenario.resolved(scenario, settings, lambda url: open_dataset(url, {}, quiet=quiet))
 
 
 def as_value(report: "Report") -> dict[str, Any]:
