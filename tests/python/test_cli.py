@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -426,6 +427,26 @@ def test_a_file_that_cannot_be_written_is_said_before_the_work(run: Command, sce
     ):
         code, line = run.fails(*words)
         assert (code, text in line, "simulating" in line) == (2, True, False), line
+
+
+def test_a_read_only_file_system_is_called_so(
+    run: Command, scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    words = ("simulate", scenario, "--plot", tmp_path / "plot.png")
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
+    assert "permission denied" in unboxed(run.fails(*words)[1])
+    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert "file system is mounted read-only" in unboxed(run.fails(*words)[1])
+
+
+def test_a_plot_without_anything_in_it_is_not_written(run: Command, scenario: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.png"
+    words = ("simulate", scenario, "-p", "lbann-preload", "--set", "tier.ram.capacity_mb=1", "--plot", path)
+    code, line = run.fails(*words)
+    assert (code, f"nothing to draw, {path} is not written" in line, path.exists()) == (1, True, False)
+    assert f"plot: {path}" not in run.out
 
 
 def test_a_plot_that_can_not_be_drawn_is_said_before_the_work(run: Command, scenario: Path, tmp_path: Path) -> None:

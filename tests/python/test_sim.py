@@ -321,8 +321,68 @@ def test_pictures_are_drawn(report: Report, tmp_path: Path) -> None:
         assert drawn.axes
     figure = plot.time_by_policy(report)
     bars = sum(patch.get_height() for patch in figure.axes[0].patches)
-    assert bars == pytest.approx(sum(outcome.hours for outcome in report.supported), rel=1e-6)
+    assert figure.axes[0].get_ylabel() == "seconds"
+    assert bars == pytest.approx(3600 * sum(outcome.hours for outcome in report.supported), rel=1e-6)
     assert plot.timeline(report, axes=figure.axes[0]) is figure
+
+
+@pytest.mark.parametrize(
+    ("hours", "unit", "cells"),
+    [
+        ((0.0005, 0.001), "seconds", ["1.80", "3.60"]),
+        ((0.0004, 0.05), "minutes", ["0.0240", "3.00"]),
+        ((2.25, 1234.0), "hours", ["2.25", "1,234"]),
+    ],
+)
+def test_a_grid_s_numbers_can_be_read(hours: tuple[float, float], unit: str, cells: list[str]) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = plot.grid(Grid("foreload", ("a", (1, 2, 3)), ("b", (1,)), ((*hours, None),)))
+    texts = drawn.axes[0].texts
+    assert [text.get_text() for text in texts] == [*cells, "\N{EN DASH}"]
+    # On yellow, on violet, on no colour.
+    assert [text.get_color() for text in texts] == ["black", "white", "black"]
+    assert drawn.axes[1].get_ylabel() == f"{unit}, foreload"
+
+
+def test_where_nothing_can_run_nothing_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = simulate_text(SCENARIO, ["lbann-preload"], {"tier.ram.capacity_mb": 10})
+    for draw in (plot.time_by_policy, plot.timeline):
+        with pytest.raises(InvalidError, match=r"nothing to draw.*RAM"):
+            draw(report, tmp_path / "plot.png")
+    with pytest.raises(InvalidError, match="nothing to draw"):
+        plot.grid(Grid("lbann-preload", ("a", (1,)), ("b", (1,)), ((None,),)), tmp_path / "plot.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_plot_that_was_there(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    path = tmp_path / "plot.png"
+    plot.time_by_policy(report, path)
+    path.chmod(0o640)
+    before = path.read_bytes()
+    link = tmp_path / "link.png"
+    link.symlink_to(path)
+    plot.timeline(report, link)
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.read_bytes() != before
+    before = path.read_bytes()
+
+    def full(_figure: Figure, half: Path) -> None:
+        half.write_bytes(before[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left on device, while the plot was written") as caught:
+        plot.time_by_policy(report, path)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    assert path.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == [link, path]
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,10 +92,16 @@ def check_writable(path: Path | None, what: str) -> None:
     elif not directory.is_dir():
         problem = f"{path} can't be written: there is no directory {directory}"
     elif not os.access(path if path.exists() else directory, os.W_OK):
-        problem = f"{path} can't be written: permission denied"
+        problem = f"{path} can't be written: {_refusal(directory)}"
     else:
         return
     raise typer.BadParameter(problem, param_hint=what)
+
+
+def _refusal(directory: Path) -> str:
+    """Why a directory that exists takes no file."""
+    read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+    return "its file system is mounted read-only" if read_only else "permission denied"
 
 
 def storage_options(
