@@ -395,10 +395,18 @@ def test_files_that_are_none_are_named(run: Command, scenario: Path, tmp_path: P
     binary.write_bytes(b"\x7fELF\xff\xfe\0")
     empty = tmp_path / "empty.toml"
     empty.write_text("\n")
+    pipe, large = tmp_path / "pipe", tmp_path / "large.toml"
+    os.mkfifo(pipe)
+    large.touch()
+    os.truncate(large, (16 << 20) + 1)
     cases: list[tuple[tuple[object, ...], int, str]] = [
         (("simulate", binary), 2, f"{binary} isn't text"),
         (("simulate", empty), 2, f"{empty} is empty"),
         (("simulate", tmp_path), 2, "is a directory"),
+        (("simulate", "/dev/zero"), 2, "/dev/zero is no regular file"),
+        (("cost", scenario, "--prices", "/dev/zero"), 2, "/dev/zero is no regular file"),
+        (("simulate", pipe), 2, "is no regular file"),
+        (("simulate", large), 2, f"{large} has more than 16 MiB"),
         (("cost", tmp_path / "absent.toml"), 3, "absent.toml doesn't exist"),
         (("cost", scenario, "--prices", binary), 2, f"{binary} isn't text"),
         (("cost", scenario, "--prices", empty), 2, f"{empty} is empty"),
