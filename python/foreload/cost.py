@@ -1,7 +1,7 @@
 """What a run costs, simulated or real, on prices that you can read and edit.
 
-`Usage` counts what a run did; the engine's metrics and `usage_of` (for a simulated outcome) fill the same counts, and `price` turns them into a
-`Bill`. Prices come from a dated sheet: `"gcs"`, `"s3"` and `"azure"` ship as list prices to be verified; `sheet_text` returns one to be edited,
+`Usage` counts what a run did. `usage_of` fills it for a simulated outcome, `usage_of_run` with what the loaders of a real run counted, and
+`price` turns it into a `Bill`. Prices come from a dated sheet: `"gcs"`, `"s3"` and `"azure"` ship as list prices to be verified; `sheet_text` returns one to be edited,
 and a path to the edited file is taken wherever a name is. `break_even` compares reading from the bucket with copying the data set to every
 node's disk, and `deli` is the cost model of paper 000, equations (1)-(5).
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
     "price",
     "sheet_text",
     "usage_of",
+    "usage_of_run",
 ]
 
 _MB = 1 << 20
@@ -159,25 +161,27 @@ def usage_of(
     report: Report,
     policy: str,
     nodes: int,
-    disk_gb_per_node: float = 0.0,
+    disk_gb_per_node: float | None = None,
     list_requests: int = 0,
     cross_zone_share: float = 0.0,
 ) -> Usage:
-    """Counts of a simulated run, one object per sample.
+    """Counts of a simulated run.
 
     Args:
         report: Of the simulation.
         policy: Which outcome of it.
         nodes: Machines.
-        disk_gb_per_node: Disk rented per node.
-        list_requests: Listings; with an index that is shared, once per page of the bucket.
+        disk_gb_per_node: Disk rented per node. Default: the disk tiers of the scenario.
+        list_requests: Listings (`listings`); with an index that is shared, once per page of the bucket.
         cross_zone_share: Share of the traffic between nodes that crosses a charged border.
 
     Raises:
         InvalidError: The policy can't run the scenario, or a number is none.
     """
     outcome = report.ran(policy)
-    _numbers.amount("usage_of(disk_gb_per_node=...)", disk_gb_per_node, most=1e9)
+    disk_bytes = report.disk_mb_per_node * _MB
+    if disk_gb_per_node is not None:
+        disk_bytes = _numbers.amount("usage_of(disk_gb_per_node=...)", disk_gb_per_node, most=1e9) * 1e9
     _numbers.amount("usage_of(cross_zone_share=...)", cross_zone_share, most=1.0)
     return Usage(
         nodes=nodes,
@@ -187,8 +191,68 @@ def usage_of(
         source_bytes=int(outcome.mb_by_source.source * _MB),
         cross_zone_bytes=int(outcome.mb_by_source.peer * _MB * cross_zone_share),
         bucket_bytes=int(report.dataset_mb * _MB),
+        disk_bytes_per_node=int(disk_bytes),
+    )
+
+
+def usage_of_run(
+    stats: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    seconds: float,
+    nodes: int | None = None,
+    disk_gb_per_node: float = 0.0,
+    list_requests: int = 0,
+    egress_share: float = 0.0,
+    bucket_bytes: int = 0,
+) -> Usage:
+    """Counts of a real run, from what its loaders counted.
+
+    Loaders count loads, hedges included, and the repetitions within those that came in the end; a store charges all of them as GETs. A twin that was
+    withdrawn before it was sent is counted and not charged; what a load that failed for good had repeated is charged and not counted.
+
+    Args:
+        stats: What `loader.stats()` answers, or a line of the metrics log, which has it as `stats`: the last one of the job, up to a
+            second old when the run ends. It counts for all loaders of the job on one node, so give one for each node.
+        seconds: How long the machines were rented, which no loader knows.
+        nodes: Machines. Default: as many as there are `stats`.
+        disk_gb_per_node: Disk rented per node.
+        list_requests: Listings (`listings`); an index is listed once per job.
+        egress_share: Share of the bytes that left the bucket's region or provider.
+        bucket_bytes: The data set's size in the bucket (`dataset.nbytes`), for its storage.
+
+    Raises:
+        InvalidError: It isn't what a loader counts, or a number is none.
+
+    Example:
+        >>> counted = {"requests": 900, "retries": 3, "requested_bytes": 99_000_000}
+        >>> usage_of_run(counted, seconds=1800).class_b_requests
+        903
+    """
+    found = [stats] if isinstance(stats, Mapping) else list(stats)
+    counts = [_counts(each) for each in found]
+    _numbers.amount("usage_of_run(seconds=...)", seconds, most=_MOST_HOURS * 3600)
+    _numbers.amount("usage_of_run(disk_gb_per_node=...)", disk_gb_per_node, most=1e9)
+    _numbers.amount("usage_of_run(egress_share=...)", egress_share, most=1.0)
+    source_bytes = sum(each["requested_bytes"] for each in counts)
+    return Usage(
+        nodes=len(counts) if nodes is None else nodes,
+        hours=seconds / 3600,
+        class_a_requests=list_requests,
+        class_b_requests=sum(each["requests"] + each["retries"] for each in counts),
+        source_bytes=source_bytes,
+        egress_bytes=int(source_bytes * egress_share),
+        bucket_bytes=bucket_bytes,
         disk_bytes_per_node=int(disk_gb_per_node * 1e9),
     )
+
+
+def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
+    """The counters of one node that are charged."""
+    inner = stats.get("stats", stats)
+    names = ("requests", "retries", "requested_bytes")
+    if not isinstance(inner, Mapping) or not all(name in inner for name in names):
+        raise InvalidError(f"usage_of_run: give what loader.stats() answers; it has {', '.join(names)}")
+    return {name: _numbers.count(f"usage_of_run: {name}", inner[name]) for name in names}
 
 
 def listings(objects: int) -> int:

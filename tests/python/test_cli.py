@@ -315,6 +315,35 @@ def test_simulate_takes_the_sizes_of_a_real_index(run: Command, scenario: Path) 
     assert report["dataset_mb"] == pytest.approx(COUNT * 30_000 / 2**20, rel=1e-6)
 
 
+def test_cost_takes_disks_and_objects_from_the_scenario(run: Command, scenario: Path) -> None:
+    sizes = scenario.with_name("sizes")
+    sizes.write_text("".join(f"0.1 {number // 100} {number % 100 * 104858}\n" for number in range(2000)))
+    disk = '[[tier]]\nkind = "disk"\ncapacity_mb = 2000\nread_mb_s = 1000\n'
+    scenario.write_text(SCENARIO + disk)
+    given = ("cost", scenario, "--prices", "s3")
+    ours = run.json(*given)["results"][0]
+    assert ours["usage"]["disk_bytes_per_node"] == 2000 << 20
+    assert ours["bill"]["disk"] > 0
+    free = run.json(*given, "--disk-gb", 0)["results"][0]
+    assert (free["usage"]["disk_bytes_per_node"], free["bill"]["disk"]) == (0, 0)
+    assert free["copy"] == ours["copy"]
+    other = run.json(*given, "--set", "tier.disk.capacity_mb=1000")["results"][0]
+    assert other["usage"]["disk_bytes_per_node"] == 1000 << 20
+    shards = run.json(*given, "--set", f"dataset.sizes_file={sizes}")
+    assert shards["objects"] == 20
+    assert shards["results"][0]["usage"]["class_a_requests"] == 1
+    assert shards["results"][0]["copy"]["requests"] < ours["copy"]["requests"] / 50
+    assert run.json(*given)["objects"] == 2000
+    assert run.json(*given, "--set", "dataset.index=s3://data/fixed")["objects"] == COUNT
+
+
+def test_one_is_no_plural(run: Command, scenario: Path) -> None:
+    assert run("cost", scenario, "--set", "training.epochs=1", "--set", "cluster.nodes=1") == 0
+    assert "small: 1 epoch on 1 node," in run.out
+    assert run("cost", scenario) == 0
+    assert "small: 3 epochs on 2 nodes," in run.out
+
+
 def test_simulate_suggests_the_right_word(run: Command, scenario: Path) -> None:
     assert "nodes" in run.fails("simulate", scenario, "--set", "cluster.nods=2")[1]
     for verb in ("simulate", "cost"):

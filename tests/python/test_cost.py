@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import foreload as fl
 from foreload import cost
-from foreload.cost import Bill, CopyPlan, Usage, break_even, deli, listings, price, sheet_text, usage_of
+from foreload.cost import Bill, CopyPlan, Usage, break_even, deli, listings, price, sheet_text, usage_of, usage_of_run
 from foreload.errors import InvalidError
 from foreload.sim import simulate_text
+from small import COUNT, until
 
 FLAT = """
 name = "flat"
@@ -108,6 +111,80 @@ read_mb_s = 1000
     assert used.source_bytes == pytest.approx(50 * 2**20, rel=1e-6)
     assert used.cross_zone_bytes == pytest.approx(outcome.mb_by_source.peer * 2**19, rel=1e-6)
     assert price(used, flat).requests == pytest.approx(500 / 10_000 + 5 * 7 / 10_000)
+
+
+def test_the_disk_of_a_simulated_run_is_the_scenario_s_unless_it_is_named() -> None:
+    text = """
+dataset = { samples = 100, mean_mb = 0.1 }
+training = { epochs = 1, global_batch = 10, step_s = 0.1 }
+cluster = { nodes = 2, network_mb_s = 100 }
+source = { throughput_mb_s = 100 }
+tier = [{ kind = "disk", capacity_mb = 3, read_mb_s = 9 }, { kind = "ram", capacity_mb = 8, read_mb_s = 9 }]
+"""
+    report = simulate_text(text, "foreload")
+    assert usage_of(report, "foreload", nodes=2).disk_bytes_per_node == 3 << 20
+    assert usage_of(report, "foreload", nodes=2, disk_gb_per_node=0).disk_bytes_per_node == 0
+
+
+def test_a_real_run_is_priced_by_what_its_bucket_counted(home: Any, bucket: Any) -> None:
+    data = fl.open("s3://data/train")
+    bucket.reset()
+    # Half of the requests are refused the first time.
+    bucket.add_fault("status", status=503, share=0.5, attempts=1, on=["get"])
+    tuning = fl.Tuning(hedge_per_cent=0)
+    loader = fl.NumpyLoader(data, 16, cache=fl.Cache(ram="32MB"), tuning=tuning, seed=3)
+    try:
+        assert sum(len(batch[0]) for batch in loader) == COUNT
+    finally:
+        bucket.clear_faults()
+    stats = loader.stats()
+    used = usage_of_run(stats, seconds=7200, disk_gb_per_node=2.0, list_requests=listings(COUNT), egress_share=0.5)
+    assert stats["retries"] > 0
+    assert used.class_b_requests == bucket.counters()["requests"]["get"]
+    assert used.source_bytes >= data.nbytes
+    assert used.egress_bytes == used.source_bytes // 2
+    assert (used.nodes, used.hours, used.class_a_requests, used.disk_bytes_per_node) == (1, 2.0, 1, 2 * 10**9)
+    assert price(used, "s3").requests > 0
+
+
+def test_a_line_of_the_metrics_log_is_priced_too(home: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tuning = fl.Tuning(metrics_log=log)
+    loader = fl.NumpyLoader(fl.open("s3://data/fixed"), 16, cache=fl.Cache(ram="32MB"), tuning=tuning)
+
+    def logged() -> str | None:
+        # It is written while there is something to do.
+        for _ in loader:
+            pass
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return next((line for line in lines if line.endswith("\n")), None)
+
+    line = json.loads(until(logged))
+    assert usage_of_run(line, seconds=1).class_b_requests == line["stats"]["requests"] + line["stats"]["retries"] > 0
+
+
+def test_a_job_on_several_nodes_is_the_sum_of_its_nodes() -> None:
+    node = {"requests": 10, "retries": 1, "requested_bytes": 1000, "hedges": 2}
+    used = usage_of_run([node, {"unix_s": 0, "job": 1, "stats": node}], seconds=3600)
+    assert (used.nodes, used.class_b_requests, used.source_bytes) == (2, 22, 2000)
+    # A node has ended, but is rented.
+    assert usage_of_run([node], seconds=3600, nodes=2).nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("stats", "given", "text"),
+    [
+        ({}, {}, "loader.stats"),
+        ({"stats": 3}, {}, "loader.stats"),
+        ({"requests": -1, "retries": 0, "requested_bytes": 0}, {}, "requests"),
+        ({"requests": 1, "retries": 0, "requested_bytes": 0}, {"seconds": -1}, "seconds"),
+        ({"requests": 1, "retries": 0, "requested_bytes": 0}, {"egress_share": 2}, "egress_share"),
+        ({"requests": 1, "retries": 0, "requested_bytes": 0}, {"bucket_bytes": 0.5}, "bucket_bytes"),
+    ],
+)
+def test_what_no_loader_counts_is_refused(stats: dict[str, Any], given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidError, match=text):
+        usage_of_run(stats, **{"seconds": 1.0, **given})
 
 
 def test_copying_pays_once_reading_again_has_cost_more(flat: Path) -> None:

@@ -1,10 +1,11 @@
-"""What the guide shows about Python is Python, with keywords that exist."""
+"""What the guide shows about Python is Python, with keywords that exist; what it shows about simulations runs."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 import foreload as fl
+from command import Command
 from foreload import torch as ft
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+SIMULATED = ("simulate", "cost")
 PAGES = ("quickstart", "torch", "resume", "distributed", "frameworks")
 CALLS: dict[str, Any] = {
     "fl.open": fl.open,
@@ -28,8 +31,10 @@ CALLS: dict[str, Any] = {
 }
 
 
-def blocks(page: str) -> Iterator[str]:
-    for found in re.finditer(r"^```python\n(.*?)^```", (GUIDE / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL):
+def blocks(page: str, language: str = "python") -> Iterator[str]:
+    for found in re.finditer(
+        rf"^```{language}\n(.*?)^```", (GUIDE / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL
+    ):
         yield found[1]
 
 
@@ -53,3 +58,39 @@ def test_orders_and_options_in_tables_are_known(page: str) -> None:
     text = (GUIDE / f"{page}.md").read_text()
     assert set(re.findall(r'order="([\w-]+)"', text)) <= set(NAMES)
     assert set(re.findall(r'uneven="(\w+)"', text)) <= {"pad", "weights"}
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The guide's scenario with a thousandth of its samples, in the working directory."""
+    (text,) = blocks("simulate", "toml")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "openimages-4.toml"
+    assert "samples = 1743042\n" in text
+    path.write_text(text.replace("samples = 1743042\n", "samples = 1743\n"))
+    return path
+
+
+@pytest.mark.parametrize("page", SIMULATED)
+def test_what_the_guide_simulates_runs(
+    page: str,
+    scenario: Path,
+    data: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    run = Command(capsys, monkeypatch)
+    commands = [
+        line for block in blocks(page, "console") for line in block.splitlines() if line.startswith("$ foreload ")
+    ]
+    assert any(scenario.name in line for line in commands)
+    for line in commands:
+        assert run(*shlex.split(line)[2:]) == 0, run.err
+    loader = fl.NumpyLoader(data, 16, cache=fl.Cache(ram="32MB"))
+    for _ in loader:
+        pass
+    known: dict[str, Any] = {"loader": loader}
+    for block in blocks(page):
+        exec(block, known)
+    assert known["usage"].class_b_requests > 0 if page == "cost" else Path("upgrade.png").stat().st_size > 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreload.cli import options, output
-from foreload.cli.simulate import Settings, cannot, check_policies, hours, run
+from foreload.cli.simulate import Settings, cannot, check_policies, hours, resolved, run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,13 @@ Scenario = Annotated[
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="A policy; repeatable. Default: foreload.")]
 Prices = Annotated[str, typer.Option("--prices", metavar="NAME|FILE", help="gcs, s3, azure, or a sheet of your own.")]
 DiskGb = Annotated[
-    float, typer.Option("--disk-gb", callback=options.number(0, 1e9), help="Disk rented per node, in GB.")
+    float | None,
+    typer.Option(
+        "--disk-gb",
+        callback=options.number(0, 1e9),
+        help="Disk rented per node, in GB. Default: the scenario's disk tiers.",
+        show_default=False,
+    ),
 ]
 CrossZone = Annotated[
     float,
@@ -46,7 +52,7 @@ def cost(
     policy: Policies = None,
     set: Settings = None,  # noqa: A002 (the option's name)
     prices: Prices = "gcs",
-    disk_gb: DiskGb = 0.0,
+    disk_gb: DiskGb = None,
     cross_zone: CrossZone = 0.0,
     sheet: Sheet = False,
     quiet: options.Quiet = False,
@@ -54,6 +60,7 @@ def cost(
 ) -> None:
     """Prices a simulated run, and compares it with copying the data set to every node's disk."""
     from foreload import cost as costs
+    from foreload._scenario import Scenario as Tables
     from foreload._text import read_text
 
     if sheet:
@@ -68,20 +75,24 @@ def cost(
     names = list(dict.fromkeys(policy or ["foreload"]))
     # A sheet that can't be is said before a simulation that takes long.
     costs.price(costs.Usage(), prices)
-    report = run(text, list(dict.fromkeys([*names, "perfect"])), settings, quiet=quiet)
-    # What the first epoch reads, later ones may find cached.
-    one = {**settings, "training.epochs": "1"}
-    first = run(text, names, one, quiet=quiet, what="the first epoch of")
+    with resolved(text, settings, quiet=quiet) as given:
+        report = run(text, list(dict.fromkeys([*names, "perfect"])), given, quiet=quiet)
+        # What the first epoch reads, later ones may find cached.
+        one = {**given, "training.epochs": "1"}
+        first = run(text, names, one, quiet=quiet, what="the first epoch of")
+        objects = Tables(text, given).objects() or report.samples
     bills = []
     for name in names:
         outcome = report[name]
         if not outcome.supported:
             bills.append({"policy": name, "supported": False, "reason": outcome.reason})
             continue
-        usage = _usage(report, name, disk_gb, cross_zone)
+        usage, once = (
+            costs.usage_of(each, name, report.nodes, disk_gb, costs.listings(objects), cross_zone)
+            for each in (report, first)
+        )
         bill = costs.price(usage, prices)
-        once = _usage(first, name, disk_gb, cross_zone)
-        even = _break_even(report, name, usage, once, prices)
+        even = _break_even(report, name, objects, usage, once, prices)
         bills.append(
             {
                 "policy": name,
@@ -98,6 +109,7 @@ def cost(
         "prices": prices,
         "epochs": report.epochs,
         "nodes": report.nodes,
+        "objects": objects,
         "results": bills,
     }
     output.emit(value, lambda console: _draw(console, value), as_json=as_json)
@@ -105,14 +117,10 @@ def cost(
         cannot(first)
 
 
-def _usage(report: "Report", policy: str, disk_gb: float, cross_zone: float) -> "Usage":
-    from foreload.cost import listings, usage_of
-
-    return usage_of(report, policy, report.nodes, disk_gb, listings(report.samples), cross_zone)
-
-
-def _break_even(report: "Report", policy: str, usage: "Usage", first: "Usage", prices: str) -> "BreakEven":
-    from foreload.cost import CopyPlan, Usage, break_even
+def _break_even(
+    report: "Report", policy: str, objects: int, usage: "Usage", first: "Usage", prices: str
+) -> "BreakEven":
+    from foreload.cost import CopyPlan, break_even
 
     epochs = report.ran(policy).epoch_hours
     later = epochs[1:] or epochs
@@ -121,11 +129,12 @@ def _break_even(report: "Report", policy: str, usage: "Usage", first: "Usage", p
     each = {name: _per_epoch(getattr(usage, name), getattr(first, name), len(epochs)) for name in counts}
     rest = {name: max(0, getattr(first, name) - each[name]) for name in counts}
     per_epoch = dataclasses.replace(usage, hours=mean, class_a_requests=0, **each)
-    once = Usage(nodes=report.nodes, hours=max(0.0, epochs[0] - mean), class_a_requests=usage.class_a_requests, **rest)
+    # What is rented is rented while the first epoch takes longer, too.
+    once = dataclasses.replace(usage, hours=max(0.0, epochs[0] - mean), **rest)
     copy = CopyPlan(
         nodes=report.nodes,
         dataset_bytes=int(report.dataset_mb * _MB),
-        objects=report.samples,
+        objects=objects,
         bytes_per_s_per_node=int(report.source_mb_s / report.nodes * _MB),
         system_bytes=0,
         epoch_hours=report.ran("perfect").hours / report.epochs,
@@ -139,7 +148,8 @@ def _per_epoch(whole: int, first: int, epochs: int) -> int:
 
 
 def _draw(console: "Console", value: dict[str, Any]) -> None:
-    title = f"{value['scenario'] or 'scenario'}: {value['epochs']} epochs on {value['nodes']} nodes, prices of {value['prices']}"
+    length, machines = output.counted(value["epochs"], "epoch"), output.counted(value["nodes"], "node")
+    title = f"{value['scenario'] or 'scenario'}: {length} on {machines}, prices of {value['prices']}"
     rows: list[tuple[str, ...]] = []
     for found in value["results"]:
         if not found["supported"]:

@@ -90,6 +90,16 @@ def human_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, with the noun in the form that it takes.
+
+    Example:
+        >>> counted(1, "epoch"), counted(1200, "node")
+        ('1 epoch', '1,200 nodes')
+    """
+    return f"{human_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def human_seconds(seconds: float) -> str:
     """A duration for people.
 
