@@ -10,6 +10,9 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Between two lines of the metrics log.
+const METRICS_EVERY: Duration = Duration::from_secs(1);
+
 impl Job {
     /// Ticks while anything is in flight, and reports what takes too long.
     pub(super) async fn watch(self: Rc<Self>) {
@@ -26,12 +29,23 @@ impl Job {
                 // What goes wrong here is told by the fetch that needs them.
                 let _aside = tokio::task::spawn_local(fresh);
             }
-            if let Some(log) = &mut log {
-                log.write(self.id, || self.stats());
+            if let Some(log) = &mut log
+                && log.last.elapsed() >= METRICS_EVERY
+            {
+                log.write(self.id, &self.stats());
             }
             let gauges = self.state.borrow().plan.scheduler().gauges();
             if gauges.in_flight == 0 && gauges.requests == 0 {
-                self.active.notified().await;
+                if let Some(log) = &mut log
+                    && tokio::time::timeout(METRICS_EVERY, self.active.notified())
+                        .await
+                        .is_err()
+                {
+                    log.write(self.id, &self.stats());
+                    self.active.notified().await;
+                } else if log.is_none() {
+                    self.active.notified().await;
+                }
                 // Let a burst of steps go by: each of them would wake us.
                 tokio::time::sleep(TICK).await;
                 continue;
@@ -39,6 +53,9 @@ impl Job {
             tokio::time::sleep(if gauges.in_flight > 0 { TICK } else { TICK * 10 }).await;
             self.step(Event::Tick);
             self.report_stalls(limit);
+        }
+        if let Some(log) = &mut log {
+            log.write(self.id, &self.stats());
         }
     }
 
@@ -141,7 +158,7 @@ impl Job {
     }
 }
 
-/// One line of JSON per second of activity.
+/// One line of JSON per second of activity, one when it pauses, and one at the end.
 struct MetricsLog {
     file: std::fs::File,
     last: Instant,
@@ -162,15 +179,12 @@ impl MetricsLog {
         }
     }
 
-    fn write(&mut self, job: u32, stats: impl FnOnce() -> Stats) {
-        if self.last.elapsed() < Duration::from_secs(1) {
-            return;
-        }
+    fn write(&mut self, job: u32, stats: &Stats) {
         self.last = Instant::now();
         let unix_s = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0.0, |t| t.as_secs_f64());
-        let line = serde_json::json!({ "unix_s": unix_s, "job": job, "stats": stats() });
+        let line = serde_json::json!({ "unix_s": unix_s, "job": job, "stats": stats });
         // A full disk costs a line of the log, never training.
         let _ = std::io::Write::write_all(&mut self.file, format!("{line}\n").as_bytes());
     }
