@@ -28,7 +28,10 @@ struct Settings {
     /// Per sample of a parallel fetch.
     fetch_s: f64,
     latency_s: f64,
-    source_s_per_mb: f64,
+    /// At the node's part of the source's throughput; of a fetch and of a miss, whose connections may be slower.
+    link_s_per_mb: f64,
+    fetch_s_per_mb: f64,
+    miss_s_per_mb: f64,
 }
 
 /// Sixteen: the threads of paper 000's Table I.
@@ -51,7 +54,8 @@ impl Settings {
             .iter()
             .find(|t| t.kind == TierKind::Disk)
             .or(hardware.tiers.first());
-        let node_mb_s = (setup.curve.total(hardware.nodes) / f64::from(hardware.nodes)).min(hardware.connection_mb_s);
+        let parallel = deli.parallel.unwrap_or(PARALLEL);
+        let link_s_per_mb = setup.curve.share(hardware.nodes).recip();
         let cache_mb = if deli.cache_samples.is_some() {
             f64::INFINITY
         } else {
@@ -65,9 +69,11 @@ impl Settings {
             fixed_s: deli.fetch_fixed_s,
             hit_s: deli.hit_s,
             hit_s_per_mb: disk.map_or(0.0, |t| t.per_thread_mb_s().recip()),
-            fetch_s: hardware.latency_s / deli.parallel.unwrap_or(PARALLEL),
+            fetch_s: hardware.latency_s / parallel,
             latency_s: hardware.latency_s,
-            source_s_per_mb: node_mb_s.recip(),
+            link_s_per_mb,
+            fetch_s_per_mb: link_s_per_mb.max((parallel * hardware.connection_mb_s).recip()),
+            miss_s_per_mb: link_s_per_mb.max(hardware.connection_mb_s.recip()),
         }
     }
 }
@@ -218,7 +224,7 @@ impl Node {
         let mb: f64 = wanted.iter().map(|s| sizes.of(*s)).sum();
         counts.mb.source += mb;
         counts.requests += wanted.len() as u64;
-        self.link_until = self.link_until.max(self.now) + mb * settings.source_s_per_mb;
+        self.link_until = self.link_until.max(self.now) + mb * settings.fetch_s_per_mb;
         let work_s = settings.fixed_s + wanted.len() as f64 * settings.fetch_s;
         self.service_until = self.service_until.max(self.now) + work_s;
         let done = self.link_until.max(self.service_until + settings.latency_s);
@@ -250,10 +256,10 @@ impl Node {
                 self.cache.insert(sample, sizes);
             }
             // It takes throughput from the fetches under way.
-            let transfer_s = mb * settings.source_s_per_mb;
-            self.link_until = self.link_until.max(self.now) + transfer_s;
-            self.fetches.iter_mut().for_each(|f| f.0 += transfer_s);
-            settings.latency_s + transfer_s
+            let taken_s = mb * settings.link_s_per_mb;
+            self.link_until = self.link_until.max(self.now) + taken_s;
+            self.fetches.iter_mut().for_each(|f| f.0 += taken_s);
+            settings.latency_s + mb * settings.miss_s_per_mb
         };
         self.now += seconds;
         sums.load_s += seconds;
@@ -310,6 +316,35 @@ mod tests {
             miss("deli.cache_samples=200"),
         );
         assert!(half > one + 0.2 && (one - two).abs() < 0.03, "{half} {one} {two}");
+    }
+
+    #[test]
+    fn a_fetch_has_as_many_connections_as_requests_and_a_miss_has_one() {
+        let set = [
+            "cluster.nodes=1",
+            "dataset.mean_mb=1",
+            "dataset.samples=320",
+            "training.global_batch=320",
+            "training.epochs=1",
+            "source.latency_s=0",
+            "source.connection_mb_s=10",
+            "deli.cache_samples=0",
+            "deli.fetch_samples=0",
+        ];
+        let load_s = |set: &[&str]| outcome(set).load_s.expect("deli reports it")[0];
+        assert!((load_s(&set) - 32.0).abs() < 0.01, "{} s", load_s(&set));
+        // 160 MB are there after a second of 160 MB/s; before, the one sample after the other is missed.
+        let fetched = [
+            &set[..8],
+            &[
+                "deli.fetch_samples=160",
+                "deli.threshold_samples=0",
+                "training.global_batch=160",
+            ],
+        ]
+        .concat();
+        let miss = outcome(&fetched).miss_rate.expect("deli reports it")[0];
+        assert!((miss - 20.0 / 320.0).abs() < 0.02, "{miss}");
     }
 
     #[test]

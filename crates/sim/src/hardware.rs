@@ -54,7 +54,7 @@ pub struct Hardware {
     pub latency_sigma: f64,
     /// Requests in flight per node.
     pub requests_in_flight: u32,
-    /// What one connection delivers at most.
+    /// What one connection delivers at most; infinite without a limit.
     pub connection_mb_s: f64,
     /// How readers share the source.
     pub share: Share,

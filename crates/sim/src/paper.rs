@@ -2,7 +2,7 @@
 //!
 //! A node's p_0 staging threads are load-balanced, so together they serve the access sequence one read after the other, each taking
 //! (fetch + write)/p_0. Fetch is the fastest of: the source, at this thread's share of t(gamma), where gamma is the number of nodes
-//! reading *now* ([`crate::source`]); another node's tier, min(b_c, r_j/p_j); the node's own tier, r_j/p_j. There is no contention on
+//! reading *now* ([`crate::source`]), at most what its one connection delivers, after its request's latency; another node's tier, min(b_c, r_j/p_j); the node's own tier, r_j/p_j. There is no contention on
 //! disks or network, as in the paper. What differs between policies is what is kept where (`store`, `frequency`) and what the
 //! sequence is (`reorder`).
 

@@ -21,9 +21,9 @@ fn random_scenario(seed: u64) -> Scenario {
         format!("cluster.compute_mb_s={}", pick(&["20", "100", "1000"])),
         format!("cluster.network_mb_s={}", pick(&["50", "10000"])),
         format!("source.share={}", pick(&["shared", "shared", "literal"])),
-        format!("source.latency_s={}", pick(&["0", "0", "0.01"])),
+        format!("source.latency_s={}", pick(&["0", "0", "0.01", "0.2"])),
         format!("source.requests_in_flight={}", pick(&["1", "64"])),
-        format!("source.connection_mb_s={}", pick(&["30", "1000"])),
+        format!("source.connection_mb_s={}", pick(&["1", "30", "1000"])),
         format!("tier.staging.capacity_mb={}", pick(&["0", "1", "10", "500"])),
         format!("tier.ram.capacity_mb={}", pick(&["0", "3", "40", "800"])),
         format!("tier.disk.capacity_mb={}", pick(&["0", "40", "800"])),
@@ -53,6 +53,84 @@ fn no_policy_that_reads_everything_in_order_beats_the_bound() {
                 r.policy,
                 r.hours
             );
+        }
+    }
+}
+
+#[test]
+fn no_policy_gets_more_from_the_source_than_its_connections_and_latencies_allow() {
+    for seed in 0..150 {
+        let scenario = random_scenario(seed);
+        let report = run(&scenario, &Policy::ALL).expect("runs");
+        let threads = |of: &dyn Fn(&Tier) -> bool| -> f64 {
+            let tiers = scenario.tier.iter().filter(|t| of(t));
+            tiers.map(|t| f64::from(t.threads)).sum()
+        };
+        for r in report.results.iter().filter(|r| r.supported) {
+            let requests = match r.policy {
+                Policy::Naive => 1.0,
+                Policy::Foreload => f64::from(scenario.source.requests_in_flight),
+                Policy::LbannPreload => threads(&|t| t.kind == TierKind::Ram),
+                Policy::ParallelStaging => threads(&|t| t.kind != TierKind::Staging),
+                // What is prefetched into tiers and caches may still be on its way when the last sample is read.
+                Policy::Frequency | Policy::Deli => continue,
+                _ => threads(&|t| t.kind == TierKind::Staging),
+            };
+            let connection_mb_s = scenario.source.connection_mb_s.expect("drawn");
+            let request_s = r.mb_by_source.source / connection_mb_s + r.requests as f64 * scenario.source.latency_s;
+            let least_s = request_s / (requests * f64::from(scenario.cluster.nodes));
+            let seconds = r.hours * 3600.0;
+            assert!(
+                seconds >= least_s * SLACK,
+                "seed {seed}: {:?} {seconds} s, at least {least_s} s",
+                r.policy
+            );
+        }
+    }
+}
+
+#[test]
+fn a_thread_of_the_papers_policies_has_one_request_at_a_time() {
+    let set = [
+        "dataset.mean_mb=1",
+        "dataset.std_mb=0",
+        "training.epochs=1",
+        "cluster.nodes=1",
+        "cluster.compute_mb_s=1e9",
+        "cluster.preprocess_mb_s=1e9",
+        "source.throughput_mb_s=1000",
+        "tier.staging.read_mb_s=1e9",
+        "tier.ram.capacity_mb=1000",
+        "tier.ram.read_mb_s=1e9",
+        "tier.disk.capacity_mb=0",
+    ];
+    // Two threads of staging, and for `parallel-staging` two of RAM and two of disk.
+    let threads = [
+        (Policy::Naive, 1.0),
+        (Policy::Staging, 2.0),
+        (Policy::DeepioOrdered, 2.0),
+        (Policy::DeepioOptimistic, 2.0),
+        (Policy::ParallelStaging, 4.0),
+        (Policy::LbannDynamic, 2.0),
+        (Policy::LbannPreload, 2.0),
+        (Policy::LocalityAware, 2.0),
+    ];
+    for (limit, seconds) in [("source.connection_mb_s=10", 100.0), ("source.latency_s=0.1", 100.0)] {
+        let scenario = Scenario::parse(SMALL, &[&set[..], &[limit]].concat()).expect("valid");
+        for (policy, threads) in threads {
+            let ran = run(&scenario, &[policy]).expect("runs").results.remove(0).hours * 3600.0;
+            // Its 1000 MB also take a second from the source, where latency is what there is besides.
+            let least = seconds / threads;
+            assert!(
+                ran >= least && ran < least + 1.1,
+                "{limit}, {policy:?}: {ran} s, not {least} s"
+            );
+        }
+        // Its staging and its RAM have two threads each, and may read the same.
+        for (ram, least) in [("tier.ram.capacity_mb=1000", 25.0), ("tier.ram.capacity_mb=0", 50.0)] {
+            let scenario = Scenario::parse(SMALL, &[&set[..], &[limit, ram]].concat()).expect("valid");
+            let ran = run(&scenario, &[Policy::Frequency]).expect("runs").results[0].hours * 3600.0;
+            assert!((least..52.1).contains(&ran), "{limit}, {ram}: {ran} s");
         }
     }
 }

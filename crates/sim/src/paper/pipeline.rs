@@ -2,7 +2,8 @@
 //!
 //! A node's staging server takes the next sample of its sequence when its threads are free and the staging buffer has room. If
 //! the fastest place is local or a peer, the end of the read is known at once; if it is the source, the read joins the other
-//! readers and ends when the source says so. A server runs on without going back to the queue until another server
+//! readers and ends when the source says so, or later: each thread has one request at a time, on one connection, which
+//! has its own limit and takes its latency. A server runs on without going back to the queue until another server
 //! would act before it.
 
 use super::store::Store;
@@ -77,6 +78,13 @@ struct Prefetcher {
     next: usize,
 }
 
+impl Prefetcher {
+    /// The one that it reads.
+    fn sample(&self) -> u32 {
+        self.wanted[self.next]
+    }
+}
+
 /// A run of one policy.
 pub struct Pipeline<'a, S> {
     setup: &'a Setup<'a>,
@@ -88,6 +96,9 @@ pub struct Pipeline<'a, S> {
     prefetchers: Vec<Prefetcher>,
     streams_per_node: u32,
     source: SharedSource,
+    /// By stream: since when it reads, and whether the source has sent what is still on its way.
+    since: Vec<f64>,
+    landing: Vec<bool>,
     ready: BinaryHeap<Reverse<(Ordered, u32)>>,
     counts: Counts,
     epoch_ends: Vec<f64>,
@@ -124,6 +135,8 @@ impl<'a, S: Store> Pipeline<'a, S> {
             prefetchers: Vec::new(),
             streams_per_node: streams,
             source: SharedSource::new(setup.curve.clone(), setup.hardware.share, node_of, weight_of),
+            since: vec![0.0; (nodes * streams) as usize],
+            landing: vec![false; (nodes * streams) as usize],
             ready: BinaryHeap::new(),
             counts: Counts::default(),
             epoch_ends: vec![0.0; setup.access.epochs() as usize],
@@ -172,7 +185,7 @@ impl<'a, S: Store> Pipeline<'a, S> {
                     let Some((stream, at)) = self.source.end_next() else {
                         break;
                     };
-                    self.fetched(stream, at, &mut epochs)?;
+                    self.sent(stream, at, &mut epochs)?;
                 }
             }
         }
@@ -184,6 +197,9 @@ impl<'a, S: Store> Pipeline<'a, S> {
     }
 
     fn act(&mut self, stream: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+        if std::mem::take(&mut self.landing[stream as usize]) {
+            return self.fetched(stream, at, epochs);
+        }
         let (node, tier) = (stream / self.streams_per_node, stream % self.streams_per_node);
         match tier {
             0 => self.stage(node, epochs),
@@ -194,25 +210,50 @@ impl<'a, S: Store> Pipeline<'a, S> {
         }
     }
 
+    fn ask_source(&mut self, stream: u32, mb: f64, at: f64) {
+        self.counts.source(mb);
+        self.since[stream as usize] = at;
+        self.source.start(stream, mb, at);
+    }
+
+    /// The source sent what `stream` reads; its threads' requests have a latency, and their connections may be slower.
+    fn sent(&mut self, stream: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+        let (node, tier) = (stream / self.streams_per_node, stream % self.streams_per_node);
+        let hardware = self.setup.hardware;
+        let (threads, sample) = match tier.checked_sub(1) {
+            None => (self.threads(), self.nodes[node as usize].reading),
+            Some(tier) => (
+                hardware.tiers[tier as usize].threads,
+                self.prefetcher(node, tier).sample(),
+            ),
+        };
+        let least_s = self.setup.sizes.of(sample) / (threads * hardware.connection_mb_s);
+        let arrived = at.max(self.since[stream as usize] + least_s) + hardware.latency_s / threads;
+        if arrived > at {
+            self.landing[stream as usize] = true;
+            self.ready.push(Reverse((Ordered(arrived), stream)));
+            return Ok(());
+        }
+        self.fetched(stream, at, epochs)
+    }
+
+    fn prefetcher(&mut self, node: u32, tier: u32) -> &mut Prefetcher {
+        &mut self.prefetchers[(node * (self.streams_per_node - 1) + tier) as usize]
+    }
+
     fn fetched(&mut self, stream: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
         let (node, tier) = (stream / self.streams_per_node, stream % self.streams_per_node);
         if tier == 0 {
             let sample = self.nodes[node as usize].reading;
-            let threads = self.threads();
-            let at = at + self.setup.hardware.latency_s / threads;
             self.store.arrived(node, sample);
             self.staged(node, sample, at, epochs)?;
             return self.stage(node, epochs);
         }
-        let tier = tier as usize - 1;
-        let index = node as usize * (self.streams_per_node as usize - 1) + tier;
-        let prefetcher = &mut self.prefetchers[index];
-        let sample = prefetcher.wanted[prefetcher.next];
+        let prefetcher = self.prefetcher(node, tier - 1);
+        let sample = prefetcher.sample();
         prefetcher.next += 1;
         self.store.arrived(node, sample);
-        let speed = &self.setup.hardware.tiers[tier];
-        let latency_s = self.setup.hardware.latency_s / speed.threads;
-        let done = at + latency_s + self.setup.sizes.of(sample) / speed.write_mb_s;
+        let done = at + self.setup.sizes.of(sample) / self.setup.hardware.tiers[tier as usize - 1].write_mb_s;
         self.ready.push(Reverse((Ordered(done), stream)));
         Ok(())
     }
@@ -253,10 +294,8 @@ impl<'a, S: Store> Pipeline<'a, S> {
             match self.fetch(node, sample, start) {
                 From::Done(at) => self.staged(node, sample, at, epochs)?,
                 From::Source => {
-                    let mb = self.setup.sizes.of(sample);
-                    self.counts.source(mb);
                     self.nodes[node as usize].reading = sample;
-                    self.source.start(node * self.streams_per_node, mb, start);
+                    self.ask_source(node * self.streams_per_node, self.setup.sizes.of(sample), start);
                     return Ok(());
                 }
             }
@@ -277,6 +316,16 @@ impl<'a, S: Store> Pipeline<'a, S> {
         ))
     }
 
+    /// What one of `threads` gets if it reads `mb` from the source now, its request's latency included.
+    fn source_mb_s(&self, node: u32, threads: f64, mb: f64) -> f64 {
+        let hardware = self.setup.hardware;
+        let mb_s = self.source.per_thread(node, threads).min(hardware.connection_mb_s);
+        match hardware.latency_s > 0.0 {
+            true => mb / (mb / mb_s + hardware.latency_s),
+            false => mb_s,
+        }
+    }
+
     /// The fastest place, and when a local or remote read ends.
     fn fetch(&mut self, node: u32, sample: u32, start: f64) -> From {
         let found = self.store.find(node, sample);
@@ -287,8 +336,8 @@ impl<'a, S: Store> Pipeline<'a, S> {
         let threads = self.threads();
         let own = found.own.map_or(0.0, |t| hardware.tiers[t as usize].per_thread_mb_s());
         let peer = found.peer.map_or(0.0, |t| hardware.peer_mb_s(t as usize));
-        let source = self.source.per_thread(node, threads);
         let mb = self.setup.sizes.of(sample);
+        let source = self.source_mb_s(node, threads, mb);
         if source > own && source > peer {
             return From::Source;
         }
@@ -350,12 +399,11 @@ impl<'a, S: Store> Pipeline<'a, S> {
             }
             let mb = self.setup.sizes.of(sample);
             let peer = found.peer.map_or(0.0, |t| hardware.peer_mb_s(t as usize));
-            if self.source.per_thread(node, threads) > peer {
-                self.counts.source(mb);
-                self.source.start(stream, mb, at);
+            if self.source_mb_s(node, threads, mb) > peer {
+                self.ask_source(stream, mb, at);
                 return;
             }
-            prefetcher.next += 1;
+            self.prefetchers[index].next += 1;
             self.counts.mb.peer += mb;
             self.store.arrived(node, sample);
             at += mb / peer / threads + mb / hardware.tiers[tier].write_mb_s;

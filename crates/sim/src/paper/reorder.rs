@@ -125,31 +125,43 @@ impl Store for Pool {
 
 /// Seconds to read each node's homes from the source and write them to their tiers, all nodes at once, before training.
 pub fn preload_s(setup: &Setup<'_>, homes: &Homes) -> f64 {
-    let mut mb = vec![0.0; setup.access.nodes() as usize];
+    let mut own = vec![Copied::default(); setup.access.nodes() as usize];
     for sample in 0..setup.sizes.samples() {
         if let Some(home) = homes.home(sample) {
-            mb[home as usize] += setup.sizes.of(sample);
+            own[home as usize].add(setup.sizes.of(sample));
         }
     }
-    let largest = mb.iter().copied().fold(0.0, f64::max);
+    let readers = setup.access.nodes();
     let ram = setup.hardware.tiers.iter().find(|t| t.kind == TierKind::Ram);
-    copy_s(
-        setup,
-        largest,
-        ram.map_or(1.0, |t| t.threads),
-        largest / ram.map_or(f64::INFINITY, |t| t.write_mb_s),
-    )
+    let (threads, write_mb_s) = ram.map_or((1.0, f64::INFINITY), |t| (t.threads, t.write_mb_s));
+    let seconds = |copied: &Copied| copied.seconds(setup, readers, threads, copied.mb / write_mb_s);
+    own.iter().map(seconds).fold(0.0, f64::max)
 }
 
-/// Seconds until a node with `mb` has copied it from the source, all nodes at once, and written it in `write_s`.
-fn copy_s(setup: &Setup<'_>, mb: f64, threads: f64, write_s: f64) -> f64 {
-    let nodes = setup.access.nodes();
-    let total = setup.curve.total(nodes);
-    let node_mb_s = match setup.hardware.share {
-        crate::Share::Shared => total / f64::from(nodes),
-        crate::Share::Literal => threads * total / f64::from(nodes),
-    };
-    (mb / node_mb_s).max(write_s)
+/// What one node copies before training.
+#[derive(Clone, Copy, Debug, Default)]
+struct Copied {
+    mb: f64,
+    samples: f64,
+}
+
+impl Copied {
+    fn add(&mut self, mb: f64) {
+        self.mb += mb;
+        self.samples += 1.0;
+    }
+
+    /// Seconds until `threads` threads have read it from the source, `readers` nodes at once, and it is written in `write_s`.
+    fn seconds(&self, setup: &Setup<'_>, readers: u32, threads: f64, write_s: f64) -> f64 {
+        let hardware = setup.hardware;
+        let share = setup.curve.share(readers);
+        let node_mb_s = match hardware.share {
+            crate::Share::Shared => share,
+            crate::Share::Literal => threads * share,
+        };
+        let read_s = self.mb / node_mb_s.min(threads * hardware.connection_mb_s);
+        (read_s + self.samples * hardware.latency_s / threads).max(write_s)
+    }
 }
 
 /// Parallel staging: each node copies its shard to its tiers, as far as they hold it, and trains on nothing else.
@@ -171,17 +183,18 @@ pub fn parallel_staging(setup: &Setup<'_>) -> Result<Outcome, Error> {
     let mut counts = Counts::default();
     let mut staged_s = 0.0f64;
     for own in &shard {
-        let mut by_tier = vec![0.0; hardware.tiers.len()];
-        own.iter()
-            .for_each(|(sample, tier)| by_tier[*tier as usize] += setup.sizes.of(*sample));
+        let (mut by_tier, mut copied) = (vec![0.0; hardware.tiers.len()], Copied::default());
+        for (sample, tier) in own {
+            by_tier[*tier as usize] += setup.sizes.of(*sample);
+            copied.add(setup.sizes.of(*sample));
+        }
         let write_s = by_tier
             .iter()
             .zip(&hardware.tiers)
             .map(|(mb, t)| mb / t.write_mb_s)
             .fold(0.0, f64::max);
-        let mb = by_tier.iter().sum();
-        staged_s = staged_s.max(copy_s(setup, mb, threads, write_s));
-        counts.mb.source += mb;
+        staged_s = staged_s.max(copied.seconds(setup, nodes, threads, write_s));
+        counts.mb.source += copied.mb;
         counts.requests += own.len() as u64;
     }
     let mut ends = vec![0.0f64; setup.access.epochs() as usize];
