@@ -55,7 +55,9 @@ impl Settings {
             .find(|t| t.kind == TierKind::Disk)
             .or(hardware.tiers.first());
         let parallel = deli.parallel.unwrap_or(PARALLEL);
-        let link_s_per_mb = setup.curve.share(hardware.nodes).recip();
+        // With fewer samples than nodes, the others read nothing.
+        let readers = hardware.nodes.min(setup.access.samples());
+        let link_s_per_mb = setup.curve.share(readers).recip();
         let cache_mb = if deli.cache_samples.is_some() {
             f64::INFINITY
         } else {
@@ -345,6 +347,21 @@ mod tests {
         .concat();
         let miss = outcome(&fetched).miss_rate.expect("deli reports it")[0];
         assert!((miss - 20.0 / 320.0).abs() < 0.02, "{miss}");
+    }
+
+    #[test]
+    fn nodes_that_read_nothing_take_no_share_of_the_source() {
+        let set = [
+            "dataset.samples=1",
+            "dataset.mean_mb=100",
+            "training.epochs=1",
+            "cluster.nodes=4",
+            "deli.fetch_samples=0",
+            "source.throughput_mb_s=100",
+            "source.latency_s=0",
+        ];
+        let hours = outcome(&set).hours * 3600.0;
+        assert!((hours - 1.0).abs() < 0.01, "{hours} s");
     }
 
     #[test]

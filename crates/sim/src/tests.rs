@@ -136,6 +136,27 @@ fn a_thread_of_the_papers_policies_has_one_request_at_a_time() {
 }
 
 #[test]
+fn nodes_that_have_nothing_to_read_take_no_share_of_the_source() {
+    let set = [
+        "dataset.samples=1",
+        "dataset.mean_mb=20",
+        "dataset.std_mb=0",
+        "training.epochs=1",
+        "source.throughput_mb_s=1",
+        "cluster.compute_mb_s=1e9",
+        "cluster.preprocess_mb_s=1e9",
+    ];
+    let scenario = Scenario::parse(SMALL, &set).expect("valid");
+    for r in run(&scenario, &[Policy::Deli, Policy::LbannPreload])
+        .expect("runs")
+        .results
+    {
+        let seconds = r.hours * 3600.0;
+        assert!((20.0..20.1).contains(&seconds), "{:?}: {seconds} s", r.policy);
+    }
+}
+
+#[test]
 fn every_byte_of_every_epoch_is_delivered_exactly_once() {
     for seed in 0..100 {
         let scenario = random_scenario(seed);

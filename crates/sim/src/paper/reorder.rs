@@ -123,7 +123,7 @@ impl Store for Pool {
     }
 }
 
-/// Seconds to read each node's homes from the source and write them to their tiers, all nodes at once, before training.
+/// Seconds to read each node's homes from the source and write them to their tiers, all nodes that have some at once, before training.
 pub fn preload_s(setup: &Setup<'_>, homes: &Homes) -> f64 {
     let mut own = vec![Copied::default(); setup.access.nodes() as usize];
     for sample in 0..setup.sizes.samples() {
@@ -131,7 +131,7 @@ pub fn preload_s(setup: &Setup<'_>, homes: &Homes) -> f64 {
             own[home as usize].add(setup.sizes.of(sample));
         }
     }
-    let readers = setup.access.nodes();
+    let readers = own.iter().filter(|copied| copied.samples > 0.0).count() as u32;
     let ram = setup.hardware.tiers.iter().find(|t| t.kind == TierKind::Ram);
     let (threads, write_mb_s) = ram.map_or((1.0, f64::INFINITY), |t| (t.threads, t.write_mb_s));
     let seconds = |copied: &Copied| copied.seconds(setup, readers, threads, copied.mb / write_mb_s);
