@@ -1,5 +1,7 @@
 //! What can be wrong with a scenario, and how to fix it.
 
+use crate::{Policy, scenario::keys::not_one_of};
+
 /// Why a scenario can't be read or run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -29,12 +31,10 @@ pub enum Error {
         problem: String,
     },
     /// A policy that doesn't exist.
-    #[error("unknown policy {name:?}{}", suggestion(.nearest))]
+    #[error("policy: {}", not_one_of(.name, &Policy::ALL.map(Policy::name)))]
     UnknownPolicy {
         /// The name as written.
         name: String,
-        /// The closest known name.
-        nearest: Option<String>,
     },
     /// A price sheet that doesn't ship.
     #[error("unknown price sheet {name:?}; name a shipped one (gcs, s3, azure) or give the path of your own{}", suggestion(.nearest))]

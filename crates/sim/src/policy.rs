@@ -1,6 +1,6 @@
 //! The policies that can be simulated, and what each one promises.
 
-use crate::{Error, scenario::keys::nearest};
+use crate::Error;
 use foreload_plan::policy::Policy as Planned;
 use serde::{Deserialize, Serialize};
 
@@ -80,10 +80,7 @@ impl Policy {
         Self::ALL
             .into_iter()
             .find(|p| p.name() == name)
-            .ok_or_else(|| Error::UnknownPolicy {
-                name: name.to_owned(),
-                nearest: nearest(name, Self::ALL.iter().map(|p| p.name())).map(str::to_owned),
-            })
+            .ok_or_else(|| Error::UnknownPolicy { name: name.to_owned() })
     }
 
     /// The same policy in `plan`, which says what each one promises.
@@ -143,6 +140,10 @@ mod tests {
             assert_eq!(Policy::from_name(policy.name()).expect("known"), policy);
         }
         let message = Policy::from_name("frequencies").expect_err("unknown").to_string();
-        assert!(message.contains("frequency"), "{message}");
+        assert!(
+            message.starts_with(r#"policy: "frequencies" is not one of perfect, naive, "#)
+                && message.ends_with(r#"did you mean "frequency"?"#),
+            "{message}"
+        );
     }
 }

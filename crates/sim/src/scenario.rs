@@ -312,13 +312,10 @@ impl Scenario {
         if self.keeping().count() > 100 {
             return Err(Error::invalid("tier", "at most 100 tiers"));
         }
-        if !["keyed", "sequential"].contains(&self.training.order.as_str()) {
+        if self.drive == Drive::Engine && self.source.share == Share::Literal {
             return Err(Error::invalid(
-                "training.order",
-                format!(
-                    "{:?} is not simulated; use \"keyed\" or \"sequential\"",
-                    self.training.order
-                ),
+                "source.share",
+                "\"literal\" goes with drive = \"fast\": the engine's requests share the source; use \"shared\"",
             ));
         }
         self.curve().map(|_| ())

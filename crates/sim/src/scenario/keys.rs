@@ -9,8 +9,10 @@ use toml::{Table, Value};
 /// What a key takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// A word; which ones is known where it is read.
+    /// Any word.
     Word,
+    /// One of these words, as the scenario's enums spell them.
+    OneOf(&'static [&'static str]),
     /// A whole number, from the first to the second.
     Count(u64, u64),
     /// A number, from the first to the second.
@@ -41,7 +43,7 @@ const DATASET: Keys = &[
     ("mean_mb", SIZE),
     ("std_mb", SPREAD),
     ("min_mb", SIZE),
-    ("negative", Kind::Word),
+    ("negative", Kind::OneOf(&["clip-rescale", "clip", "redraw"])),
     ("seed", ANY),
     ("sizes_file", Kind::Word),
     ("index", Kind::Word),
@@ -49,7 +51,7 @@ const DATASET: Keys = &[
 const TRAINING: Keys = &[
     ("epochs", COUNT),
     ("global_batch", COUNT),
-    ("order", Kind::Word),
+    ("order", Kind::OneOf(&["keyed", "sequential"])),
     ("seed", ANY),
     ("step_s", SECONDS),
 ];
@@ -62,14 +64,14 @@ const CLUSTER: Keys = &[
 ];
 const SOURCE: Keys = &[
     ("throughput_mb_s", Kind::Curve),
-    ("share", Kind::Word),
+    ("share", Kind::OneOf(&["shared", "literal"])),
     ("latency_s", SECONDS),
     ("latency_sigma", Kind::Number(0.0, 3.0)),
     ("requests_in_flight", COUNT),
     ("connection_mb_s", RATE),
 ];
 const TIER: Keys = &[
-    ("kind", Kind::Word),
+    ("kind", Kind::OneOf(&["staging", "ram", "disk"])),
     ("capacity_mb", CAPACITY),
     ("threads", COUNT),
     ("read_mb_s", RATE),
@@ -92,7 +94,7 @@ const SECTIONS: &[(&str, Keys)] = &[
     ("tier", TIER),
     ("deli", DELI),
 ];
-const WORDS: &[&str] = &["name", "drive"];
+const WORDS: Keys = &[("name", Kind::Word), ("drive", Kind::OneOf(&["fast", "engine"]))];
 
 /// Every key that takes numbers, with its section.
 #[cfg(test)]
@@ -100,7 +102,20 @@ pub fn numeric() -> impl Iterator<Item = (&'static str, &'static str, Kind)> {
     let keys = SECTIONS
         .iter()
         .flat_map(|(s, keys)| keys.iter().map(|(k, kind)| (*s, *k, *kind)));
-    keys.filter(|(.., kind)| *kind != Kind::Word)
+    keys.filter(|(.., kind)| !matches!(kind, Kind::Word | Kind::OneOf(_)))
+}
+
+/// Every word of every key that takes one of some, with the key's path.
+#[cfg(test)]
+pub fn words() -> impl Iterator<Item = (String, &'static str)> {
+    let keys = SECTIONS
+        .iter()
+        .flat_map(|(s, keys)| keys.iter().map(move |(k, kind)| (format!("{s}.{k}"), *kind)))
+        .chain(WORDS.iter().map(|(k, kind)| ((*k).to_owned(), *kind)));
+    keys.flat_map(|(path, kind)| match kind {
+        Kind::OneOf(words) => words.iter().map(|word| (path.clone(), *word)).collect(),
+        _ => Vec::new(),
+    })
 }
 
 /// Refuses keys that nothing reads and values that nothing can be done with; `1e6` becomes a whole number where one is meant, and one
@@ -108,9 +123,9 @@ pub fn numeric() -> impl Iterator<Item = (&'static str, &'static str, Kind)> {
 pub fn check(table: &mut Table) -> Result<(), Error> {
     for (name, value) in table {
         let Some((section, keys)) = SECTIONS.iter().find(|(section, _)| section == name) else {
-            match WORDS.contains(&name.as_str()) {
-                true => check_value(name, value, Kind::Word)?,
-                false => return Err(unknown_section(name)),
+            match WORDS.iter().find(|(word, _)| word == name) {
+                Some((_, kind)) => check_value(name, value, *kind)?,
+                None => return Err(unknown_section(name)),
             }
             continue;
         };
@@ -162,7 +177,7 @@ fn unknown_section(key: &str) -> Error {
     let names = SECTIONS
         .iter()
         .map(|(section, _)| *section)
-        .chain(WORDS.iter().copied());
+        .chain(WORDS.iter().map(|(word, _)| *word));
     let meant = paths.clone().find(|(known, _)| *known == key).map(|(_, path)| path);
     let section = || nearest(key, names).map(str::to_owned);
     let misspelt = || {
@@ -182,11 +197,7 @@ fn unknown_section(key: &str) -> Error {
 
 fn check_value(path: &str, value: &mut Value, kind: Kind) -> Result<(), Error> {
     match kind {
-        Kind::Word if value.is_str() => Ok(()),
-        Kind::Word => Err(Error::invalid(
-            path,
-            format!("{value} is not a word; write it in quotes"),
-        )),
+        Kind::Word | Kind::OneOf(_) => word(path, value, kind),
         Kind::Count(least, most) => {
             if let Value::Float(number) = value
                 && number.fract() == 0.0
@@ -216,6 +227,29 @@ fn check_value(path: &str, value: &mut Value, kind: Kind) -> Result<(), Error> {
     }
 }
 
+fn word(path: &str, value: &Value, kind: Kind) -> Result<(), Error> {
+    let Some(word) = value.as_str() else {
+        return Err(Error::invalid(
+            path,
+            format!("{value} is not a word; write it in quotes"),
+        ));
+    };
+    match kind {
+        Kind::OneOf(known) if !known.contains(&word) => Err(Error::invalid(path, not_one_of(word, known))),
+        _ => Ok(()),
+    }
+}
+
+/// What is wrong with a word that is none of `known`.
+pub fn not_one_of(word: &str, known: &[&str]) -> String {
+    let meant = nearest(word, known.iter().copied()).map(|n| format!("; did you mean {n:?}?"));
+    format!(
+        "{word:?} is not one of {}{}",
+        known.join(", "),
+        meant.unwrap_or_default()
+    )
+}
+
 fn count(path: &str, value: &Value, least: u64, most: u64) -> Result<(), Error> {
     let number = match value {
         Value::Integer(number) => i128::from(*number),
@@ -242,11 +276,23 @@ fn number(path: &str, value: &Value, least: f64, most: f64) -> Result<(), Error>
         n if n < 0.0 && least == 0.0 => format!("{value} must not be negative"),
         n if n <= 0.0 && least > 0.0 => format!("{value} must be positive"),
         n if n < least || n > most => {
-            format!("{value} is not between {least:e} and {most:e}, which hold anything real")
+            format!(
+                "{value} is not between {} and {}, which hold anything real",
+                plain(least),
+                plain(most)
+            )
         }
         _ => return Ok(()),
     };
     Err(Error::invalid(path, problem))
+}
+
+/// A bound as people write it: 3, 1e-7.
+fn plain(number: f64) -> String {
+    match number == 0.0 || (1e-3..1e6).contains(&number) {
+        true => number.to_string(),
+        false => format!("{number:e}"),
+    }
 }
 
 /// The closest of `known` to `word`, if one is close enough to have been meant.

@@ -116,6 +116,70 @@ fn numbers_that_make_no_run_are_refused() {
 }
 
 #[test]
+fn a_word_that_is_none_of_a_keys_words_is_told_which_there_are() {
+    for (set, message) in [
+        (
+            "source.share=literaly",
+            r#"source.share: "literaly" is not one of shared, literal; did you mean "literal"?"#,
+        ),
+        (
+            "dataset.negative=redrew",
+            r#"dataset.negative: "redrew" is not one of clip-rescale, clip, redraw; did you mean "redraw"?"#,
+        ),
+        (
+            "training.order=random",
+            r#"training.order: "random" is not one of keyed, sequential"#,
+        ),
+        (
+            "drive=engines",
+            r#"drive: "engines" is not one of fast, engine; did you mean "engine"?"#,
+        ),
+        (
+            "tier.1.kind=rams",
+            r#"tier.1.kind: "rams" is not one of staging, ram, disk; did you mean "ram"?"#,
+        ),
+        ("drive=3", "drive: 3 is not a word; write it in quotes"),
+    ] {
+        assert_eq!(Scenario::parse(SMALL, &[set]).expect_err(set).to_string(), message);
+    }
+}
+
+#[test]
+fn every_word_that_a_key_may_have_is_read() {
+    for (path, word) in keys::words() {
+        let set = format!("{}={word}", path.replace("tier.kind", "tier.2.kind"));
+        // There is one staging tier at most.
+        let text = SMALL.replace("\"staging\"", "\"ram\"");
+        Scenario::parse(&text, &[set.as_str()]).expect(&set);
+    }
+}
+
+#[test]
+fn what_a_number_may_be_is_said_in_plain_numbers() {
+    for (set, range) in [
+        ("source.latency_sigma=4", "4 is not between 0 and 3, which"),
+        ("dataset.mean_mb=1e10", "is not between 1e-7 and 1e9, which"),
+        ("deli.parallel=1e-9", "is not between 0.001 and 1e9, which"),
+    ] {
+        let message = Scenario::parse(SMALL, &[set]).expect_err(set).to_string();
+        assert!(message.contains(range), "{message}");
+    }
+}
+
+#[test]
+fn the_engines_requests_do_not_read_the_source_literally() {
+    let set = ["drive=engine", "source.share=literal"];
+    let message = Scenario::parse(SMALL, &set).expect_err("refused").to_string();
+    assert!(
+        message.starts_with("source.share: \"literal\" goes with drive"),
+        "{message}"
+    );
+    for one in set {
+        Scenario::parse(SMALL, &[one]).expect("each alone");
+    }
+}
+
+#[test]
 fn whole_numbers_may_be_written_with_an_exponent() {
     let s = Scenario::parse(SMALL, &["training.epochs=1e2", "dataset.samples=5e6"]).expect("valid");
     assert_eq!((s.training.epochs, s.dataset.samples), (100, 5_000_000));
