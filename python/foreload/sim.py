@@ -83,16 +83,18 @@ class Fabric:
         peer_mb: MB over the network between nodes.
         most_sent_mb: What the busiest node sent; far above the mean it is a hot spot.
         most_received_mb: What the busiest node received.
-        most_queued_s: Longest time that a request found a node's tier busy with earlier ones.
+        most_queued_s: Longest time that a request found a tier, or the sending end of a node's network, busy with earlier ones.
+        most_received_queue_s: The same of the receiving end: incast.
         connections_per_node: Connections when every node may ask every other.
-        cache_group_nodes: The fewest nodes that hold the data set together: the proposed size of a cache group.
-        cache_group_source_mb: MB read from the source by the whole job with groups of that size.
+        cache_group_nodes: The proposed size of a cache group: the smallest with which the source doesn't hold up the run.
+        cache_group_source_mb: MB that the source gives in the whole run with groups of that size.
     """
 
     peer_mb: float
     most_sent_mb: float
     most_received_mb: float
     most_queued_s: float
+    most_received_queue_s: float
     connections_per_node: int
     cache_group_nodes: int
     cache_group_source_mb: float

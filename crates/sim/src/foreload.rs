@@ -13,6 +13,7 @@
 //! the tiers empty.
 
 mod devices;
+mod groups;
 mod node;
 mod placement;
 
@@ -366,21 +367,17 @@ impl<'a> Run<'a> {
     }
 
     fn fabric(&self) -> Fabric {
-        let (nodes, scenario) = (self.setup.hardware.nodes, self.setup.scenario);
         let largest = |mb: &[f64]| mb.iter().copied().fold(0.0, f64::max);
-        let total_mb = self.setup.sizes.total_mb;
-        let needed = (total_mb / scenario.node_capacity_mb().max(f64::MIN_POSITIVE)).ceil();
-        let group = needed.clamp(1.0, f64::from(nodes)) as u32;
-        let kept = f64::from(group) * scenario.node_capacity_mb();
-        let again = (total_mb - kept).max(0.0) * f64::from(self.setup.access.epochs().saturating_sub(1));
+        let groups = groups::propose(self.setup, &self.epoch_ends);
         Fabric {
             peer_mb: self.counts.mb.peer,
             most_sent_mb: largest(self.devices.sent_mb()),
             most_received_mb: largest(self.devices.received_mb()),
             most_queued_s: self.devices.longest_queue_s(),
-            connections_per_node: nodes - 1,
-            cache_group_nodes: group,
-            cache_group_source_mb: f64::from(nodes.div_ceil(group)) * total_mb + again,
+            most_received_queue_s: self.devices.longest_incast_s(),
+            connections_per_node: self.setup.hardware.nodes - 1,
+            cache_group_nodes: groups.nodes,
+            cache_group_source_mb: groups.source_mb,
         }
     }
 }

@@ -94,14 +94,17 @@ pub struct Fabric {
     pub most_sent_mb: f64,
     /// What the busiest node received.
     pub most_received_mb: f64,
-    /// Longest time that a request found one tier of one node busy with earlier ones: incast on a hot node.
+    /// Longest time that a request found a tier, or the sending end of a node's network, busy with earlier ones: a hot spot.
     pub most_queued_s: f64,
+    /// Longest time that a request found the receiving end of its own node's network busy with earlier ones: incast.
+    pub most_received_queue_s: f64,
     /// Connections a node needs when every node may ask every other.
     pub connections_per_node: u32,
-    /// Nodes per cache group that the tool proposes: the fewest that hold the data set together, so that connections stay few and
-    /// each group reads it once.
+    /// Nodes per cache group that the tool proposes: the fewest for which the source delivers what all groups read in an epoch, each the
+    /// data set once and then what it doesn't hold, in no more time than that epoch took here, with the whole cluster as one group;
+    /// else the whole cluster. At t(N), or what the nodes' requests in flight bring in, if that is less.
     pub cache_group_nodes: u32,
-    /// MB read from the source for the whole job with groups of that size.
+    /// MB that the source gives in the whole run with groups of that size.
     pub cache_group_source_mb: f64,
 }
 
@@ -189,7 +192,7 @@ impl Outcome {
             self.coverage,
             self.copies,
             fabric.peer_mb + fabric.most_sent_mb + fabric.most_received_mb,
-            fabric.most_queued_s + fabric.cache_group_source_mb,
+            fabric.most_queued_s + fabric.most_received_queue_s + fabric.cache_group_source_mb,
         ];
         let mut all = lists.into_iter().flatten().flatten().chain(&single);
         all.all(|number| number.is_finite())

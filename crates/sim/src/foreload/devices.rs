@@ -17,6 +17,7 @@ pub struct Devices {
     sent_mb: Vec<f64>,
     received_mb: Vec<f64>,
     longest_queue_s: f64,
+    longest_incast_s: f64,
 }
 
 impl Devices {
@@ -49,6 +50,7 @@ impl Devices {
             sent_mb: vec![0.0; nodes],
             received_mb: vec![0.0; nodes],
             longest_queue_s: 0.0,
+            longest_incast_s: 0.0,
         }
     }
 
@@ -94,6 +96,8 @@ impl Devices {
             &mut self.sending_until[home as usize],
             &mut self.receiving_until[node as usize],
         );
+        self.longest_queue_s = self.longest_queue_s.max(*sending - at);
+        self.longest_incast_s = self.longest_incast_s.max(*receiving - at);
         let done = ready.max(*sending).max(*receiving) + seconds;
         *sending = sending.max(at) + seconds;
         *receiving = receiving.max(at) + seconds;
@@ -125,8 +129,13 @@ impl Devices {
         &self.received_mb
     }
 
-    /// The longest that a request found a tier's queue.
+    /// The longest that a request found the queue of a tier, or of a node that was to send.
     pub fn longest_queue_s(&self) -> f64 {
         self.longest_queue_s
+    }
+
+    /// The longest that a request found the queue of what its own node was to receive.
+    pub fn longest_incast_s(&self) -> f64 {
+        self.longest_incast_s
     }
 }
