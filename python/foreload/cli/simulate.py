@@ -18,7 +18,7 @@ from foreload.cli.progress import reporter
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foreload.sim import Report
+    from foreload.sim import Fabric, Report
 
 Scenario = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (docs/guide/simulate.md).")]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="A policy; repeatable. Default: all.")]
@@ -174,8 +174,54 @@ def _draw(console: "Console", report: "Report", plot: Path | None) -> None:
         rows.append((outcome.policy, time, stall, *shares, "; ".join(marks)))
     columns = ("policy", ">time", ">stall", ">own RAM", ">own disk", ">peers", ">source", "note")
     output.grid(console, columns, rows)
+    for outcome in report.supported:
+        if outcome.fabric is not None:
+            output.facts(
+                console, f"between the nodes, with {outcome.policy}", fabric_rows(outcome.fabric, report.nodes)
+            )
     if plot is not None:
         console.print(f"plot: {plot}")
+
+
+def fabric_rows(fabric: "Fabric", nodes: int) -> list[tuple[str, str]]:
+    """Traffic between nodes for people: bytes, hot spots, incast, connections, and the proposed cache groups.
+
+    Args:
+        fabric: The traffic.
+        nodes: In the cluster.
+
+    Example:
+        >>> from foreload.sim import Fabric
+        >>> for row in fabric_rows(Fabric(4000, 1500, 1000, 0.25, 0.004, 3, 2, 8000), 4):
+        ...     print(*row, sep=": ")
+        bytes: 4.19 GB; 1.05 GB a node on average
+        busiest nodes: one sends 1.57 GB (1.5 x the average), one receives 1.05 GB (1 x)
+        longest queues: 250 ms at a sender's tier or network, 4 ms at a receiver (incast)
+        connections: 3 a node
+        proposed: cache groups of 2 nodes, 1 connection a node; the source gives 8.39 GB in all
+    """
+
+    def size(mb: float) -> str:
+        return output.human_bytes(mb * _MB)
+
+    mean = fabric.peer_mb / nodes
+    sent, received = (
+        f"{mb / mean:.3g} x" if mean else output.NONE for mb in (fabric.most_sent_mb, fabric.most_received_mb)
+    )
+    queued, incast = (output.human_seconds(s) for s in (fabric.most_queued_s, fabric.most_received_queue_s))
+    group = fabric.cache_group_nodes
+    groups = "each node by itself" if group == 1 else f"cache groups of {group} nodes"
+    links = f"{group - 1} connection{'' if group == 2 else 's'} a node"
+    return [
+        ("bytes", f"{size(fabric.peer_mb)}; {size(mean)} a node on average"),
+        (
+            "busiest nodes",
+            f"one sends {size(fabric.most_sent_mb)} ({sent} the average), one receives {size(fabric.most_received_mb)} ({received})",
+        ),
+        ("longest queues", f"{queued} at a sender's tier or network, {incast} at a receiver (incast)"),
+        ("connections", f"{fabric.connections_per_node} a node"),
+        ("proposed", f"{groups}, {links}; the source gives {size(fabric.cache_group_source_mb)} in all"),
+    ]
 
 
 def hours(number: float) -> str:
