@@ -22,6 +22,7 @@ import published
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+ENDS = ("sent", "received")
 SCENARIOS = [p.stem for p in sorted((HERE / "scenarios").glob("scenario-*.toml"))]
 
 
@@ -89,12 +90,33 @@ def scenario(sim: Simulator, name: str, policies: list[str]) -> None:
         ratio = r["hours"] / report["lower_bound_hours"]
         rows.append([r["policy"], f"{r['hours']:.4f}", f"{ratio:.3f}", f"{r['stall_hours']:.4f}", *shares, *flags])
     table(rows)
+    for r in report["results"]:
+        if name == "thousand-nodes" and r.get("fabric"):
+            between_nodes(r["policy"], r["fabric"], report["nodes"])
     hours = {r["policy"]: r["hours"] for r in report["results"] if r["supported"]}
     for line in published.scenario(name, hours, report["lower_bound_hours"]):
         print(f"- {line}")
     if name == "scenario-1":
         literal = sim.run(name, ["naive", "frequency"], {"source.share": "literal"})["results"]
         print(f"- share = literal: naive / frequency = {literal[0]['hours'] / literal[1]['hours']:.2f}")
+
+
+def between_nodes(policy: str, fabric: dict[str, Any], nodes: int) -> None:
+    """Traffic between the nodes: bytes, hot spots, incast, connections, and the cache groups that the tool proposes."""
+    mean = fabric["peer_mb"] / nodes or float("nan")
+    busiest = {
+        end: f"{fabric[f'most_{end}_mb']:.0f} MB ({fabric[f'most_{end}_mb'] / mean:.3f} x the mean)" for end in ENDS
+    }
+    queues = f"{1000 * fabric['most_queued_s']:.3f} ms at a sender's tier or network"
+    print(f"\nBetween the nodes, {policy}")
+    print(
+        f"- {fabric['peer_mb'] / 1024:.1f} GB; the busiest node sends {busiest['sent']} and receives {busiest['received']}"
+    )
+    print(f"- longest queues: {queues}, {1000 * fabric['most_received_queue_s']:.3f} ms at a receiver (incast)")
+    print(
+        f"- {fabric['connections_per_node']} connections per node; proposed: cache groups of {fabric['cache_group_nodes']} nodes, "
+        f"for which the source gives {fabric['cache_group_source_mb'] / 1024:.1f} GB"
+    )
 
 
 def what_if(sim: Simulator) -> None:
