@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -152,15 +153,26 @@ def test_a_line_of_the_metrics_log_is_priced_too(home: Any, tmp_path: Path) -> N
     tuning = fl.Tuning(metrics_log=log)
     loader = fl.NumpyLoader(fl.open("s3://data/fixed"), 16, cache=fl.Cache(ram="32MB"), tuning=tuning)
 
-    def logged() -> str | None:
-        # It is written while there is something to do.
-        for _ in loader:
-            pass
+    for _ in loader:
+        pass
+    stats = loader.stats()
+
+    def whole() -> str | None:
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
         return next((line for line in lines if line.endswith("\n")), None)
 
-    line = json.loads(until(logged))
-    assert usage_of_run(line, seconds=1).class_b_requests == line["stats"]["requests"] + line["stats"]["retries"] > 0
+    # The pause after the epoch is long enough for a line, which has all of it.
+    line = json.loads(until(whole))
+    assert line["stats"]["requests"] == stats["requests"]
+    assert usage_of_run(line, seconds=1).class_b_requests == stats["requests"] + stats["retries"] > 0
+    del loader
+    gc.collect()
+
+    def last() -> bool:
+        lines = log.read_text().splitlines()
+        return len(lines) > 1 and json.loads(lines[-1])["stats"]["samples"] == stats["samples"]
+
+    assert until(last)
 
 
 def test_a_job_on_several_nodes_is_the_sum_of_its_nodes() -> None:
