@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -20,12 +21,38 @@ __all__ = ["Disk", "Speeds", "overrides", "read", "text", "toml"]
 
 #: The layout of a calibration file.
 _FORMAT = 1
+#: What a calibration says in its sections; what the machine is, is free text.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "source": (
+        "url",
+        "throughput_mb_s",
+        "limit_mb_s",
+        "latency_s",
+        "latency_sigma",
+        "connection_mb_s",
+        "requests_in_flight",
+        "mean_request_mb",
+        "mb_s_by_requests",
+    ),
+    "cluster": ("preprocess_mb_s", "threads", "network_mb_s"),
+    "loop": ("mb_s",),
+    "tier": ("kind", "read_mb_s", "write_mb_s"),
+}
+_TOP = ("format", "dated", "foreload", "machine", *_KEYS)
+#: Those that a calibration has; a scenario has staging too.
+_KINDS = ("ram", "disk")
+_TEXTS = ("dated", "foreload", "source.url", "tier.kind")
+_TABLES = ("source.throughput_mb_s", "source.mb_s_by_requests")
+#: By so much may what more nodes get differ from as much for each, up to a limit.
+_STRAIGHT = 0.05
 #: What the simulator takes.
 _LEAST_MB_S, _MOST_MB_S = 1e-6, 1e12
 #: Plans simulate speeds of up to sixteen times as much.
 _FASTER = 16
 MOST_SECONDS = 1e9
 _MOST_SIGMA = 3.0
+#: Requests or threads.
+_MOST_AT_ONCE = 1 << 20
 
 
 def _rate(what: str, value: float) -> None:
@@ -96,7 +123,7 @@ class Speeds:
         _numbers.amount("latency_s", self.latency_s, most=MOST_SECONDS)
         _numbers.amount("latency_sigma", self.latency_sigma, most=_MOST_SIGMA)
         for name in ("requests_in_flight", "threads"):
-            _numbers.count(name, getattr(self, name), least=1, most=1 << 20)
+            _numbers.count(name, getattr(self, name), 1, _MOST_AT_ONCE)
 
     @property
     def origin(self) -> str:
@@ -128,23 +155,95 @@ def read(path: str | PathLike[str]) -> Speeds:
             "`foreload calibrate --out FILE` writes one"
         )
     try:
+        _check(found)
         return Speeds(**_known(found))
-    except (AttributeError, KeyError, TypeError) as error:
-        problem = f"{error} is missing" if isinstance(error, KeyError) else "a section or value is of the wrong kind"
-        raise InvalidError(f"{path}: {problem}; `foreload calibrate --out FILE` writes a whole one") from None
     except InvalidError as error:
         raise InvalidError(f"{path}: {error}") from None
 
 
+def _check(found: Mapping[str, Any]) -> None:
+    """Refuses keys that aren't read, which may be misspelt, and values that are of the wrong kind.
+
+    Raises:
+        InvalidError: Names the key, and what it may be.
+    """
+    _known_keys("the calibration", found, _TOP)
+    for name, keys in _KEYS.items():
+        section = found.get(name, [] if name == "tier" else {})
+        for each in _tiers(section) if name == "tier" else [section]:
+            if not isinstance(each, Mapping):
+                raise InvalidError(f"{name} is {each!r}, not a section; write [{name}] and its keys below")
+            _known_keys(f"[[{name}]]" if name == "tier" else f"[{name}]", each, keys)
+            for key, value in each.items():
+                _check_value(f"{name}.{key}", value)
+    for key in ("dated", "foreload"):
+        if key in found:
+            _check_value(key, found[key])
+    if not isinstance(found.get("machine", {}), Mapping):
+        raise InvalidError(f"machine is {found['machine']!r}, not a section")
+
+
+def _known_keys(where: str, found: Mapping[str, Any], keys: Iterable[str]) -> None:
+    for key in found:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1, 0.5)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise InvalidError(f"{where} has no key {key!r}; {meant}It has {', '.join(keys)}")
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Refuses a value of the wrong kind, or far from anything real."""
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise InvalidError(f"{name}: {value!r} is not a text")
+    elif name in _TABLES:
+        if not isinstance(value, Mapping):
+            raise InvalidError(f"{name}: {value!r} is not a table by number; write {{ 1 = {value!r} }}")
+        for number, each in value.items():
+            if not (number.isdecimal() and int(number) > 0):
+                raise InvalidError(f"{name}: {number!r} is not a number from 1 on")
+            _rate(f"{name}.{number}", each)
+    elif name in ("source.requests_in_flight", "cluster.threads"):
+        _numbers.count(name, value, 1, _MOST_AT_ONCE)
+    elif name == "source.latency_sigma":
+        _numbers.amount(name, value, most=_MOST_SIGMA)
+    elif name == "source.latency_s":
+        _numbers.amount(name, value, most=MOST_SECONDS)
+    else:
+        _rate(name, value)
+
+
+def _tiers(found: Any) -> list[Any]:
+    """The tiers, each kind once and with its speeds."""
+    if not isinstance(found, list):
+        raise InvalidError(f"tier is {found!r}, not a list of sections; write [[tier]] and the keys of one below")
+    kinds: list[str] = []
+    for tier in found:
+        if not isinstance(tier, Mapping):
+            continue
+        kind = tier.get("kind")
+        if kind not in _KINDS:
+            raise InvalidError(f"tier.kind: {kind!r} is none; there are {', '.join(_KINDS)}")
+        if kind in kinds:
+            raise InvalidError(f"tier.kind: {kind!r} is there twice; leave one out")
+        kinds.append(kind)
+        for key in ("read_mb_s", "write_mb_s") if kind == "disk" else ():
+            if key not in tier:
+                raise InvalidError(f"tier.{key} of the {kind} is missing; `foreload calibrate` measures both speeds")
+    return found
+
+
 def _known(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a calibration file says, by the names of `Speeds`."""
-    tiers = {tier.get("kind"): tier for tier in found.get("tier", [])}
+    tiers = {tier["kind"]: tier for tier in found.get("tier", [])}
     source, cluster = found.get("source", {}), found.get("cluster", {})
+    alone, limit = _throughput(source)
     known: dict[str, Any] = {
-        "source_mb_s": source.get("throughput_mb_s", {}).get("1"),
-        "source_limit_mb_s": source.get("limit_mb_s"),
+        "source_mb_s": alone,
+        "source_limit_mb_s": limit,
         "latency_s": source.get("latency_s"),
         "latency_sigma": source.get("latency_sigma"),
+        "connection_mb_s": source.get("connection_mb_s"),
         "requests_in_flight": source.get("requests_in_flight"),
         "ram_mb_s": tiers.get("ram", {}).get("read_mb_s"),
         "fresh_mb_s": tiers.get("ram", {}).get("write_mb_s"),
@@ -160,8 +259,33 @@ def _known(found: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in known.items() if value is not None}
     if "latency_s" in values:
         # Measured without one: what a connection takes is in the latency.
-        values["connection_mb_s"] = source.get("connection_mb_s")
+        values.setdefault("connection_mb_s", None)
     return values
+
+
+def _throughput(source: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """What one node gets, and what all together, of t(gamma) and `limit_mb_s`.
+
+    Raises:
+        InvalidError: t(gamma) isn't as much for each node up to a limit, which is all that plans know.
+    """
+    what, limit = "source.throughput_mb_s", source.get("limit_mb_s")
+    points = {int(nodes): value for nodes, value in source.get("throughput_mb_s", {}).items()}
+    if not points:
+        return None, limit
+    if 1 not in points:
+        raise InvalidError(f"{what} lacks 1, what one node gets; write {{ 1 = ... }}")
+    alone, most = points[1], max(points)
+    if limit is None and points[most] < (1 - _STRAIGHT) * most * points[1]:
+        limit = points[most]
+    for nodes, value in points.items():
+        straight = nodes * alone if limit is None else min(limit, nodes * alone)
+        if nodes > 1 and abs(value - straight) > _STRAIGHT * straight:
+            raise InvalidError(
+                f"{what}: {value:g} for {nodes} nodes is neither {nodes} times the {alone:g} of one nor a limit that "
+                "all further points have; leave it out, and give source.limit_mb_s if there is one"
+            )
+    return alone, limit
 
 
 def text(sections: Mapping[str, Any]) -> str:

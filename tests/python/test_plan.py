@@ -221,10 +221,29 @@ def test_nothing_is_measured_on_a_data_set_without_bytes(run: Command, tmp_path:
     [
         ("", "is empty"),
         ("format = 1\n[[tier]]\nkind = 'disk'\n", "read_mb_s"),
-        ("format = 1\ntier = 3\n", "wrong kind"),
-        ("format = 1\n[source]\nlatency_s = 'soon'\n", "latency_s"),
-        ("format = 1\n[source]\nthroughput_mb_s = 5\n", "wrong kind"),
-        ("format = 1\n[source]\nthroughput_mb_s = { 1 = inf }\n", "source_mb_s"),
+        ("format = 1\n[[tier]]\nkind = 'disc'\n", "'disc' is none; there are ram, disk"),
+        ("format = 1\n[[tier]]\nkind = 'ram'\n[[tier]]\nkind = 'ram'\n", "'ram' is there twice"),
+        ("format = 1\ntier = 3\n", "tier is 3, not a list of sections"),
+        ("format = 1\ntier = [3]\n", "tier is 3, not a section"),
+        ("format = 1\nsource = 3\n", "source is 3, not a section"),
+        ("format = 1\nmachine = 3\n", "machine is 3, not a section"),
+        ("format = 1\ndated = 2026-01-02\n", "dated: .* is not a text"),
+        (
+            "format = 1\n[source]\nlatencys = 3\n",
+            r"\[source\] has no key 'latencys'; did you mean latency_s\? It has url, throughput",
+        ),
+        ("format = 1\n[clustr]\n", "the calibration has no key 'clustr'; did you mean cluster\\?"),
+        ("format = 1\n[[tier]]\nkind = 'ram'\nread = 3\n", r"\[\[tier\]\] has no key 'read'; did you mean read_mb_s\?"),
+        ("format = 1\n[source]\nlatency_s = 'soon'\n", "source.latency_s: 'soon' is not a number"),
+        ("format = 1\n[source]\nlatency_s = -1\n", "source.latency_s: -1 is not between"),
+        ("format = 1\n[source]\nlatency_sigma = 4\n", "source.latency_sigma: 4 is not between"),
+        ("format = 1\n[cluster]\nthreads = 0.5\n", "cluster.threads: 0.5 is not a whole number"),
+        ("format = 1\n[source]\nthroughput_mb_s = 5\n", "write { 1 = 5 }"),
+        ("format = 1\n[source]\nthroughput_mb_s = { 1 = inf }\n", "source.throughput_mb_s.1 must be a finite"),
+        ("format = 1\n[source]\nthroughput_mb_s = { one = 5 }\n", "'one' is not a number from 1 on"),
+        ("format = 1\n[source]\nthroughput_mb_s = { 2 = 100 }\n", "source.throughput_mb_s lacks 1"),
+        ("format = 1\n[source]\nthroughput_mb_s = { 1 = 100, 2 = 110, 4 = 390 }\n", "110 for 2 nodes is neither"),
+        ("format = 1\n[source]\nthroughput_mb_s = { 1 = 100, 4 = 500 }\n", "500 for 4 nodes is neither"),
     ],
 )
 def test_a_calibration_that_is_none_is_named(text: str, problem: str, tmp_path: Path) -> None:
@@ -233,6 +252,23 @@ def test_a_calibration_that_is_none_is_named(text: str, problem: str, tmp_path: 
     with pytest.raises(InvalidError, match=problem) as caught:
         speeds.read(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("{ 1 = 100 }", None),
+        ("{ 1 = 100, 4 = 390 }", None),
+        ("{ 1 = 100, 4 = 150 }", 150.0),
+        ("{ 1 = 100, 2 = 200, 8 = 250, 16 = 250 }", 250.0),
+        ("{ 1 = 100, 4 = 250 }\nlimit_mb_s = 250.0", 250.0),
+    ],
+)
+def test_what_more_nodes_get_is_their_limit(text: str, limit: float | None, tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    path.write_text(f"format = 1\n[source]\nthroughput_mb_s = {text}\n")
+    read = speeds.read(path)
+    assert (read.source_mb_s, read.source_limit_mb_s) == (100.0, limit)
 
 
 def test_a_calibration_reaches_as_many_nodes_as_are_asked_for() -> None:
