@@ -41,7 +41,7 @@ _MB = 1 << 20
 _MOST_ACCESSES = 20_000_000
 #: However small the data set is, so many epochs show what the others are like.
 _MOST_EPOCHS = 1000
-#: The engine's scheduler, which counts requests for shards, is stepped every 10 ms: ten days take minutes.
+#: The engine's scheduler, which counts requests, is stepped every 10 ms: ten days take minutes.
 _MOST_ENGINE_HOURS = 240.0
 #: The simulator's limits; the what-ifs double nodes and batch.
 _MOST_NODES, _MOST_BATCH, _MOST_RUN = (1 << 15) - 1, (1 << 31) - 1, (1 << 32) - 1
@@ -92,7 +92,7 @@ class Plan:
         stall_share: Share of the run that is waiting for data.
         steady_stall_share: Share of an epoch after the first.
         warm_up_s: What the first epoch takes beyond a later one.
-        requests: Reads of the source, one for each sample that isn't cached; samples in shards share requests, so it is fewer there.
+        requests: Reads of the source. On one node as the engine's own scheduler makes them; otherwise one for each sample that isn't cached.
         epoch_requests: Of them, in each epoch after the first.
         source_bytes: Bytes that they read.
         mb_by_source: Bytes of the simulated epochs by where they came from.
@@ -103,6 +103,7 @@ class Plan:
         prices: Which price sheet.
         upgrades: What-ifs, the most helpful first.
         site: The machines and the training that were simulated.
+        drive: What counted the requests: the `engine`'s own scheduler, or the `fast` model.
     """
 
     samples: int
@@ -127,6 +128,7 @@ class Plan:
     prices: str
     upgrades: tuple[Upgrade, ...]
     site: Site
+    drive: str
 
     @property
     def best_upgrade(self) -> Upgrade | None:
@@ -272,6 +274,7 @@ class _Run:
     steady_stall_s: float
     source_bytes: int
     bill: Bill
+    drive: str
 
 
 class _Study:
@@ -296,7 +299,7 @@ class _Study:
         whatifs = self._whatifs(site)
         reliefs = self._reliefs(site)
         self._total = 1 + len(whatifs) + len(reliefs)
-        base = self.run(site, "as planned")
+        base = self.run(site, "as planned", counted=True)
         outcome = base.report.ran("foreload")
         upgrades = [self._upgrade(name, change, base, self.run(better, change)) for name, change, better in whatifs]
         upgrades.sort(key=lambda upgrade: -upgrade.saves)
@@ -324,10 +327,17 @@ class _Study:
             prices=self.prices,
             upgrades=tuple(upgrades),
             site=site,
+            drive=base.drive,
         )
 
-    def run(self, site: Site, what: str) -> _Run:
-        """Simulates as many epochs as it takes, and prices the whole run."""
+    def run(self, site: Site, what: str, *, counted: bool = False) -> _Run:
+        """Simulates as many epochs as it takes, and prices the whole run.
+
+        Args:
+            site: The machines and the training.
+            what: What is simulated, for people.
+            counted: Whether requests are wanted exactly; of samples in shards they always are, because the fast model is far off.
+        """
         self._what = what
         self._told(None, 0, 1)
         simulated = min(site.epochs, max(_LEAST_EPOCHS, min(_MOST_EPOCHS, _MOST_ACCESSES // self.samples)))
@@ -337,10 +347,13 @@ class _Study:
         later = max(1, simulated - 1)
         first_s = outcome.epoch_hours[0] * 3600
         steady_s = outcome.epoch_hours[-1] * 3600
-        total, begun = outcome.requests, first.requests
-        if self.shards and site.nodes == 1 and outcome.hours < _MOST_ENGINE_HOURS:
-            # Samples that lie side by side share requests; which ones do, only the scheduler can say.
-            total, begun = self._engine_requests(site, simulated, total), self._engine_requests(site, 1, begun)
+        total, begun, drive = outcome.requests, first.requests, "fast"
+        if (counted or self.shards) and site.nodes == 1 and outcome.hours < _MOST_ENGINE_HOURS:
+            # What is kept, and in shards which samples share a request, the scheduler alone can say.
+            exact = self._engine_requests(site, simulated)
+            exact_first = exact if simulated == 1 else self._engine_requests(site, 1)
+            if exact is not None and exact_first is not None:
+                total, begun, drive = exact, exact_first, "engine"
         requests = (total - begun) // later if simulated > 1 else begun
         first_requests = total - (simulated - 1) * requests
         stall_s = (
@@ -367,6 +380,7 @@ class _Study:
             steady_stall_s=max(0.0, stall_s),
             source_bytes=int(source_mb * _MB),
             bill=self._price(site, hours, first_requests + (site.epochs - 1) * requests, int(source_mb * _MB)),
+            drive=drive,
         )
 
     def _simulate(self, site: Site, epochs: int, drive: str = "fast") -> Report:
@@ -375,10 +389,9 @@ class _Study:
         scenario = site.scenario(self.sizes, self.nbytes / self.samples, epochs, drive)
         return simulate_text(scenario, ["foreload"], progress=self._told)
 
-    def _engine_requests(self, site: Site, epochs: int, otherwise: int) -> int:
-        """Requests as the engine's scheduler makes them; `otherwise` where memory is too small for it."""
-        outcome = self._simulate(site, epochs, "engine")["foreload"]
-        return otherwise if outcome.requests is None else outcome.requests
+    def _engine_requests(self, site: Site, epochs: int) -> int | None:
+        """Requests as the engine's scheduler makes them; None where memory is too small for it."""
+        return self._simulate(site, epochs, "engine")["foreload"].requests
 
     def _told(self, policy: str | None, done: int, total: int) -> None:
         """Takes the simulator's report; a run is one or more simulations, of which the first is nearly all."""

@@ -449,7 +449,7 @@ def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any,
     scenario = tmp_path / "plan.toml"
     again = run.json("plan", "s3://data/fixed", "--batch", 8, "--step-time", 0.01, "--scenario", scenario)
     simulated = run.json("simulate", scenario, "-p", "foreload")["results"][0]
-    assert simulated["hours"] == pytest.approx(again["hours"])
+    assert simulated["hours"] == pytest.approx(again["hours"], rel=0.05)
     assert run("simulate", scenario, "-p", "foreload", "--calibration", path) == 0
 
 

@@ -5,8 +5,11 @@ so that `--json` is always exactly one JSON value.
 """
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +40,42 @@ def emit(value: Any, draw: "Callable[[Console], None]", *, as_json: bool) -> Non
         print(json.dumps(value, ensure_ascii=False))
     else:
         draw(console())
+
+
+def write_files(files: Sequence[tuple[Path, str, str]]) -> None:
+    """Writes text files: all of them, or where one can't be, none; what was there before stays.
+
+    Args:
+        files: Path, text, and what it is, for the message.
+
+    Raises:
+        OSError: One can't be written; the message names it.
+    """
+    moves: list[tuple[Path, Path]] = []
+    try:
+        for path, text, what in files:
+            try:
+                _write_beside(path, text, moves)
+            except OSError as error:
+                raise OSError(error.errno, f"{what} can't be written: {error.strerror}", str(path)) from None
+        for scratch, target in moves:
+            scratch.replace(target)
+    finally:
+        for scratch, _ in moves:
+            scratch.unlink(missing_ok=True)
+
+
+def _write_beside(path: Path, text: str, moves: list[tuple[Path, Path]]) -> None:
+    """Writes what will be moved to a path; a pipe, a device, and a file in a closed directory are written as they are."""
+    target = path.resolve()
+    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+        target.write_text(text, encoding="utf-8")
+        return
+    scratch = target.with_name(f"{target.name}.{os.getpid()}.part")
+    moves.append((scratch, target))
+    scratch.write_text(text, encoding="utf-8")
+    if target.exists():
+        shutil.copymode(target, scratch)
 
 
 def facts(target: "Console", title: str, rows: Iterable[tuple[str, str]]) -> None:

@@ -183,8 +183,10 @@ def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
 
     kept = path.with_suffix(_SIZES).absolute()
     with sizes_file(dataset.lengths, places_of(dataset)) as sizes:
-        kept.write_text(sizes.read_text())
-    path.write_text(found.site.scenario(kept, found.dataset_bytes / found.samples))
+        lines = sizes.read_text()
+    # With the engine's scheduler where it counted the plan's requests, so that `simulate` and `cost` count the same.
+    scenario = found.site.scenario(kept, found.dataset_bytes / found.samples, drive=found.drive)
+    output.write_files([(kept, lines, "the samples' sizes"), (path, scenario, "the scenario")])
 
 
 def as_value(url: str, found: "Plan") -> dict[str, Any]:
