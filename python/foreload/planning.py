@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 import math
+import numbers
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ _LEAST_EPOCHS = 3
 _STALL_FLOOR = 0.01
 #: Quicker than any step.
 _LEAST_STEP_S = 1e-9
+#: Of one sample; the simulator's limit.
+_MOST_SAMPLE_BYTES = 1e15
 #: An eighth of the memory, but no more than this, is for collated batches, as `Cache` has it.
 _MOST_BATCHES = 1 << 30
 #: A resource that is so many times as fast limits nothing.
@@ -62,7 +65,7 @@ class Upgrade:
     """What more of something would bring.
 
     Attributes:
-        name: `nodes`, `ram`, `disk`, `source`, `network`, `disk-speed` or `step`.
+        name: `nodes`, `ram`, `disk`, `source`, `network`, `disk-speed`, `preprocessing` or `step`.
         change: What exactly.
         hours: The run's length with it.
         saves: Share of the time that it saves, 0 to 1.
@@ -169,7 +172,8 @@ def plan(
         The prediction.
 
     Raises:
-        InvalidError: A number can't be, or the memory doesn't hold a node's share of a batch.
+        InvalidError: A number can't be, the data set has fewer samples than a batch, the batch fewer than there are nodes, or the memory
+            doesn't hold a node's share of it.
     """
     from foreload import speeds as speeds_module
 
@@ -184,10 +188,13 @@ def plan(
         epochs=_numbers.count("plan(epochs=...)", epochs, 1, _MOST_RUN),
         speeds=speeds,
     )
+    _check_batch(site, len(lengths))
     _check_ram(site, lengths)
+    if objects is not None:
+        listed = _numbers.count("plan(objects=...)", objects)
     with sizes_file(lengths, places) as path:
         shards = places is not None
-        study = _Study(path, len(lengths), float(lengths.sum()), str(prices), objects or listed, shards, progress)
+        study = _Study(path, len(lengths), float(lengths.sum()), str(prices), listed, shards, progress)
         return study.plan(site)
 
 
@@ -432,11 +439,17 @@ class _Study:
         )
         found = [
             ("step", "computing twice as fast", replace(site, step_s=site.step_s / 2)),
-            # A step of twice the samples takes as long on twice the machines.
-            ("nodes", "twice the nodes and the batch", replace(site, nodes=2 * site.nodes, batch=2 * site.batch)),
             ("ram", "twice the memory", replace(site, ram=2 * site.ram)),
             ("source", "twice from the bucket", replace(site, speeds=faster)),
         ]
+        if 2 * site.batch <= self.samples:
+            # A step of twice the samples takes as long on twice the machines.
+            twice = replace(site, nodes=2 * site.nodes, batch=2 * site.batch)
+            found.append(("nodes", "twice the nodes and the batch", twice))
+        if speeds.preprocess_mb_s:
+            quicker = replace(speeds, preprocess_mb_s=2 * speeds.preprocess_mb_s)
+            change = "twice the threads, or decoding twice as fast"
+            found.append(("preprocessing", change, replace(site, speeds=quicker)))
         share = -(-int(self.nbytes) // site.nodes)
         if site.ram + site.disk < share:
             # Segments and their headers take a little more than the samples.
@@ -493,12 +506,32 @@ def _speeds(calibration: str | PathLike[str] | Speeds | None) -> Speeds:
 
     if calibration is None:
         return speeds.Speeds()
-    return calibration if isinstance(calibration, speeds.Speeds) else speeds.read(calibration)
+    if isinstance(calibration, speeds.Speeds):
+        return calibration
+    if not isinstance(calibration, (str, PathLike)):
+        raise InvalidError(
+            f"plan(calibration=...): {calibration!r} is no calibration; give the file that `foreload calibrate` wrote, or foreload.speeds.Speeds"
+        )
+    return speeds.read(calibration)
+
+
+def _check_batch(site: Site, samples: int) -> None:
+    """Refuses steps that no loader makes: of more samples than there are, or of fewer than nodes."""
+    if site.batch > samples:
+        raise InvalidError(
+            f"plan(batch=...): a batch of {site.batch:,} is more than the data set's {samples:,} samples; give at most {samples}, and what a step of "
+            "so many takes"
+        )
+    if site.nodes > site.batch:
+        raise InvalidError(
+            f"plan(nodes=...): {site.nodes:,} nodes can't share a batch of {site.batch:,} samples; give at most {site.batch} nodes, or a larger batch "
+            "with its step"
+        )
 
 
 def _check_ram(site: Site, lengths: Any) -> None:
     """Refuses memory in which no loader could make a batch: it holds its samples beside what collated batches have."""
-    share = min(site.batch, len(lengths)) * float(lengths.mean()) / site.nodes
+    share = site.batch * float(lengths.mean()) / site.nodes
     need = max(1, int(lengths.max()), math.ceil(share))
     least = need + min(-(-need // 7), _MOST_BATCHES)
     if site.ram < least:
@@ -529,9 +562,21 @@ def _samples(dataset: Any) -> tuple[Any, int, list[tuple[int, int]] | None]:
         dataset = open_dataset(dataset)
     if isinstance(dataset, Dataset):
         return dataset.lengths, int(dataset.source.opened().index.objects), places_of(dataset)
-    lengths = np.asarray(dataset)
+    try:
+        lengths = np.asarray(dataset)
+    except ValueError as error:
+        raise InvalidError(f"plan: the bytes of samples are a list of numbers: {error}") from None
     if lengths.ndim != 1 or not len(lengths):
         raise InvalidError("plan: give a data set, its URL, or the bytes of at least one sample")
+    if lengths.dtype.kind not in "iuf":
+        odd = next((each for each in dataset if isinstance(each, bool) or not isinstance(each, numbers.Real)), dataset)
+        raise InvalidError(f"plan: the bytes of samples are numbers, and {odd!r} isn't one; give a list of them")
+    bad = ~((lengths >= 0) & (lengths <= _MOST_SAMPLE_BYTES))
+    if bad.any():
+        at = int(bad.argmax())
+        raise InvalidError(
+            f"plan: sample {at} has {lengths[at]} bytes, which is not between 0 and {_MOST_SAMPLE_BYTES:g}; leave it out, or give its size"
+        )
     return lengths, len(lengths), None
 
 
@@ -544,5 +589,11 @@ def sizes_file(lengths: Any, places: Sequence[tuple[int, int]] | None = None) ->
         lines = [repr(size) for size in (lengths.clip(1) / _MB).tolist()]
         if places is not None:
             lines = [f"{size} {number} {first}" for size, (number, first) in zip(lines, places, strict=True)]
-        path.write_text("\n".join(lines), encoding="utf-8")
+        try:
+            path.write_text("\n".join(lines), encoding="utf-8")
+        except OSError as error:
+            problem = (
+                f"the samples' sizes can't be written for the simulator: {error.strerror} (TMPDIR names another place)"
+            )
+            raise OSError(error.errno, problem, str(path)) from None
         yield path

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import types
 from pathlib import Path
 from typing import Any
@@ -524,10 +526,73 @@ def test_plan_refuses_numbers_that_are_none(run: Command) -> None:
         (("--network", "0"), "--network"),
         (("--disk-speed", "0GB"), "--disk-speed"),
         (("--epochs", "9999999999"), "epochs"),
-        (("--nodes", "70000"), "nodes"),
+        (("--nodes", "70000"), "--nodes: 70000"),
+        (("--nodes", "9"), "--nodes: 9 nodes can't share a batch of 8"),
+        (("--batch", "204"), "--batch: a batch of 204 is more than the data set's 203 samples"),
+        (("--ram", "much"), "--ram: 'much' is no size"),
+        (("--step-time", "2e9"), "--step-time: 2000000000.0 is not between 1e-09 and 1e+09"),
+        (("--latency", "2e9"), "--latency: 2000000000.0 is not between 0 and 1e+09"),
     ):
-        code, line = run.fails("plan", "s3://data/fixed", *words)
-        assert (code, text in line) == (2, True), line
+        code, line = run.fails("plan", "s3://data/fixed", "--batch", 8, *words)
+        assert (code, text in line, "plan(" in line) == (2, True, False), line
+
+
+def test_plan_says_nothing_of_later_epochs_where_there_are_none(run: Command) -> None:
+    words = ("plan", "s3://data/fixed", "--batch", 8)
+    assert run(*words, "--epochs", 1) == 0
+    assert "1 epoch;" in run.out
+    assert "later" not in run.out
+    assert "longer" not in run.out
+    assert run(*words, "--epochs", 2) == 0
+    assert "per later epoch" in run.out
+
+
+def test_a_scenario_that_does_not_fit_its_drive_leaves_nothing(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Path.write_text
+
+    def full(path: Path, text: str, **given: Any) -> int:
+        if path.name.startswith("plan.toml"):
+            written(path, text[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(path, text, **given)
+
+    path = tmp_path / "plan.toml"
+    words = ("plan", "s3://data/fixed", "--batch", 8, "--scenario", path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        code, line = run.fails(*words)
+    assert (code, line) == (1, f"foreload: {path}: the scenario can't be written: No space left on device\n")
+    assert list(tmp_path.iterdir()) == []
+    assert run(*words) == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["plan.sizes", "plan.toml"]
+    # What was there before stays.
+    before = path.read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        run.fails(*words, "--nodes", 2)
+    assert path.read_text() == before
+
+
+def test_simulate_counts_the_requests_that_plan_said(run: Command, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(2):
+        with tarfile.open(shards / f"{number}.tar", "w") as shard:
+            for sample in range(100):
+                member = tarfile.TarInfo(f"{number}{sample:03}.bin")
+                member.size = 20_000
+                shard.addfile(member, io.BytesIO(bytes(member.size)))
+    path = tmp_path / "plan.toml"
+    for nodes, drive in ((1, "engine"), (2, "fast")):
+        words = ("--batch", 8, "--ram", "2MB", "--nodes", nodes, "--scenario", path)
+        found = run.json("plan", f"file://{shards}", *words)
+        assert found["drive"] == drive
+        assert f'drive = "{drive}"' in path.read_text()
+        assert run.json("simulate", path, "-p", "foreload")["results"][0]["requests"] == found["requests"]
+        priced = run.json("cost", path, "-p", "foreload")["results"][0]
+        assert priced["usage"]["class_b_requests"] == found["requests"]
 
 
 def test_cost_prices_a_run_and_the_copy(run: Command, scenario: Path) -> None:

@@ -146,6 +146,74 @@ def test_samples_of_a_shard_share_requests(home: Any, tmp_path: Path) -> None:
     assert planning.places_of(shards)[100:102] == [(1, 512), (1, 512 + 20_480 + 512)]  # type: ignore[index]
 
 
+def counted(found: planning.Plan, lengths: Any, drive: str) -> int:
+    with planning.sizes_file(lengths) as sizes:
+        text = found.site.scenario(sizes, float(lengths.mean()), drive=drive)
+        return simulate_text(text, ["foreload"]).ran("foreload").requests
+
+
+def test_requests_of_one_node_are_those_of_the_engine_s_scheduler() -> None:
+    lengths = np.random.default_rng(1).integers(50_000, 150_000, 2000)
+    given: dict[str, Any] = {"batch": 64, "step_time": 0.02, "epochs": 4, "calibration": SLOW}
+    alone = foreload.plan(lengths, ram="100MB", **given)
+    assert (alone.drive, alone.requests) == ("engine", counted(alone, lengths, "engine"))
+    assert alone.requests != counted(alone, lengths, "fast")
+    assert foreload.plan(lengths, ram="100MB", nodes=2, **given).drive == "fast"
+
+
+def test_requests_of_long_runs_are_the_fast_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_MOST_ENGINE_HOURS", 1e-6)
+    found = planned(ram="100MB", calibration=SLOW)
+    assert (found.drive, found.requests) == ("fast", counted(found, LENGTHS, "fast"))
+
+
+def test_a_step_has_a_sample_for_each_node_and_no_more_than_there_are() -> None:
+    with pytest.raises(InvalidError, match="65 nodes can't share a batch of 64 samples; give at most 64 nodes"):
+        planned(nodes=65)
+    with pytest.raises(
+        InvalidError, match="batch of 4,001 is more than the data set's 4,000 samples; give at most 4000"
+    ):
+        planned(batch=4001)
+    whole = planned(batch=4000, epochs=2, step_time=1.0)
+    assert whole.epoch_s == pytest.approx(1.0, rel=0.05)
+    # Twice as much is no batch any more.
+    assert "nodes" not in {upgrade.name for upgrade in whole.upgrades}
+
+
+def test_where_decoding_limits_more_of_it_is_offered() -> None:
+    found = planned(calibration=Speeds(preprocess_mb_s=2.0, threads=2))
+    assert found.limit == "preprocessing"
+    saves = {upgrade.name: upgrade.saves for upgrade in found.upgrades}
+    assert saves["preprocessing"] == pytest.approx(0.5, abs=0.05)
+    assert "preprocessing" not in {upgrade.name for upgrade in planned().upgrades}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ([float("nan"), 3], "sample 0 has nan bytes"),
+        ([3, float("inf")], "sample 1 has inf bytes"),
+        ([-1, 3], "sample 0 has -1 bytes"),
+        (["a"], "'a' isn't one"),
+        ([3, "a"], "'a' isn't one"),
+        ([True], "True isn't one"),
+        ([[1], [2, 3]], "list of numbers"),
+        ([[1], [2]], "at least one sample"),
+        ({1: 2}, "at least one sample"),
+    ],
+)
+def test_sizes_that_are_none_are_refused_by_name(sizes: Any, text: str) -> None:
+    with pytest.raises(InvalidError, match=text):
+        foreload.plan(sizes, ram="1GB", batch=1, step_time=1.0)
+
+
+def test_other_things_that_are_none_are_refused_by_name() -> None:
+    with pytest.raises(InvalidError, match="objects"):
+        planned(objects=-5)
+    with pytest.raises(InvalidError, match=r"calibration.*foreload\.speeds\.Speeds"):
+        planned(calibration={"source_mb_s": 5.0})
+
+
 def test_progress_counts_every_simulation() -> None:
     seen: list[tuple[str, float, float | None]] = []
     planned(ram="100MB", calibration=SLOW, progress=lambda *each: seen.append(each))

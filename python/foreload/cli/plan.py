@@ -5,6 +5,9 @@ simulated, which `foreload simulate` repeats and lets you refine.
 """
 
 import dataclasses
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 _CLUSTER, _SPEEDS = "Cluster", "Speeds (default: the calibration's, otherwise assumed)"
 _MB = 1 << 20
+#: As `foreload.speeds.MOST_SECONDS`, which isn't loaded yet.
+_MOST_SECONDS = 1e9
 #: What the file of the samples' sizes beside a scenario is called.
 _SIZES = ".sizes"
 
@@ -34,7 +39,10 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Samples of a global 
 StepTime = Annotated[
     float,
     typer.Option(
-        "--step-time", callback=options.number(1e-6), help="Seconds to compute one batch.", rich_help_panel=_CLUSTER
+        "--step-time",
+        callback=options.number(1e-9, _MOST_SECONDS),
+        help="Seconds to compute one batch.",
+        rich_help_panel=_CLUSTER,
     ),
 ]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Length of the run.", rich_help_panel=_CLUSTER)]
@@ -58,7 +66,12 @@ TotalRate = Annotated[
 ]
 Latency = Annotated[
     float | None,
-    typer.Option("--latency", callback=options.number(0), help="Seconds to the first byte.", rich_help_panel=_SPEEDS),
+    typer.Option(
+        "--latency",
+        callback=options.number(0, _MOST_SECONDS),
+        help="Seconds to the first byte.",
+        rich_help_panel=_SPEEDS,
+    ),
 ]
 Prices = Annotated[str, typer.Option("--prices", metavar="NAME|FILE", help="gcs, s3, azure, or a sheet of your own.")]
 Save = Annotated[
@@ -99,7 +112,7 @@ def plan(
     speeds = _speeds(calibration, network, disk_speed, source_node, source_total, latency)
     given = options.storage_options(endpoint_url, profile, anonymous, option)
     dataset = open_dataset(url, given, quiet=quiet, format=format, index=index)
-    with reporter(quiet=quiet) as progress:
+    with reporter(quiet=quiet) as progress, _named_as_options():
         found = planning.plan(
             dataset,
             nodes=nodes,
@@ -117,6 +130,18 @@ def plan(
     output.emit(as_value(dataset.url, found), lambda console: _draw(console, dataset.url, found), as_json=as_json)
 
 
+@contextmanager
+def _named_as_options() -> Iterator[None]:
+    """Names arguments of `foreload.plan` as the user did: its options are called the same."""
+    from foreload.errors import InvalidError
+
+    try:
+        yield
+    except InvalidError as error:
+        text = re.sub(r"plan\((\w+)=\.\.\.\)", lambda name: "--" + name[1].replace("_", "-"), str(error))
+        raise InvalidError(text, error.sample) from error
+
+
 def _speeds(
     calibration: Path | None,
     network: str | None,
@@ -125,7 +150,7 @@ def _speeds(
     source_total: str | None,
     latency: float | None,
 ) -> "Speeds":
-    from foreload import _numbers, speeds
+    from foreload import speeds
 
     found = speeds.Speeds() if calibration is None else speeds.read(calibration)
     rates: dict[str, Any] = {
@@ -138,7 +163,7 @@ def _speeds(
         if text is not None
     }
     if latency is not None:
-        rates["latency_s"] = _numbers.amount("--latency", latency, most=speeds.MOST_SECONDS)
+        rates["latency_s"] = latency
     found = dataclasses.replace(found, **rates)
     if disk_speed is not None:
         read = rate(disk_speed, "--disk-speed")
@@ -229,18 +254,19 @@ _LIMITS = {
 def _draw(console: "Console", url: str, found: "Plan") -> None:
     seconds, size, count = output.human_seconds, output.human_bytes, output.human_count
     bound = seconds(found.lower_bound_hours * 3600)
+    later = found.epochs > 1
+    longer = f"; the first takes {seconds(found.warm_up_s)} longer, filling the caches" if later else ""
+    stall = f"{found.stall_share:.1%}" + (f", later {found.steady_stall_share:.1%}" if later else "")
+    requests = count(found.requests) + (f" ({count(found.epoch_requests)} per later epoch)" if later else "")
     rows = [
         ("data set", f"{count(found.samples)} samples, {size(found.dataset_bytes)}"),
-        ("epoch", f"{seconds(found.epoch_s)}; the first takes {seconds(found.warm_up_s)} longer, filling the caches"),
-        ("run", f"{seconds(found.hours * 3600)} for {found.epochs} epochs; no loader takes less than {bound}"),
+        ("epoch", f"{seconds(found.epoch_s)}{longer}"),
         (
-            "stall",
-            f"{found.stall_share:.1%}, later {found.steady_stall_share:.1%}; limited by {_LIMITS.get(found.limit, found.limit)}",
+            "run",
+            f"{seconds(found.hours * 3600)} for {found.epochs} epoch{'s' * later}; no loader takes less than {bound}",
         ),
-        (
-            "requests",
-            f"{count(found.requests)} ({count(found.epoch_requests)} per later epoch), {size(found.source_bytes)} from the bucket",
-        ),
+        ("stall", f"{stall}; limited by {_LIMITS.get(found.limit, found.limit)}"),
+        ("requests", f"{requests}, {size(found.source_bytes)} from the bucket"),
         ("cached", f"{found.coverage:.0%} of the samples at the end"),
         (
             "cost",
