@@ -18,6 +18,7 @@ import pytest
 
 from command import Command
 from foreload.cli import progress
+from foreload.cli.output import write_files
 from small import CLASSES, COUNT, content, number_of, until
 
 SCENARIO = """
@@ -573,6 +574,22 @@ def test_a_scenario_that_does_not_fit_its_drive_leaves_nothing(
         patched.setattr(Path, "write_text", full)
         run.fails(*words, "--nodes", 2)
     assert path.read_text() == before
+
+
+def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        write_files([(Path(f"/dev/fd/{writer}"), "text", "the scenario")])
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+        os.close(writer)
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    write_files([(link, "new", "the scenario")])
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
 
 
 def test_simulate_counts_the_requests_that_plan_said(run: Command, tmp_path: Path) -> None:

@@ -68,8 +68,9 @@ def write_files(files: Sequence[tuple[Path, str, str]]) -> None:
 def _write_beside(path: Path, text: str, moves: list[tuple[Path, Path]]) -> None:
     """Writes what will be moved to a path; a pipe, a device, and a file in a closed directory are written as they are."""
     target = path.resolve()
-    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
-        target.write_text(text, encoding="utf-8")
+    # What /dev/stdout leads to may have no name.
+    if (path.exists() and not path.is_file()) or not os.access(target.parent, os.W_OK):
+        path.write_text(text, encoding="utf-8")
         return
     scratch = target.with_name(f"{target.name}.{os.getpid()}.part")
     moves.append((scratch, target))
