@@ -8,12 +8,14 @@ through the agent as training does, so that what is measured is what a run gets.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import platform
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +37,7 @@ from foreload.arrays import NumpyLoader
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.dataset import open as open_dataset
-from foreload.errors import InvalidError, NotFoundError
+from foreload.errors import ForeloadError, InvalidError, NotFoundError, StalledWarning
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -55,6 +57,16 @@ _STILL_CLIMBING = 1.5
 _MOST_SAMPLES = 8192
 #: From so many requests for a sample on, each sample is a request of its own.
 _ONE_EACH = 0.9
+#: Sizes that differ less, as a share of their mean, tell no rate from latency.
+_ALIKE = 0.1
+#: Fewer requests don't tell how much they differ.
+_FEW = 8
+#: A connection's rate is worth so many times the time that a level has.
+_LONGER = 3
+#: Of the requests for one large sample (plan::Settings::part_bytes).
+_PART = 8 << 20
+#: A batch of large samples; small ones are handed over a fourth of the requests at a time.
+_BATCH = 8 << 20
 #: Between two batches of a loop: a quick step.
 _PAUSE_S = 0.01
 #: What stays free on a drive, as the engine keeps it on one of its own (its `keep_free_bytes`).
@@ -72,8 +84,9 @@ class Level:
         mb_s: Throughput.
         requests_per_s: Requests answered.
         latency_s: Mean time to the first byte.
-        latency_sigma: Sigma of its lognormal distribution; None where single requests weren't seen.
+        latency_sigma: Sigma of its lognormal distribution; None where single requests weren't seen, or few.
         connection_mb_s: What one request gets after that; None where it can't be told.
+        shared: Whether samples shared requests.
     """
 
     connections: int
@@ -82,6 +95,7 @@ class Level:
     latency_s: float
     latency_sigma: float | None
     connection_mb_s: float | None
+    shared: bool = False
 
 
 def calibrate(
@@ -106,7 +120,8 @@ def calibrate(
         progress: Called with a step's name, how many are done, and of how many.
 
     Returns:
-        The sections of a calibration file, for `foreload.speeds.text`.
+        The sections of a calibration file, for `foreload.speeds.text`; `failed`, what couldn't be measured and why; and `notes`, what to know about
+        the rest.
 
     Raises:
         InvalidError: The data set has no bytes, or `check_room` raises it.
@@ -127,23 +142,36 @@ def calibrate(
         done += 1
 
     found: dict[str, Any] = {"dated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "foreload": _core.__version__}
-    found["machine"] = machine()
-    if dataset is not None:
-        found["source"] = _source(dataset, seconds, say)
-    if dataset is not None and decode is not None:
-        say("decoding")
-        rate = decoding_mb_s(dataset, decode, seconds)
-        found["cluster"] = {"preprocess_mb_s": _round(rate), "threads": len(os.sched_getaffinity(0))}
-    with _scratch(scratch_bytes, cache_dir) as local:
+    found |= {"notes": [], "failed": {}, "machine": machine()}
+    with _part("the source", found):
+        if dataset is not None:
+            found["source"] = _source(dataset, seconds, say, found["notes"])
+    with _part("decoding", found):
+        if dataset is not None and decode is not None:
+            say("decoding")
+            rate = decoding_mb_s(dataset, decode, seconds)
+            found["cluster"] = {"preprocess_mb_s": _round(rate), "threads": len(os.sched_getaffinity(0))}
+    with _part("memory", found), _scratch(scratch_bytes, cache_dir) as local:
         say("memory")
         copies, fills = _round(_copy_mb_s()), _round(_fill_mb_s(scratch_bytes))
-        found["loop"] = {"mb_s": _round(_loop_mb_s(local, seconds))}
         found["tier"] = [{"kind": "ram", "read_mb_s": copies, "write_mb_s": fills}]
-        if disk is not None:
-            say("disk")
-            write, read = _disk_mb_s(local, Path(disk))
-            found["tier"].append({"kind": "disk", "read_mb_s": _round(read), "write_mb_s": _round(write)})
+        with _part("what a loop takes over", found):
+            found["loop"] = {"mb_s": _round(_loop_mb_s(local, seconds))}
+        with _part("the disk", found):
+            if disk is not None:
+                say("disk")
+                write, read = _disk_mb_s(local, Path(disk))
+                found["tier"].append({"kind": "disk", "read_mb_s": _round(read), "write_mb_s": _round(write)})
     return found
+
+
+@contextmanager
+def _part(name: str, found: dict[str, Any]) -> Iterator[None]:
+    """One part of the measurements: without it, the others are still worth having."""
+    try:
+        yield
+    except (ForeloadError, OSError) as error:
+        found["failed"][name] = " ".join(str(error).split())
 
 
 def check_room(
@@ -217,18 +245,34 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _source(dataset: Dataset, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
-    part = dataset
-    if len(dataset) > _MOST_SAMPLES:
-        part = dataset.select(np.sort(np.random.default_rng(0).choice(len(dataset), _MOST_SAMPLES, replace=False)))
+def _source(dataset: Dataset, seconds: float, say: Callable[[str], None], notes: list[str]) -> dict[str, Any]:
+    part = _asked_for(dataset)
     levels: list[Level] = []
     for connections in LEVELS:
         if len(levels) > 1 and levels[-1].mb_s < _STILL_CLIMBING * levels[-2].mb_s:
             break
         say(f"source, {connections} in flight")
-        # Few requests follow each other in a short time, and latency comes from them.
-        levels.append(source_level(part, connections, seconds * max(1, 4 // connections)))
+        problem = None
+        # Half as many where they don't fit. Few requests follow each other in a short time, and latency comes from them.
+        for fewer in (connections, connections // 2):
+            if fewer > (levels[-1].connections if levels else 0):
+                try:
+                    levels.append(source_level(part, fewer, seconds * max(1, 4 // fewer)))
+                    break
+                except (ForeloadError, OSError) as error:
+                    problem = problem or error
+        if problem is not None and not levels:
+            raise problem
+        if problem is not None:
+            most = levels[-1].connections
+            notes.append(
+                f"source.throughput_mb_s is what {most} request{'s' * (most > 1)} in flight get{'s' * (most == 1)}, and more may get more; {connections} "
+                f"couldn't be measured: {problem}"
+            )
+            break
     best, alone = max(levels, key=lambda level: level.mb_s), levels[0]
+    if alone.connection_mb_s is None:
+        notes.append(_unknown_rate(part, shared=alone.shared))
     return {
         "url": dataset.url,
         "throughput_mb_s": {1: _round(best.mb_s)},
@@ -241,81 +285,190 @@ def _source(dataset: Dataset, seconds: float, say: Callable[[str], None]) -> dic
     }
 
 
+def _asked_for(dataset: Dataset) -> Dataset:
+    """Samples enough of a data set; not the empty ones, for which nothing is asked."""
+    chosen = np.flatnonzero(dataset.lengths)
+    if len(chosen) > _MOST_SAMPLES:
+        chosen = np.sort(np.random.default_rng(0).choice(chosen, _MOST_SAMPLES, replace=False))
+    return dataset if len(chosen) == len(dataset) else dataset.select(chosen)
+
+
+def _unknown_rate(dataset: Dataset, *, shared: bool) -> str:
+    """What it means that a connection's rate can't be told, and what helps."""
+    if shared:
+        return (
+            "source.connection_mb_s is left out, and latency_s is the engine's estimate up to a first byte: samples share requests, so none was timed by "
+            "itself; calibrate on a data set of more samples, or write both"
+        )
+    size, _ = _requests(dataset.lengths)
+    alike = size.std() < _ALIKE * size.mean()
+    why = "requests are too much alike in size" if alike else "requests of one size differ too much in time"
+    remedy = "calibrate on samples of different sizes" if alike else "calibrate for longer (--seconds)"
+    return (
+        f"source.connection_mb_s is left out: {why} to tell it from latency. So latency_s is all the time of a request of mean_request_mb, and what "
+        f"asks for more bytes at a time takes longer than plans say: {remedy}, or write connection_mb_s and a latency_s without it"
+    )
+
+
 def source_level(dataset: Dataset, connections: int, seconds: float) -> Level:
     """Reads with a fixed number of requests in flight, keeping nothing.
 
     Args:
-        dataset: The data set; it is read again from its start if it is too short.
+        dataset: The data set, without empty samples; it is read again from its start if it is too short.
         connections: Requests in flight.
-        seconds: How long, after the connections are there.
+        seconds: How long, after the connections are there; up to three times as long with one, where that tells its rate from latency.
 
     Returns:
         What was measured.
+
+    Raises:
+        InvalidError: So many requests take more memory than there is, or so much of the data set that it would be read from there.
     """
-    largest = int(dataset.lengths.max())
-    passing = max(48 << 20, 4 * connections * int(dataset.lengths.mean()))
-    # Of a small data set no more than a part, or it would be read from memory.
-    passing = max(min(passing, dataset.nbytes // 4), 4 * largest, 1 << 20)
+    flying, batch, passing = _passage(dataset, connections)
     settings = {
         "concurrency": {"start": connections, "least": connections, "most": connections},
         "hedge_per_cent": 0,
     }
-    batch = max(1, connections // 4)
     run = _run(dataset, batch, _passing(passing), settings=settings)
+    with _patiently():
+        return _watched(run, connections, flying, batch, seconds)
+
+
+def _watched(run: Run, connections: int, flying: int, batch: int, seconds: float) -> Level:
+    """A run's throughput, and what single requests take, after the connections are there."""
     batches = _forever(run)
-    warm = 2 * connections
+    warm = 2 * flying
     while warm > 0:
         warm -= len(next(batches))
     before, begun = run.stats(), time.perf_counter()
-    last, answers = begun, []
-    while (took := last - begun) < seconds:
-        nbytes, now = sum(next(batches)), time.perf_counter()
-        answers.append((nbytes, now - last))
+    last, most = begun, seconds
+    answers: list[tuple[int, int, float]] = []
+    # Large samples come in bursts of as many as are loaded at a time.
+    few = 3 * flying if connections > 1 else 0
+    while (took := last - begun) < most or (len(answers) * batch < few and took < _LONGER * seconds):
+        # What still lay in memory was asked for in an earlier epoch.
+        lengths, now = [length for length, via in next(batches) if via == "bucket"], time.perf_counter()
+        answers.append((sum(lengths), len(lengths), now - last))
         last = now
+        if connections == 1 and last - begun >= most and most < _LONGER * seconds and _may_tell(answers):
+            most += seconds
     after = run.stats()
-    samples = batch * len(answers)
     # Requests count when they are sent; what is delivered in the same time is as much, but for what is under way.
-    per_sample = (after["requests"] - before["requests"]) / max(1, after["samples"] - before["samples"])
-    total = sum(nbytes for nbytes, _ in answers)
-    # Where samples share requests, or come from memory, the engine's own estimate has to do.
+    per_sample = (after["requests"] - before["requests"]) / max(1, after["bucket_reads"] - before["bucket_reads"])
+    total, samples = sum(nbytes for nbytes, *_ in answers), sum(count for _, count, _ in answers)
+    if run.dataset.nbytes > _PART * len(run.dataset):
+        # Of what is delivered, much was under way or lay there before.
+        total = after["requested_bytes"] - before["requested_bytes"]
+        samples = after["bucket_reads"] - before["bucket_reads"]
+    if not total:
+        raise InvalidError(f"nothing came from the source within {took:.2g} s; give more --seconds")
+    # Where samples share requests, the engine's own estimate has to do.
     gauges = after["gauges"] or {}
     level = Level(
         connections, total / _MB / took, samples * per_sample / took, gauges.get("bucket_latency_s", 0.0), None, None
     )
-    if connections > 1 or per_sample <= _ONE_EACH:
-        return level
-    latency_s, sigma, connection = _per_request(answers, gauges.get("bucket_bytes_per_s", 0.0) / _MB)
+    known = _alone(answers)
+    if connections > 1 or per_sample <= _ONE_EACH or not known:
+        return replace(level, shared=per_sample <= _ONE_EACH)
+    latency_s, sigma, connection = _per_request(known)
     return replace(level, latency_s=latency_s, latency_sigma=sigma, connection_mb_s=connection)
 
 
-def _per_request(answers: Sequence[tuple[int, float]], body_mb_s: float) -> tuple[float, float, float | None]:
+@contextmanager
+def _patiently() -> Iterator[None]:
+    """Large samples on one connection take long, which is no stall to tell of."""
+    log = logging.getLogger("foreload")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("waiting for ")
+
+    log.addFilter(is_news)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StalledWarning)
+            yield
+    finally:
+        log.removeFilter(is_news)
+
+
+def _passage(dataset: Dataset, connections: int) -> tuple[int, int, int]:
+    """How many samples so many requests load at a time, how many make a batch, and the bytes in which they pass.
+
+    Raises:
+        InvalidError: There are too few.
+    """
+    lengths = dataset.lengths
+    mean = float(lengths.mean())
+    # A large sample comes in several requests at a time.
+    flying = math.ceil(connections / max(1, math.floor(mean / _PART)))
+    batch = max(1, min(connections // 4, int(_BATCH / mean)))
+    # Beside what is loaded, a batch that the loop has and two that come; and any two batches.
+    count = 2 if connections == 1 and mean > _PART else flying + 3 * batch
+    least = int(1.1 * max(count * (mean + 64), float(np.sort(lengths)[-2 * batch :].sum()))) + 4096
+    what = f"{connections} request{'s' * (connections > 1)} in flight need{'s' * (connections == 1)} {format_bytes(least)} of memory to pass through"
+    if least > dataset.nbytes // 2:
+        # Too much of it would be in memory when it is needed again.
+        have = f"{len(dataset)} sample{'s' * (len(dataset) > 1)} of {format_bytes(mean)}"
+        raise InvalidError(f"{what}, more than half of the data set ({have}); calibrate on a larger one")
+    left = available_bytes()
+    if least > left // 2:
+        raise InvalidError(f"{what}, more than half of the {format_bytes(left)} that are left; free some")
+    roomy = min(max(48 << 20, int(4 * flying * mean)), dataset.nbytes // 4, left // 2)
+    # One after the other they need no more, and the less there is the less is found in it again.
+    return flying, batch, least if connections == 1 else max(least, roomy)
+
+
+def _requests(lengths: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes of a sample's requests, on average, and how many they are."""
+    count = np.maximum(1.0, np.ceil(lengths / _PART))
+    return lengths / count, count
+
+
+def _alone(answers: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
+    """Bytes and seconds of those that brought one sample."""
+    return [(nbytes, took) for nbytes, count, took in answers if count == 1]
+
+
+def _may_tell(answers: Sequence[tuple[int, int, float]]) -> bool:
+    """Whether requests differ in size, and not yet enough of them ended to tell a connection's rate."""
+    known = _alone(answers)
+    if len(known) < 2:
+        return True
+    lengths, took = np.array(known, dtype=np.float64).T
+    size, count = _requests(lengths)
+    return bool(size.std() >= _ALIKE * size.mean()) and _rate(size, took / count) is None
+
+
+def _per_request(answers: Sequence[tuple[int, float]]) -> tuple[float, float | None, float | None]:
     """Mean seconds before the first byte, sigma of their lognormal distribution, and MB/s after it, of requests made one after the other.
 
-    A straight line through them. Where sizes differ too little for one, the rate is what the engine saw of bodies, and where that is more than
-    there was time for, all of it is latency.
+    A straight line through them. Where there is none, because sizes are alike or noise is larger than what they make of a difference, all of the time
+    is latency and there is no rate: when a body begins and ends, seen from here, says little, because most come in one piece.
 
     Args:
-        answers: Bytes and seconds of each.
-        body_mb_s: At what rate bodies came; 0: not known.
+        answers: Bytes and seconds of each sample, larger ones in several requests.
     """
-    size, took = np.array(answers, dtype=np.float64).T
-    rate = _rate(size, took) or body_mb_s
-    latency = took - size / _MB / rate if rate else took
+    lengths, took = np.array(answers, dtype=np.float64).T
+    size, count = _requests(lengths)
+    each = took / count
+    rate = _rate(size, each)
+    latency = each - size / _MB / rate if rate else each
     mean = float(latency.mean())
-    if mean <= 0:
-        latency, rate, mean = took, 0.0, float(took.mean())
-    return mean, math.sqrt(math.log1p(float(latency.var()) / mean**2)), rate or None
+    if len(answers) < _FEW:
+        return mean, None, rate
+    # A mean of several differs less than one of them.
+    return mean, math.sqrt(math.log1p(float(latency.var() * count.mean()) / mean**2)), rate
 
 
 def _rate(size: NDArray[np.float64], took: NDArray[np.float64]) -> float | None:
     """MB/s beyond a request's latency, from bytes and seconds; None where that is noise."""
     spread = float(size.std())
-    if len(size) < 8 or spread < 0.1 * size.mean():
+    if len(size) < _FEW or spread < _ALIKE * size.mean():
         return None
     slope = float(np.cov(size, took)[0, 1]) / spread**2
     noise = float((took - slope * size).std()) / (spread * len(size) ** 0.5)
-    # Three deviations; and no more than there was time for.
-    if slope < 3 * noise or slope * size.mean() > took.mean():
+    # Three deviations; and less than there was time for.
+    if slope < 3 * noise or slope * size.mean() >= took.mean():
         return None
     return 1 / slope / _MB
 
@@ -454,15 +607,13 @@ def _run(
     return Run(dataset, order, _ranks.find(0, 1), cache, uneven=True, epochs=epochs, settings=settings)
 
 
-def _epoch(run: Run, epoch: int) -> Iterator[list[int]]:
-    """The lengths of each batch's samples, their bytes taken over as a loop does."""
+def _epoch(run: Run, epoch: int) -> Iterator[list[tuple[int, str]]]:
+    """Length and origin of each batch's samples, their bytes taken over as a loop does."""
     for _, delivery in Stream(run, epoch, 0):
-        lengths = list(delivery.lengths)
-        delivery.to_bytes()
-        yield lengths
+        yield [(len(bytes(view)), view.via) for view in delivery.views()]
 
 
-def _forever(run: Run) -> Iterator[list[int]]:
+def _forever(run: Run) -> Iterator[list[tuple[int, str]]]:
     epoch = 0
     while True:
         yield from _epoch(run, epoch)

@@ -292,10 +292,13 @@ def text(sections: Mapping[str, Any]) -> str:
     """A calibration file of what was measured.
 
     Args:
-        sections: `dated`, `machine`, `source`, `cluster`, `loop`, `tier`, as the file has them.
+        sections: `dated`, `machine`, `source`, `cluster`, `loop`, `tier`, as the file has them; `failed` and `notes` become comments.
     """
+    given = dict(sections)
+    failed, notes = given.pop("failed", {}), given.pop("notes", ())
+    said = [f"# Not measured: {part}: {why}" for part, why in failed.items()] + [f"# {note}" for note in notes]
     head = ["# Written by `foreload calibrate`; `plan` and `simulate` take it with --calibration. 1 MB is 2^20 bytes."]
-    return "\n".join([*head, toml({"format": _FORMAT, **sections})])
+    return "\n".join([*head, *said, toml({"format": _FORMAT, **given})])
 
 
 def toml(sections: Mapping[str, Any]) -> str:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from bucket import Bucket
 
 import foreload
 from command import Command
 from foreload import calibration, planning, speeds
-from foreload.errors import InvalidError
+from foreload.errors import InvalidError, UnavailableError
 from foreload.sim import simulate_text
 from foreload.speeds import Disk, Speeds
 from small import COUNT
@@ -464,33 +469,188 @@ def test_sizes_keep_every_byte() -> None:
     assert (sizes.astype(np.float64) * 2**20).tolist() == [1, 1, 110_000, 123_457, 9_999_999]
 
 
-def test_latency_and_bandwidth_are_told_apart_where_sizes_differ() -> None:
-    random = np.random.default_rng(0)
-    sizes = random.integers(10_000, 1_000_000, 400)
-    answers = [(int(size), 0.03 + size / 35e6 + random.normal(0, 0.002)) for size in sizes]
-    latency_s, _, connection = calibration._per_request(answers, 0.0)
-    assert latency_s == pytest.approx(0.03, rel=0.05)
-    assert connection is not None
-    assert connection == pytest.approx(35e6 / 2**20, rel=0.05)
+def answers(sizes: Any, count: int, seed: int = 0) -> list[tuple[int, float]]:
+    """Samples one after the other, on a connection of 35 MB/s with latencies of 30 ms and sigma 0.3."""
+    random = np.random.default_rng(seed)
+    chosen = sizes(random, count)
+    latency = 0.03 * np.exp(0.3 * random.standard_normal(count) - 0.045)
+    return [(int(size), float(wait + size / 35e6)) for size, wait in zip(chosen, latency, strict=True)]
 
 
-def test_where_sizes_are_alike_the_rate_of_bodies_tells_latency_and_its_spread() -> None:
-    random = np.random.default_rng(0)
-    took = 0.03 * np.exp(0.3 * random.standard_normal(300) - 0.045) + 100_000 / 35e6
-    alike = [(100_000, float(each)) for each in took]
-    latency_s, sigma, connection = calibration._per_request(alike, 35e6 / 2**20)
-    assert (latency_s, sigma, connection) == (
-        pytest.approx(0.03, rel=0.05),
-        pytest.approx(0.3, rel=0.1),
-        pytest.approx(35e6 / 2**20),
-    )
-    # Without it, or with one that leaves no time for latency, all is latency.
-    for body_mb_s in (0.0, 0.1):
-        assert calibration._per_request(alike, body_mb_s) == (
-            pytest.approx(took.mean()),
-            pytest.approx(0.27, rel=0.15),
-            None,
-        )
+def test_latency_and_a_connection_s_rate_are_told_apart_where_sizes_differ() -> None:
+    differing = answers(lambda random, count: random.integers(10_000, 1_000_000, count), 400)
+    latency_s, sigma, connection = calibration._per_request(differing)
+    assert connection == pytest.approx(35e6 / 2**20, rel=0.1)
+    assert (latency_s, sigma) == (pytest.approx(0.03, rel=0.1), pytest.approx(0.3, rel=0.1))
+
+
+def test_where_sizes_are_alike_there_is_no_rate_and_all_is_latency() -> None:
+    for size in (20_000, 100_000, 1_000_000):
+        alike = answers(lambda _, count, size=size: np.full(count, size), 300)
+        took = np.array([each for _, each in alike])
+        latency_s, sigma, connection = calibration._per_request(alike)
+        assert (latency_s, connection) == (pytest.approx(took.mean()), None)
+        assert sigma == pytest.approx(took.std() / took.mean(), rel=0.05)
+
+
+def test_a_rate_is_stated_where_noise_leaves_one_and_is_near_the_true_one() -> None:
+    def stated(least: int, most: int) -> list[float]:
+        found = [
+            calibration._per_request(answers(lambda random, count: random.integers(least, most, count), 240, seed))[2]
+            for seed in range(20)
+        ]
+        return [rate for rate in found if rate is not None]
+
+    differing = stated(20_000, 300_000)
+    assert len(differing) > 10
+    assert 15 < min(differing) < max(differing) < 50
+    assert len(stated(20_000, 60_000)) < 3
+
+
+def test_large_samples_are_several_requests() -> None:
+    # 200 MB are 24 requests, each with its latency.
+    one = [(200_000_000, 24 * (0.03 + 8_333_333 / 35e6))] * 10
+    latency_s, _, connection = calibration._per_request(one)
+    assert (latency_s, connection) == (pytest.approx(0.268, rel=0.01), None)
+    # One doesn't tell how much they differ.
+    assert calibration._per_request(one[:1])[1:] == (None, None)
+
+
+def test_one_request_is_measured_for_longer_only_where_that_tells_its_rate() -> None:
+    def seen(sizes: Any, count: int) -> list[tuple[int, int, float]]:
+        return [(size, 1, took) for size, took in answers(sizes, count)]
+
+    assert calibration._may_tell(seen(lambda random, count: random.integers(20_000, 60_000, count), 50))
+    assert not calibration._may_tell(seen(lambda random, count: random.integers(10_000, 1_000_000, count), 400))
+    assert not calibration._may_tell(seen(lambda _, count: np.full(count, 100_000), 50))
+    # Nothing but what still lay in memory.
+    assert calibration._may_tell([(0, 0, 0.001)])
+
+
+@contextmanager
+def cloud(monkeypatch: pytest.MonkeyPatch, *rules: str) -> Iterator[None]:
+    """A bucket of the test's own, with such objects in it."""
+    with Bucket(synthetic=rules) as bucket, monkeypatch.context() as patched:
+        for name, value in bucket.environment().items():
+            patched.setenv(name, value)
+        yield
+
+
+CALIBRATE = ("--seconds", 0.05, "--scratch", "16MB")
+
+
+def test_few_large_samples_are_measured_as_far_as_they_reach(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "here.toml"
+    with cloud(monkeypatch, "few:60x2000000", "huge:10x20000000", "differing:200x200KB-800KB"):
+        found = run.json("calibrate", "s3://bench/few", "--out", path, *CALIBRATE)
+        assert {"1", "4"} <= set(found["source"]["mb_s_by_requests"]) <= {"1", "4", "16", "32"}
+        assert "connection_mb_s is left out: requests are too much alike" in " ".join(found["notes"])
+        assert "# source.connection_mb_s is left out" in path.read_text()
+        assert found["failed"] == {}
+        read = speeds.read(path)
+        assert read.connection_mb_s is None
+        found = run.json("calibrate", "s3://bench/huge", *CALIBRATE)
+        assert found["source"]["mb_s_by_requests"]["1"] > 0
+        # Each sample is three requests.
+        assert found["source"]["mean_request_mb"] == pytest.approx(20e6 / 3 / 2**20, rel=0.2)
+        found = run.json("calibrate", "s3://bench/differing", *CALIBRATE)
+        assert min(found["source"]["mb_s_by_requests"].values()) > 0
+
+
+def test_what_cannot_be_measured_is_named_and_the_rest_is_there(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "here.toml"
+    with cloud(monkeypatch, "three:3x1000", "one:1x1000000"):
+        for name, what in (("three", "3 samples of 1 KB"), ("one", "1 sample of 1 MB")):
+            code, line = run.fails("calibrate", f"s3://bench/{name}", "--out", path, *CALIBRATE)
+            assert (code, "the source couldn't be measured: 1 request in flight" in line, what in line) == (
+                1,
+                True,
+                True,
+            )
+            assert "# Not measured: the source: 1 request" in path.read_text()
+            read = speeds.read(path)
+            assert (read.source_mb_s, read.loop_mb_s is None) == (Speeds().source_mb_s, False)
+
+    def full(*_: Any) -> float:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(calibration, "_loop_mb_s", full)
+    assert run("calibrate", "--json", *CALIBRATE) == 1
+    found = json.loads(run.out)
+    assert found["failed"] == {"what a loop takes over": "[Errno 28] No space left on device"}
+    assert found["tier"][0]["read_mb_s"] > 0
+
+
+def test_a_level_that_fails_leaves_those_before_it(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    tried: list[int] = []
+
+    def level(_: Any, connections: int, seconds: float) -> calibration.Level:
+        tried.append(connections)
+        if connections > 6:
+            raise UnavailableError("too busy")
+        return calibration.Level(connections, 10.0 * connections, 1.0, 0.1, 0.2, 30.0)
+
+    monkeypatch.setattr(calibration, "source_level", level)
+    notes: list[str] = []
+    found = calibration._source(data, 1.0, lambda _: None, notes)
+    assert tried == [1, 4, 16, 8]
+    assert (found["throughput_mb_s"], found["mb_s_by_requests"]) == ({1: 40.0}, {1: 10.0, 4: 40.0})
+    assert len(notes) == 1
+    assert "16 couldn't be measured: too busy" in notes[0]
+
+
+def test_no_more_is_in_flight_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sizes(list[int]):
+        @property
+        def lengths(self) -> Any:
+            return np.array(self)
+
+        @property
+        def nbytes(self) -> int:
+            return sum(self)
+
+    many: Any = Sizes([5_000_000] * 60)
+    for connections, loaded in ((1, 1), (4, 4), (16, 16)):
+        flying, batch, passing = calibration._passage(many, connections)
+        assert (flying, batch) == (loaded, 1)
+        assert (flying + 3 * batch) * 5_000_000 < passing <= many.nbytes // 2 or connections == 1
+    with pytest.raises(
+        InvalidError, match=r"64 requests in flight need .* half of the data set \(60 samples of 5 MB\)"
+    ):
+        calibration._passage(many, 64)
+    # Parts of one sample count as what they are.
+    huge: Any = Sizes([200_000_000] * 10)
+    assert [calibration._passage(huge, connections)[0] for connections in (1, 4, 16)] == [1, 1, 1]
+    # As before, where samples are small and many.
+    assert calibration._passage(Sizes([100_000] * 8000), 256)[:2] == (256, 64)
+    monkeypatch.setattr(calibration, "available_bytes", lambda: 1 << 20)
+    with pytest.raises(InvalidError, match="left; free some"):
+        calibration._passage(many, 1)
+
+
+def test_a_calibration_that_cannot_be_written_is_printed(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "here.toml"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        assert run("calibrate", "--out", path, *CALIBRATE) == 1
+        said = f"foreload: {path}: the calibration can't be written: No space left on device; it is on standard output"
+        assert said in run.err.splitlines()
+        assert "written to" not in run.out
+        shown = run.out
+        assert run("calibrate", "--out", path, *CALIBRATE, "--json") == 1
+    assert json.loads(run.out)["loop"]["mb_s"] > 0
+    assert list(tmp_path.iterdir()) == []
+    path.write_text(shown)
+    assert speeds.read(path).loop_mb_s is not None
 
 
 def test_calibrate_writes_what_plan_and_simulate_take(run: Command, bucket: Any, tmp_path: Path) -> None:
@@ -560,4 +720,5 @@ def test_calibrate_without_a_data_set_measures_the_machine(run: Command) -> None
     assert found["loop"]["mb_s"] > 0
     assert run.fails("calibrate", "--decode", "hashlib:sha256")[0] == 2
     assert run.fails("calibrate", "s3://data/fixed", "--decode", "hashlib:absent")[0] == 2
+    assert "'mydec' is not of the form MODULE:FUNCTION" in run.fails("calibrate", "s3://x/y", "--decode", "mydec")[1]
     assert json.dumps(found)

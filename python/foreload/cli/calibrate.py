@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foreload.cli import options, output
+from foreload.cli import failure, options, output
 from foreload.cli.opening import open_dataset
 from foreload.cli.progress import reporter
 
@@ -31,7 +31,7 @@ DiskDirectory = Annotated[
     Path | None, typer.Option("--disk", metavar="DIR", help="Also measure a disk tier in this directory.")
 ]
 Decode = Annotated[
-    str | None, typer.Option("--decode", metavar="MODULE:NAME", help="Also measure this decode(bytes, meta).")
+    str | None, typer.Option("--decode", metavar="MODULE:FUNCTION", help="Also measure this decode(bytes, meta).")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the calibration (TOML) here.")]
 Seconds = Annotated[
@@ -80,9 +80,23 @@ def calibrate(
             progress=progress,
         )
     text = speeds.text(found)
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
-    output.emit(found, lambda console: _draw(console, text, out), as_json=as_json)
+    problem = None if out is None else _unwritten(out, text)
+    output.emit(found, lambda console: _draw(console, text, None if problem else out), as_json=as_json)
+    for part, why in found["failed"].items():
+        failure.say(f"{part} couldn't be measured: {why}")
+    if problem is not None:
+        failure.say(f"{problem}; it is on standard output")
+    if problem is not None or found["failed"]:
+        failure.leave(failure.Code.FAILED)
+
+
+def _unwritten(path: Path, text: str) -> str | None:
+    """Writes the calibration; what prevents it. What was measured for a minute is printed then, not lost."""
+    try:
+        output.write_files([(path, text, "the calibration")])
+    except OSError as error:
+        return failure.message_of(error)
+    return None
 
 
 def named(name: str) -> Callable[..., Any]:
@@ -91,12 +105,14 @@ def named(name: str) -> Callable[..., Any]:
     Raises:
         BadParameter: There is no such function.
     """
-    module, _, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise typer.BadParameter(f"{name!r} is not of the form MODULE:FUNCTION", param_hint="--decode")
     sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise typer.BadParameter(f"{name!r}: {error}; write module:function", param_hint="--decode") from None
+        raise typer.BadParameter(f"{name!r}: {error}; write MODULE:FUNCTION", param_hint="--decode") from None
     finally:
         sys.path.remove("")
     if not callable(function):
