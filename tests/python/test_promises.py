@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +34,44 @@ def test_bytes_that_never_match_their_checksum_are_a_corrupt_error(home: Any, al
     altering.add_fault("flip", matching="fixed/cat/00000.bin", at=0.5)
     with pytest.raises(errors.CorruptError, match=r"00000\.bin.*checksum"):
         list(DataLoader(data, 7, cache=fl.Cache(ram="16MB")))
+
+
+def test_a_checksum_of_bytes_that_were_damaged_on_their_way_is_mended_as_the_error_says(
+    home: Any, altering: Any
+) -> None:
+    altering.add_fault("flip", matching="fixed/cat/00000.bin", at=0.5)
+    data = reopen(fl.open("s3://data/fixed"), update=False, checksum=True)
+    altering.clear_faults()
+    with pytest.raises(errors.CorruptError, match="foreload index --update --checksum"):
+        list(DataLoader(data, 7, cache=fl.Cache(ram="16MB")))
+    data = reopen(fl.open("s3://data/fixed"), update=True, checksum=True)
+    assert sum(len(values) for values, _ in DataLoader(data, 7, cache=fl.Cache(ram="16MB"))) == len(data)
+
+
+def test_checksums_are_no_longer_made_when_who_asked_has_left(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 3000
+    with Bucket(synthetic=(f"many:{count}x1000",), profile="cloud") as many:
+        for name, value in many.environment().items():
+            monkeypatch.setenv(name, value)
+
+        def gets() -> int:
+            return int(many.counters()["requests"].get("get", 0))
+
+        words = [
+            sys.executable,
+            "-c",
+            "from foreload.cli import main; main()",
+            "index",
+            "s3://bench/many",
+            "--checksum",
+        ]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as asking:
+            until(lambda: gets() > 50)
+            asking.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        before = gets()
+        time.sleep(0.5)
+        assert gets() == before < count
 
 
 def test_without_a_checksum_an_alteration_that_keeps_length_and_etag_is_delivered(home: Any, altering: Any) -> None:

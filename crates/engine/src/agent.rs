@@ -484,7 +484,11 @@ impl Agent {
             }
         });
         self.opening.borrow_mut().push(plain.clone());
-        let dataset = Dataset::open(open, &self.settings.cache_dir, report).await;
+        // Who else wants the data set opens it anew, from where a listing was left.
+        let dataset = tokio::select! {
+            dataset = Dataset::open(open, &self.settings.cache_dir, report) => dataset,
+            () = connection.ended() => Err(Trouble::new("cancelled", "the client left while the data set was opened")),
+        };
         self.opening.borrow_mut().retain(|other| *other != plain);
         self.opening_ended.notify_waiters();
         tell.abort();

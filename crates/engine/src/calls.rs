@@ -75,7 +75,7 @@ pub struct Open {
     pub refresh: bool,
     /// Bring the saved index up to date: samples that are unchanged keep their numbers.
     pub update: bool,
-    /// Read everything once and add a checksum for each sample.
+    /// Read everything once and add a checksum for each sample, if one has none; with `update` in any case.
     pub checksum: bool,
     /// Which files are samples, as suffixes (`jpg`); empty: all.
     pub extensions: Vec<String>,

@@ -23,6 +23,7 @@ pub struct Connection {
     unsent: RefCell<Vec<u8>>,
     more: Notify,
     closed: Cell<bool>,
+    ended: Notify,
     leases: RefCell<FxHashMap<(u32, Handle), u32>>,
     /// Jobs it is attached to, and how many times.
     pub jobs: RefCell<FxHashMap<u32, u32>>,
@@ -38,6 +39,7 @@ impl Connection {
             unsent: RefCell::default(),
             more: Notify::new(),
             closed: Cell::new(false),
+            ended: Notify::new(),
             leases: RefCell::default(),
             jobs: RefCell::default(),
         }
@@ -47,6 +49,14 @@ impl Connection {
     #[must_use]
     pub fn stream(&self) -> &UnixStream {
         &self.stream
+    }
+
+    /// Waits until the client is gone.
+    pub async fn ended(&self) {
+        let ended = self.ended.notified();
+        if !self.closed.get() {
+            ended.await;
+        }
     }
 
     /// Sends a message: at once if the socket takes it, otherwise from [`Connection::drain`].
@@ -160,6 +170,7 @@ impl Connection {
     /// Everything it leases, job by job; nothing afterwards.
     pub fn close(&self) -> FxHashMap<u32, Vec<Handle>> {
         self.closed.set(true);
+        self.ended.notify_waiters();
         self.more.notify_one();
         let mut all: Vec<((u32, Handle), u32)> = self.leases.borrow_mut().drain().collect();
         all.sort_unstable();

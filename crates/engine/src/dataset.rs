@@ -193,7 +193,8 @@ async fn find_index(
             )
         }
     };
-    if open.checksum && (0..index.len()).any(|sample| index.crc32c(sample).is_none()) {
+    // A checksum may have been made of bytes that were damaged on their way: with `update` all are made again.
+    if open.checksum && (open.update || (0..index.len()).any(|sample| index.crc32c(sample).is_none())) {
         let source = Source::open(index.root(), options).map_err(|e| trouble(&e))?;
         index = format::checksum(&index, &source, 32, &mut tell)
             .await

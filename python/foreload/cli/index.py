@@ -25,7 +25,8 @@ Update = Annotated[
 Checksum = Annotated[
     bool,
     typer.Option(
-        "--checksum", help="Read every sample once and keep a checksum of each, verified whenever it is fetched."
+        "--checksum",
+        help="Read every sample once and keep a checksum of each, verified whenever it is fetched. With --update, read them again.",
     ),
 ]
 Extensions = Annotated[

@@ -1,13 +1,13 @@
 //! Builds an index from a URL.
 
-use super::manifest::{self, Label, Row};
+use super::manifest::{self, Labels, Row};
 use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, tar};
 use crate::index::{IndexBuilder, NewObject, NewSample};
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Error, ErrorKind, Index, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -227,9 +227,8 @@ async fn from_manifest(
 ) -> Result<Index> {
     progress.stage("reading the manifest", 1);
     let (bytes, meta) = source.read(key, manifest::MAX_BYTES, Instant::now() + TIMEOUT).await?;
-    let mut rows = parse(key, bytes, options)
-        .await
-        .map_err(|e| e.with_object(source.url_of(key)))?;
+    let url = source.url_of(key);
+    let mut rows = parse(key, bytes, options).await.map_err(|e| e.with_object(&url))?;
     progress.advance(0, meta.size);
     let root = rebase(source.root(), &mut rows)?;
     let source = if root == source.root() {
@@ -239,18 +238,8 @@ async fn from_manifest(
     };
     let known = known_objects(&source, &rows, options, progress).await?;
     let mut builder = start(&source, Format::Manifest, options)?;
-    let names: BTreeSet<&str> = rows
-        .iter()
-        .filter_map(|r| {
-            if let Some(Label::Name(n)) = &r.label {
-                Some(n.as_str())
-            } else {
-                None
-            }
-        })
-        .collect();
-    let numbers: BTreeMap<&str, i64> = names.iter().copied().zip(0..).collect();
-    builder.classes(names.iter().copied());
+    let labels = Labels::new(&rows).map_err(|e| e.with_object(&url))?;
+    builder.classes(labels.classes());
     let mut objects: FxHashMap<&str, (u64, u64)> = FxHashMap::default();
     for row in &rows {
         let (object, size) = match objects.get(row.object.as_str()) {
@@ -266,16 +255,11 @@ async fn from_manifest(
         };
         let offset = row.offset.unwrap_or(0);
         let length = row.length.unwrap_or_else(|| size.saturating_sub(offset));
-        let label = match &row.label {
-            Some(Label::Number(number)) => Some(*number),
-            Some(Label::Name(name)) => numbers.get(name.as_str()).copied(),
-            None => None,
-        };
         let sample = NewSample {
             object,
             offset,
             length,
-            label,
+            label: row.label.as_ref().and_then(|label| labels.number(label)),
             crc32c: row.crc32c,
             fields: &[],
         };

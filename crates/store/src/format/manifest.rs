@@ -11,6 +11,7 @@ mod parquet;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Largest manifest read: 100 million rows of 20 bytes.
 pub(crate) const MAX_BYTES: u64 = 2 << 30;
@@ -47,11 +48,79 @@ pub(crate) struct Row {
     pub etag: Option<String>,
 }
 
-/// A label is a number, or a class name that gets one.
+/// A label as its row has it. Whether a column holds numbers or names is decided by all of it ([`Labels`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Label {
     Number(i64),
-    Name(String),
+    Text(String),
+}
+
+impl Label {
+    /// The whole number that it is or spells, `2.0` included: what tables write once a value is missing.
+    fn number(&self) -> Option<i64> {
+        match self {
+            Label::Number(number) => Some(*number),
+            Label::Text(text) => {
+                let text = text.trim();
+                text.parse().ok().or_else(|| whole(text.parse().ok()?))
+            }
+        }
+    }
+
+    fn name(&self) -> std::borrow::Cow<'_, str> {
+        match self {
+            Label::Number(number) => number.to_string().into(),
+            Label::Text(text) => text.as_str().into(),
+        }
+    }
+
+    fn is_fraction(&self) -> bool {
+        matches!(self, Label::Text(text) if text.trim().parse::<f64>().is_ok_and(|number| number.fract() != 0.0))
+    }
+}
+
+/// The labels of all rows: numbers if each is one, else names, which are numbered in their order.
+pub(crate) struct Labels {
+    /// None: they are numbers.
+    names: Option<BTreeMap<String, i64>>,
+}
+
+impl Labels {
+    /// # Errors
+    /// When they are numbers, and not whole.
+    pub(crate) fn new(rows: &[Row]) -> Result<Self> {
+        let labels = || rows.iter().filter_map(|row| row.label.as_ref());
+        if labels().all(|label| label.number().is_some()) {
+            return Ok(Self { names: None });
+        }
+        if labels().all(|label| label.number().is_some() || label.is_fraction())
+            && let Some(label) = labels().find(|label| label.is_fraction())
+        {
+            return Err(Error::invalid(format!("the label {} is no whole number", label.name()))
+                .with_remedy("labels are classes; look up other targets by the sample's key in `decode`, and name another column or none"));
+        }
+        let names: BTreeSet<String> = labels().map(|label| label.name().into_owned()).collect();
+        Ok(Self {
+            names: Some(names.into_iter().zip(0..).collect()),
+        })
+    }
+
+    /// The classes' names, in the order of their numbers.
+    pub(crate) fn classes(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().flatten().map(|(name, _)| name.as_str())
+    }
+
+    pub(crate) fn number(&self, label: &Label) -> Option<i64> {
+        match &self.names {
+            None => label.number(),
+            Some(names) => names.get(label.name().as_ref()).copied(),
+        }
+    }
+}
+
+fn whole(number: f64) -> Option<i64> {
+    // Beyond 2^53 a float is no exact count.
+    (number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0).then_some(number as i64)
 }
 
 /// Which column holds what.
@@ -115,25 +184,30 @@ impl Wanted {
 
     /// Makes a row of the values of a line.
     fn row<'a>(&self, line: usize, value: impl Fn(usize) -> Option<Cell<'a>>) -> Result<Row> {
-        let get = |i: usize| self.positions[i].and_then(&value).filter(|c| !c.is_empty());
         let wrong = |what: &str| Error::invalid(format!("line {line} of the manifest: {what}"));
+        let get = |i: usize, name: &str| match self.positions[i].and_then(&value).filter(|c| !c.is_empty()) {
+            Some(Cell::Other(kind)) => Err(wrong(&format!("{name} is {kind}"))),
+            cell => Ok(cell),
+        };
         let number = |i: usize, name: &str| {
-            get(i)
-                .map(|c| c.number().ok_or_else(|| wrong(&format!("{name} is no number"))))
+            get(i, name)?
+                .map(|c| c.number().ok_or_else(|| wrong(&format!("{name} is no whole number"))))
                 .transpose()
         };
-        let object = get(0).map(|c| c.text()).ok_or_else(|| wrong("it names no object"))?;
-        let crc32c = get(4)
+        let object = get(0, "the object")?
+            .map(|c| c.text())
+            .ok_or_else(|| wrong("it names no object"))?;
+        let crc32c = get(4, "crc32c")?
             .map(|c| c.checksum().ok_or_else(|| wrong("crc32c is no checksum")))
             .transpose()?;
         Ok(Row {
             object,
             offset: number(1, "the offset")?,
             length: number(2, "the length")?,
-            label: get(3).map(|c| c.label()),
+            label: get(3, "the label")?.map(|c| c.label()),
             crc32c,
             object_size: number(5, "the object's size")?,
-            etag: get(6).map(|c| c.text()),
+            etag: get(6, "the ETag")?.map(|c| c.text()),
         })
     }
 }
@@ -142,17 +216,27 @@ impl Wanted {
 enum Cell<'a> {
     Text(std::borrow::Cow<'a, str>),
     Integer(i64),
+    Float(f64),
+    /// What no column of a manifest can be.
+    Other(&'static str),
 }
 
 impl Cell<'_> {
     fn is_empty(&self) -> bool {
-        matches!(self, Cell::Text(text) if text.is_empty())
+        match self {
+            Cell::Text(text) => text.is_empty(),
+            // How tables of floats say that there is none.
+            Cell::Float(number) => number.is_nan(),
+            _ => false,
+        }
     }
 
     fn text(self) -> String {
         match self {
             Cell::Text(text) => text.into_owned(),
             Cell::Integer(number) => number.to_string(),
+            Cell::Float(number) => number.to_string(),
+            Cell::Other(kind) => kind.to_owned(),
         }
     }
 
@@ -160,22 +244,24 @@ impl Cell<'_> {
         match self {
             Cell::Text(text) => text.trim().parse().ok(),
             Cell::Integer(number) => u64::try_from(number).ok(),
+            Cell::Float(number) => u64::try_from(whole(number)?).ok(),
+            Cell::Other(_) => None,
         }
     }
 
     fn label(self) -> Label {
         match self {
             Cell::Integer(number) => Label::Number(number),
-            Cell::Text(text) => text
-                .trim()
-                .parse()
-                .map_or_else(|_| Label::Name(text.into_owned()), Label::Number),
+            Cell::Float(number) => whole(number).map_or_else(|| Label::Text(number.to_string()), Label::Number),
+            text => Label::Text(text.text()),
         }
     }
 
     fn checksum(self) -> Option<u32> {
         match self {
             Cell::Integer(number) => u32::try_from(number).ok(),
+            Cell::Float(number) => u32::try_from(whole(number)?).ok(),
+            Cell::Other(_) => None,
             Cell::Text(text) if text.len() == 8 => u32::from_str_radix(&text, 16).ok(),
             Cell::Text(text) => text.trim().parse().ok(),
         }
@@ -223,12 +309,15 @@ fn json_lines(text: &str, columns: &Columns) -> Result<Vec<Row>> {
         };
         let row = Wanted::new(&names, &named)?.row(i + 1, |at| match values.get(at)? {
             Value::String(text) => Some(Cell::Text(text.as_str().into())),
-            Value::Number(number) => Some(match number.as_i64() {
-                Some(integer) => Cell::Integer(integer),
-                None => Cell::Text(number.to_string().into()),
+            Value::Number(number) => Some(match (number.as_i64(), number.as_f64()) {
+                (Some(integer), _) => Cell::Integer(integer),
+                (None, Some(float)) if number.is_f64() => Cell::Float(float),
+                _ => Cell::Text(number.to_string().into()),
             }),
             Value::Bool(flag) => Some(Cell::Integer(i64::from(*flag))),
-            _ => None,
+            Value::Null => None,
+            Value::Array(_) => Some(Cell::Other("a list")),
+            Value::Object(_) => Some(Cell::Other("an object")),
         });
         rows.push(row?);
     }
@@ -259,9 +348,73 @@ mod tests {
             "m.jsonl",
             "{\"path\":\"a, b.jpg\",\"label\":\"cat\",\"offset\":5,\"length\":10,\"crc32c\":3735928559}\n\n{\"path\":\"c.jpg\",\"label\":3}\n",
         );
-        assert_eq!(csv, json.unwrap());
-        assert_eq!(csv[0].label, Some(Label::Name("cat".into())));
+        let json = json.unwrap();
+        for (csv, json) in csv.iter().zip(&json) {
+            let plain = |row: &Row| Row {
+                label: row.label.as_ref().map(|label| Label::Text(label.name().into_owned())),
+                ..row.clone()
+            };
+            assert_eq!(plain(csv), plain(json));
+        }
+        assert_eq!(csv[0].label, Some(Label::Text("cat".into())));
         assert_eq!((csv[0].offset, csv[0].crc32c), (Some(5), Some(0xdead_beef)));
+    }
+
+    fn labels(name: &str, text: &str) -> Result<(Vec<String>, Vec<Option<i64>>)> {
+        let rows = read(name, text)?;
+        let labels = Labels::new(&rows)?;
+        let numbers = rows.iter().map(|row| labels.number(row.label.as_ref()?)).collect();
+        Ok((labels.classes().map(str::to_owned).collect(), numbers))
+    }
+
+    #[test]
+    fn a_column_of_labels_is_numbers_or_names_as_a_whole() {
+        let (classes, numbers) = labels("m.csv", "path,label\na,0\nb,9\nc,\nd,2.0\n").unwrap();
+        assert_eq!((classes.len(), numbers), (0, vec![Some(0), Some(9), None, Some(2)]));
+        let (classes, numbers) = labels("m.csv", "path,label\na,0\nb,9\nc,A\nd,007\n").unwrap();
+        assert_eq!(
+            (classes, numbers),
+            (
+                ["0", "007", "9", "A"].map(String::from).to_vec(),
+                vec![Some(0), Some(2), Some(3), Some(1)]
+            )
+        );
+        let json =
+            "{\"path\":\"a\",\"label\":3}\n{\"path\":\"b\",\"label\":\"cat\"}\n{\"path\":\"c\",\"label\":null}\n";
+        let (classes, numbers) = labels("m.jsonl", json).unwrap();
+        assert_eq!(
+            (classes, numbers),
+            (["3", "cat"].map(String::from).to_vec(), vec![Some(0), Some(1), None])
+        );
+        for (name, text) in [
+            ("m.csv", "path,label\na,0.5\nb,1\n"),
+            ("m.jsonl", "{\"path\":\"a\",\"label\":0.5}\n"),
+        ] {
+            assert!(labels(name, text).unwrap_err().to_string().contains("0.5"));
+        }
+    }
+
+    #[test]
+    fn values_that_no_column_can_have_are_refused() {
+        for (value, text) in [
+            ("\"label\":[1]", "the label is a list"),
+            ("\"offset\":{}", "the offset is an object"),
+            ("\"offset\":1.5", "the offset is no whole"),
+        ] {
+            let error = read("m.jsonl", &format!("{{\"path\":\"a\",{value}}}\n"))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("line 1") && error.contains(text), "{error}");
+        }
+        let rows = read(
+            "m.jsonl",
+            "{\"path\":\"a\",\"offset\":5.0,\"length\":7.0,\"label\":2.0}\n",
+        )
+        .unwrap();
+        assert_eq!(
+            (rows[0].offset, rows[0].length, rows[0].label.clone()),
+            (Some(5), Some(7), Some(Label::Number(2)))
+        );
     }
 
     #[test]

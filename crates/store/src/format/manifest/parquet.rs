@@ -58,8 +58,16 @@ fn cell(field: &Field) -> Option<Cell<'_>> {
         Field::UByte(n) => Cell::Integer(i64::from(*n)),
         Field::UShort(n) => Cell::Integer(i64::from(*n)),
         Field::UInt(n) => Cell::Integer(i64::from(*n)),
-        Field::ULong(n) => Cell::Integer(i64::try_from(*n).ok()?),
-        _ => return None,
+        Field::ULong(n) => i64::try_from(*n).map_or_else(|_| Cell::Text(n.to_string().into()), Cell::Integer),
+        Field::Float16(n) => Cell::Float(f64::from(n.to_f32())),
+        Field::Float(n) => Cell::Float(f64::from(*n)),
+        Field::Double(n) => Cell::Float(*n),
+        Field::Null => return None,
+        Field::Group(_) => Cell::Other("a group of columns"),
+        Field::ListInternal(_) => Cell::Other("a list"),
+        Field::MapInternal(_) => Cell::Other("a map"),
+        Field::Decimal(_) => Cell::Other("a decimal"),
+        _ => Cell::Other("a date or time"),
     })
 }
 
@@ -67,7 +75,7 @@ fn cell(field: &Field) -> Option<Cell<'_>> {
 mod tests {
     use super::super::Label;
     use super::*;
-    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, FloatType, Int64Type};
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
@@ -111,6 +119,40 @@ mod tests {
             [("a.jpg", Some(5), Some(Label::Number(9))), ("b.jpg", Some(6), None)]
         );
         assert!(parse(&Bytes::from_static(b"PAR1"), &Columns::default()).is_err());
+    }
+
+    #[test]
+    fn floats_are_whole_numbers_or_refused() {
+        let read = |offset: f64, label: Option<f32>| {
+            let schema =
+                "message m { REQUIRED BYTE_ARRAY path (STRING); REQUIRED DOUBLE offset; OPTIONAL FLOAT label; }";
+            let schema = Arc::new(parse_message_type(schema).unwrap());
+            let mut file = Vec::new();
+            let mut writer = SerializedFileWriter::new(&mut file, schema, Arc::default()).unwrap();
+            let mut group = writer.next_row_group().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            column
+                .typed::<ByteArrayType>()
+                .write_batch(&[ByteArray::from("a")], None, None)
+                .unwrap();
+            column.close().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<DoubleType>().write_batch(&[offset], None, None).unwrap();
+            column.close().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            let levels = [i16::from(label.is_some())];
+            column
+                .typed::<FloatType>()
+                .write_batch(label.as_slice(), Some(&levels), None)
+                .unwrap();
+            column.close().unwrap();
+            group.close().unwrap();
+            writer.close().unwrap();
+            parse(&file.into(), &Columns::default()).map(|rows| (rows[0].offset, rows[0].label.clone()))
+        };
+        assert_eq!(read(7.0, Some(3.0)).unwrap(), (Some(7), Some(Label::Number(3))));
+        assert_eq!(read(f64::NAN, None).unwrap(), (None, None));
+        assert!(read(7.5, None).is_err());
     }
 
     proptest! {
