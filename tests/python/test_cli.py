@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -661,3 +663,18 @@ def test_sizes_and_times_are_written_for_people() -> None:
         "2 h 1 min",
     ]
     assert (human_bytes(12_345_678), human_count(1234567)) == ("12.3 MB", "1,234,567")
+
+
+def test_a_web_server_without_a_listing_is_told_at_once_and_in_a_line(run: Command, tmp_path: Path) -> None:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (as the base class names it)
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code, text = run.fails("index", f"http://127.0.0.1:{server.server_port}/data/")
+        server.shutdown()
+    assert code == 2
+    assert "501" in text
+    assert "manifest" in text
+    assert len(text.splitlines()) <= 2

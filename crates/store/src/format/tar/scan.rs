@@ -52,8 +52,11 @@ async fn walk(mut reader: Reader<'_>) -> Result<Vec<Sample>> {
             )));
         }
         // Some writers leave out the two blocks at the end.
-        if reader.shard.size.saturating_sub(at) < BLOCK {
+        if reader.shard.size == at {
             break;
+        }
+        if reader.shard.size < at.saturating_add(BLOCK) {
+            return Err(Error::corrupt("the tar archive is cut off: it ends within a block"));
         }
         let entry = header::parse(&reader.block(at).await?)?;
         let data = at + BLOCK;
@@ -206,6 +209,17 @@ mod tests {
             (Some(7), 512, 2)
         );
         assert_eq!(samples[2].length, 5);
+    }
+
+    #[test]
+    fn an_archive_that_ends_within_a_block_was_cut_off() {
+        let whole = archive(&[("a.jpg", b'0', vec![1; 700]), ("a.cls", b'0', b"7\n".to_vec())]);
+        let member = 512 + 1024;
+        assert_eq!(scan_bytes(&whole[..member]).unwrap().len(), 1);
+        assert_eq!(scan_bytes(&whole[..2 * member - 512]).unwrap()[0].label, Some(7));
+        for end in [member - 100, member + 10, member + 512 + 2] {
+            assert!(scan_bytes(&whole[..end]).is_err(), "{end}");
+        }
     }
 
     #[test]

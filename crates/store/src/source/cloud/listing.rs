@@ -116,10 +116,16 @@ impl Bucket {
                 _ => match refused_with(&error) {
                     Some(401 | 403) => ErrorKind::Denied,
                     Some(404) => ErrorKind::NotFound,
+                    Some(405 | 501) => ErrorKind::Invalid,
                     _ => ErrorKind::Unavailable,
                 },
             };
-            let error = Error::new(kind, format!("listing failed: {error}")).with_source(error);
+            // A web server's page of excuses is no message.
+            let why = match refused_with(&error) {
+                Some(status) if self.cloud == Cloud::Http => format!("the server answers {status}"),
+                _ => error.to_string(),
+            };
+            let error = Error::new(kind, format!("listing failed: {why}")).with_source(error);
             match self.cloud {
                 Cloud::Http => error.with_remedy("a plain web server has no listing: name the objects in a manifest"),
                 _ => error,
