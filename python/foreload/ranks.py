@@ -17,8 +17,20 @@ from typing import Any
 from foreload import _environment
 from foreload.errors import InvalidError
 
-#: Dimensions of a device mesh over which data is split, by their usual names.
-_DATA_DIMENSIONS = frozenset({"dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard", "data_parallel"})
+#: Dimensions of a device mesh over which data is split, by their usual names: torch's, Lightning's, torchtitan's, Accelerate's.
+_DATA_DIMENSIONS = frozenset(
+    """
+    dp data data_parallel ddp fsdp fsdp2 hsdp zero batch replicate shard dp_replicate dp_shard ddp_replicate fsdp_shard
+    replica data_replicate data_shard dp_shard_mod_ep dp_shard_in_ep dp_mod_ep dp_in_ep
+    """.split()  # noqa: SIM905
+)
+#: Those over which a model or a sample is split, so that all their processes read the same.
+_MODEL_DIMENSIONS = frozenset(
+    """
+    tp pp cp ep sp etp vpp ulysses ring tensor pipeline pipe model context sequence expert mp tensor_parallel
+    pipeline_parallel context_parallel sequence_parallel expert_parallel model_parallel stage
+    """.split()  # noqa: SIM905
+)
 _loaders = itertools.count()
 
 
@@ -78,8 +90,8 @@ def find(
     Args:
         dp_rank: This process' data rank. Default: from the mesh, otherwise `RANK`, otherwise 0.
         dp_size: Data ranks in the run. Default: from the mesh, otherwise `WORLD_SIZE`, otherwise 1.
-        device_mesh: A `torch.distributed.DeviceMesh`; dimensions whose names speak of data (`dp`, `fsdp`, ...) count, or all of a mesh without
-            names.
+        device_mesh: A `torch.distributed.DeviceMesh`; dimensions whose names speak of data (`dp`, `fsdp`, `replicate`, ...) count, those that speak of
+            the model (`tp`, `pp`, ...) don't, and the only dimension of a mesh without names does.
         local_ranks: Data ranks whose processes run on this node and make the same call. Default: under torchrun with plain data
             parallelism the processes of this node, otherwise this rank alone.
         word: The loader's word, if it has one already.
@@ -88,7 +100,7 @@ def find(
         The place.
 
     Raises:
-        InvalidError: Only one of `dp_rank` and `dp_size` is given, or they contradict each other.
+        InvalidError: Only one of `dp_rank` and `dp_size` is given, they contradict each other, or a dimension of the mesh may be either.
     """
     if (dp_rank is None) != (dp_size is None):
         raise InvalidError("give dp_rank and dp_size together")
@@ -109,11 +121,28 @@ def _of_mesh(mesh: Any) -> tuple[int, int]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise InvalidError("this process is not part of the device mesh")
+    shape = tuple(mesh.mesh.shape)
+    if names is None and len(shape) > 1:
+        raise InvalidError(
+            f"device_mesh: {len(shape)} dimensions without names don't say which of them split data; name them (mesh_dim_names), or give dp_rank "
+            "and dp_size"
+        )
     rank, world = 0, 1
-    for at, size in enumerate(mesh.mesh.shape):
-        if names is None or names[at] in _DATA_DIMENSIONS:
-            rank, world = rank * int(size) + int(coordinate[at]), world * int(size)
+    for name, size, at in zip(names or ("dp",), shape, coordinate, strict=True):
+        if _splits_data(name):
+            rank, world = rank * int(size) + int(at), world * int(size)
     return rank, world
+
+
+def _splits_data(name: str) -> bool:
+    """Whether a mesh's dimension splits data. A guess would give every process all samples, or those of one replica different ones."""
+    known = name.lower()
+    if known not in _DATA_DIMENSIONS | _MODEL_DIMENSIONS:
+        raise InvalidError(
+            f"device_mesh: the dimension {name!r} may split the data or the model, and nothing says which (known are dp, fsdp, replicate, shard and so "
+            "on, and tp, pp, cp and so on); give dp_rank and dp_size"
+        )
+    return known in _DATA_DIMENSIONS
 
 
 def _neighbours(rank: int, world: int) -> tuple[int, ...]:

@@ -177,8 +177,15 @@ def test_a_mesh_tells_the_data_ranks(no_torchrun: pytest.MonkeyPatch) -> None:
     assert (plain.rank, plain.world) == (3, 4)
     tensor = ranks.find(device_mesh=mesh(("tp",), (4,), [3]))
     assert (tensor.rank, tensor.world) == (0, 1)
+    hybrid = ranks.find(device_mesh=mesh(("replicate", "shard"), (2, 4), [1, 2]))
+    assert (hybrid.rank, hybrid.world) == (6, 8)
     with pytest.raises(errors.InvalidError, match="not part"):
         ranks.find(device_mesh=mesh(None, (4,), None))
+    for names in (("foo",), ("dp", "foo")):
+        with pytest.raises(errors.InvalidError, match=r"'foo'.*give dp_rank and dp_size"):
+            ranks.find(device_mesh=mesh(names, (2,) * len(names), [1] * len(names)))
+    with pytest.raises(errors.InvalidError, match="mesh_dim_names"):
+        ranks.find(device_mesh=mesh(None, (2, 2), [1, 1]))
 
 
 def test_the_environment_fills_what_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
