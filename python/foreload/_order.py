@@ -97,6 +97,18 @@ def kind_of(name: str, world: int, *, shuffle: bool, draws: str = "loader_each_e
     return "keyed"
 
 
+def check_shuffle(name: str, shuffle: bool) -> None:
+    """Refuses to shuffle by an order that doesn't.
+
+    Raises:
+        InvalidError: It doesn't.
+    """
+    if shuffle and name in ("sequential", "contiguous", "strided"):
+        raise InvalidError(
+            f"order={name!r} and shuffle=True exclude each other: that order doesn't shuffle; leave one out"
+        )
+
+
 def tail_of(
     world: int, global_batch: int, *, drop_last: bool, uneven: str | None, torch: bool = False
 ) -> str | dict[str, Any]:

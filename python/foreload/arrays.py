@@ -14,7 +14,7 @@ from foreload import _core
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
-from foreload._order import Order, kind_of, tail_of
+from foreload._order import Order, check_shuffle, kind_of, tail_of
 from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
 from foreload.cache import Cache
 from foreload.dataset import Dataset
@@ -76,6 +76,7 @@ class NumpyLoader:
         tuning: Tuning | None = None,
         repeat: bool = False,
     ) -> None:
+        check_shuffle(order, shuffle)
         place = _ranks.find(*shard) if shard is not None else _ranks.find()
         global_batch = check_positive("batch_size", batch_size) * place.world
         kind = kind_of(order, place.world, shuffle=shuffle)

@@ -372,6 +372,47 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_the_remedy(data: Any) -
         DataLoader(data, 8, shuffle=True, sampler=[1])
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"decode": head},
+        {"transform": head},
+        {"raw": "tensor"},
+        {"raw": "bogus"},
+        {"cache": fl.Cache(ram="16MB")},
+        {"on_error": fl.skip()},
+    ],
+)
+def test_keywords_that_the_dataset_decides_are_refused(data: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidError, match=next(iter(given))):
+        DataLoader(Dataset(data, cache=TINY), 8, **given)
+
+
+def test_a_loader_made_anew_from_its_attributes_may_repeat_its_keywords(data: Any) -> None:
+    loader = DataLoader(data, 16, decode=head, on_error=fl.skip(), cache=TINY)
+    again = DataLoader(loader.dataset, 16, decode=loader.decode, on_error=loader.on_error, cache=loader.cache)  # type: ignore[arg-type]
+    assert numbers(again) == numbers(loader)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch_sampler": [[1], [2]], "batch_size": 8},
+        {"batch_sampler": [[1], [2]], "drop_last": True},
+        {"batch_sampler": [[1], [2]], "sampler": [1]},
+        {"batch_sampler": [[1], [2]], "shuffle": True},
+        {"order": "sequential", "shuffle": True},
+        {"order": "contiguous", "shuffle": True},
+    ],
+)
+def test_arguments_that_exclude_each_other_are_refused(data: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidError, match="exclude"):
+        DataLoader(data, cache=TINY, **given)
+    if "order" in given:
+        with pytest.raises(errors.InvalidError, match="exclude"):
+            fl.NumpyLoader(data, cache=TINY, **given)
+
+
 def test_epochs_follow_each_other_unless_set(data: Any) -> None:
     loader = DataLoader(data, 64, shuffle=True, decode=head, cache=TINY)
     epochs = [numbers(loader) for _ in range(3)]

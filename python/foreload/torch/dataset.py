@@ -78,6 +78,8 @@ class Dataset(data.Dataset[Any]):
             raise InvalidError(f"raw={raw!r}: give one of {', '.join(FORMS)}")
         self.data = dataset
         self.raw = raw
+        #: What it was told, for a loader that is told something else.
+        self.given = {"decode": decode, "transform": transform, "raw": raw, "cache": cache, "on_error": on_error}
         self.cache = (cache or Cache()).fixed()
         self.failures = Failures(on_error)
         self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures)

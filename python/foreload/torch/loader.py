@@ -29,7 +29,7 @@ from foreload.arrays import default_threads
 from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.failures import OnError
-from foreload.torch import _batch, _given, _interrupts, _reference
+from foreload.torch import _batch, _check, _given, _interrupts, _reference
 from foreload.torch._batch import Form
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
@@ -48,7 +48,8 @@ class DataLoader(data.DataLoader[Any]):
     is none. Torch's keywords mean what they mean in torch; below are ours.
 
     Args:
-        dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it.
+        dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it, which then decides `decode`, `transform`, `raw`, `cache` and
+            `on_error` itself.
         batch_size: Samples in a batch of this rank; None: samples one at a time, not collated.
         shuffle: Whether to shuffle.
         sampler: An order of one's own instead: any sampler of torch's protocol.
@@ -123,13 +124,18 @@ class DataLoader(data.DataLoader[Any]):
     ) -> None:
         if seed is None:
             seed = generator.initial_seed() if generator is not None else 0
+        given: dict[str, Any] = {
+            "decode": decode,
+            "transform": transform,
+            "raw": raw,
+            "cache": cache,
+            "on_error": on_error,
+        }
+        _check.data_keywords(dataset, num_workers, **given)
+        _check.order_keywords(order, batch_size, bool(shuffle), sampler, batch_sampler, drop_last)
         # What this loader tells its data set about its order doesn't concern others who read the same one.
         whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
-        samples = (
-            whole
-            if isinstance(whole, Dataset)
-            else Dataset(whole, decode=decode, transform=transform, raw=raw, cache=cache, seed=seed, on_error=on_error)
-        )
+        samples = whole if isinstance(whole, Dataset) else Dataset(whole, seed=seed, **given)
         single = batch_size is None and batch_sampler is None
         if single and (drop_last or samples.failures.skips):
             raise InvalidError(
@@ -137,7 +143,7 @@ class DataLoader(data.DataLoader[Any]):
             )
         if num_workers:
             samples.failures.share(_in_shared_memory(num_workers))
-        if raw == "view" and num_workers:
+        if samples.raw == "view" and num_workers:
             raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
         self._course = self._choose(
             samples,
@@ -227,8 +233,6 @@ class DataLoader(data.DataLoader[Any]):
         persistent_workers: bool,
         **keywords: Any,
     ) -> _Course:
-        if shuffle and (sampler is not None or batch_sampler is not None):
-            raise InvalidError("shuffle=True and a sampler exclude each other: the sampler is the order")
         if isinstance(sampler, _Course):
             return sampler
         if isinstance(sampler, Sampler):
