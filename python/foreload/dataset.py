@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreload import _agent, _environment
+from foreload import _address, _agent, _environment
 from foreload._credentials import Credentials, Provider
 from foreload._job import Reader
 from foreload._source import Progress, Source
-from foreload.errors import InvalidError
+from foreload.errors import InvalidError, NotFoundError
 
 #: What the index says of a sample without a label.
 _NO_LABEL = -(2**63)
@@ -50,7 +49,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         storage_options: Endpoint, region, credentials and so on, by the names that fsspec, obstore and the clouds' tools use. What isn't given is read
             from the environment.
         credential_provider: A callable that answers with storage options, or a boto3 session; asked again before what it gave expires.
-        index: A saved index (`foreload index`): a path or a URL.
+        index: A saved index (`foreload index`) of this URL: a path or a URL.
         refresh: List again even if an index is known.
         extensions: Suffixes of the files that are samples, such as `jpg`; none given: all.
         cache_dir: Where the index is kept and the agent is found. Default: `FORELOAD_CACHE_DIR`, otherwise `~/.cache/foreload`.
@@ -62,30 +61,31 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
     Raises:
         NotFoundError: The bucket or prefix doesn't exist.
         DeniedError: The store refuses the credentials.
-        InvalidError: The URL or an option can't be understood.
+        InvalidError: The URL or an option can't be understood, or the index is of another URL.
     """
-    address = _address(url)
+    address = _address.absolute(url)
     given = {name: _text(value) for name, value in (storage_options or {}).items()}
     call = {
         "url": address,
         "format": format,
         "storage_options": _environment.storage_options(address, given),
-        "index": None if index is None else _address(index),
+        "index": None if index is None else _address.index_file(index),
         "refresh": refresh,
         "extensions": [suffix.lstrip(".") for suffix in extensions],
     }
     credentials = None if credential_provider is None else Credentials(credential_provider)
     source = Source(_agent.cache_directory(cache_dir), call, credentials, progress=progress)
-    source.opened()
+    try:
+        opened = source.opened()
+    except NotFoundError as error:
+        if index is not None or not _address.looks_like_an_object(address):
+            raise
+        raise NotFoundError(
+            f"{error}; a data set is a directory or prefix: if {address} is a single object, name its directory, or a manifest that lists it"
+        ) from None
+    if index is not None:
+        _address.check_root(address, opened.index)
     return Dataset(source)
-
-
-def _address(url: str | os.PathLike[str]) -> str:
-    """The agent has another working directory: a path becomes absolute."""
-    text = os.fspath(url)
-    if not text:
-        raise InvalidError("open: the URL is empty; '.' is the working directory")
-    return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
 def _text(value: Any) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,39 @@ def test_the_index_is_found_again(data: Any, bucket: Any) -> None:
     assert "list" not in {name for name, count in bucket.counters()["requests"].items() if count}
 
 
+def test_an_index_of_another_url_is_refused(data: Any, tmp_path: Path) -> None:
+    saved = tmp_path / "train.flx"
+    saved.write_bytes(data._index.to_bytes())
+    for same in ("s3://data/train", "s3://data/train/", "s3a://data/train"):
+        assert fl.open(same, index=saved).digest == data.digest
+    for other in ("s3://data/fixed", "s3://data", str(tmp_path), "gs://data/train", "s3://data/train-{0..9}.tar"):
+        with pytest.raises(errors.InvalidError, match="s3://data/train.*" + re.escape(other)):
+            fl.open(other, index=saved)
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "1.x").write_bytes(b"1")
+    local = fl.open(tmp_path / "a b", "flat")
+    saved.write_bytes(local._index.to_bytes())
+    assert fl.open(f"file://{tmp_path}/a%20b/", index=saved).digest == local.digest
+    with pytest.raises(errors.NotFoundError, match=re.escape("no file /nope.flx")):
+        fl.open("s3://data/train", index="/nope.flx")
+    with pytest.raises(errors.InvalidError, match="is a directory"):
+        fl.open("s3://data/train", index=tmp_path)
+
+
+def test_an_index_of_other_shards_is_refused(home: Any, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        for number in range(2):
+            with tarfile.open(tmp_path / f"{name}-{number:03}.tar", "w") as archive:
+                archive.addfile(member := tarfile.TarInfo(f"{number}.bin"))
+                assert member.size == 0
+    train = fl.open(f"{tmp_path}/train-{{000..001}}.tar")
+    saved = tmp_path / "train.flx"
+    saved.write_bytes(train._index.to_bytes())
+    assert fl.open(f"{tmp_path}/train-*.tar", index=saved).digest == train.digest
+    with pytest.raises(errors.InvalidError, match="other shards"):
+        fl.open(f"{tmp_path}/val-{{000..001}}.tar", index=saved)
+
+
 def test_progress_is_told(home: Any) -> None:
     told = []
     fl.open("s3://data/train", progress=lambda *at: told.append(at))
@@ -113,6 +148,8 @@ def test_progress_is_told(home: Any) -> None:
         ({"url": "s3://data/train", "format": "papyrus"}, ValueError, "papyrus"),
         ({"url": "s3://data/train", "storage_options": {"enpoint_url": "x"}}, ValueError, "endpoint_url"),
         ({"url": "/no/such/directory"}, FileNotFoundError, "/no/such/directory"),
+        ({"url": "s3://"}, ValueError, "names no bucket"),
+        ({"url": "s3://data/train/cat/00000.bin"}, FileNotFoundError, "name its directory"),
     ],
 )
 def test_what_cannot_be_opened_is_named(home: Any, call: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -96,10 +96,13 @@ def _index(path: Path, *, read: bool) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import foreload
+    from foreload import _agent
+    from foreload._source import Source
 
     # A saved index opens without a listing, whatever the URL.
-    index = foreload.open(path.parent, index=path).source.opened().index
+    index = (
+        Source(_agent.cache_directory(), {"url": str(path), "storage_options": {}, "index": str(path)}).opened().index
+    )
     return {"url": index.root, "format": index.format, "samples": len(index), "digest": index.digest}
 
 

@@ -1,0 +1,150 @@
+"""URLs of data sets, read as the agent reads them, for what has to be known about them before it is asked, or compared afterwards.
+
+`crates/store` is what decides (`source/address.rs`, `format/pattern.rs`): a root is `scheme://name/prefix` in one form, and what follows it may
+be shards by a pattern, or one file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from foreload.errors import InvalidError, NotFoundError
+
+#: The forms of a scheme, by its names.
+_SCHEMES = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), "az"),
+    **dict.fromkeys(("http", "https"), ""),
+}
+#: What makes a URL name one file rather than a directory.
+_FILES = (".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+
+def absolute(url: str | os.PathLike[str]) -> str:
+    """A URL, or a path made absolute: the agent has another working directory.
+
+    Raises:
+        InvalidError: It names nothing.
+    """
+    text = os.fspath(url)
+    if not text:
+        raise InvalidError("open: the URL is empty; '.' is the working directory")
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return str(Path(text).expanduser().absolute())
+    if scheme.lower() in _SCHEMES and not rest.partition("/")[0]:
+        raise InvalidError(f"open: {text!r} names no bucket; write {scheme}://bucket/prefix")
+    return text
+
+
+def index_file(index: str | os.PathLike[str]) -> str:
+    """Where a saved index lies.
+
+    Raises:
+        NotFoundError: There is no such file.
+        InvalidError: It is a directory.
+    """
+    address = absolute(index)
+    path = _path_of(address)
+    if path is None:
+        return address
+    if not Path(path).exists():
+        raise NotFoundError(f"index: there is no file {path}; `foreload index URL --out {path}` writes one")
+    if Path(path).is_dir():
+        raise InvalidError(f"index: {path} is a directory; give the file that `foreload index URL --out FILE` wrote")
+    # The agent takes what is before the last slash for the directory.
+    return f"/.{path}" if Path(path).parent == Path("/") else path
+
+
+def check_root(url: str, index: Any) -> None:
+    """Looks whether a saved index is of the data set that a URL names; which endpoint and credentials lead there doesn't matter.
+
+    Args:
+        url: The URL, as `absolute` answers.
+        index: The index.
+
+    Raises:
+        InvalidError: It is of another.
+    """
+    root, names = _split(url)
+    is_manifest = index.format == "manifest"
+    if _form(root) == _form(index.root):
+        if not names or is_manifest:
+            return
+        stray = next((key for key in (index.key(0), index.key(len(index) - 1)) if not _fits(names, key)), None)
+        if stray is None:
+            return
+        raise InvalidError(f"index: it was made of other shards than {url}: it has {index.root}/{stray}; {_REMEDY}")
+    # What a manifest names may lie anywhere.
+    if is_manifest and names:
+        return
+    raise InvalidError(f"index: it was made of {index.root}, and the URL is {url}; {_REMEDY}")
+
+
+_REMEDY = "give the index of this URL, or open the URL that it was made of"
+
+
+def looks_like_an_object(url: str) -> bool:
+    """Whether a URL may name one object rather than a prefix."""
+    root, names = _split(url)
+    return not names and "." in root.rpartition("://")[2].rpartition("/")[2]
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The root of a URL and the names or patterns below it; none: everything."""
+    start = url.find("://") + 3 if "://" in url else 0
+    special = next((at for at in range(start, len(url)) if url[at] in "*?[{"), None)
+    if special is None and not url.lower().endswith(_FILES):
+        return url.rstrip("/"), ""
+    cut = url.rfind("/", start, special)
+    return (url, "") if cut < 0 else (url[:cut], url[cut + 1 :])
+
+
+def _path_of(url: str) -> str | None:
+    """The path that a URL names, if it does."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return url
+    return unquote(rest.removeprefix("localhost")) if scheme.lower() == "file" else None
+
+
+def _form(root: str) -> str:
+    """One form for all ways to write a root."""
+    path = _path_of(root)
+    if path is not None:
+        return f"file://{os.path.realpath(path)}"
+    scheme, _, rest = root.partition("://")
+    name, _, prefix = rest.partition("/")
+    known = _SCHEMES.get(scheme.lower(), scheme.lower())
+    if not known:
+        # A user's name and password are no part of the place.
+        return f"{scheme.lower()}://{name.rpartition('@')[2].lower()}/{unquote(prefix).strip('/')}"
+    return f"{known}://{name.partition('@')[0] if known == 'az' else name}/{prefix.strip('/')}"
+
+
+def _fits(names: str, key: str) -> bool:
+    """Whether a key is one of those that names with braces and stars stand for; of a range of numbers any number is."""
+    pattern = ""
+    for part in re.split(r"(\{[^{}]*\}|\*\*|\*|\?|\[[^\]]+\])", names):
+        if part.startswith("{") and ".." in part:
+            pattern += "[0-9]+"
+        elif part.startswith("{") and part.endswith("}"):
+            pattern += f"(?:{'|'.join(map(_plain, part[1:-1].split(',')))})"
+        else:
+            pattern += _plain(part)
+    return re.fullmatch(pattern, key, re.DOTALL) is not None
+
+
+def _plain(part: str) -> str:
+    """A pattern without braces as a regular expression."""
+    wild = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = re.split(r"(\*\*|\*|\?|\[[^\]]+\])", part)
+    return "".join(
+        wild.get(piece) or (re.sub(r"^\[!", "[^", piece) if piece.startswith("[") else re.escape(piece))
+        for piece in found
+    )
