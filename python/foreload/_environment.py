@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from foreload.errors import InvalidError
+
 #: By scheme: variable -> names by which the same option may be given in `storage_options`.
 _AWS: dict[str, tuple[str, ...]] = {
     "AWS_ACCESS_KEY_ID": ("access_key_id", "key"),
@@ -70,9 +72,14 @@ def storage_options(url: str, given: Mapping[str, str]) -> dict[str, str]:
 
     Returns:
         All of them.
+
+    Raises:
+        InvalidError: Half a pair of keys is given.
     """
     prefix, known = _CLOUDS.get(url.partition("://")[0].lower() if "://" in url else "", ("", {}))
     names = {name.lower().removeprefix(prefix) for name in given}
+    if known is _AWS:
+        _check_pair(names)
     identified = bool(names & _IDENTITY)
     found: dict[str, str] = {}
     for variable, aliases in known.items():
@@ -88,3 +95,16 @@ def storage_options(url: str, given: Mapping[str, str]) -> dict[str, str]:
     if "profile" in found and "access_key_id" in found:
         del found["profile"]
     return {**found, **given}
+
+
+def _check_pair(names: set[str]) -> None:
+    """Refuses half a pair of S3 keys: with the other half of somebody else it would be ignored, or refused by the store as theirs."""
+    pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    parts = (*pair, "AWS_SESSION_TOKEN")
+    given = {part: names & set(_AWS[part]) for part in parts}
+    missing = [part.removeprefix("AWS_").lower() for part in pair if not given[part]]
+    if missing and any(given.values()):
+        found = ", ".join(sorted(set().union(*given.values())))
+        raise InvalidError(
+            f"storage_options: {found} without {' and '.join(missing)}; give both keys, or neither to have the environment's"
+        )

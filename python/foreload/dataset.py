@@ -64,7 +64,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         InvalidError: The URL or an option can't be understood, or the index is of another URL.
     """
     address = _address.absolute(url)
-    given = {name: _text(value) for name, value in (storage_options or {}).items()}
+    given = {name: _text(value) for name, value in (storage_options or {}).items() if value is not None}
     call = {
         "url": address,
         "format": format,

@@ -210,3 +210,19 @@ def test_the_environment_fills_what_was_not_given(monkeypatch: pytest.MonkeyPatc
     }
     assert _environment.storage_options("s3://b", {"anon": "true"}) == {"endpoint": "http://own", "anon": "true"}
     assert _environment.storage_options("/a/directory", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"secret_access_key": "wrong"}, "access_key_id"),
+        ({"AWS_ACCESS_KEY_ID": "id"}, "secret_access_key"),
+        ({"key": "id", "token": "t"}, "secret_access_key"),
+        ({"session_token": "t"}, "access_key_id and secret_access_key"),
+    ],
+)
+def test_half_a_pair_of_keys_is_refused(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], missing: str) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(errors.InvalidError, match=f"without {missing};"):
+        fl.open("s3://b", storage_options=given)
