@@ -20,7 +20,7 @@ from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import InvalidError
 from foreload.failures import Failures, OnError
-from foreload.tuning import Tuning
+from foreload.tuning import Tuning, check_policy
 
 #: A batch: what `decode` returned, stacked (without `decode`: a list of bytes), and the labels (-1 where there is none).
 Batch = Any
@@ -77,6 +77,7 @@ class NumpyLoader:
         repeat: bool = False,
     ) -> None:
         check_shuffle(order, shuffle)
+        check_policy(policy)
         place = _ranks.find(*shard) if shard is not None else _ranks.find()
         global_batch = check_positive("batch_size", batch_size) * place.world
         kind = kind_of(order, place.world, shuffle=shuffle)

@@ -6,12 +6,19 @@ adapts to what is measured, so that there is seldom a reason to set it.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foreload.errors import InvalidError
+
+#: Policies that the engine runs and that are named alone; `docs/design/0010-two-axes.md`.
+_POLICIES = ("foreload", "naive", "staging", "lru", "frequency")
+_DELI = ("fetch", "threshold", "cache")
+#: A load takes milliseconds at the very best; shorter limits are another unit by mistake.
+_LEAST_LOAD_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -39,17 +46,32 @@ class Tuning:
     metrics_log: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        start, least, most = self._concurrency() or (1, 1, 1)
-        if not 1 <= least <= start <= most:
-            raise InvalidError(f"Tuning(concurrency={self.concurrency}): give (at first, at least, at most), from 1 on")
-        for name in ("load_timeout_s", "stall_s"):
+        self._check_concurrency()
+        hedge = self.hedge_per_cent
+        if hedge is not None and not (_is_whole(hedge) and 0 <= hedge <= 100):
+            raise InvalidError(f"Tuning(hedge_per_cent={hedge!r}): give a whole number from 0 (no twins) to 100")
+        for name, least in (("load_timeout_s", _LEAST_LOAD_S), ("stall_s", 0.0)):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidError(f"Tuning({name}={value}): give more than 0 seconds")
+            if value is not None and not (_is_positive(value) and value >= least):
+                raise InvalidError(f"Tuning({name}={value!r}): give more than {least:g} seconds")
+        if self.bucket is not None and not (
+            isinstance(self.bucket, (tuple, list)) and len(self.bucket) == 2 and all(map(_is_positive, self.bucket))
+        ):
+            raise InvalidError(
+                f"Tuning(bucket={self.bucket!r}): give (latency in seconds, bytes per second of one request), both above 0, such as (0.03, 40e6)"
+            )
+
+    def _check_concurrency(self) -> None:
+        numbers = self._concurrency() or (1, 1, 1)
+        fits = len(numbers) == 3 and all(map(_is_whole, numbers)) and 1 <= numbers[1] <= numbers[0] <= numbers[2]
+        if not fits:
+            raise InvalidError(
+                f"Tuning(concurrency={self.concurrency!r}): give a number that stays, or (at first, at least, at most), from 1 on"
+            )
 
     def _concurrency(self) -> tuple[int, int, int] | None:
-        given = self.concurrency
-        return (given, given, given) if isinstance(given, int) else given
+        given: Any = self.concurrency
+        return given if given is None or isinstance(given, (tuple, list)) else (given, given, given)  # type: ignore[return-value]
 
     def fields(self) -> dict[str, Any]:
         """What was set, as fields of the agent's `attach` call."""
@@ -64,3 +86,30 @@ class Tuning:
             "metrics_log": log,
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number < 1 << 32
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < math.inf
+
+
+def check_policy(policy: Any) -> None:
+    """Refuses what the engine doesn't run.
+
+    Args:
+        policy: What a loader was given as `policy=`.
+
+    Raises:
+        InvalidError: There is no such policy outside the simulator.
+    """
+    if policy is None or (isinstance(policy, str) and policy in _POLICIES):
+        return
+    deli = policy.get("deli") if isinstance(policy, dict) and len(policy) == 1 else None
+    if isinstance(deli, dict) and set(deli) == set(_DELI) and all(_is_whole(n) and n >= 0 for n in deli.values()):
+        return
+    raise InvalidError(
+        f"policy={policy!r}: a loader runs {', '.join(_POLICIES)}, or {{'deli': {{'fetch': F, 'threshold': T, 'cache': C}}}}; others are for the simulator"
+    )

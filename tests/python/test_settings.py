@@ -15,6 +15,7 @@ import foreload as fl
 from foreload import _environment, errors, ranks
 from foreload._memory import available_bytes
 from foreload._sizes import format_bytes, parse_bytes
+from foreload.tuning import check_policy
 
 
 @pytest.mark.parametrize("name", ["errors", "_sizes", "cache", "tuning"])
@@ -94,9 +95,25 @@ def test_tuning_is_checked_when_it_is_made() -> None:
         "bucket": {"latency_s": 0.03, "bytes_per_s": 35e6},
         "metrics_log": str(Path("log").absolute()),
     }
-    for wrong in ({"concurrency": 0}, {"concurrency": (1, 2, 3)}, {"stall_s": 0}, {"load_timeout_s": -1}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        *({"concurrency": wrong} for wrong in (0, (1, 2, 3), (1, 2), "8", 1.5, True)),
+        *({"hedge_per_cent": wrong} for wrong in (-1, 101, 0.5)),
+        *({"bucket": wrong} for wrong in ((0, 0), (-1, 5), (0.1,), (0.1, float("inf")), 3)),
+        *({"load_timeout_s": wrong} for wrong in (-1, 1e-9, "3", float("nan"))),
+        {"stall_s": 0},
+    )
+    for wrong in wrongs:
         with pytest.raises(errors.InvalidError, match=next(iter(wrong))):
-            fl.Tuning(**wrong)  # type: ignore[arg-type]
+            fl.Tuning(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["bogus", "perfect", {"deli": {}}, {"deli": {"fetch": -1, "threshold": 0, "cache": 1}}, 3]
+)
+def test_a_policy_of_the_simulator_or_none_at_all_is_refused(wrong: Any) -> None:
+    check_policy({"deli": {"fetch": 1, "threshold": 0, "cache": 1}})
+    with pytest.raises(errors.InvalidError, match=r"a loader runs foreload, naive, staging, lru, frequency, or"):
+        check_policy(wrong)
 
 
 def system(root: Path, **files: str) -> Path:

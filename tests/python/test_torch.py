@@ -368,6 +368,10 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_the_remedy(data: Any) -
         len(DataLoader(data, 8, uneven="maybe"))
     with pytest.raises(errors.InvalidError, match="order"):
         len(DataLoader(data, 8, order="best"))
+    with pytest.raises(errors.InvalidError, match="policy"):
+        DataLoader(data, 8, policy="bogus")
+    with pytest.raises(errors.InvalidError, match="policy"):
+        fl.NumpyLoader(data, 8, policy="bogus")
     with pytest.raises(errors.InvalidError, match="exclude"):
         DataLoader(data, 8, shuffle=True, sampler=[1])
 

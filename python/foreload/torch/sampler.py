@@ -20,7 +20,7 @@ from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, Run, check_positive
 from foreload.cache import Cache
 from foreload.errors import InvalidError
-from foreload.tuning import Tuning
+from foreload.tuning import Tuning, check_policy
 
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
 Sharding = Literal["self", "external"]
@@ -113,6 +113,7 @@ class Sampler(DistributedSampler[int]):
         self._skip = 0
         self._run: Run | None = None
         kind_of(order, 1, shuffle=shuffle)
+        check_policy(policy)
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
         if dataset is not self.data:
