@@ -78,6 +78,7 @@ class NumpyLoader:
     ) -> None:
         check_shuffle(order, shuffle)
         check_policy(policy)
+        (tuning or Tuning()).check_files()
         place = _ranks.find(*shard) if shard is not None else _ranks.find()
         global_batch = check_positive("batch_size", batch_size) * place.world
         kind = kind_of(order, place.world, shuffle=shuffle)

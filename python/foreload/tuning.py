@@ -73,6 +73,27 @@ class Tuning:
         given: Any = self.concurrency
         return given if given is None or isinstance(given, (tuple, list)) else (given, given, given)  # type: ignore[return-value]
 
+    def check_files(self) -> None:
+        """Looks whether the metrics log can be written: the agent, which writes it, could only say so in a log of its own.
+
+        Raises:
+            InvalidError: It can't.
+        """
+        if self.metrics_log is None:
+            return
+        path = Path(self.metrics_log).expanduser().absolute()
+        why = None
+        if path.is_dir():
+            why = "it is a directory; name a file in it"
+        elif path.exists():
+            why = None if os.access(path, os.W_OK) else "this user can't write to it"
+        elif not path.parent.is_dir():
+            why = f"there is no directory {path.parent}; make it first"
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            why = f"this user can't write to {path.parent}"
+        if why is not None:
+            raise InvalidError(f"Tuning(metrics_log={str(path)!r}): {why}")
+
     def fields(self) -> dict[str, Any]:
         """What was set, as fields of the agent's `attach` call."""
         concurrency = self._concurrency()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import subprocess
@@ -233,3 +234,14 @@ def test_a_samples_seed_depends_on_seed_epoch_and_sample(seeds: tuple[int, int, 
     assert sample_seed(*seeds) == sample_seed(*seeds)
     assert 0 <= sample_seed(*seeds) < 2**63
     assert sample_seed(*seeds) not in {sample_seed(*other) for other in others}
+
+
+def test_a_metrics_log_that_cannot_be_written_is_refused(data: Any, tmp_path: Path) -> None:
+    from foreload.torch import DataLoader
+
+    for log, words in ((tmp_path, "is a directory"), (tmp_path / "no" / "log", "no directory"), ("/proc/log", "can't")):
+        for make in (DataLoader, fl.NumpyLoader):
+            if words != "can't" or os.geteuid():
+                with pytest.raises(errors.InvalidError, match=words):
+                    make(data, 8, tuning=fl.Tuning(metrics_log=log))
+    fl.NumpyLoader(data, 8, tuning=fl.Tuning(metrics_log=tmp_path / "log"))

@@ -114,6 +114,7 @@ class Sampler(DistributedSampler[int]):
         self._run: Run | None = None
         kind_of(order, 1, shuffle=shuffle)
         check_policy(policy)
+        (tuning or Tuning()).check_files()
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
         if dataset is not self.data:
