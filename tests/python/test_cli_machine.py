@@ -223,6 +223,11 @@ def test_clearing_removes_indexes_and_segments_and_nothing_else(run: Command, ho
     indexes = home.cache_dir / "indexes"
     indexes.mkdir(parents=True)
     (indexes / "0.flx").write_bytes(b"no index")
+    assert run.fails("index", "s3://data/nothing-here")[0] == 3
+    (unfinished,) = indexes.glob("*.listing")
+    size = unfinished.stat().st_size
+    assert run("cache", "ls") == 0
+    assert "unfinished listings: 1" in run.out
     names = ["00000001.seg", "mine.seg", "lock", "0000000A.seg"]
     for name in names:
         (tmp_path / name).write_bytes(b"12345")
@@ -231,7 +236,8 @@ def test_clearing_removes_indexes_and_segments_and_nothing_else(run: Command, ho
     _agent._agents.clear()
     gc.collect()
     cleared = run.json("cache", "clear", "--disk", tmp_path)
-    assert cleared == {"freed_bytes": 13, "indexes": 1, "tiers": 1}
+    assert cleared == {"freed_bytes": 13 + size, "indexes": 1, "tiers": 1}
+    assert not list(indexes.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
     assert run.json("cache", "ls")["bytes"] == 0
 

@@ -46,7 +46,7 @@ def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) 
         )
     if freed and not yes and not as_json:
         typer.confirm(f"Remove {output.human_bytes(freed)}?", abort=True)
-    for entry in found["indexes"]:
+    for entry in (*found["indexes"], *found["listings"]):
         Path(entry["path"]).unlink(missing_ok=True)
     if found["tiers"] and agent is not None:
         # One that lingers has the segments open and would go on writing into them.
@@ -64,7 +64,7 @@ def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) 
 
 
 def contents(disk: list[Path] | None, *, read: bool = True) -> dict[str, Any]:
-    """What is kept: the indexes of the cache directory, the tiers of `FORELOAD_DISK` and those named.
+    """What is kept: the indexes of the cache directory and what listings that failed have come to, the tiers of `FORELOAD_DISK` and those named.
 
     Args:
         disk: More tiers' directories.
@@ -80,9 +80,18 @@ def contents(disk: list[Path] | None, *, read: bool = True) -> dict[str, Any]:
     indexes = [_index(path, read=read) for path in sorted((directory / "indexes").glob("*.flx"))]
     named = [Path(place) for place, _ in Cache().disks()] + [path.expanduser().absolute() for path in disk or []]
     tiers = [_tier(path) for path in dict.fromkeys(named)]
-    total = sum(entry["bytes"] for entry in (*indexes, *tiers))
+    unfinished = sorted((directory / "indexes").glob("*.listing"))
+    listings = [{"path": str(path), "bytes": path.stat().st_size} for path in unfinished]
+    total = sum(entry["bytes"] for entry in (*indexes, *listings, *tiers))
     free = shutil.disk_usage(next(part for part in (directory, *directory.parents) if part.exists())).free
-    return {"cache_dir": str(directory), "bytes": total, "free_bytes": free, "indexes": indexes, "tiers": tiers}
+    return {
+        "cache_dir": str(directory),
+        "bytes": total,
+        "free_bytes": free,
+        "indexes": indexes,
+        "listings": listings,
+        "tiers": tiers,
+    }
 
 
 def _index(path: Path, *, read: bool) -> dict[str, Any]:
@@ -132,6 +141,9 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
             for entry in value["indexes"]
         )
         output.grid(console, ("data set", "format", ">samples", ">index", "digest"), rows)
+    if value["listings"]:
+        size = output.human_bytes(sum(entry["bytes"] for entry in value["listings"]))
+        console.print(f"unfinished listings: {len(value['listings'])}, {size}; the next try goes on from them")
     if value["tiers"]:
         tiers = ((t["path"], output.human_count(t["segments"]), output.human_bytes(t["bytes"])) for t in value["tiers"])
         output.grid(console, ("disk tier", ">segments", ">size"), tiers)
