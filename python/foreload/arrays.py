@@ -177,6 +177,9 @@ class NumpyIterator(Iterator[Batch]):
         loader = self._loader
         begun = time.perf_counter()
         if self._batches is None:
+            if loader._repeat and loader._cursor.upcoming == (loader._run.epochs, 0):
+                # The state was saved when the run was over.
+                raise StopIteration
             self._batches = self._begin()
         found = next(self._batches, None)
         if found is None:

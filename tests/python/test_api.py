@@ -224,6 +224,12 @@ def test_numpy_batches_of_arrays_are_stacked_and_states_go_on(home: Any) -> None
 def test_one_iterator_can_run_through_all_epochs(data: Any) -> None:
     loader = fl.NumpyLoader(data, 100, epochs=3, repeat=True)
     assert sum(len(values) for values, _ in loader) == 3 * COUNT
+    over = fl.NumpyLoader(data, 100, epochs=3, repeat=True)
+    over.load_state_dict(loader.state_dict())
+    assert list(over) == []
+    early = fl.NumpyLoader(data, 100, epochs=3, repeat=True)
+    early.load_state_dict({**loader.state_dict(), "epoch": 1})
+    assert len(list(early)) == len(early)
 
 
 @pytest.mark.parametrize("seeds", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 2**40, 2**50)])
