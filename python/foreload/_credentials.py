@@ -50,15 +50,25 @@ class Credentials:
 
         Raises:
             DeniedError: The provider has none, or failed.
+            InvalidError: Its answer isn't a dict of storage options.
         """
         try:
             options = self._provider() if callable(self._provider) else _of_boto3(self._provider)
         except Exception as error:
             raise DeniedError(f"the credential provider failed: {error}") from error
+        if not isinstance(options, Mapping):
+            raise InvalidError(
+                f"credential_provider: it answered with {options!r}, and would answer with a dict of storage options, such as access_key_id and "
+                "secret_access_key"
+            )
         options = dict(options)
         expires = options.pop("expires_at", None)
         if isinstance(expires, dt.datetime):
             expires = expires.timestamp()
+        if not isinstance(expires, (int, float, type(None))):
+            raise InvalidError(
+                f"credential_provider: expires_at is {expires!r}; give seconds since 1970, or a datetime"
+            )
         now = time.time()
         # Of short-lived ones at least half of the life is used, or a provider that caches would be asked at each batch.
         self._due = (

@@ -22,6 +22,7 @@ from foreload import _core, _dollars
 from foreload._job import Attachment, Recipe
 from foreload._memory import keep_freed_memory
 from foreload._order import Order
+from foreload._state import check_state
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import (
@@ -232,8 +233,7 @@ class Run:
         Raises:
             StateError: It belongs to another order; the message says what differs.
         """
-        if not isinstance(state, dict) or "sequence" not in state:
-            raise StateError("not the state of a foreload loader")
+        check_state(state)
         if state["version"] > _STATE_VERSION:
             raise StateError(
                 f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION})"

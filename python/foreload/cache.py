@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,10 +54,15 @@ class Cache:
 
     def disks(self) -> list[tuple[str, int]]:
         """The disk tiers: (directory, bytes)."""
-        given = [self.disk] if isinstance(self.disk, str) else list(self.disk)
+        given, what = [self.disk] if isinstance(self.disk, str) else list(self.disk), "Cache(disk=...)"
         if not given and (named := _environment.get("FORELOAD_DISK")):
-            given = named.split(",")
-        return [_disk(text) for text in given if text]
+            given, what = named.split(","), "the variable FORELOAD_DISK"
+        disks = [_disk(text, what) for text in given if text]
+        places = [os.path.realpath(place) for place, _ in disks]
+        twice = [place for at, place in enumerate(places) if place in places[:at]]
+        if twice:
+            raise InvalidError(f"{what}: {twice[0]} is named twice; give each directory once, with its whole size")
+        return disks
 
     def ram_bytes(self, share: int = 1, promised: int = 0) -> int:
         """The memory budget.
@@ -70,7 +76,8 @@ class Cache:
         """
         named = self.ram if self.ram is not None else _environment.get("FORELOAD_RAM")
         if named is not None:
-            return max(_LEAST_RAM, parse_bytes(named, "Cache(ram=...)"))
+            what = "Cache(ram=...)" if self.ram is not None else "the variable FORELOAD_RAM"
+            return max(_LEAST_RAM, parse_bytes(named, what))
         half = max(0, available_bytes() - promised) // (2 * max(1, share))
         # In coarse steps: the ranks of a node compute this at slightly different times and must agree.
         step = 1 << max(20, half.bit_length() - 3)
@@ -106,10 +113,8 @@ class Cache:
         return budget
 
 
-def _disk(text: str) -> tuple[str, int]:
+def _disk(text: str, what: str) -> tuple[str, int]:
     directory, colon, size = text.rpartition(":")
     if not colon or not directory:
-        raise InvalidError(
-            f"Cache(disk=...): {text!r} names no size; write DIRECTORY:SIZE, such as /nvme/foreload:500GB"
-        )
-    return str(Path(directory).expanduser().absolute()), parse_bytes(size, "Cache(disk=...)")
+        raise InvalidError(f"{what}: {text!r} names no size; write DIRECTORY:SIZE, such as /nvme/foreload:500GB")
+    return str(Path(directory).expanduser().absolute()), parse_bytes(size, what)

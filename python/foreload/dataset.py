@@ -7,6 +7,7 @@ single entries, and only `labels` and `lengths` make an array. Loaders take data
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -216,7 +217,10 @@ class Dataset:
 
     def _at(self, sample: int) -> int:
         count = len(self)
-        number = int(sample)
+        try:
+            number = operator.index(sample)
+        except TypeError:
+            raise InvalidError(f"sample {sample!r}: samples are numbered by whole numbers, from 0") from None
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}")
         return number % count
@@ -296,7 +300,12 @@ class Dataset:
             raise InvalidError(f"split: shares {dict(shares)} must be above 0 and add up to 1 at most")
         shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(self))
         borders = np.rint(np.cumsum([0.0, *shares.values()]) * len(self)).astype(np.int64)
-        parts = zip(shares, borders[:-1], borders[1:], strict=True)
+        parts = list(zip(shares, borders[:-1], borders[1:], strict=True))
+        empty = [f"{name!r} ({shares[name]})" for name, first, last in parts if first == last]
+        if empty:
+            raise InvalidError(
+                f"split: nothing of {len(self)} samples would be in {', '.join(empty)}; give larger shares, or leave it out"
+            )
         return {name: self.select(np.sort(shuffled[first:last])) for name, first, last in parts}
 
     def apart(self) -> Dataset:

@@ -194,6 +194,36 @@ def test_a_provider_that_fails_says_so(home: Any) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"), [(None, "answered with None"), ([1], "dict"), ({"key": "a", "expires_at": "soon"}, "'soon'")]
+)
+def test_a_provider_that_answers_something_else_is_refused(home: Any, answer: Any, words: str) -> None:
+    with pytest.raises(errors.InvalidError, match=words):
+        fl.open("s3://data/train", credential_provider=lambda: answer)
+
+
+def test_samples_are_whole_numbers_and_parts_are_not_empty(data: Any) -> None:
+    with pytest.raises(errors.InvalidError, match=r"1\.5"):
+        data[1.5]
+    assert data[np.int64(1)].sample == 1
+    with pytest.raises(errors.InvalidError, match="'val'"):
+        data.split({"train": 0.9, "val": 0.0001})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"position": -1}, {"position": None}, {"position": "1"}, {"epoch": 2**70}, {"order": 3}, {"sequence": ...}],
+)
+def test_a_damaged_state_is_refused_by_name(data: Any, wrong: dict[str, Any]) -> None:
+    loader = fl.NumpyLoader(data, 16)
+    for cut in (False, True):
+        state = {**loader.state_dict(), **wrong}
+        if cut:
+            state = {name: value for name, value in state.items() if name not in wrong}
+        with pytest.raises(errors.StateError, match="state"):
+            loader.load_state_dict(state)
+
+
 def test_numpy_batches_are_the_plans(data: Any) -> None:
     loader = fl.NumpyLoader(data, 16, shuffle=True, seed=5)
     assert len(loader) == 13

@@ -72,6 +72,21 @@ def test_a_cache_is_checked_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> 
     assert fl.Cache().disks() == [("/x", 10**9), ("/y", 2 * 10**9)]
 
 
+def test_a_budget_of_the_environment_is_refused_by_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORELOAD_RAM", "abc")
+    with pytest.raises(errors.InvalidError, match="FORELOAD_RAM"):
+        fl.Cache().ram_bytes()
+    monkeypatch.setenv("FORELOAD_DISK", "/x")
+    with pytest.raises(errors.InvalidError, match="FORELOAD_DISK"):
+        fl.Cache()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for again in (tmp_path, tmp_path / "link"):
+        with pytest.raises(errors.InvalidError, match="named twice"):
+            fl.Cache(disk=[f"{tmp_path}:1GB", f"{again}:2GB"])
+
+
 def test_loaders_of_one_process_do_not_promise_memory_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORELOAD_RAM", raising=False)
     monkeypatch.setattr("foreload.cache.available_bytes", lambda: 64 << 30)

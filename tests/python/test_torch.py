@@ -376,6 +376,32 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_the_remedy(data: Any) -
         DataLoader(data, 8, shuffle=True, sampler=[1])
 
 
+def test_a_negative_number_of_workers_is_refused(data: Any) -> None:
+    with pytest.raises(errors.InvalidError, match="num_workers=-1"):
+        DataLoader(data, 8, num_workers=-1)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"), [([], "nothing"), ([1, -1], "yields -1"), ([1.5], "float"), ([999], "999")]
+)
+def test_a_sampler_that_yields_no_samples_is_refused(data: Any, sampler: list[Any], words: str) -> None:
+    with pytest.raises(errors.InvalidError, match=words):
+        list(DataLoader(data, 8, sampler=sampler, cache=TINY))
+
+
+def test_a_damaged_state_of_a_sampler_is_refused(data: Any) -> None:
+    sampler = Sampler(data)
+    for wrong in ({"position": -1}, {"position": None}):
+        with pytest.raises(errors.StateError, match="position"):
+            sampler.load_state_dict({**sampler.state_dict(), **wrong})
+    loader = DataLoader(data, batch_sampler=[[1, 2, 3], [4]], cache=TINY)
+    state = loader.state_dict()
+    del state["batches"]
+    loader = DataLoader(data, batch_sampler=[[1], [2, 3, 4]], cache=TINY)
+    with pytest.raises(errors.StateError, match="batches"):
+        loader.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from foreload import _core
 from foreload import dataset as _dataset
 from foreload._order import Order
 from foreload._run import Run, Stream
+from foreload._state import check_state
 from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.ranks import Ranks, Word
@@ -55,10 +57,19 @@ class Lists:
 
     def _batches(self, items: Iterator[Any]) -> list[list[int]]:
         if self.batch_size is None:
-            return [[int(sample) for sample in batch] for batch in items]
-        samples = [int(sample) for sample in items]
+            return [_numbers(batch) for batch in items]
+        samples = _numbers(items)
         batches = [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
         return batches[:-1] if self.drop_last and batches and len(batches[-1]) < self.batch_size else batches
+
+
+def _numbers(items: Iterable[Any]) -> list[int]:
+    # What the sampler's own code raises stays what it is.
+    found = list(items)
+    try:
+        return list(map(operator.index, found))
+    except TypeError as error:
+        raise InvalidError(f"the sampler yields something that is no sample's number: {error}") from error
 
 
 def _set_epoch(sampler: Any, epoch: int) -> None:
@@ -118,6 +129,8 @@ class GivenRun(Run):
     def __init__(
         self, dataset: _dataset.Dataset, lists: Lists, first: list[list[int]], cache: Cache, word: Word, **keywords: Any
     ) -> None:
+        if not any(first):
+            raise InvalidError("the sampler yields nothing; give one that yields samples, or none")
         sizes = {len(batch) for batch in first[:-1]} or {len(first[0])}
         self.regular = len(sizes) == 1 and 0 < len(first[-1]) <= max(sizes)
         self.lists = lists
@@ -141,6 +154,9 @@ class GivenRun(Run):
             raise InvalidError(
                 f"the sampler yields {len(samples)} samples in epoch {epoch} and {self._length} before; make a loader for each length"
             )
+        wrong = next((number for number in (min(samples), max(samples)) if not 0 <= number < self.order.samples), None)
+        if wrong is not None:
+            raise InvalidError(f"the sampler yields {wrong}: samples are numbered from 0 to {self.order.samples - 1}")
         self.batches = {known: kept for known, kept in self.batches.items() if known >= epoch - 1}
         self.batches[epoch] = batches
         self.plan.supply(epoch, samples)
@@ -160,6 +176,7 @@ class GivenRun(Run):
 
     def resume(self, state: dict[str, Any]) -> tuple[int, int]:
         """Where a checkpoint goes on; the sampler must be what it was when the epoch began."""
+        check_state(state, *(() if self.regular else ("batches",)))
         epoch, batch = super().resume(state)
         return (epoch, batch) if self.regular or epoch != state["epoch"] else (epoch, int(state["batches"]))
 

@@ -18,6 +18,7 @@ from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, Run, check_positive
+from foreload._state import check_state
 from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.tuning import Tuning, check_policy
@@ -223,7 +224,8 @@ class Sampler(DistributedSampler[int]):
             StateError: The state belongs to another run.
         """
         run = self.run()
-        position = state.get("position", 0)
+        check_state(state)
+        position = state["position"]
         whole, rest = divmod(position, run.order.global_batch)
         border = {**state, "order": "", "position": whole * run.order.global_batch}
         epoch, batch = run.resume(border if position < run.plan.positions else {**state, "order": ""})
