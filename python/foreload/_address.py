@@ -61,6 +61,20 @@ def index_file(index: str | os.PathLike[str]) -> str:
     return f"/.{path}" if Path(path).parent == Path("/") else path
 
 
+def check_directory(url: str) -> None:
+    """Refuses a file that is no data set by itself.
+
+    Raises:
+        InvalidError: It is one.
+    """
+    path = _path_of(url)
+    if path is not None and not _split(url)[1] and Path(path).is_file():
+        raise InvalidError(
+            f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar) or a manifest (.csv, .tsv, "
+            ".jsonl, .parquet)"
+        )
+
+
 def check_root(url: str, index: Any) -> None:
     """Looks whether a saved index is of the data set that a URL names; which endpoint and credentials lead there doesn't matter.
 

@@ -62,6 +62,11 @@ class Credentials:
                 "secret_access_key"
             )
         options = dict(options)
+        names = {name.lower().removeprefix("aws_") for name, value in options.items() if value is not None}
+        if names.isdisjoint({"access_key_id", "key"}) != names.isdisjoint({"secret_access_key", "secret"}):
+            raise InvalidError(
+                "credential_provider: it answered with one of access_key_id and secret_access_key, and would answer with both"
+            )
         expires = options.pop("expires_at", None)
         if isinstance(expires, dt.datetime):
             expires = expires.timestamp()

@@ -20,7 +20,7 @@ from foreload import _address, _agent, _environment
 from foreload._credentials import Credentials, Provider
 from foreload._job import Reader
 from foreload._source import Progress, Source
-from foreload.errors import InvalidError, NotFoundError
+from foreload.errors import CorruptError, InvalidError, NotFoundError
 
 #: What the index says of a sample without a label.
 _NO_LABEL = -(2**63)
@@ -65,6 +65,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         InvalidError: The URL or an option can't be understood, or the index is of another URL.
     """
     address = _address.absolute(url)
+    _address.check_directory(address)
     given = {name: _text(value) for name, value in (storage_options or {}).items() if value is not None}
     call = {
         "url": address,
@@ -78,6 +79,10 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
     source = Source(_agent.cache_directory(cache_dir), call, credentials, progress=progress)
     try:
         opened = source.opened()
+    except CorruptError as error:
+        if index is None:
+            raise
+        raise CorruptError(f"index {os.fspath(index)}: {error}; `foreload index URL --out FILE` writes one") from None
     except NotFoundError as error:
         if index is not None or not _address.looks_like_an_object(address):
             raise
@@ -296,7 +301,8 @@ class Dataset:
         Raises:
             InvalidError: The shares add up to more than 1, or a part would be empty.
         """
-        if sum(shares.values()) > 1 + 1e-9 or min(shares.values(), default=0) <= 0:
+        # Written so that no share is NaN either.
+        if not (sum(shares.values()) <= 1 + 1e-9 and shares and all(share > 0 for share in shares.values())):
             raise InvalidError(f"split: shares {dict(shares)} must be above 0 and add up to 1 at most")
         shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(self))
         borders = np.rint(np.cumsum([0.0, *shares.values()]) * len(self)).astype(np.int64)

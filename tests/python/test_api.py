@@ -115,6 +115,12 @@ def test_an_index_of_another_url_is_refused(data: Any, tmp_path: Path) -> None:
     assert fl.open(f"file://{tmp_path}/a%20b/", index=saved).digest == local.digest
     with pytest.raises(errors.NotFoundError, match=re.escape("no file /nope.flx")):
         fl.open("s3://data/train", index="/nope.flx")
+    (tmp_path / "no.flx").write_bytes(b"no index")
+    with pytest.raises(errors.CorruptError, match=re.escape(f"index {tmp_path}/no.flx")):
+        fl.open("s3://data/train", index=tmp_path / "no.flx")
+    for url in (saved, f"file://{saved}"):
+        with pytest.raises(errors.InvalidError, match="is a single file"):
+            fl.open(url)
     with pytest.raises(errors.InvalidError, match="is a directory"):
         fl.open("s3://data/train", index=tmp_path)
 
@@ -195,7 +201,13 @@ def test_a_provider_that_fails_says_so(home: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [(None, "answered with None"), ([1], "dict"), ({"key": "a", "expires_at": "soon"}, "'soon'")]
+    ("answer", "words"),
+    [
+        (None, "answered with None"),
+        ([1], "dict"),
+        ({"key": "a", "secret": "b", "expires_at": "soon"}, "'soon'"),
+        ({"access_key_id": "a"}, "both"),
+    ],
 )
 def test_a_provider_that_answers_something_else_is_refused(home: Any, answer: Any, words: str) -> None:
     with pytest.raises(errors.InvalidError, match=words):
@@ -208,6 +220,8 @@ def test_samples_are_whole_numbers_and_parts_are_not_empty(data: Any) -> None:
     assert data[np.int64(1)].sample == 1
     with pytest.raises(errors.InvalidError, match="'val'"):
         data.split({"train": 0.9, "val": 0.0001})
+    with pytest.raises(errors.InvalidError, match="nan"):
+        data.split({"train": 0.5, "val": float("nan")})
 
 
 @pytest.mark.parametrize(
