@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,9 @@ _AHEAD = 2
 _AHEAD_BYTES = 64 << 20
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
-#: The layout of a checkpoint.
+#: The layout of a checkpoint, and of one with batches beyond its position, which older releases would deliver again.
 _STATE_VERSION = 1
+_STATE_VERSION_BEYOND = 2
 
 
 @dataclass
@@ -90,6 +91,25 @@ class EpochTally:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
+class Had:
+    """The batches of an epoch that a loop has had, in whatever order they come.
+
+    Attributes:
+        batches: All before this one.
+        beyond: And these.
+    """
+
+    def __init__(self, batches: int, beyond: Iterable[int] = ()) -> None:
+        self.batches, self.beyond = batches, set(beyond)
+
+    def add(self, batch: int) -> None:
+        """One more."""
+        self.beyond.add(batch)
+        while self.batches in self.beyond:
+            self.beyond.remove(self.batches)
+            self.batches += 1
+
+
 class Cursor:
     """Where a loader stands, and where its next pass begins.
 
@@ -98,26 +118,36 @@ class Cursor:
 
     def __init__(self) -> None:
         self.epoch, self.batch = 0, 0
+        #: Batches after `batch` that the loop has had.
+        self.beyond: frozenset[int] = frozenset()
         self._next = (0, 0)
+        self._next_beyond: frozenset[int] = frozenset()
 
     def begin(self) -> tuple[int, int]:
-        """A pass begins: its epoch and first batch."""
+        """A pass begins: its epoch and first batch; `beyond` is to be left out."""
         self.epoch, self.batch = self._next
+        self.beyond, self._next_beyond = self._next_beyond, frozenset()
         self._next = (self.epoch + 1, 0)
         return self.epoch, self.batch
 
-    def consumed(self, epoch: int, batches: int) -> None:
-        """The loop has had so many batches of an epoch."""
-        self.epoch, self.batch = epoch, batches
+    def consumed(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> None:
+        """The loop has had so many batches of an epoch, and some beyond."""
+        self.epoch, self.batch, self.beyond = epoch, batches, frozenset(beyond)
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is of this epoch; one that is to be resumed goes on where it was."""
         if epoch != self._next[0]:
-            self._next = (epoch, 0)
+            self._next, self._next_beyond = (epoch, 0), frozenset()
 
-    def load(self, epoch: int, batch: int) -> None:
+    def load(self, epoch: int, batch: int, beyond: Iterable[int] = ()) -> None:
         """The next pass goes on here."""
         self.epoch, self.batch = self._next = (epoch, batch)
+        self.beyond = self._next_beyond = frozenset(beyond)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the loop has had a part of an epoch since the pass began."""
+        return self._next != (self.epoch, self.batch) and bool(self.batch or self.beyond)
 
     @property
     def upcoming(self) -> tuple[int, int]:
@@ -200,13 +230,16 @@ class Run:
                 f"epochs={self.epochs} were announced, and this would be epoch {epoch} (they count from 0); announce more, or none"
             )
 
-    def state(self, epoch: int, batches: int) -> dict[str, Any]:
+    def state(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> dict[str, Any]:
         """A checkpoint: what was consumed, in plain numbers and strings.
 
         Args:
             epoch: The epoch.
             batches: Batches of it that the loop has had.
+            beyond: Batches after these that it has had, where they don't come in order.
         """
+        if beyond:
+            return {**self.state(epoch, batches), "version": _STATE_VERSION_BEYOND, "beyond": spans_of(beyond)}
         position = min(batches * self.order.global_batch, self.plan.positions)
         return {
             "version": _STATE_VERSION,
@@ -228,15 +261,15 @@ class Run:
             state: What `state` answered, here or in a run with other ranks or workers.
 
         Returns:
-            Epoch and batch.
+            Epoch and batch; `beyond_of` has what of the rest is to be left out.
 
         Raises:
             StateError: It belongs to another order; the message says what differs.
         """
         check_state(state)
-        if state["version"] > _STATE_VERSION:
+        if state["version"] > _STATE_VERSION_BEYOND:
             raise StateError(
-                f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION})"
+                f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION_BEYOND})"
             )
         if state["sequence"] != self.order.sequence:
             raise StateError(f"the state belongs to another run: {self._difference(state)}")
@@ -245,6 +278,12 @@ class Run:
                 return self.plan.resume(state["order"], state["epoch"], state["position"])
             except ValueError as error:
                 raise StateError(str(error)) from None
+        if state.get("beyond") and state["global_batch"] != self.order.global_batch:
+            raise StateError(
+                f"the state was saved with in_order=False, when batches {state['beyond']} had come before batch "
+                f"{state['position'] // state['global_batch']}: it goes on only with the same global batch of {state['global_batch']} samples "
+                f"(batch_size * ranks), not {self.order.global_batch}"
+            )
         return self._resume_elsewhere(state["epoch"], state["position"], state["global_batch"])
 
     def _resume_elsewhere(self, epoch: int, position: int, global_batch: int) -> tuple[int, int]:
@@ -508,6 +547,38 @@ def report_notices(attachment: Attachment) -> None:
             warnings.warn(message, StalledWarning, stacklevel=2)
         else:
             _LOG.warning("%s: %s", kind, message)
+
+
+def beyond_of(state: dict[str, Any]) -> list[int]:
+    """The batches after a checkpoint's position that the loop has had nevertheless."""
+    return numbers_in(state.get("beyond", ""))
+
+
+def spans_of(numbers: Iterable[int]) -> str:
+    """Numbers in a short form.
+
+    Example:
+        >>> spans_of([9, 4, 5, 6])
+        '4-6,9'
+    """
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def numbers_in(spans: str) -> list[int]:
+    """What `spans_of` was given, sorted.
+
+    Example:
+        >>> numbers_in("4-6,9")
+        [4, 5, 6, 9]
+    """
+    pairs = [span.partition("-") for span in spans.split(",") if span]
+    return [number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)]
 
 
 def check_positive(name: str, value: int | None) -> int:

@@ -15,7 +15,7 @@ from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, check_shuffle, kind_of, tail_of
-from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
+from foreload._run import Cursor, EpochTally, Had, Run, Stream, beyond_of, check_positive, report_notices
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import InvalidError
@@ -121,7 +121,7 @@ class NumpyLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, in plain numbers and strings."""
-        return self._run.state(self._cursor.epoch, self._cursor.batch)
+        return self._run.state(self._cursor.epoch, self._cursor.batch, self._cursor.beyond)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass goes on where the state was saved, whatever the number of ranks.
@@ -129,7 +129,7 @@ class NumpyLoader:
         Raises:
             StateError: The state belongs to another run.
         """
-        self._cursor.load(*self._run.resume(state))
+        self._cursor.load(*self._run.resume(state), beyond_of(state))
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -139,11 +139,12 @@ class NumpyLoader:
             **self._run.stats(),
         }
 
-    def _batches(self, stream: Stream) -> Iterator[tuple[int, Any]]:
+    def _batches(self, stream: Stream, beyond: frozenset[int]) -> Iterator[tuple[int, Any]]:
         if not self._decoder.is_needed:
-            yield from Ahead(stream, _undecoded)
+            ready = Ahead(stream, _undecoded)
+            yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
-        raw = ((number, columns_of(delivery)) for number, delivery in stream)
+        raw = ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
         if self._threads:
             for number, rows in in_threads(raw, stream.epoch, self._decoder, self._threads):
                 yield number, self._collate(rows)
@@ -162,6 +163,7 @@ class NumpyIterator(Iterator[Batch]):
         self._loader = loader
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._tally = EpochTally(0)
+        self._had = Had(0)
 
     def _begin(self) -> Iterator[tuple[int, Any]]:
         """The pass begins with its first batch, so that an epoch may be set and a state loaded until then."""
@@ -171,7 +173,8 @@ class NumpyIterator(Iterator[Batch]):
         self._tally = EpochTally(epoch)
         loader._tallies.append(self._tally)
         stream = Stream(loader._run, epoch, batch, timeout_s=loader._timeout_s, failures=loader._failures)
-        return loader._batches(stream)
+        self._had = Had(batch, loader._cursor.beyond)
+        return loader._batches(stream, loader._cursor.beyond)
 
     def __next__(self) -> Batch:
         loader = self._loader
@@ -188,7 +191,8 @@ class NumpyIterator(Iterator[Batch]):
                 return next(self)
             raise StopIteration
         number, batch = found
-        loader._cursor.consumed(self._tally.epoch, number + 1)
+        self._had.add(number)
+        loader._cursor.consumed(self._tally.epoch, self._had.batches, self._had.beyond)
         self._tally.yielded(len(batch[1]) if isinstance(batch, tuple) else 0, time.perf_counter() - begun)
         report_notices(loader._run.attachment())
         return batch

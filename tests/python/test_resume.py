@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -67,6 +69,88 @@ def test_the_number_of_workers_may_change_and_read_ahead_does_not_count(data: An
     second = make(data, num_workers=workers[1])
     second.load_state_dict(state)
     assert consumed + rows(second) + rows(second) == whole
+
+
+def lagging(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+    """As `head`, slowly in the first worker."""
+    worker = torch_data.get_worker_info()
+    if worker is not None and worker.id == 0:
+        time.sleep(0.02)
+    return head(raw, meta)
+
+
+@pytest.mark.parametrize("mine", [False, True])
+@pytest.mark.parametrize("after", [{"num_workers": 2, "in_order": False}, {"num_workers": 2}, {}])
+def test_out_of_order_the_state_says_exactly_what_was_consumed(data: Any, after: dict[str, Any], mine: bool) -> None:
+    unequal = [list(range(at, min(at + 12 - at % 5, COUNT))) for at in range(0, COUNT, 12)]
+    order = {"batch_sampler": unequal, "batch_size": 1, "shuffle": False} if mine else {"batch_size": 12}
+    whole = samples_of(make(data, **order))
+    for had, state in out_of_order(data, **order):
+        second = make(data, **{"decode": lagging, **order, **after})
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert sorted(had + samples_of(second)) == sorted(whole)
+        assert len(list(second)) == len(second), "the next epoch is whole"
+
+
+def test_a_state_with_a_gap_goes_on_with_other_ranks_and_loaders_but_not_with_other_batches(data: Any) -> None:
+    _, (had, state) = out_of_order(data, batch_size=12)
+    shares = [make(data, batch_size=6, dp_rank=rank, dp_size=2, num_workers=2) for rank in range(2)]
+    for share in shares:
+        share.load_state_dict(state)
+    rest = [samples_of(share) for share in shares]
+    assert len(rest[0]) == len(rest[1])
+    # The ranks' last batch is filled with a repeated sample.
+    assert Counter(had + rest[0] + rest[1]).total() == COUNT + 1
+    assert set(had + rest[0] + rest[1]) == set(range(COUNT))
+    arrays = fl.NumpyLoader(data, 12, shuffle=True, seed=2, cache=TINY, decode=lambda raw, meta: meta.sample)
+    arrays.load_state_dict(state)
+    assert sorted(had + [int(sample) for samples, _ in arrays for sample in samples]) == list(range(COUNT))
+    with pytest.raises(errors.StateError, match=r"in_order=False.*global batch of 12"):
+        make(data, batch_size=6).load_state_dict(state)
+    with pytest.raises(errors.StateError, match="in_order=False"):
+        Sampler(data, seed=2).load_state_dict(state)
+
+
+def samples_of(loader: Any) -> list[int]:
+    return [sample for values, _ in loader for sample in values[:, 0].tolist()]
+
+
+def out_of_order(data: Any, **order: Any) -> list[tuple[list[int], dict[str, Any]]]:
+    """The first and the last state with a gap, each with the samples that the loop had had."""
+    loader = make(data, decode=lagging, num_workers=2, in_order=False, **order)
+    had: list[int] = []
+    states = []
+    for at, (values, _) in enumerate(loader):
+        had += values[:, 0].tolist()
+        state = json.loads(json.dumps(loader.state_dict()))
+        if "beyond" in state:
+            states.append((list(had), state))
+        if at == 8:
+            break
+    assert states, "the slow worker's batch came later"
+    return [states[0], states[-1]]
+
+
+def test_out_of_order_several_ranks_have_no_state_within_an_epoch(data: Any) -> None:
+    loader = make(data, num_workers=2, in_order=False, dp_rank=0, dp_size=2)
+    assert loader.state_dict()["position"] == 0
+    for at, _ in enumerate(loader):
+        if at + 1 < len(loader):
+            with pytest.raises(errors.StateError, match="in_order=False"):
+                loader.state_dict()
+    assert loader.state_dict()["position"] >= COUNT
+
+
+def test_out_of_order_each_batch_has_its_own_weight(data: Any) -> None:
+    loader = make(
+        data, batch_size=29, decode=lagging, num_workers=2, in_order=False, uneven="weights", dp_rank=1, dp_size=2
+    )
+    plan = loader.run.plan
+    numbers = {tuple(plan.batch(0, batch, 1)): batch for batch in range(len(loader))}
+    found = [(numbers[tuple(values[:, 0].tolist())], loader.loss_weight) for values, _ in loader]
+    assert [number for number, _ in found] != sorted(numbers.values()), "they came out of order"
+    assert dict(found) == {batch: plan.weight(batch, 1) for batch in range(len(loader))}
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3), (3, 1)])

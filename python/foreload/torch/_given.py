@@ -167,9 +167,9 @@ class GivenRun(Run):
         for epoch, batches in self.batches.items():
             self.attachment().call("supply", epoch=epoch, samples=[sample for batch in batches for sample in batch])
 
-    def state(self, epoch: int, batches: int) -> dict[str, Any]:
+    def state(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> dict[str, Any]:
         """A checkpoint; of unequal batches the samples are counted."""
-        state = super().state(epoch, batches)
+        state = super().state(epoch, batches, beyond)
         if not self.regular and epoch in self.batches:
             state["position"] = sum(map(len, self.batches[epoch][:batches]))
         return {**state, "batches": batches}

@@ -27,14 +27,22 @@ _LOG = logging.getLogger("foreload")
 
 
 class Turn(list[int]):
-    """The samples of one batch of the plan, by whose number a worker asks for it."""
+    """The samples of one batch, by whose number a worker asks for it where the plan has it.
 
-    def __init__(self, samples: Sequence[int], epoch: int, batch: int | None) -> None:
+    Args:
+        samples: The samples.
+        epoch: The epoch.
+        number: The batch's number in the epoch.
+        planned: Whether it is a batch of the plan's.
+    """
+
+    def __init__(self, samples: Sequence[int], epoch: int, number: int, planned: bool = True) -> None:
         super().__init__(samples)
-        self.epoch, self.batch = epoch, batch
+        self.epoch, self.number = epoch, number
+        self.batch = number if planned else None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Turn, (list(self), self.epoch, self.batch)
+        return Turn, (list(self), self.epoch, self.number, self.batch is not None)
 
 
 def turn_of(sample: int | Turn) -> Sequence[int]:
@@ -58,6 +66,8 @@ class Dataset(data.Dataset[Any]):
 
     #: Whether items are pairs (data, label) made here.
     paired = True
+    #: In a worker: the number of the batch that was asked for last.
+    turn = 0
 
     def __init__(
         self,
@@ -126,6 +136,8 @@ class Dataset(data.Dataset[Any]):
             return self._read(samples)
         if not self._settled:
             self._settle(worker.id)
+        if isinstance(samples, Turn):
+            self.turn = samples.number
         try:
             return self._read(samples)
         except ForeloadError as error:

@@ -9,6 +9,7 @@ Iterating begins with the first batch, not with `iter()`: Lightning makes the it
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import warnings
@@ -24,12 +25,12 @@ from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
-from foreload._run import Cursor, EpochTally, Run, Stream, check_positive, report_notices
+from foreload._run import Cursor, EpochTally, Had, Run, Stream, beyond_of, check_positive, report_notices
 from foreload.arrays import default_threads
 from foreload.cache import Cache
-from foreload.errors import InvalidError
+from foreload.errors import InvalidError, StateError
 from foreload.failures import OnError
-from foreload.torch import _batch, _check, _given, _interrupts, _reference
+from foreload.torch import _batch, _check, _given, _interrupts, _reference, _worker
 from foreload.torch._batch import Form
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
@@ -65,7 +66,7 @@ class DataLoader(data.DataLoader[Any]):
         prefetch_factor: As in torch; only decoded batches count, the agent reads ahead by itself.
         persistent_workers: As in torch.
         pin_memory_device: As in torch.
-        in_order: As in torch.
+        in_order: As in torch. With several ranks, there is no state of an epoch whose batches come out of order.
         seed: What the shuffle and the randomness of `decode` depend on.
         epochs: Epochs in the run, if known: nothing is read ahead beyond them.
         decode: From bytes to what the collate function expects: `decode(data, meta)`, or `decode(data)`.
@@ -284,8 +285,26 @@ class DataLoader(data.DataLoader[Any]):
         self._cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands: small, of plain numbers and strings, the same on every rank."""
-        return self.run.state(self._cursor.epoch, self._cursor.batch)
+        """Where the loop stands: small, of plain numbers and strings, the same on every rank.
+
+        Raises:
+            StateError: With `in_order=False` each of several ranks has had other batches of the epoch.
+        """
+        run, cursor = self.run, self._cursor
+        unordered = not self.in_order and self.num_workers > 1
+        if unordered and cursor.is_under_way and cursor.batch < len(run) and self._is_one_of_several(run):
+            raise StateError(
+                "in_order=False: in the middle of an epoch each rank has had other batches, which no one state can say; "
+                "save it between epochs, or use in_order=True"
+            )
+        return run.state(cursor.epoch, cursor.batch, cursor.beyond)
+
+    @staticmethod
+    def _is_one_of_several(run: Run) -> bool:
+        """Whether other ranks have other batches; of a sampler of the user's, which shares them out itself, only the process group knows."""
+        group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        shared = isinstance(run, _given.GivenRun) and group and torch.distributed.get_world_size() > 1
+        return run.ranks.world > 1 or shared
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The next pass goes on where the state was saved, whatever the number of ranks and workers.
@@ -293,7 +312,7 @@ class DataLoader(data.DataLoader[Any]):
         Raises:
             StateError: The state belongs to another run; the message says what differs.
         """
-        self._cursor.load(*self.run.resume(state_dict))
+        self._cursor.load(*self.run.resume(state_dict), beyond_of(state_dict))
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -308,7 +327,13 @@ class DataLoader(data.DataLoader[Any]):
         """A pass; it begins with its first batch."""
         return _Pass(self)
 
-    def _start(self) -> tuple[Run, EpochTally, Iterator[Any]]:
+    def _get_iterator(self) -> Any:
+        """Torch's iterator over worker processes, in which batches are numbered."""
+        twin = copy.copy(self)
+        vars(twin)["collate_fn"] = _worker.Collate(self.collate_fn)
+        return super(DataLoader, twin)._get_iterator()
+
+    def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
         epoch, first = self._cursor.begin()
         run = self._course.begin(epoch)
         run.check_epoch(epoch)
@@ -317,16 +342,17 @@ class DataLoader(data.DataLoader[Any]):
         for warning in run.attachment().warnings:
             _LOG.warning("%s", warning)
         run.attachment().warnings.clear()
-        self._turns.begun = (epoch, first)
+        self._turns.begun, self._turns.beyond = (epoch, first), self._cursor.beyond
         return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
 
-    def _from_workers(self) -> Iterator[Any]:
+    def _from_workers(self) -> Iterator[tuple[int, Any]]:
         batches: Any = None
         left = False
         try:
             with _interrupts.kept():
                 batches = super().__iter__()
-            yield from batches
+            # No frame may hold the batch that the loop has, here and below: it would live until the one after the next is made.
+            yield from map(_worker.Numbered.opened, batches)
         except GeneratorExit:
             left = True
             raise
@@ -343,7 +369,7 @@ class DataLoader(data.DataLoader[Any]):
                     if not left:
                         raise
 
-    def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[Any]:
+    def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[tuple[int, Any]]:
         # Torch draws this for its workers' seeds; drawing it too leaves the user's generators where torch would have.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         samples: Any = self.dataset
@@ -352,22 +378,22 @@ class DataLoader(data.DataLoader[Any]):
         stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
         attachment = run.attachment()
         batches = self._batches(stream, decoder, attachment, epoch)
-        # No frame may hold the batch that the loop has: it would live until the one after the next is made.
-        yield from map(_pin, batches) if self.pin_memory and torch.cuda.is_available() else batches
+        beyond = self._cursor.beyond
+        if beyond:
+            batches = (item for item in batches if item[0] not in beyond)
+        yield from map(_pinned, batches) if self.pin_memory and torch.cuda.is_available() else batches
 
-    def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[Any]:
+    def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[tuple[int, Any]]:
         collate: Any = self.collate_fn
         samples: Any = self.dataset
         single, form = not self._auto_collation, self._raw
         if not decoder.is_needed:
             if not (single or self._user_collates):
-                yield from (
-                    batch for _, batch in Ahead(stream, lambda found: _batch.raw_batch(found, form, attachment))
-                )
+                yield from Ahead(stream, lambda found: _batch.raw_batch(found, form, attachment))
                 return
-            for _, delivery in stream:
+            for number, delivery in stream:
                 samples_of_it = _batch.Batch(delivery, form, attachment)
-                yield collate(tuple(samples_of_it[0]) if single else samples_of_it)
+                yield number, collate(tuple(samples_of_it[0]) if single else samples_of_it)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
         ready = (
@@ -375,14 +401,14 @@ class DataLoader(data.DataLoader[Any]):
             if self._threads
             else ((number, decoded(columns, epoch, decoder)) for number, columns in raw)
         )
-        for _, pairs in ready:
+        for number, pairs in ready:
             if single:
-                yield collate(pairs[0] if samples.paired else pairs[0][0])
+                yield number, collate(pairs[0] if samples.paired else pairs[0][0])
             elif not samples.paired:
                 values = [value for value, _ in pairs]
-                yield collate(values) if self._user_collates else _batch.whole_batch(values, attachment)
+                yield number, collate(values) if self._user_collates else _batch.whole_batch(values, attachment)
             else:
-                yield collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
+                yield number, collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
 
     @property
     def _raw(self) -> Form:
@@ -395,15 +421,19 @@ def _in_shared_memory(numbers: int) -> torch.Tensor:
     return torch.zeros(numbers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return] # torch's
 
 
+def _pinned(item: tuple[int, Any]) -> tuple[int, Any]:
+    return item[0], _pin(item[1])  # type: ignore[no-untyped-call] # torch's
+
+
 class _Pass(Iterator[Any]):
     """One pass over a loader."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._batches: Iterator[Any] | None = None
+        self._batches: Iterator[tuple[int, Any]] | None = None
         self._run: Run | None = None
         self._tally = EpochTally(0)
-        self._at = 0
+        self._had = Had(0)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -413,15 +443,15 @@ class _Pass(Iterator[Any]):
         begun = time.perf_counter()
         if self._batches is None or self._run is None:
             self._run, self._tally, self._batches = loader._start()
-            self._at = loader._turns.begun[1]
-        run, batch = self._run, next(self._batches)
+            self._had = Had(loader._turns.begun[1], loader._turns.beyond)
+        run, (number, batch) = self._run, next(self._batches)
         if run.uneven:
-            loader.loss_weight = run.plan.weight(self._at, run.rank)
-        self._at += 1
-        loader._cursor.consumed(self._tally.epoch, self._at)
+            loader.loss_weight = run.plan.weight(number, run.rank)
+        self._had.add(number)
+        loader._cursor.consumed(self._tally.epoch, self._had.batches, self._had.beyond)
         size = _size_of(batch)
         if size is None:
-            size = run.plan.batch_len(min(self._at, run.plan.batches) - 1, run.rank)
+            size = run.plan.batch_len(min(number, run.plan.batches - 1), run.rank)
         self._tally.yielded(size, time.perf_counter() - begun)
         report_notices(run.attachment())
         return batch
@@ -446,18 +476,22 @@ class _Turns:
     def __init__(self, course: _Course) -> None:
         self._course = course
         self.begun = (0, 0)
+        #: Batches that the loop has had in the run that is resumed.
+        self.beyond: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return self._course.count()
 
     def __iter__(self) -> Iterator[Turn]:
-        run, (epoch, first) = self._course.run(), self.begun
+        run, (epoch, first), beyond = self._course.run(), self.begun, self.beyond
         run.begin(epoch, first)
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
         for batch in range(first, len(run)):
+            if batch in beyond:
+                continue
             run.keep_up(epoch, batch)
             if lists is not None:
-                yield Turn(lists[batch], epoch, None)
+                yield Turn(lists[batch], epoch, batch, planned=False)
             else:
                 yield Turn(run.plan.batch(epoch, batch, run.rank), epoch, batch)
 

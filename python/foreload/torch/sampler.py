@@ -20,7 +20,7 @@ from foreload._order import Order, kind_of, tail_of
 from foreload._run import Cursor, Run, check_positive
 from foreload._state import check_state
 from foreload.cache import Cache
-from foreload.errors import InvalidError
+from foreload.errors import InvalidError, StateError
 from foreload.tuning import Tuning, check_policy
 
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
@@ -224,8 +224,8 @@ class Sampler(DistributedSampler[int]):
             StateError: The state belongs to another run.
         """
         run = self.run()
-        check_state(state)
-        position = state["position"]
+from foreload.errors import InvalidError, StateError
+from foreload.tuning import Tuning, check_policy
         whole, rest = divmod(position, run.order.global_batch)
         border = {**state, "order": "", "position": whole * run.order.global_batch}
         epoch, batch = run.resume(border if position < run.plan.positions else {**state, "order": ""})
