@@ -549,6 +549,30 @@ def report_notices(attachment: Attachment) -> None:
             _LOG.warning("%s: %s", kind, message)
 
 
+class _LeftOut:
+    """The type of `LEFT_OUT`; from a worker process it comes as the same object."""
+
+    def __reduce__(self) -> str:
+        return "LEFT_OUT"
+
+
+#: Stands for a batch of which every sample was skipped.
+LEFT_OUT = _LeftOut()
+
+
+def check_left_out(run: Run, epoch: int, batch: int, *, several: bool) -> None:
+    """Refuses to leave a batch out where other ranks have theirs: a rank that takes fewer steps than the others leaves them waiting for ever.
+
+    Raises:
+        InvalidError: There are several ranks.
+    """
+    if several:
+        raise InvalidError(
+            f"every sample of batch {batch} of epoch {epoch} was skipped on rank {run.rank}, and one of several ranks can't take fewer steps "
+            "than the others: give a larger batch_size, or repair the samples that the log names"
+        )
+
+
 def beyond_of(state: dict[str, Any]) -> list[int]:
     """The batches after a checkpoint's position that the loop has had nevertheless."""
     return numbers_in(state.get("beyond", ""))

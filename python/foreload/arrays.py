@@ -15,7 +15,18 @@ from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, check_shuffle, kind_of, tail_of
-from foreload._run import Cursor, EpochTally, Had, Run, Stream, beyond_of, check_positive, report_notices
+from foreload._run import (
+    LEFT_OUT,
+    Cursor,
+    EpochTally,
+    Had,
+    Run,
+    Stream,
+    beyond_of,
+    check_left_out,
+    check_positive,
+    report_notices,
+)
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import InvalidError
@@ -140,17 +151,18 @@ class NumpyLoader:
         }
 
     def _batches(self, stream: Stream, beyond: frozenset[int]) -> Iterator[tuple[int, Any]]:
+        skips = self._failures.skips
         if not self._decoder.is_needed:
-            ready = Ahead(stream, _undecoded)
+            ready = Ahead(stream, lambda found: LEFT_OUT if skips and not len(found) else _undecoded(found))
             yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
         if self._threads:
-            for number, rows in in_threads(raw, stream.epoch, self._decoder, self._threads):
-                yield number, self._collate(rows)
+            batches = in_threads(raw, stream.epoch, self._decoder, self._threads)
         else:
-            for number, columns in raw:
-                yield number, self._collate(decoded(columns, stream.epoch, self._decoder))
+            batches = ((number, decoded(columns, stream.epoch, self._decoder)) for number, columns in raw)
+        for number, rows in batches:
+            yield number, LEFT_OUT if skips and not rows else self._collate(rows)
 
 
 class NumpyIterator(Iterator[Batch]):
@@ -184,18 +196,28 @@ class NumpyIterator(Iterator[Batch]):
                 # The state was saved when the run was over.
                 raise StopIteration
             self._batches = self._begin()
-        found = next(self._batches, None)
+        found = self._found(self._batches)
         if found is None:
             if loader._repeat and loader._cursor.upcoming[0] < (loader._run.epochs or 0):
                 self._batches = None
                 return next(self)
             raise StopIteration
-        number, batch = found
-        self._had.add(number)
-        loader._cursor.consumed(self._tally.epoch, self._had.batches, self._had.beyond)
+        batch = found[0]
         self._tally.yielded(len(batch[1]) if isinstance(batch, tuple) else 0, time.perf_counter() - begun)
         report_notices(loader._run.attachment())
         return batch
+
+    def _found(self, batches: Iterator[tuple[int, Any]]) -> tuple[Batch] | None:
+        """The next batch that is not left out; None: there is none."""
+        loader, epoch = self._loader, self._tally.epoch
+        for number, batch in batches:
+            if batch is LEFT_OUT:
+                check_left_out(loader._run, epoch, number, several=loader._run.ranks.world > 1)
+            self._had.add(number)
+            loader._cursor.consumed(epoch, self._had.batches, self._had.beyond)
+            if batch is not LEFT_OUT:
+                return (batch,)
+        return None
 
     def get_state(self) -> bytes:
         """Where this pass stands, as Grain's iterators say it."""

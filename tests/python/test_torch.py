@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -209,9 +210,8 @@ def test_samples_come_one_at_a_time(data: Any, workers: int) -> None:
     resumed.load_state_dict(decoding.state_dict())
     rest = [value[0].item() for value, _ in resumed]
     assert first + rest == [decoding.run.plan.sample_at(0, position) for position in range(COUNT)]
-    for refused in ({"drop_last": True}, {"on_error": fl.skip()}):
-        with pytest.raises(errors.InvalidError, match="batch_size=1"):
-            DataLoader(data, None, cache=TINY, **refused)
+    with pytest.raises(errors.InvalidError, match="batch_size=1"):
+        DataLoader(data, None, cache=TINY, drop_last=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -550,6 +550,64 @@ def test_broken_samples_are_named_or_skipped(data: Any, workers: int) -> None:
                 data, 16, decode=lambda raw: 1 / 0, on_error=fl.skip(max_consecutive=5), num_workers=workers, cache=TINY
             )
         )
+
+
+def broken(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+    if meta.sample % 3 == 1:
+        raise OSError("not a picture")
+    return torch.tensor([meta.sample])
+
+
+@pytest.mark.parametrize("kind", ["ours", "threadless", "workers", "one at a time", "workers, one at a time", "arrays"])
+@pytest.mark.parametrize("decode", [broken, None])
+def test_a_batch_whose_samples_are_all_skipped_is_left_out(home: Any, tmp_path: Path, kind: str, decode: Any) -> None:
+    """Read one by one, a third of the samples are broken; undecoded, their files are gone."""
+    for number in range(12):
+        (tmp_path / f"{number:02}").write_bytes(bytes([number]))
+    data = fl.open(tmp_path)
+    if decode is None:
+        for number in range(1, 12, 3):
+            (tmp_path / f"{number:02}").unlink()
+    given: dict[str, Any] = {"decode": decode, "on_error": fl.skip(), "cache": TINY}
+    size = None if "one" in kind else 1
+    if kind == "arrays":
+        loader: Any = fl.NumpyLoader(data, 1, **given)
+    else:
+        threads = 0 if kind == "threadless" else None
+        loader = DataLoader(data, size, num_workers=2 if "workers" in kind else 0, threads=threads, **given)
+    found, positions = [], []
+    for value, _ in loader:
+        one = value if size is None else value[0]
+        found.append(one[0] if decode is None else int(one))
+        positions.append(loader.state_dict()["position"])
+    assert found == [number for number in range(12) if number % 3 != 1]
+    assert positions == [number + 1 for number in found], "what was left out was consumed"
+    assert loader.stats()["skipped"] == 4
+    assert loader.stats()["epochs"][0]["batches"] == 8
+    # A state from before a batch that is left out, too.
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 10})
+    assert len(list(loader)) == 1
+    assert loader.state_dict()["position"] == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_can_only_be_left_out_by_one_rank_and_by_our_loader(data: Any, workers: int) -> None:
+    given: dict[str, Any] = {"decode": broken, "on_error": fl.skip(), "cache": TINY}
+    two = DataLoader(data, 1, num_workers=workers, dp_rank=1, dp_size=2, **given)
+    with pytest.raises(errors.InvalidError, match=r"batch 0 of epoch 0 was skipped on rank 1.*larger batch_size"):
+        next(iter(two))
+    assert two.state_dict()["position"] == 0
+    stock: Any = torch_data.DataLoader(Dataset(data, **given), 1, num_workers=workers)
+    with pytest.raises(errors.InvalidError, match=r"can't leave a batch out"):
+        list(stock)
+    if not workers:
+        with pytest.raises(errors.InvalidError, match="rank 1"):
+            next(iter(fl.NumpyLoader(data, 1, shard=(1, 2), **given)))
+    limited = DataLoader(
+        data, 2, decode=lambda raw: 1 / 0, on_error=fl.skip(max_consecutive=9), num_workers=workers, cache=TINY
+    )
+    with pytest.raises(errors.DecodeError):
+        list(limited)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -13,6 +13,8 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
+from foreload._run import LEFT_OUT
+
 
 class Numbered:
     """A batch and its number in the epoch.
@@ -49,5 +51,7 @@ class Collate:
 
     def __call__(self, samples: Any) -> Numbered:
         worker: Any = get_worker_info()
+        dataset = worker.dataset
+        nothing = samples is LEFT_OUT or (dataset.failures.skips and isinstance(samples, list) and not samples)
         # The number of the turn that the data set has just read.
-        return Numbered(worker.dataset.turn, self._collate(samples))
+        return Numbered(dataset.turn, LEFT_OUT if nothing else self._collate(samples))

@@ -17,6 +17,7 @@ from foreload import _core
 from foreload import dataset as _dataset
 from foreload._decode import Decoder, columns_of, decoded
 from foreload._job import Recipe, reader_recipe
+from foreload._run import LEFT_OUT
 from foreload.cache import Cache
 from foreload.errors import ChangedError, CorruptError, ForeloadError, InvalidError, NotFoundError, name_sample
 from foreload.failures import Failures, OnError
@@ -127,10 +128,24 @@ class Dataset(data.Dataset[Any]):
 
     def __getitem__(self, sample: int | Turn) -> tuple[Any, int]:
         """One sample; batches are much faster."""
-        return tuple(next(iter(self.__getitems__(turn_of(sample)))))
+        found = self.__getitems__(turn_of(sample))
+        return tuple(next(iter(found))) if found else LEFT_OUT  # type: ignore[return-value] # to `_worker.Collate` only
 
     def __getitems__(self, samples: Sequence[int]) -> Batch | Decoded:
-        """Samples, read at once."""
+        """Samples, read at once.
+
+        Raises:
+            InvalidError: Every sample was skipped, and who asks is not our loader, which leaves the batch out.
+        """
+        found = self._found(samples)
+        if not found and samples and self.failures.skips and not isinstance(samples, Turn):
+            raise InvalidError(
+                "every sample of a batch was skipped; torch's own loader can't leave a batch out: give a larger batch_size, or use "
+                "foreload.torch.DataLoader, which can"
+            )
+        return found
+
+    def _found(self, samples: Sequence[int]) -> Batch | Decoded:
         worker = data.get_worker_info()
         if worker is None:
             return self._read(samples)

@@ -25,7 +25,18 @@ from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, columns_of, decoded, in_threads
 from foreload._order import Order, kind_of, tail_of
-from foreload._run import Cursor, EpochTally, Had, Run, Stream, beyond_of, check_positive, report_notices
+from foreload._run import (
+    LEFT_OUT,
+    Cursor,
+    EpochTally,
+    Had,
+    Run,
+    Stream,
+    beyond_of,
+    check_left_out,
+    check_positive,
+    report_notices,
+)
 from foreload.arrays import default_threads
 from foreload.cache import Cache
 from foreload.errors import InvalidError, StateError
@@ -80,7 +91,8 @@ class DataLoader(data.DataLoader[Any]):
         local_ranks: Data ranks on this node, where that isn't plain.
         uneven: Where the ranks can't share the last batch equally: None (repeat samples, as `DistributedSampler` does), `pad` (fill the batch, so
             that any number of ranks can resume), `weights` (no repetition; `loss_weight` says how much this rank's mean loss counts).
-        on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded.
+        on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded. A batch of which none is left is left out; with
+            several ranks, which must take equally many steps, it is an error.
         threads: Threads that decode where there are no workers; 0: the loop decodes.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
@@ -138,9 +150,9 @@ class DataLoader(data.DataLoader[Any]):
         whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
         samples = whole if isinstance(whole, Dataset) else Dataset(whole, seed=seed, **given)
         single = batch_size is None and batch_sampler is None
-        if single and (drop_last or samples.failures.skips):
+        if single and drop_last:
             raise InvalidError(
-                "batch_size=None yields samples one at a time: there is no last batch to drop, and none to leave a sample out of; give batch_size=1"
+                "batch_size=None yields samples one at a time: there is no last batch to drop; give batch_size=1"
             )
         if num_workers:
             samples.failures.share(_in_shared_memory(num_workers))
@@ -386,13 +398,19 @@ class DataLoader(data.DataLoader[Any]):
     def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[tuple[int, Any]]:
         collate: Any = self.collate_fn
         samples: Any = self.dataset
-        single, form = not self._auto_collation, self._raw
+        single, form, skips = not self._auto_collation, self._raw, samples.failures.skips
         if not decoder.is_needed:
             if not (single or self._user_collates):
-                yield from Ahead(stream, lambda found: _batch.raw_batch(found, form, attachment))
+                yield from Ahead(
+                    stream,
+                    lambda found: LEFT_OUT if skips and not len(found) else _batch.raw_batch(found, form, attachment),
+                )
                 return
             for number, delivery in stream:
                 samples_of_it = _batch.Batch(delivery, form, attachment)
+                if skips and not len(delivery):
+                    yield number, LEFT_OUT
+                    continue
                 yield number, collate(tuple(samples_of_it[0]) if single else samples_of_it)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
@@ -402,7 +420,9 @@ class DataLoader(data.DataLoader[Any]):
             else ((number, decoded(columns, epoch, decoder)) for number, columns in raw)
         )
         for number, pairs in ready:
-            if single:
+            if skips and not pairs:
+                yield number, LEFT_OUT
+            elif single:
                 yield number, collate(pairs[0] if samples.paired else pairs[0][0])
             elif not samples.paired:
                 values = [value for value, _ in pairs]
@@ -444,17 +464,27 @@ class _Pass(Iterator[Any]):
         if self._batches is None or self._run is None:
             self._run, self._tally, self._batches = loader._start()
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
-        run, (number, batch) = self._run, next(self._batches)
+        run, (number, batch) = self._run, self._taken(self._run, self._batches)
         if run.uneven:
             loader.loss_weight = run.plan.weight(number, run.rank)
-        self._had.add(number)
-        loader._cursor.consumed(self._tally.epoch, self._had.batches, self._had.beyond)
         size = _size_of(batch)
         if size is None:
             size = run.plan.batch_len(min(number, run.plan.batches - 1), run.rank)
         self._tally.yielded(size, time.perf_counter() - begun)
         report_notices(run.attachment())
         return batch
+
+    def _taken(self, run: Run, batches: Iterator[tuple[int, Any]]) -> tuple[int, Any]:
+        """The next batch that is not left out, and its number."""
+        loader, epoch = self._loader, self._tally.epoch
+        while True:
+            number, batch = next(batches)
+            if batch is LEFT_OUT:
+                check_left_out(run, epoch, number, several=loader._is_one_of_several(run))
+            self._had.add(number)
+            loader._cursor.consumed(epoch, self._had.batches, self._had.beyond)
+            if batch is not LEFT_OUT:
+                return number, batch
 
 
 def _size_of(batch: Any) -> int | None:

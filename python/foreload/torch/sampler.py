@@ -224,8 +224,12 @@ class Sampler(DistributedSampler[int]):
             StateError: The state belongs to another run.
         """
         run = self.run()
-from foreload.errors import InvalidError, StateError
-from foreload.tuning import Tuning, check_policy
+        check_state(state)
+        if state.get("beyond"):
+            raise StateError(
+                "the state was saved with in_order=False, in the middle of an epoch: foreload.torch.DataLoader goes on with it"
+            )
+        position = state["position"]
         whole, rest = divmod(position, run.order.global_batch)
         border = {**state, "order": "", "position": whole * run.order.global_batch}
         epoch, batch = run.resume(border if position < run.plan.positions else {**state, "order": ""})

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import foreload
 from foreload._decode import Meta
+from foreload._run import LEFT_OUT
 from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.failures import OnError
@@ -100,7 +101,8 @@ class Wrapped(Dataset):
         return getattr(self._shadow, name)
 
     def __getitem__(self, sample: int | Turn) -> Any:
-        return list.__getitem__(self.__getitems__(turn_of(sample)), 0)
+        found = self.__getitems__(turn_of(sample))
+        return list.__getitem__(found, 0) if found else LEFT_OUT
 
     def __getitems__(self, samples: Sequence[int]) -> Any:
         """Items, read at once."""
