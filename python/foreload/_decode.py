@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from foreload import _core
+from foreload._patience import Patience
 from foreload._source import Source
 from foreload.errors import DecodeError, ForeloadError
 from foreload.failures import Failures
@@ -179,8 +181,30 @@ def decoded(raw: Raw, epoch: int, decoder: Decoder) -> Decoded:
     return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
 
 
+def in_the_loop(
+    batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience
+) -> Iterator[tuple[int, Decoded]]:
+    """Decodes batches where they are asked for, and reports it if that takes long."""
+
+    def timed(number: int, view: Any, sample: int, label: int | None) -> Any:
+        begun = time.monotonic()
+        value = decoder(memoryview(view), sample, label, epoch)
+        patience.decoded(time.monotonic() - begun, number, sample)
+        return value
+
+    for number, raw in batches:
+        patience.begin()
+        rows = zip(*raw, strict=True)
+        yield number, _kept((timed(number, view, sample, label), label) for view, sample, label in rows)
+
+
 def in_threads(
-    batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, threads: int, ahead: int = 2
+    batches: Iterator[tuple[int, Raw]],
+    epoch: int,
+    decoder: Decoder,
+    threads: int,
+    patience: Patience,
+    ahead: int = 2,
 ) -> Iterator[tuple[int, Decoded]]:
     """Decodes batches in threads, in order, some ahead of the consumer.
 
@@ -189,16 +213,18 @@ def in_threads(
         epoch: Their epoch.
         decoder: What to apply.
         threads: How many threads.
+        patience: How long to wait for them.
         ahead: Batches in work beyond the one that is waited for.
 
     Yields:
         Numbers and decoded batches.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="foreload-decode")
-    work: deque[tuple[int, list[Future[Any]], Sequence[int | None]]] = deque()
+    work: deque[tuple[int, list[tuple[Future[Any], int, int | None]]]] = deque()
     try:
         more = True
         while more or work:
+            patience.begin()
             while more and len(work) <= ahead:
                 batch = next(batches, None)
                 if batch is None:
@@ -207,13 +233,13 @@ def in_threads(
                 number, (views, samples, labels) = batch
                 rows = zip(views, samples, labels, strict=True)
                 work.append(
-                    (number, [pool.submit(decoder, memoryview(v), s, label, epoch) for v, s, label in rows], labels)
+                    (number, [(pool.submit(decoder, memoryview(v), s, label, epoch), s, label) for v, s, label in rows])
                 )
                 # Only the tasks hold the samples' memory now.
                 del batch, views, rows
             if work:
-                number, futures, labels = work.popleft()
-                yield number, _kept((future.result(), label) for future, label in zip(futures, labels, strict=True))
+                number, tasks = work.popleft()
+                yield number, _kept((patience.result(task, number, sample), label) for task, sample, label in tasks)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -22,6 +22,7 @@ from foreload import _core, _dollars
 from foreload._job import Attachment, Recipe
 from foreload._memory import keep_freed_memory
 from foreload._order import Order
+from foreload._patience import Patience
 from foreload._state import check_state
 from foreload.cache import Cache
 from foreload.dataset import Dataset
@@ -218,6 +219,11 @@ class Run:
     def attachment(self) -> Attachment:
         """This process' end of the job."""
         return self.recipe.attachment()
+
+    def patience(self, epoch: int, timeout_s: float | None) -> Patience:
+        """How long a pass waits for what is decoded in this process."""
+        stall_s = self.recipe.attach.get("stall_s")
+        return Patience(self.dataset.source, f"epoch {epoch}, rank {self.rank}", timeout_s, stall_s)
 
     def check_epoch(self, epoch: int) -> None:
         """Refuses an epoch beyond the announced ones.

@@ -13,7 +13,7 @@ import numpy as np
 from foreload import _core
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, columns_of, decoded, in_threads
+from foreload._decode import Decoder, columns_of, in_the_loop, in_threads
 from foreload._order import Order, check_shuffle, kind_of, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -157,10 +157,11 @@ class NumpyLoader:
             yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
+        patience = self._run.patience(stream.epoch, self._timeout_s)
         if self._threads:
-            batches = in_threads(raw, stream.epoch, self._decoder, self._threads)
+            batches = in_threads(raw, stream.epoch, self._decoder, self._threads, patience)
         else:
-            batches = ((number, decoded(columns, stream.epoch, self._decoder)) for number, columns in raw)
+            batches = in_the_loop(raw, stream.epoch, self._decoder, patience)
         for number, rows in batches:
             yield number, LEFT_OUT if skips and not rows else self._collate(rows)
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,35 @@ def test_a_stall_is_reported_with_its_cause_while_it_lasts(
     finally:
         bucket.clear_faults()
     assert re.search(r"waiting for \d.*s3://data/fixed/", caplog.text)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, fl.NumpyLoader])
+def test_a_timeout_and_a_report_of_a_stall_are_of_decoding_too(home: Any, kind: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    goes_on = threading.Event()
+
+    def decode(raw: memoryview, meta: fl.Meta) -> int:
+        if meta.sample == 5:
+            goes_on.wait(2)
+        return meta.sample
+
+    def two_batches(**keywords: Any) -> list[list[int]]:
+        iterator = iter(kind(data, 4, decode=decode, cache=TINY, **keywords))
+        return [list(map(int, next(iterator)[0])) for _ in range(2)]
+
+    both = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    stalls = fl.Tuning(stall_s=0.5)
+    with pytest.warns(errors.StalledWarning, match=r"waiting for .* sample 5 \(s3://.*to be decoded.*batch 1"):
+        assert two_batches(tuning=stalls, timeout=30) == both
+    # The loop's own call can't be ended.
+    with pytest.warns(errors.StalledWarning, match=r"\d\.\d s of it for sample 5 .*threads=0"):
+        assert two_batches(tuning=stalls, threads=0) == both
+    with pytest.warns(errors.StalledWarning, match=r"\d\.\d s of it for sample 5 .*threads=0"):
+        assert two_batches(timeout=1, threads=0) == both
+    with pytest.raises(errors.TimedOutError, match=r"timeout=1 s: sample 5 .*still being decoded.*batch 1") as caught:
+        two_batches(timeout=1)
+    assert caught.value.sample == 5
+    goes_on.set()
 
 
 def test_a_tensor_alive_at_exit_does_no_harm(home: Any) -> None:

@@ -23,7 +23,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, columns_of, decoded, in_threads
+from foreload._decode import Decoder, columns_of, in_the_loop, in_threads
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -70,7 +70,8 @@ class DataLoader(data.DataLoader[Any]):
         collate_fn: From a list of (x, label) to a batch. Default: torch's, into memory that is reused.
         pin_memory: As in torch.
         drop_last: Whether to leave out a last batch that isn't full.
-        timeout: Longest wait for a batch in seconds; 0: as long as the store's own deadline.
+        timeout: Longest wait for a batch in seconds; 0: as long as the store's own deadline. What the loop itself decodes (`threads=0`) can't be
+            ended, and is reported.
         worker_init_fn: As in torch.
         multiprocessing_context: `fork`, `forkserver` or `spawn`; all work.
         generator: As in torch; its seed is the shuffle's where `seed` isn't given.
@@ -414,10 +415,11 @@ class DataLoader(data.DataLoader[Any]):
                 yield number, collate(tuple(samples_of_it[0]) if single else samples_of_it)
             return
         raw = ((number, columns_of(delivery)) for number, delivery in stream)
+        patience = stream.run.patience(epoch, self.timeout or None)
         ready = (
-            in_threads(raw, epoch, decoder, self._threads)
+            in_threads(raw, epoch, decoder, self._threads, patience)
             if self._threads
-            else ((number, decoded(columns, epoch, decoder)) for number, columns in raw)
+            else in_the_loop(raw, epoch, decoder, patience)
         )
         for number, pairs in ready:
             if skips and not pairs:
