@@ -29,7 +29,10 @@ from foreload import _agent
 from foreload.torch import DataLoader
 data = fl.open("s3://data/fixed")
 cache = fl.Cache(ram="16MB", staging="4MB", batches="11MB", disk=os.environ["TIER"] + ":64MB")
-loader = DataLoader(data, 8, shuffle=True, seed=1, num_workers=2, persistent_workers=True, cache=cache)
+method = os.environ.get("METHOD", "fork")
+loader = DataLoader(
+    data, 8, shuffle=True, seed=1, num_workers=2, multiprocessing_context=method, persistent_workers=True, cache=cache
+)
 print(json.dumps({"agent": _agent.connect(data.source.cache_dir).pid}), flush=True)
 for epoch in range(1_000_000):
     for _ in loader:
@@ -41,8 +44,8 @@ for epoch in range(1_000_000):
 class Trainer:
     """A process that trains for ever, with two workers, in a process group of its own."""
 
-    def __init__(self, tier: Path) -> None:
-        environment = {**os.environ, "TIER": str(tier)}
+    def __init__(self, tier: Path, method: str = "fork") -> None:
+        environment = {**os.environ, "TIER": str(tier), "METHOD": method}
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -88,12 +91,22 @@ def goes_on_from_the_disk(tier: Path, bucket: Any) -> None:
     assert gets < COUNT // 2, "what was kept on disk, and not in memory, is found there"
 
 
-@pytest.mark.parametrize("whom", ["trainer", "trainer and workers", "all"])
+# Otherwise than by fork, multiprocessing's resource tracker would be killed with the workers, and leave the names of its semaphores.
+@pytest.mark.parametrize(
+    ("whom", "method"),
+    [
+        ("trainer", "fork"),
+        ("trainer", "forkserver"),
+        ("trainer", "spawn"),
+        ("trainer and workers", "fork"),
+        ("all", "fork"),
+    ],
+)
 def test_a_killed_run_leaves_nothing_and_the_next_goes_on_from_the_disk(
-    home: Any, bucket: Any, tier: Path, whom: str
+    home: Any, bucket: Any, tier: Path, whom: str, method: str
 ) -> None:
     before = traces.shared()
-    trainer = Trainer(tier)
+    trainer = Trainer(tier, method)
     assert trainer.told()["epoch"] == 0
     assert trainer.told()["epoch"] == 1
     assert len(traces.processes(home)) >= 4
@@ -107,6 +120,45 @@ def test_a_killed_run_leaves_nothing_and_the_next_goes_on_from_the_disk(
     trainer.end()
     nothing_is_left(home, before)
     goes_on_from_the_disk(tier, bucket)
+
+
+STOCK = """
+import sys, time
+import foreload as fl
+from foreload.torch import Dataset, Sampler
+from torch.utils.data import DataLoader
+data = fl.open("s3://data/fixed")
+reader = Dataset(data, cache=fl.Cache(ram="48MB"))
+# Of more workers than batches some are never asked; the others' batches fill the pipe, and nobody takes them.
+loader = DataLoader(reader, 64, sampler=Sampler(data), collate_fn=list, num_workers=3, multiprocessing_context=sys.argv[1])
+batches = iter(loader)
+next(batches)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+OURS = """
+import sys, time
+import foreload as fl
+from foreload.torch import DataLoader
+loader = DataLoader(fl.open("s3://data/fixed").select(range(2)), 1, num_workers=4, multiprocessing_context=sys.argv[1])
+batches = iter(loader)
+next(batches)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("program", [STOCK, OURS])
+def test_workers_that_are_not_asked_or_not_heard_end_with_their_trainer_too(
+    home: Any, program: str, method: str
+) -> None:
+    before = traces.shared()
+    with subprocess.Popen([sys.executable, "-c", program, method], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "ready\n"
+        trainer.kill()
+    nothing_is_left(home, before)
 
 
 def test_a_killed_worker_ends_its_trainer_and_leaves_nothing(home: Any, bucket: Any, tier: Path) -> None:

@@ -1,4 +1,7 @@
-"""What a batch carries through a worker process besides itself.
+"""What a worker process does besides reading, and what a batch carries through it besides itself.
+
+A worker ends with the trainer that started it. Torch's own look at this sees that a parent has changed, which a fork server's workers never see,
+and a worker whose batch nobody takes from a full pipe never looks. So a thread waits for the trainer's end.
 
 Torch hands batches over without saying which they are, and with `in_order=False` they come as they are finished. So a worker wraps each in a
 `Numbered`, and the parent counts what the loop has had by these numbers. The loader puts `Collate` before the user's collate function
@@ -7,7 +10,12 @@ in the workers only; nobody else sees it.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable
+from multiprocessing import connection
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -37,6 +45,46 @@ class Numbered:
         """Both; this object lets go of the batch."""
         batch, self.batch = self.batch, None
         return self.number, batch
+
+
+class Begin:
+    """A worker's first step: the data set's, then the user's.
+
+    Args:
+        init: The loader's `worker_init_fn`.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        info.dataset.settle(worker)
+        if self._init is not None:
+            self._init(worker)
+
+
+def end_with_the_trainer() -> None:
+    """Ends this process when the one that started it has ended, however it did."""
+    trainer = multiprocessing.parent_process()
+    if trainer is None or trainer.pid is None:
+        return
+    try:
+        # Not the sentinel, which closes also when the trainer merely forgets its worker.
+        end: int = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        # Linux before 5.3, or a sandbox without the call.
+        end = trainer.sentinel
+    with contextlib.suppress(RuntimeError):  # no thread to be had
+        threading.Thread(target=_end_after, args=(end,), name="foreload-trainer", daemon=True).start()
+
+
+def _end_after(end: int) -> None:
+    connection.wait([end])
+    # Nobody is left to hear of errors, and what this process held goes back with its connections.
+    os._exit(1)
 
 
 class Collate:

@@ -21,6 +21,7 @@ from foreload._run import LEFT_OUT
 from foreload.cache import Cache
 from foreload.errors import ChangedError, CorruptError, ForeloadError, InvalidError, NotFoundError, name_sample
 from foreload.failures import Failures, OnError
+from foreload.torch import _worker
 from foreload.torch._batch import FORMS, Batch, Decoded, Form
 from foreload.torch.sampler import Sampler
 
@@ -150,7 +151,7 @@ class Dataset(data.Dataset[Any]):
         if worker is None:
             return self._read(samples)
         if not self._settled:
-            self._settle(worker.id)
+            self.settle(worker.id)
         if isinstance(samples, Turn):
             self.turn = samples.number
         try:
@@ -159,8 +160,13 @@ class Dataset(data.Dataset[Any]):
             name_sample(error)
             raise
 
-    def _settle(self, worker: int) -> None:
-        """Makes itself at home in a worker process."""
+    def settle(self, worker: int) -> None:
+        """Makes itself at home in a worker process.
+
+        Args:
+            worker: The worker's number.
+        """
+        _worker.end_with_the_trainer()
         self.failures.count_as(worker)
         if self.decoder.is_needed:
             # Not `torch.manual_seed`: until a device is initialised, it keeps a stack trace of each call, for each kind of device.

@@ -341,9 +341,11 @@ class DataLoader(data.DataLoader[Any]):
         return _Pass(self)
 
     def _get_iterator(self) -> Any:
-        """Torch's iterator over worker processes, in which batches are numbered."""
+        """Torch's iterator over worker processes, which end with this one and number their batches."""
         twin = copy.copy(self)
-        vars(twin)["collate_fn"] = _worker.Collate(self.collate_fn)
+        vars(twin).update(
+            collate_fn=_worker.Collate(self.collate_fn), worker_init_fn=_worker.Begin(self.worker_init_fn)
+        )
         return super(DataLoader, twin)._get_iterator()
 
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
