@@ -79,6 +79,12 @@ def test_a_loader_of_ones_own_gets_a_path_and_a_subset_keeps_its_order(images: P
     assert [wrapped[at] for at in range(len(plain))] == [plain[at] for at in range(len(plain))]
 
 
+def test_what_the_wrapped_one_decides_is_not_the_loaders(images: Path) -> None:
+    wrapped = wrap(folder.ImageFolder(images, transform=to_tensor), cache=TINY)
+    with pytest.raises(errors.InvalidError, match=r"transform=.*or to wrap"):
+        DataLoader(wrapped, 8, transform=to_tensor)
+
+
 def test_other_data_sets_are_refused_with_the_remedy(home: Any) -> None:
     with pytest.raises(errors.InvalidError, match="decode="):
         wrap([1, 2, 3])
