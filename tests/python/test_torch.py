@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -190,6 +191,13 @@ def test_another_torchs_order_is_drawn_by_torch(
         for epoch, found in enumerate(epochs):
             sampler.set_epoch(epoch)
             assert found == [batch.tolist() for batch in stock]
+
+
+def test_more_workers_than_cpus_are_no_warning(data: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = DataLoader(data, 64, num_workers=len(os.sched_getaffinity(0)) + 1, cache=TINY)
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -191,24 +190,21 @@ class DataLoader(data.DataLoader[Any]):
         self._cursor = Cursor()
         self._tallies: list[EpochTally] = []
         self._turns = _Turns(self._course)
-        with warnings.catch_warnings():
-            # Torch counts CPUs for workers that only decode; ours is another process.
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            super().__init__(
-                samples,
-                num_workers=num_workers,
-                collate_fn=collate_fn,
-                pin_memory=pin_memory,
-                timeout=timeout,
-                worker_init_fn=worker_init_fn,
-                multiprocessing_context=multiprocessing_context,
-                generator=generator,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory_device=pin_memory_device,
-                in_order=in_order,
-                **shown,
-            )
+        super().__init__(
+            samples,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            **shown,
+        )
         if batch_sampler is None and not single:
             # transformers' Trainer goes on in an epoch with a loader of its own over our batch sampler, and says here in which.
             vars(self.batch_sampler)["set_epoch"] = self._course.set_epoch
@@ -339,6 +335,9 @@ class DataLoader(data.DataLoader[Any]):
     def __iter__(self) -> Any:
         """A pass; it begins with its first batch."""
         return _Pass(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """Says nothing: torch warns of more workers than CPUs, here and at each pass, but ours are few processes that decode and wait for nothing."""
 
     def _get_iterator(self) -> Any:
         """Torch's iterator over worker processes, which end with this one and number their batches."""
