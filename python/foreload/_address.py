@@ -22,7 +22,7 @@ _SCHEMES = {
     **dict.fromkeys(("http", "https"), ""),
 }
 #: What makes a URL name one file rather than a directory.
-_FILES = (".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_FILES = (".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".json")
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
@@ -70,8 +70,8 @@ def check_directory(url: str) -> None:
     path = _path_of(url)
     if path is not None and not _split(url)[1] and Path(path).is_file():
         raise InvalidError(
-            f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar) or a manifest (.csv, .tsv, "
-            ".jsonl, .parquet)"
+            f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar), a list of shards (.json) or a manifest "
+            "(.csv, .tsv, .jsonl, .parquet)"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickle
 import re
@@ -295,3 +297,19 @@ def test_a_metrics_log_that_cannot_be_written_is_refused(data: Any, tmp_path: Pa
                 with pytest.raises(errors.InvalidError, match=words):
                     make(data, 8, tuning=fl.Tuning(metrics_log=log))
     fl.NumpyLoader(data, 8, tuning=fl.Tuning(metrics_log=tmp_path / "log"))
+
+
+def test_a_wids_index_names_the_shards_and_their_order(home: Any, tmp_path: Path) -> None:
+    for number in range(3):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
+            for sample in range(2):
+                member = tarfile.TarInfo(f"{number}{sample}.bin")
+                member.size = 2
+                shard.addfile(member, io.BytesIO(f"{number}{sample}".encode()))
+    listed = [{"url": f"{number}.tar", "nsamples": 2} for number in (2, 0)]
+    (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
+    data = fl.open(tmp_path / "index.json")
+    assert [bytes(data[sample]["bin"]) for sample in range(len(data))] == [b"20", b"21", b"00", b"01"]
+    (tmp_path / "other.json").write_text('{"labels": {}}')
+    with pytest.raises(errors.InvalidError, match="names no shards"):
+        fl.open(tmp_path / "other.json")

@@ -17,6 +17,7 @@ mod named;
 mod pattern;
 mod tar;
 mod update;
+mod wids;
 
 pub use build::build;
 pub use checksum::checksum;

@@ -1,7 +1,7 @@
 //! Builds an index from a URL.
 
 use super::manifest::{self, Labels, Row};
-use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, tar};
+use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, tar, wids};
 use crate::index::{IndexBuilder, NewObject, NewSample};
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Error, ErrorKind, Index, Result};
@@ -87,6 +87,9 @@ pub(super) async fn find(
     {
         return Ok(Found::Manifest(names.to_owned()));
     }
+    if has_extension(names, "json") && !pattern::is_glob(names) && options.format.is_none_or(|f| f == Format::Tar) {
+        return shard_list(source, names, options, progress).await;
+    }
     let objects = if names.is_empty() {
         listed::list(source, "", options.checkpoint.as_deref(), options.concurrency, progress).await?
     } else {
@@ -134,6 +137,16 @@ pub(super) async fn find(
             Ok(Found::Objects(format, objects))
         }
     }
+}
+
+/// The shards that a wids index names, in its order.
+async fn shard_list(source: &Source, name: &str, options: &BuildOptions, progress: &mut Progress<'_>) -> Result<Found> {
+    let (bytes, _) = source.read(name, wids::MAX_BYTES, Instant::now() + TIMEOUT).await?;
+    let keys = wids::shards(&bytes, source.root()).map_err(|e| e.with_object(source.url_of(name)))?;
+    let found = named::look_up_all(source, &keys, options.concurrency, progress).await?;
+    let mut by_key: FxHashMap<String, ObjectMeta> = found.into_iter().map(|o| (o.key.clone(), o)).collect();
+    let shards = keys.iter().filter_map(|key| by_key.remove(key)).collect();
+    Ok(Found::Shards(shards, FxHashMap::default()))
 }
 
 fn shards_of(objects: Vec<ObjectMeta>) -> Found {

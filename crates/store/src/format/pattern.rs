@@ -32,7 +32,7 @@ pub fn split(url: &str) -> (String, String) {
 }
 
 /// What makes a URL name one file rather than a directory.
-const FILE_EXTENSIONS: &[&str] = &[".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"];
+const FILE_EXTENSIONS: &[&str] = &[".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".json"];
 
 /// Expands braces.
 ///
