@@ -1,17 +1,17 @@
 """URLs of data sets, read as the agent reads them, for what has to be known about them before it is asked, or compared afterwards.
 
-`crates/store` is what decides (`source/address.rs`, `format/pattern.rs`): a root is `scheme://name/prefix` in one form, and what follows it may
-be shards by a pattern, or one file.
+`crates/store` is what decides (`source/address.rs`): a root is `scheme://name/prefix` in one form, and what follows it may be shards by a pattern, or
+one file.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from foreload import _core
 from foreload.errors import InvalidError, NotFoundError
 
 #: The forms of a scheme, by its names.
@@ -21,8 +21,6 @@ _SCHEMES = {
     **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), "az"),
     **dict.fromkeys(("http", "https"), ""),
 }
-#: What makes a URL name one file rather than a directory.
-_FILES = (".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".json")
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
@@ -68,7 +66,7 @@ def check_directory(url: str) -> None:
         InvalidError: It is one.
     """
     path = _path_of(url)
-    if path is not None and not _split(url)[1] and Path(path).is_file():
+    if path is not None and not _core.split_url(url)[1] and Path(path).is_file():
         raise InvalidError(
             f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar), a list of shards (.json) or a manifest "
             "(.csv, .tsv, .jsonl, .parquet)"
@@ -85,12 +83,14 @@ def check_root(url: str, index: Any) -> None:
     Raises:
         InvalidError: It is of another.
     """
-    root, names = _split(url)
+    root, names = _core.split_url(url)
     is_manifest = index.format == "manifest"
     if _form(root) == _form(index.root):
         if not names or is_manifest:
             return
-        stray = next((key for key in (index.key(0), index.key(len(index) - 1)) if not _fits(names, key)), None)
+        stray = next(
+            (key for key in (index.key(0), index.key(len(index) - 1)) if not _core.stands_for(names, key)), None
+        )
         if stray is None:
             return
         raise InvalidError(f"index: it was made of other shards than {url}: it has {index.root}/{stray}; {_REMEDY}")
@@ -105,18 +105,8 @@ _REMEDY = "give the index of this URL, or open the URL that it was made of"
 
 def looks_like_an_object(url: str) -> bool:
     """Whether a URL may name one object rather than a prefix."""
-    root, names = _split(url)
+    root, names = _core.split_url(url)
     return not names and "." in root.rpartition("://")[2].rpartition("/")[2]
-
-
-def _split(url: str) -> tuple[str, str]:
-    """The root of a URL and the names or patterns below it; none: everything."""
-    start = url.find("://") + 3 if "://" in url else 0
-    special = next((at for at in range(start, len(url)) if url[at] in "*?[{"), None)
-    if special is None and not url.lower().endswith(_FILES):
-        return url.rstrip("/"), ""
-    cut = url.rfind("/", start, special)
-    return (url, "") if cut < 0 else (url[:cut], url[cut + 1 :])
 
 
 def _path_of(url: str) -> str | None:
@@ -139,26 +129,3 @@ def _form(root: str) -> str:
         # A user's name and password are no part of the place.
         return f"{scheme.lower()}://{name.rpartition('@')[2].lower()}/{unquote(prefix).strip('/')}"
     return f"{known}://{name.partition('@')[0] if known == 'az' else name}/{prefix.strip('/')}"
-
-
-def _fits(names: str, key: str) -> bool:
-    """Whether a key is one of those that names with braces and stars stand for; of a range of numbers any number is."""
-    pattern = ""
-    for part in re.split(r"(\{[^{}]*\}|\*\*|\*|\?|\[[^\]]+\])", names):
-        if part.startswith("{") and ".." in part:
-            pattern += "[0-9]+"
-        elif part.startswith("{") and part.endswith("}"):
-            pattern += f"(?:{'|'.join(map(_plain, part[1:-1].split(',')))})"
-        else:
-            pattern += _plain(part)
-    return re.fullmatch(pattern, key, re.DOTALL) is not None
-
-
-def _plain(part: str) -> str:
-    """A pattern without braces as a regular expression."""
-    wild = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    found = re.split(r"(\*\*|\*|\?|\[[^\]]+\])", part)
-    return "".join(
-        wild.get(piece) or (re.sub(r"^\[!", "[^", piece) if piece.startswith("[") else re.escape(piece))
-        for piece in found
-    )

@@ -13,9 +13,9 @@ import inspect
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from foreload._patience import Patience
 from foreload._source import Source
 from foreload.errors import DecodeError, ForeloadError
 from foreload.failures import Failures
+
+if TYPE_CHECKING:
+    from foreload._run import Stream
 
 _MASK = (1 << 64) - 1
 #: What stands for a sample that was left out.
@@ -179,6 +182,28 @@ def decoded(raw: Raw, epoch: int, decoder: Decoder) -> Decoded:
     """Decodes a batch here and now."""
     rows = zip(*raw, strict=True)
     return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
+
+
+def decoded_batches(
+    stream: Stream, beyond: Container[int], decoder: Decoder, threads: int, timeout_s: float | None
+) -> Iterator[tuple[int, Decoded]]:
+    """Decodes the batches of a pass in this process.
+
+    Args:
+        stream: The pass.
+        beyond: Batches of it that are left out, because the loop has had them.
+        decoder: What to apply.
+        threads: How many threads do; 0: the loop itself.
+        timeout_s: Longest wait for a batch; None: no end.
+
+    Yields:
+        Numbers and decoded batches.
+    """
+    raw = ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
+    patience = stream.run.patience(stream.epoch, timeout_s)
+    if threads:
+        return in_threads(raw, stream.epoch, decoder, threads, patience)
+    return in_the_loop(raw, stream.epoch, decoder, patience)
 
 
 def in_the_loop(

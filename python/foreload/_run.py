@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -566,17 +566,37 @@ class _LeftOut:
 LEFT_OUT = _LeftOut()
 
 
-def check_left_out(run: Run, epoch: int, batch: int, *, several: bool) -> None:
-    """Refuses to leave a batch out where other ranks have theirs: a rank that takes fewer steps than the others leaves them waiting for ever.
+def next_had(
+    batches: Iterator[tuple[int, Any]], had: Had, cursor: Cursor, run: Run, epoch: int, *, several: Callable[[], bool]
+) -> tuple[int, Any] | None:
+    """The next batch that is not left out, which the loop has had from now on.
+
+    Args:
+        batches: Numbers and batches of a pass.
+        had: What the loop has had of it.
+        cursor: Where the loader stands.
+        run: The run.
+        epoch: The pass' epoch.
+        several: Whether other ranks have other batches. Then none may be left out: a rank that takes fewer steps than the others leaves
+            them waiting for ever.
+
+    Returns:
+        Its number, and the batch; None: the pass is over.
 
     Raises:
-        InvalidError: There are several ranks.
+        InvalidError: A batch would be left out, and there are several ranks.
     """
-    if several:
-        raise InvalidError(
-            f"every sample of batch {batch} of epoch {epoch} was skipped on rank {run.rank}, and one of several ranks can't take fewer steps "
-            "than the others: give a larger batch_size, or repair the samples that the log names"
-        )
+    for number, batch in batches:
+        if batch is LEFT_OUT and several():
+            raise InvalidError(
+                f"every sample of batch {number} of epoch {epoch} was skipped on rank {run.rank}, and one of several ranks can't take fewer steps "
+                "than the others: give a larger batch_size, or repair the samples that the log names"
+            )
+        had.add(number)
+        cursor.consumed(epoch, had.batches, had.beyond)
+        if batch is not LEFT_OUT:
+            return number, batch
+    return None
 
 
 def beyond_of(state: dict[str, Any]) -> list[int]:

@@ -9,12 +9,13 @@ leaves to the simulator, which names the key.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreload import _core
+from foreload._toml import inline
 from foreload.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["Scenario", "override", "resolved"]
 
 
 class Scenario:
-    """The tables of a scenario, with its overrides applied as the simulator applies them.
+    """The tables of a scenario, with its overrides applied.
 
     Args:
         text: Its TOML.
@@ -32,12 +33,11 @@ class Scenario:
     """
 
     def __init__(self, text: str, overrides: Mapping[str, object] | None = None) -> None:
+        given = [f"{key}={override(value)}" for key, value in (overrides or {}).items()]
         try:
-            self.table: dict[str, Any] = tomllib.loads(text)
-        except tomllib.TOMLDecodeError:
+            self.table: dict[str, Any] = json.loads(_core.scenario(text, given))
+        except ValueError:
             self.table = {}
-        for key, value in (overrides or {}).items():
-            _apply(self.table, key.strip().split("."), _value(override(value)))
 
     @property
     def dataset(self) -> dict[str, Any]:
@@ -119,46 +119,6 @@ def override(value: object) -> str:
 
     Example:
         >>> override(True), override({1: 66, 4: 146.5}), override("keyed")
-        ('true', '{ "1" = 66, "4" = 146.5 }', 'keyed')
+        ('true', '{ 1 = 66, 4 = 146.5 }', 'keyed')
     """
-    return value if isinstance(value, str) else _inner(value)
-
-
-def _inner(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's strings are TOML's.
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_inner(str(key))} = {_inner(each)}" for key, each in value.items()) + " }"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_inner, value)) + "]"
-    return str(value)
-
-
-def _value(text: str) -> Any:
-    """The value of an override's text, as `crates/sim/src/scenario/overrides.rs` reads it."""
-    try:
-        return tomllib.loads(f"v = {text.strip()}")["v"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return text.strip()
-
-
-def _apply(table: dict[str, Any], path: list[str], value: Any) -> None:
-    """Changes one key; what names no section or tier is left to the simulator, which says so."""
-    at: Any = table
-    parts = iter(path[:-1])
-    for part in parts:
-        at = at.setdefault(part, {})
-        if isinstance(at, list):
-            at = _element(at, next(parts, ""))
-        if not isinstance(at, dict):
-            return
-    at[path[-1]] = value
-
-
-def _element(tiers: list[Any], which: str) -> Any:
-    kinds = [tier.get("kind") if isinstance(tier, dict) else None for tier in tiers]
-    number = int(which) if which.isdecimal() else kinds.index(which) if which in kinds else len(tiers)
-    return tiers[number] if number < len(tiers) else None
+    return value if isinstance(value, str) else inline(value)

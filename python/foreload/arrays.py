@@ -13,7 +13,7 @@ import numpy as np
 from foreload import _core
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, columns_of, in_the_loop, in_threads
+from foreload._decode import Decoder, decoded_batches
 from foreload._order import Order, check_shuffle, kind_of, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -23,8 +23,8 @@ from foreload._run import (
     Run,
     Stream,
     beyond_of,
-    check_left_out,
     check_positive,
+    next_had,
     report_notices,
 )
 from foreload.cache import Cache
@@ -156,13 +156,7 @@ class NumpyLoader:
             ready = Ahead(stream, lambda found: LEFT_OUT if skips and not len(found) else _undecoded(found))
             yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
-        raw = ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
-        patience = self._run.patience(stream.epoch, self._timeout_s)
-        if self._threads:
-            batches = in_threads(raw, stream.epoch, self._decoder, self._threads, patience)
-        else:
-            batches = in_the_loop(raw, stream.epoch, self._decoder, patience)
-        for number, rows in batches:
+        for number, rows in decoded_batches(stream, beyond, self._decoder, self._threads, self._timeout_s):
             yield number, LEFT_OUT if skips and not rows else self._collate(rows)
 
 
@@ -197,28 +191,17 @@ class NumpyIterator(Iterator[Batch]):
                 # The state was saved when the run was over.
                 raise StopIteration
             self._batches = self._begin()
-        found = self._found(self._batches)
+        run, epoch = loader._run, self._tally.epoch
+        found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: run.ranks.world > 1)
         if found is None:
             if loader._repeat and loader._cursor.upcoming[0] < (loader._run.epochs or 0):
                 self._batches = None
                 return next(self)
             raise StopIteration
-        batch = found[0]
+        batch = found[1]
         self._tally.yielded(len(batch[1]) if isinstance(batch, tuple) else 0, time.perf_counter() - begun)
         report_notices(loader._run.attachment())
         return batch
-
-    def _found(self, batches: Iterator[tuple[int, Any]]) -> tuple[Batch] | None:
-        """The next batch that is not left out; None: there is none."""
-        loader, epoch = self._loader, self._tally.epoch
-        for number, batch in batches:
-            if batch is LEFT_OUT:
-                check_left_out(loader._run, epoch, number, several=loader._run.ranks.world > 1)
-            self._had.add(number)
-            loader._cursor.consumed(epoch, self._had.batches, self._had.beyond)
-            if batch is not LEFT_OUT:
-                return (batch,)
-        return None
 
     def get_state(self) -> bytes:
         """Where this pass stands, as Grain's iterators say it."""

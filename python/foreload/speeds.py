@@ -15,6 +15,7 @@ from typing import Any
 
 from foreload import _numbers
 from foreload._text import read_text
+from foreload._toml import inline
 from foreload.errors import InvalidError
 
 __all__ = ["Disk", "Speeds", "overrides", "read", "text", "toml"]
@@ -315,20 +316,7 @@ def toml(sections: Mapping[str, Any]) -> str:
 
 
 def _keys(section: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in section.items() if value is not None]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
-    quoted = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{quoted}"'
+    return [f"{key} = {inline(value)}" for key, value in section.items() if value is not None]
 
 
 def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[str, str]:
@@ -370,7 +358,7 @@ def overrides(speeds: Speeds, scenario: str, nodes: int | None = None) -> dict[s
         }.get(str(kind))
         if of is not None:
             values[f"tier.{number}.read_mb_s"], values[f"tier.{number}.write_mb_s"] = of
-    return {key: _value(value) for key, value in values.items() if value is not None}
+    return {key: inline(value) for key, value in values.items() if value is not None}
 
 
 def _steps_only(scenario: Mapping[str, Any]) -> bool:

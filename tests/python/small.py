@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import random
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,15 @@ def content(number: int) -> bytes:
 def number_of(key: str) -> int:
     """The number in an object's key."""
     return int(Path(key).stem)
+
+
+def tar_shard(path: Path, members: Mapping[str, bytes]) -> None:
+    """Writes a tar shard of these members, in this order."""
+    with tarfile.open(path, "w") as archive:
+        for name, body in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
 
 
 def until(true: Callable[[], Any], timeout_s: float = 10.0) -> Any:

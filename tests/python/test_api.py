@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pytest
 
 import foreload as fl
 from foreload import errors
-from small import CLASSES, COUNT, content, number_of
+from small import CLASSES, COUNT, content, number_of, tar_shard
 
 
 def test_importing_needs_no_torch_and_starts_nothing() -> None:
@@ -130,9 +128,7 @@ def test_an_index_of_another_url_is_refused(data: Any, tmp_path: Path) -> None:
 def test_an_index_of_other_shards_is_refused(home: Any, tmp_path: Path) -> None:
     for name in ("train", "val"):
         for number in range(2):
-            with tarfile.open(tmp_path / f"{name}-{number:03}.tar", "w") as archive:
-                archive.addfile(member := tarfile.TarInfo(f"{number}.bin"))
-                assert member.size == 0
+            tar_shard(tmp_path / f"{name}-{number:03}.tar", {f"{number}.bin": b""})
     train = fl.open(f"{tmp_path}/train-{{000..001}}.tar")
     saved = tmp_path / "train.flx"
     saved.write_bytes(train._index.to_bytes())
@@ -301,11 +297,9 @@ def test_a_metrics_log_that_cannot_be_written_is_refused(data: Any, tmp_path: Pa
 
 def test_a_wids_index_names_the_shards_and_their_order(home: Any, tmp_path: Path) -> None:
     for number in range(3):
-        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
-            for sample in range(2):
-                member = tarfile.TarInfo(f"{number}{sample}.bin")
-                member.size = 2
-                shard.addfile(member, io.BytesIO(f"{number}{sample}".encode()))
+        tar_shard(
+            tmp_path / f"{number}.tar", {f"{number}{sample}.bin": f"{number}{sample}".encode() for sample in range(2)}
+        )
     listed = [{"url": f"{number}.tar", "nsamples": 2} for number in (2, 0)]
     (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
     data = fl.open(tmp_path / "index.json")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +24,7 @@ from foreload import calibration, planning, speeds
 from foreload.errors import InvalidError, UnavailableError
 from foreload.sim import simulate_text
 from foreload.speeds import Disk, Speeds
-from small import COUNT
+from small import COUNT, tar_shard
 
 #: 4,000 samples of 100 KB: 400 MB.
 LENGTHS = np.full(4000, 100_000)
@@ -138,11 +136,7 @@ def test_a_data_set_is_planned_by_its_index(data: Any, bucket: Any) -> None:
 
 def test_samples_of_a_shard_share_requests(home: Any, tmp_path: Path) -> None:
     for number in range(3):
-        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
-            for sample in range(100):
-                member = tarfile.TarInfo(f"{number}{sample:03}.bin")
-                member.size = 20_000
-                shard.addfile(member, io.BytesIO(bytes(member.size)))
+        tar_shard(tmp_path / f"{number}.tar", {f"{number}{sample:03}.bin": bytes(20_000) for sample in range(100)})
     shards = foreload.open(f"file://{tmp_path}")
     assert len(shards) == 300
     found = foreload.plan(shards, ram="64MB", batch=10, step_time=0.01, epochs=2)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import math
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from foreload import plot, sim
 from foreload._scenario import Scenario, resolved
 from foreload.errors import InvalidError, NotFoundError
 from foreload.sim import POLICIES, Grid, Report, grid, simulate, simulate_text
-from small import COUNT, content
+from small import COUNT, content, tar_shard
 
 SCENARIO = """
 name = "small"
@@ -196,11 +194,7 @@ def test_what_is_wrong_beside_an_index_is_still_named(home: Any) -> None:
 
 def test_samples_in_shards_keep_their_places(home: Any, tmp_path: Path) -> None:
     for shard in range(2):
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
-            for number in range(5):
-                member = tarfile.TarInfo(f"{shard}-{number}.bin")
-                member.size = 100 * number
-                archive.addfile(member, io.BytesIO(bytes(member.size)))
+        tar_shard(tmp_path / f"{shard}.tar", {f"{shard}-{number}.bin": bytes(100 * number) for number in range(5)})
     with resolved(SCENARIO, {"dataset.index": str(tmp_path), "training.epochs": 1}) as found:
         tables = Scenario(SCENARIO, found)
         rows = [line.split() for line in Path(tables.dataset["sizes_file"]).read_text().splitlines()]

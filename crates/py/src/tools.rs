@@ -47,6 +47,25 @@ pub fn simulate(
     raised.map_or_else(|| answer.map_err(invalid), Err)
 }
 
+/// The tables of a scenario (TOML) with its overrides applied, as JSON; nothing of them is checked.
+#[pyfunction]
+pub fn scenario(text: &str, overrides: Vec<String>) -> PyResult<String> {
+    let table = foreload_sim::Scenario::table(text, &overrides).map_err(invalid)?;
+    serde_json::to_string(&table).map_err(invalid)
+}
+
+/// A data set's URL as its root, and what below it is named: a file, or shards by a pattern; nothing: everything.
+#[pyfunction]
+pub fn split_url(url: &str) -> (String, String) {
+    foreload_store::format::split(url)
+}
+
+/// Whether a key is one of those that names with braces and stars stand for.
+#[pyfunction]
+pub fn stands_for(names: &str, key: &str) -> PyResult<bool> {
+    foreload_store::format::stands_for(names, key).map_err(invalid)
+}
+
 /// Answers a request about costs (JSON) with JSON; `foreload.cost` knows the requests.
 #[pyfunction]
 pub fn cost(py: Python<'_>, request: &str) -> PyResult<String> {

@@ -241,18 +241,27 @@ impl Scenario {
     /// # Errors
     /// When the text is not TOML, a key is unknown or a value doesn't fit.
     pub fn parse(text: &str, overrides: &[impl AsRef<str>]) -> Result<Self, Error> {
-        let mut table: toml::Table = text
-            .parse()
-            .map_err(|e: toml::de::Error| Error::Syntax(e.to_string()))?;
-        for set in overrides {
-            overrides::apply(&mut table, set.as_ref())?;
-        }
+        let mut table = Self::table(text, overrides)?;
         keys::check(&mut table)?;
         let scenario: Self = table
             .try_into()
             .map_err(|e: toml::de::Error| Error::Incomplete(e.to_string()))?;
         scenario.check()?;
         Ok(scenario)
+    }
+
+    /// The tables of a scenario with its overrides applied, as they stand before anything of them is checked.
+    ///
+    /// # Errors
+    /// When the text is no TOML, or an override names nothing.
+    pub fn table(text: &str, overrides: &[impl AsRef<str>]) -> Result<toml::Table, Error> {
+        let mut table: toml::Table = text
+            .parse()
+            .map_err(|e: toml::de::Error| Error::Syntax(e.to_string()))?;
+        for set in overrides {
+            overrides::apply(&mut table, set.as_ref())?;
+        }
+        Ok(table)
     }
 
     /// The staging buffer; without one, a single sample.

@@ -5,12 +5,13 @@ so that `--json` is always exactly one JSON value.
 """
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from foreload._written import beside
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,32 +52,12 @@ def write_files(files: Sequence[tuple[Path, str, str]]) -> None:
     Raises:
         OSError: One can't be written; the message names it.
     """
-    moves: list[tuple[Path, Path]] = []
-    try:
+    with ExitStack() as places:
         for path, text, what in files:
             try:
-                _write_beside(path, text, moves)
+                places.enter_context(beside(path)).write_text(text, encoding="utf-8")
             except OSError as error:
                 raise OSError(error.errno, f"{what} can't be written: {error.strerror}", str(path)) from None
-        for scratch, target in moves:
-            scratch.replace(target)
-    finally:
-        for scratch, _ in moves:
-            scratch.unlink(missing_ok=True)
-
-
-def _write_beside(path: Path, text: str, moves: list[tuple[Path, Path]]) -> None:
-    """Writes what will be moved to a path; a pipe, a device, and a file in a closed directory are written as they are."""
-    target = path.resolve()
-    # What /dev/stdout leads to may have no name.
-    if (path.exists() and not path.is_file()) or not os.access(target.parent, os.W_OK):
-        path.write_text(text, encoding="utf-8")
-        return
-    scratch = target.with_name(f"{target.name}.{os.getpid()}.part")
-    moves.append((scratch, target))
-    scratch.write_text(text, encoding="utf-8")
-    if target.exists():
-        shutil.copymode(target, scratch)
 
 
 def facts(target: "Console", title: str, rows: Iterable[tuple[str, str]]) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, columns_of, in_the_loop, in_threads
+from foreload._decode import Decoder, decoded_batches
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -32,8 +32,8 @@ from foreload._run import (
     Run,
     Stream,
     beyond_of,
-    check_left_out,
     check_positive,
+    next_had,
     report_notices,
 )
 from foreload.arrays import default_threads
@@ -391,38 +391,32 @@ class DataLoader(data.DataLoader[Any]):
         kind = Stream if not isinstance(run, _given.GivenRun) or run.regular else _given.GivenStream
         stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
         attachment = run.attachment()
-        batches = self._batches(stream, decoder, attachment, epoch)
-        beyond = self._cursor.beyond
-        if beyond:
-            batches = (item for item in batches if item[0] not in beyond)
+        batches = self._batches(stream, decoder, attachment)
         yield from map(_pinned, batches) if self.pin_memory and torch.cuda.is_available() else batches
 
-    def _batches(self, stream: Stream, decoder: Decoder, attachment: Any, epoch: int) -> Iterator[tuple[int, Any]]:
+    def _batches(self, stream: Stream, decoder: Decoder, attachment: Any) -> Iterator[tuple[int, Any]]:
         collate: Any = self.collate_fn
         samples: Any = self.dataset
+        beyond = self._cursor.beyond
         single, form, skips = not self._auto_collation, self._raw, samples.failures.skips
         if not decoder.is_needed:
             if not (single or self._user_collates):
-                yield from Ahead(
+                ready = Ahead(
                     stream,
                     lambda found: LEFT_OUT if skips and not len(found) else _batch.raw_batch(found, form, attachment),
                 )
+                yield from (item for item in ready if item[0] not in beyond) if beyond else ready
                 return
             for number, delivery in stream:
+                if number in beyond:
+                    continue
                 samples_of_it = _batch.Batch(delivery, form, attachment)
                 if skips and not len(delivery):
                     yield number, LEFT_OUT
                     continue
                 yield number, collate(tuple(samples_of_it[0]) if single else samples_of_it)
             return
-        raw = ((number, columns_of(delivery)) for number, delivery in stream)
-        patience = stream.run.patience(epoch, self.timeout or None)
-        ready = (
-            in_threads(raw, epoch, decoder, self._threads, patience)
-            if self._threads
-            else in_the_loop(raw, epoch, decoder, patience)
-        )
-        for number, pairs in ready:
+        for number, pairs in decoded_batches(stream, beyond, decoder, self._threads, self.timeout or None):
             if skips and not pairs:
                 yield number, LEFT_OUT
             elif single:
@@ -467,7 +461,11 @@ class _Pass(Iterator[Any]):
         if self._batches is None or self._run is None:
             self._run, self._tally, self._batches = loader._start()
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
-        run, (number, batch) = self._run, self._taken(self._run, self._batches)
+        run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
+        found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
+        if found is None:
+            raise StopIteration
+        number, batch = found
         if run.uneven:
             loader.loss_weight = run.plan.weight(number, run.rank)
         size = _size_of(batch)
@@ -476,18 +474,6 @@ class _Pass(Iterator[Any]):
         self._tally.yielded(size, time.perf_counter() - begun)
         report_notices(run.attachment())
         return batch
-
-    def _taken(self, run: Run, batches: Iterator[tuple[int, Any]]) -> tuple[int, Any]:
-        """The next batch that is not left out, and its number."""
-        loader, epoch = self._loader, self._tally.epoch
-        while True:
-            number, batch = next(batches)
-            if batch is LEFT_OUT:
-                check_left_out(run, epoch, number, several=loader._is_one_of_several(run))
-            self._had.add(number)
-            loader._cursor.consumed(epoch, self._had.batches, self._had.beyond)
-            if batch is not LEFT_OUT:
-                return number, batch
 
 
 def _size_of(batch: Any) -> int | None:

@@ -1,6 +1,6 @@
 use super::*;
 use crate::scenario::tests::SMALL;
-use crate::{Access, Hardware, Scenario, Sizes, Totals, Watch, foreload};
+use crate::{Access, Hardware, Outcome, Scenario, Sizes, Totals, Watch, foreload};
 use foreload_plan::replay::replay;
 
 /// Calls `check` with the set-up of one node.
@@ -22,6 +22,16 @@ fn with_setup(set: &[&str], mut check: impl FnMut(&Setup<'_>)) {
         curve: &curve,
         compute,
     });
+}
+
+/// What a run of one policy comes to, with one setting more.
+fn outcome(set: &[&str], more: &str, policy: Policy) -> Outcome {
+    let set: Vec<&str> = set.iter().copied().chain([more]).collect();
+    let mut found = None;
+    with_setup(&set, |setup| {
+        found = Some(run(setup, policy, false).expect("runs").outcome)
+    });
+    found.expect("was run")
 }
 
 const ENGINE: [Policy; 5] = [
@@ -72,14 +82,7 @@ fn requests_whose_latencies_differ_share_the_source_in_turn() {
         "cluster.compute_mb_s=1e6",
         "tier.staging.capacity_mb=200",
     ];
-    let hours = |sigma: &str| {
-        let set: Vec<&str> = alike.iter().copied().chain([sigma]).collect();
-        let mut hours = 0.0;
-        with_setup(&set, |setup| {
-            hours = run(setup, Policy::Staging, false).expect("runs").outcome.hours;
-        });
-        hours
-    };
+    let hours = |sigma| outcome(&alike, sigma, Policy::Staging).hours;
     let (in_step, apart) = (hours("source.latency_sigma=0"), hours("source.latency_sigma=0.3"));
     assert!(apart < 0.7 * in_step, "{apart} h, in step {in_step} h");
     assert_eq!(apart, hours("source.latency_sigma=0.3"));
@@ -94,17 +97,10 @@ fn fresh_memory_is_written_as_fast_as_the_kernel_hands_it_out_and_the_rest_at_on
         "source.throughput_mb_s=1e6",
         "cluster.compute_mb_s=1e6",
     ];
-    let times = |write: &str| {
-        let set: Vec<&str> = set.iter().copied().chain([write]).collect();
-        let mut times = Vec::new();
-        with_setup(&set, |setup| {
-            times = run(setup, Policy::Foreload, false).expect("runs").outcome.epoch_hours;
-            times.push(setup.sizes.total_mb / 3600.0);
-        });
-        times
-    };
+    let times = |write| outcome(&set, write, Policy::Foreload).epoch_hours;
     let (slow, quick) = (times("tier.ram.write_mb_s=10"), times("tier.ram.write_mb_s=1e6"));
-    let total_mb = slow.last().expect("the size") * 3600.0;
+    let mut total_mb = 0.0;
+    with_setup(&set, |setup| total_mb = setup.sizes.total_mb);
     let more_s = (slow[0] - quick[0]) * 3600.0;
     assert!(
         (more_s / (total_mb / 10.0) - 1.0).abs() < 0.05,

@@ -59,6 +59,15 @@ pub fn expand(text: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Whether `key` is one of those that `names` stands for.
+///
+/// # Errors
+/// As [`expand`].
+pub fn stands_for(names: &str, key: &str) -> Result<bool> {
+    let fits = |name: &String| if is_glob(name) { matches(name, key) } else { name == key };
+    Ok(expand(names)?.iter().any(fits))
+}
+
 /// The text before, inside and behind the first braces that stand for something.
 fn next_brace(text: &str) -> Option<(&str, &str, &str)> {
     let (head, behind) = text.split_once('{')?;
