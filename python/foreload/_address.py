@@ -85,6 +85,12 @@ def check_root(url: str, index: Any) -> None:
     """
     root, names = _core.split_url(url)
     is_manifest = index.format == "manifest"
+    if index.manifest is not None:
+        # A directory stands for the manifest in it.
+        directory, name = _core.split_url(index.manifest)
+        if _form(root) != _form(directory) or names not in ("", name):
+            raise InvalidError(f"index: it was made of {index.manifest}, and the URL is {url}; {_REMEDY}")
+        return
     if _form(root) == _form(index.root):
         if not names or is_manifest:
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import random
 import time
 from collections import deque
@@ -19,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreload import _core
+from foreload import _core, _numbers
 from foreload._patience import Patience
 from foreload._source import Source
-from foreload.errors import DecodeError, ForeloadError
+from foreload.errors import DecodeError, ForeloadError, InvalidError
 from foreload.failures import Failures
 
 if TYPE_CHECKING:
     from foreload._run import Stream
 
 _MASK = (1 << 64) - 1
+_MOST_THREADS = 1024
 #: What stands for a sample that was left out.
 _SKIPPED: Any = object()
 
@@ -106,6 +108,9 @@ class Decoder:
         seed: int = 0,
         failures: Failures | None = None,
     ) -> None:
+        for name, given in (("decode", decode), ("transform", transform)):
+            if given is not None and not callable(given):
+                raise InvalidError(f"{name}={given!r} can't be called")
         self.source, self.decode, self.transform, self.seed = source, decode, transform, seed
         self.failures = failures or Failures()
         self.seeders: tuple[Callable[[int], object], ...] = ()
@@ -182,6 +187,22 @@ def decoded(raw: Raw, epoch: int, decoder: Decoder) -> Decoded:
     """Decodes a batch here and now."""
     rows = zip(*raw, strict=True)
     return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
+
+
+def threads_of(given: int | None, decoder: Decoder) -> int:
+    """How many threads decode where there are no worker processes.
+
+    Args:
+        given: What the user says; 0: the loop itself decodes. None: as many as there are CPUs, at most 8, for decoders release the
+            interpreter's lock for part of their time only.
+        decoder: What they apply.
+
+    Raises:
+        InvalidError: It is no number of threads.
+    """
+    if given is not None:
+        return _numbers.count("threads", given, most=_MOST_THREADS)
+    return min(8, os.cpu_count() or 1) if decoder.is_needed else 0
 
 
 def decoded_batches(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 import warnings
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreload import _core, _dollars
+from foreload import _core, _dollars, _numbers
 from foreload._job import Attachment, Recipe
 from foreload._memory import keep_freed_memory
 from foreload._order import Order
@@ -43,7 +44,7 @@ from foreload.errors import (
 )
 from foreload.failures import Failures
 from foreload.ranks import Ranks
-from foreload.tuning import Tuning
+from foreload.tuning import Tuning, check_policy, check_tuning
 
 _LOG = logging.getLogger("foreload")
 #: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
@@ -55,6 +56,8 @@ _LOOK_S = 1.0
 #: The layout of a checkpoint, and of one with batches beyond its position, which older releases would deliver again.
 _STATE_VERSION = 1
 _STATE_VERSION_BEYOND = 2
+#: Samples of a batch, and epochs, are 32 bits in the plan.
+_MOST = (1 << 32) - 1
 
 
 @dataclass
@@ -260,19 +263,26 @@ class Run:
             "dataset": self.order.dataset,
         }
 
-    def resume(self, state: dict[str, Any]) -> tuple[int, int]:
+    def resume(self, state: dict[str, Any]) -> tuple[int, int, list[int]]:
         """Where a checkpoint goes on.
 
         Args:
             state: What `state` answered, here or in a run with other ranks or workers.
 
         Returns:
-            Epoch and batch; `beyond_of` has what of the rest is to be left out.
+            Epoch, batch, and the batches after that one which are to be left out.
 
         Raises:
-            StateError: It belongs to another order; the message says what differs.
+            StateError: It is damaged, or belongs to another order; the message says what differs.
         """
         check_state(state)
+        epoch, batch = self._position(state)
+        # No epoch has more batches than samples; of a sampler's own batches no more is known.
+        beyond = numbers_in(state.get("beyond", ""), len(self) or self.plan.positions)
+        return epoch, batch, [number for number in beyond if number >= batch] if epoch == state["epoch"] else []
+
+    def _position(self, state: dict[str, Any]) -> tuple[int, int]:
+        """Epoch and batch where a checkpoint goes on."""
         if state["version"] > _STATE_VERSION_BEYOND:
             raise StateError(
                 f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION_BEYOND})"
@@ -599,9 +609,7 @@ def next_had(
     return None
 
 
-def beyond_of(state: dict[str, Any]) -> list[int]:
-    """The batches after a checkpoint's position that the loop has had nevertheless."""
-    return numbers_in(state.get("beyond", ""))
+_SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 
 
 def spans_of(numbers: Iterable[int]) -> str:
@@ -620,23 +628,42 @@ def spans_of(numbers: Iterable[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
 
 
-def numbers_in(spans: str) -> list[int]:
+def numbers_in(spans: str, end: int) -> list[int]:
     """What `spans_of` was given, sorted.
 
-    Example:
-        >>> numbers_in("4-6,9")
-        [4, 5, 6, 9]
-    """
-    pairs = [span.partition("-") for span in spans.split(",") if span]
-    return [number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)]
-
-
-def check_positive(name: str, value: int | None) -> int:
-    """A number of things that must be at least 1.
+    Args:
+        spans: The short form.
+        end: Numbers from here on are left out: the batches of this run may end earlier than those of the run that saved them.
 
     Raises:
-        InvalidError: It isn't.
+        StateError: It is none, which only a damaged state has.
+
+    Example:
+        >>> numbers_in("4-6,9,20", 12)
+        [4, 5, 6, 9]
     """
-    if value is None or value < 1:
-        raise InvalidError(f"{name}={value}: give at least 1")
-    return value
+    pairs = [_SPAN.fullmatch(span) for span in spans.split(",")] if isinstance(spans, str) and spans else []
+    ends = [(int(pair[1]), int(pair[2] or pair[1])) for pair in pairs if pair]
+    flat = [number for pair in ends for number in pair]
+    if not isinstance(spans, str) or None in pairs or flat != sorted(flat):
+        raise StateError(
+            f"the state is damaged: its beyond is {spans!r:.60}, and would be numbers of batches, as in '4-6,9'"
+        )
+    return [number for first, last in ends for number in range(first, min(last + 1, end))]
+
+
+def check_run(batch_size: int | None, seed: int, epochs: int | None, policy: Any, tuning: Tuning | None) -> int:
+    """Looks at what every loader is told about its run.
+
+    Returns:
+        The size of a batch.
+
+    Raises:
+        InvalidError: It can't be obeyed.
+    """
+    _numbers.count("seed", seed, -(1 << 63), (1 << 64) - 1)
+    if epochs is not None:
+        _numbers.count("epochs", epochs, 0, _MOST)
+    check_policy(policy)
+    check_tuning(tuning)
+    return _numbers.count("batch_size", batch_size, 1, _MOST)  # type: ignore[arg-type] # it looks whether it is a number

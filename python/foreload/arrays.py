@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from foreload import _core
+from foreload import _core, _numbers
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, decoded_batches
+from foreload._decode import Decoder, decoded_batches, threads_of
 from foreload._order import Order, check_shuffle, kind_of, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -22,16 +21,15 @@ from foreload._run import (
     Had,
     Run,
     Stream,
-    beyond_of,
-    check_positive,
+    check_run,
     next_had,
     report_notices,
 )
-from foreload.cache import Cache
+from foreload.cache import Cache, fixed
 from foreload.dataset import Dataset
 from foreload.errors import InvalidError
 from foreload.failures import Failures, OnError
-from foreload.tuning import Tuning, check_policy
+from foreload.tuning import Tuning
 
 #: A batch: what `decode` returned, stacked (without `decode`: a list of bytes), and the labels (-1 where there is none).
 Batch = Any
@@ -58,7 +56,7 @@ class NumpyLoader:
         uneven: What to do where the ranks can't share the last batch equally; see `foreload.torch.DataLoader`.
         threads: Threads that decode; 0: none, the loop decodes.
         on_error: `"raise"`, or `foreload.skip(...)`.
-        timeout: Longest wait for a batch in seconds.
+        timeout: Longest wait for a batch in seconds; None or 0: as long as the store's own deadline.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
         repeat: Whether one iterator goes through all epochs.
@@ -88,10 +86,15 @@ class NumpyLoader:
         repeat: bool = False,
     ) -> None:
         check_shuffle(order, shuffle)
-        check_policy(policy)
-        (tuning or Tuning()).check_files()
+        batch_size = check_run(batch_size, seed, epochs, policy, tuning)
+        if timeout is not None:
+            _numbers.amount("timeout", timeout)
+        if collate is not None and not callable(collate):
+            raise InvalidError(f"collate={collate!r} can't be called")
+        if shard is not None and (not isinstance(shard, (tuple, list)) or len(shard) != 2):
+            raise InvalidError(f"shard={shard!r}: give (this process' data rank, data ranks)")
         place = _ranks.find(*shard) if shard is not None else _ranks.find()
-        global_batch = check_positive("batch_size", batch_size) * place.world
+        global_batch = batch_size * place.world
         kind = kind_of(order, place.world, shuffle=shuffle)
         tail = tail_of(place.world, global_batch, drop_last=drop_last, uneven=uneven)
         plan = Order(dataset.digest, len(dataset), kind, seed, global_batch, tail)
@@ -100,7 +103,7 @@ class NumpyLoader:
             dataset,
             plan,
             place,
-            (cache or Cache()).fixed(),
+            fixed(cache),
             uneven=uneven == "weights",
             epochs=epochs,
             policy=policy,
@@ -109,8 +112,8 @@ class NumpyLoader:
         self._failures = Failures(on_error)
         self._decoder = Decoder(dataset.source, decode, transform, seed, self._failures)
         self._collate = collate or stack
-        self._threads = default_threads(self._decoder) if threads is None else threads
-        self._timeout_s, self._repeat = timeout, repeat
+        self._threads = threads_of(threads, self._decoder)
+        self._timeout_s, self._repeat = timeout or None, repeat
         self._cursor = Cursor()
         self._tallies: list[EpochTally] = []
         if repeat and epochs is None:
@@ -140,7 +143,7 @@ class NumpyLoader:
         Raises:
             StateError: The state belongs to another run.
         """
-        self._cursor.load(*self._run.resume(state), beyond_of(state))
+        self._cursor.load(*self._run.resume(state))
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -151,13 +154,13 @@ class NumpyLoader:
         }
 
     def _batches(self, stream: Stream, beyond: frozenset[int]) -> Iterator[tuple[int, Any]]:
-        skips = self._failures.skips
+        failures = self._failures
         if not self._decoder.is_needed:
-            ready = Ahead(stream, lambda found: LEFT_OUT if skips and not len(found) else _undecoded(found))
+            ready = Ahead(stream, lambda found: LEFT_OUT if failures.left_out(len(found)) else _undecoded(found))
             yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
         for number, rows in decoded_batches(stream, beyond, self._decoder, self._threads, self._timeout_s):
-            yield number, LEFT_OUT if skips and not rows else self._collate(rows)
+            yield number, LEFT_OUT if failures.skips and not rows else self._collate(rows)
 
 
 class NumpyIterator(Iterator[Batch]):
@@ -215,11 +218,6 @@ class NumpyIterator(Iterator[Batch]):
 
 def _undecoded(delivery: _core.Delivery) -> Batch:
     return delivery.to_bytes(), np.frombuffer(delivery.label_bytes(), dtype="<i8")
-
-
-def default_threads(decoder: Decoder) -> int:
-    """As many as there are CPUs, at most 8: decoders release the interpreter's lock for part of their time only."""
-    return min(8, os.cpu_count() or 1) if decoder.is_needed else 0
 
 
 def stack(rows: Sequence[tuple[Any, int]]) -> tuple[Any, Any]:

@@ -113,6 +113,17 @@ class Cache:
         return budget
 
 
+def fixed(cache: Cache | None) -> Cache:
+    """What a loader is given as `cache=`, with its default written out.
+
+    Raises:
+        InvalidError: It is no budget.
+    """
+    if cache is not None and not isinstance(cache, Cache):
+        raise InvalidError(f"cache={cache!r}: give foreload.Cache(ram=..., disk=...)")
+    return (cache or Cache()).fixed()
+
+
 def _disk(text: str, what: str) -> tuple[str, int]:
     directory, colon, size = text.rpartition(":")
     if not colon or not directory:

@@ -94,6 +94,12 @@ class Failures:
         """Takes note of a success."""
         self._in_a_row = 0
 
+    def left_out(self, samples: int) -> bool:
+        """Takes note of a batch that nothing decodes, of which so many samples came: whether it is to be left out."""
+        if samples:
+            self.succeeded()
+        return not samples and self.skips
+
     def __getstate__(self) -> dict[str, object]:
         return {"rule": self.rule, "_shared": self._shared}
 

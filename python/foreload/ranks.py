@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreload import _environment
+from foreload import _environment, _numbers
 from foreload.errors import InvalidError
 
 #: Dimensions of a device mesh over which data is split, by their usual names: torch's, Lightning's, torchtitan's, Accelerate's.
@@ -105,7 +105,8 @@ def find(
     if (dp_rank is None) != (dp_size is None):
         raise InvalidError("give dp_rank and dp_size together")
     if dp_rank is not None and dp_size is not None:
-        rank, world, plain = dp_rank, dp_size, False
+        world = _numbers.count("dp_size", dp_size, 1)
+        rank, plain = _numbers.count("dp_rank", dp_rank), False
     elif device_mesh is not None:
         (rank, world), plain = _of_mesh(device_mesh), False
     else:
@@ -117,6 +118,8 @@ def find(
 
 
 def _of_mesh(mesh: Any) -> tuple[int, int]:
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise InvalidError(f"device_mesh={mesh!r}: give a torch.distributed.DeviceMesh")
     names = mesh.mesh_dim_names
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -117,6 +117,17 @@ def _is_positive(number: Any) -> bool:
     return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < math.inf
 
 
+def check_tuning(tuning: Tuning | None) -> None:
+    """Refuses what is no tuning, and one that can't be followed here.
+
+    Raises:
+        InvalidError: It is so.
+    """
+    if tuning is not None and not isinstance(tuning, Tuning):
+        raise InvalidError(f"tuning={tuning!r}: give foreload.Tuning(...)")
+    (tuning or Tuning()).check_files()
+
+
 def check_policy(policy: Any) -> None:
     """Refuses what the engine doesn't run.
 

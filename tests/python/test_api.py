@@ -137,6 +137,26 @@ def test_an_index_of_other_shards_is_refused(home: Any, tmp_path: Path) -> None:
         fl.open(f"{tmp_path}/val-{{000..001}}.tar", index=saved)
 
 
+def test_an_index_of_another_manifest_is_refused(home: Any, tmp_path: Path) -> None:
+    """Of the same objects, beside the other: it would train on the wrong ones, or with the wrong labels."""
+    for number in range(4):
+        (tmp_path / f"{number}.bin").write_bytes(bytes([number]))
+    for name, numbers in (("train", (0, 1)), ("val", (2, 3)), ("manifest", (0, 3))):
+        (tmp_path / f"{name}.csv").write_text("object,label\n" + "".join(f"{n}.bin,{n}\n" for n in numbers))
+    saved = tmp_path / "train.flx"
+    train = fl.open(tmp_path / "train.csv")
+    saved.write_bytes(train._index.to_bytes())
+    assert fl.open(tmp_path / "train.csv", index=saved).digest == train.digest
+    with pytest.raises(errors.InvalidError, match=r"made of .*train\.csv, and the URL is .*val\.csv"):
+        fl.open(tmp_path / "val.csv", index=saved)
+    whole = fl.open(tmp_path)
+    saved.write_bytes(whole._index.to_bytes())
+    for url in (tmp_path, tmp_path / "manifest.csv"):
+        assert fl.open(url, index=saved).digest == whole.digest
+    with pytest.raises(errors.InvalidError, match="made of"):
+        fl.open(tmp_path.parent, index=saved)
+
+
 def test_progress_is_told(home: Any) -> None:
     told = []
     fl.open("s3://data/train", progress=lambda *at: told.append(at))

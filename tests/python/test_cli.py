@@ -370,6 +370,8 @@ def test_what_is_quick_says_nothing_on_standard_error(
     run.json("cost", scenario)
     assert run.err == ""
     run.json("plan", "s3://data/fixed", "--batch", 8)
+    # Without a batch, all of a data set that is smaller than the default.
+    assert run.json("plan", "s3://data/fixed") == run.json("plan", "s3://data/fixed", "--batch", COUNT)
     assert run.err == ""
 
 

@@ -112,6 +112,21 @@ def test_a_state_with_a_gap_goes_on_with_other_ranks_and_loaders_but_not_with_ot
         Sampler(data, seed=2).load_state_dict(state)
 
 
+@pytest.mark.parametrize("spans", [3, None, "x", "4-", "-4", "7-5", "9,4", "4,4-2", "1-" + "9" * 30, "1 ", "\u0664"])
+def test_a_state_with_damaged_spans_is_refused(data: Any, spans: Any) -> None:
+    loader = make(data)
+    with pytest.raises(errors.StateError, match="beyond"):
+        loader.load_state_dict({**loader.state_dict(), "version": 2, "beyond": spans})
+
+
+def test_spans_end_where_the_epoch_does(data: Any) -> None:
+    loader = make(data)
+    # As many numbers as would fill the memory.
+    loader.load_state_dict({**loader.state_dict(), "version": 2, "beyond": f"2-{10**15}"})
+    assert loader._cursor.beyond == frozenset(range(2, len(loader)))
+    assert len(list(loader)) == 2
+
+
 def samples_of(loader: Any) -> list[int]:
     return [sample for values, _ in loader for sample in values[:, 0].tolist()]
 
@@ -177,7 +192,7 @@ def test_the_number_of_ranks_may_change(data: Any, before: int, after: int) -> N
     begun, state = globally(before, None, 3)
     rest, end = globally(after, state, None)
     assert begun + rest == whole
-    assert make(data, **keywords).run.resume(end) == (1, 0)
+    assert make(data, **keywords).run.resume(end) == (1, 0, [])
 
 
 def test_another_global_batch_resumes_where_a_batch_begins(data: Any) -> None:

@@ -576,7 +576,8 @@ def test_a_batch_whose_samples_are_all_skipped_is_left_out(home: Any, tmp_path: 
     if decode is None:
         for number in range(1, 12, 3):
             (tmp_path / f"{number:02}").unlink()
-    given: dict[str, Any] = {"decode": decode, "on_error": fl.skip(), "cache": TINY}
+    # Of no two in a row: each success ends a row.
+    given: dict[str, Any] = {"decode": decode, "on_error": fl.skip(max_consecutive=1), "cache": TINY}
     size = None if "one" in kind else 1
     if kind == "arrays":
         loader: Any = fl.NumpyLoader(data, 1, **given)
@@ -596,6 +597,57 @@ def test_a_batch_whose_samples_are_all_skipped_is_left_out(home: Any, tmp_path: 
     loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 10})
     assert len(list(loader)) == 1
     assert loader.state_dict()["position"] == 12
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": "8"},
+        {"batch_size": 1.5},
+        {"batch_size": 0},
+        {"batch_size": 10**30},
+        {"seed": "x"},
+        {"seed": 1 << 65},
+        {"epochs": "3"},
+        {"epochs": -1},
+        {"threads": -1},
+        {"timeout": -1},
+        {"timeout": "3"},
+        {"cache": "10GB"},
+        {"tuning": 3},
+        {"decode": 5},
+        {"transform": "x"},
+        {"num_workers": True},
+        {"generator": 3},
+        {"device_mesh": 4},
+        {"dp_rank": "0", "dp_size": 2},
+        {"sampler": 5},
+        {"batch_sampler": 5},
+        {"batch_sampler": [1, 2, 3]},
+    ],
+    ids=str,
+)
+def test_arguments_that_can_not_be_are_refused_by_name(data: Any, wrong: dict[str, Any]) -> None:
+    name = next(iter(wrong))
+    with pytest.raises(errors.InvalidError, match=name):
+        list(DataLoader(data, **wrong))
+    if name not in ("num_workers", "generator", "device_mesh", "dp_rank", "sampler", "batch_sampler"):
+        with pytest.raises(errors.InvalidError, match=name):
+            fl.NumpyLoader(data, **wrong)
+
+
+def test_what_a_sampler_decides_is_said_to_have_no_effect(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    DataLoader(data, 8, sampler=torch_data.RandomSampler(data), dp_rank=1, dp_size=2)
+    assert "dp_size" in caplog.text
+    assert "order" not in caplog.text
+    DataLoader(data, 8, sampler=torch_data.SequentialSampler(data), order="torch")
+    assert "order='torch'" in caplog.text
+    caplog.clear()
+    shares = torch_data.DistributedSampler(data, 2, 1)
+    DataLoader(data, 8, sampler=shares, order="torch", dp_rank=1, dp_size=2)
+    DataLoader(data, 8, sampler=Sampler(data), order="torch", dp_rank=1, dp_size=2)
+    DataLoader(data, 8, shuffle=True, order="torch", dp_rank=1, dp_size=2)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 2])

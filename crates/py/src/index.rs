@@ -45,6 +45,12 @@ impl Index {
         self.0.root()
     }
 
+    /// URL of the manifest that listed its samples, if one did.
+    #[getter]
+    fn manifest(&self) -> Option<String> {
+        self.0.manifest()
+    }
+
     #[getter]
     fn format(&self) -> String {
         format!("{:?}", self.0.format()).to_lowercase()

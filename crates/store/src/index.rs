@@ -210,6 +210,16 @@ impl Index {
         std::str::from_utf8(blob(&self.inner.file, &self.inner.layout, Section::Options)).unwrap_or("")
     }
 
+    /// URL of the manifest that listed its samples; `None` when none did, or a release before this was recorded built it.
+    #[must_use]
+    pub fn manifest(&self) -> Option<String> {
+        #[derive(serde::Deserialize)]
+        struct Built {
+            manifest: Option<String>,
+        }
+        serde_json::from_str::<Built>(self.options()).ok()?.manifest
+    }
+
     /// Class names, where label `i` is `classes()[i]`; empty when the labels have no names.
     #[must_use]
     pub fn classes(&self) -> Vec<&str> {

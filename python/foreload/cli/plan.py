@@ -31,11 +31,21 @@ _MB = 1 << 20
 _MOST_SECONDS = 1e9
 #: What the file of the samples' sizes beside a scenario is called.
 _SIZES = ".sizes"
+_BATCH = 256
 
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=_CLUSTER)]
 Ram = Annotated[str, typer.Option("--ram", help="Memory budget of a node.", rich_help_panel=_CLUSTER)]
 Disk = Annotated[str, typer.Option("--disk", help="Disk budget of a node; 0: none.", rich_help_panel=_CLUSTER)]
-Batch = Annotated[int, typer.Option("--batch", min=1, help="Samples of a global batch.", rich_help_panel=_CLUSTER)]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        min=1,
+        show_default=f"{_BATCH}, or all of a smaller data set",
+        help="Samples of a global batch.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 StepTime = Annotated[
     float,
     typer.Option(
@@ -84,7 +94,7 @@ def plan(
     nodes: Nodes = 1,
     ram: Ram = "32GB",
     disk: Disk = "0",
-    batch: Batch = 256,
+    batch: Batch = None,
     step_time: StepTime = 0.1,
     epochs: Epochs = 10,
     prices: Prices = "gcs",
@@ -118,7 +128,7 @@ def plan(
             nodes=nodes,
             ram=ram,
             disk=disk,
-            batch=batch,
+            batch=min(_BATCH, len(dataset)) if batch is None else batch,
             step_time=step_time,
             epochs=epochs,
             prices=prices,

@@ -6,30 +6,35 @@ it, is refused too: a keyword that is ignored trains on something else than it s
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from foreload import _numbers
 from foreload._order import check_shuffle
 from foreload.errors import InvalidError
 from foreload.torch._batch import FORMS
 from foreload.torch.dataset import Dataset
 
+_LOG = logging.getLogger("foreload")
 #: What a `foreload.torch.Dataset` decides, and what it is where nobody says.
 _OF_DATASETS = {"decode": None, "transform": None, "raw": "bytes", "cache": None, "on_error": "raise"}
 
 
-def data_keywords(dataset: Any, num_workers: int, **given: Any) -> None:
+def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) -> None:
     """Looks at what concerns the data.
 
     Args:
         dataset: What the loader is given to read.
         num_workers: Worker processes.
+        timeout: Longest wait for a batch in seconds.
         given: The keywords that a `foreload.torch.Dataset` takes too.
 
     Raises:
         InvalidError: One can't be obeyed.
     """
-    if not isinstance(num_workers, int) or num_workers < 0:
+    if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 0:
         raise InvalidError(f"num_workers={num_workers!r}: give 0 (threads of this process decode) or more")
+    _numbers.amount("timeout", timeout)
     if given["raw"] not in FORMS:
         raise InvalidError(f"raw={given['raw']!r}: give one of {', '.join(FORMS)}")
     if not isinstance(dataset, Dataset):
@@ -53,6 +58,9 @@ def order_keywords(
     Raises:
         InvalidError: Two arguments exclude each other.
     """
+    for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if given is not None and not hasattr(given, "__iter__"):
+            raise InvalidError(f"{name}={given!r}: give a sampler, or a list of samples' numbers")
     if shuffle and (sampler is not None or batch_sampler is not None):
         raise InvalidError("shuffle=True and a sampler exclude each other: the sampler is the order")
     if batch_sampler is not None and (batch_size not in (None, 1) or sampler is not None or drop_last):
@@ -61,3 +69,23 @@ def order_keywords(
         )
     if sampler is None and batch_sampler is None:
         check_shuffle(order, shuffle)
+
+
+def warn_of_ignored(sampler: Any, order: str, *, is_placed: bool) -> None:
+    """Says what has no effect beside a sampler. It is no error, because frameworks put samplers of theirs beside all else that a loader was given.
+
+    Args:
+        sampler: A sampler or batch sampler that isn't ours.
+        order: The order that was named.
+        is_placed: Whether this process' place among the data ranks was given.
+    """
+    if any(hasattr(part, "num_replicas") for part in (sampler, getattr(sampler, "sampler", None))):
+        # It shares samples out among the ranks itself.
+        return
+    if is_placed:
+        _LOG.warning(
+            "dp_rank, dp_size and device_mesh have no effect beside a sampler of your own: every rank reads all that its sampler yields. "
+            "Give a DistributedSampler, or leave the sampler out"
+        )
+    if order != "keyed":
+        _LOG.warning("order=%r has no effect beside a sampler of your own, which is the order", order)

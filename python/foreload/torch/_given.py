@@ -57,10 +57,18 @@ class Lists:
 
     def _batches(self, items: Iterator[Any]) -> list[list[int]]:
         if self.batch_size is None:
-            return [_numbers(batch) for batch in items]
+            return [_numbers(_batch(batch)) for batch in items]
         samples = _numbers(items)
         batches = [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
         return batches[:-1] if self.drop_last and batches and len(batches[-1]) < self.batch_size else batches
+
+
+def _batch(found: Any) -> Iterable[Any]:
+    if not isinstance(found, Iterable):
+        raise InvalidError(
+            f"batch_sampler yields {found!r}, which is no batch: give lists of samples' numbers, or sampler="
+        )
+    return found
 
 
 def _numbers(items: Iterable[Any]) -> list[int]:
@@ -174,10 +182,10 @@ class GivenRun(Run):
             state["position"] = sum(map(len, self.batches[epoch][:batches]))
         return {**state, "batches": batches}
 
-    def resume(self, state: dict[str, Any]) -> tuple[int, int]:
-        """Where a checkpoint goes on; the sampler must be what it was when the epoch began."""
+    def _position(self, state: dict[str, Any]) -> tuple[int, int]:
+        """Epoch and batch where a checkpoint goes on; the sampler must be what it was when the epoch began."""
         check_state(state, *(() if self.regular else ("batches",)))
-        epoch, batch = super().resume(state)
+        epoch, batch = super()._position(state)
         return (epoch, batch) if self.regular or epoch != state["epoch"] else (epoch, int(state["batches"]))
 
     def position(self, epoch: int, batch: int) -> int:

@@ -18,7 +18,7 @@ from foreload import dataset as _dataset
 from foreload._decode import Decoder, columns_of, decoded
 from foreload._job import Recipe, reader_recipe
 from foreload._run import LEFT_OUT
-from foreload.cache import Cache
+from foreload.cache import Cache, fixed
 from foreload.errors import ChangedError, CorruptError, ForeloadError, InvalidError, NotFoundError, name_sample
 from foreload.failures import Failures, OnError
 from foreload.torch import _worker
@@ -92,7 +92,7 @@ class Dataset(data.Dataset[Any]):
         self.raw = raw
         #: What it was told, for a loader that is told something else.
         self.given = {"decode": decode, "transform": transform, "raw": raw, "cache": cache, "on_error": on_error}
-        self.cache = (cache or Cache()).fixed()
+        self.cache = fixed(cache)
         self.failures = Failures(on_error)
         self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures)
         #: Answers with the sampler that was made of this object.
@@ -178,6 +178,7 @@ class Dataset(data.Dataset[Any]):
         attachment = recipe.attachment()
         delivery = self._fetch(samples, recipe, rank)
         if not self.decoder.is_needed:
+            self.failures.left_out(len(delivery))
             return Batch(delivery, self.raw, attachment)
         epoch = getattr(samples if isinstance(samples, Turn) else samples[0], "epoch", 0)
         return Decoded(decoded(columns_of(delivery), epoch, self.decoder), attachment)

@@ -22,7 +22,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, decoded_batches
+from foreload._decode import Decoder, decoded_batches, threads_of
 from foreload._order import Order, kind_of, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -31,12 +31,10 @@ from foreload._run import (
     Had,
     Run,
     Stream,
-    beyond_of,
-    check_positive,
+    check_run,
     next_had,
     report_notices,
 )
-from foreload.arrays import default_threads
 from foreload.cache import Cache
 from foreload.errors import InvalidError, StateError
 from foreload.failures import OnError
@@ -135,6 +133,8 @@ class DataLoader(data.DataLoader[Any]):
         policy: Any = None,
         tuning: Tuning | None = None,
     ) -> None:
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InvalidError(f"generator={generator!r}: give a torch.Generator")
         if seed is None:
             seed = generator.initial_seed() if generator is not None else 0
         given: dict[str, Any] = {
@@ -144,12 +144,16 @@ class DataLoader(data.DataLoader[Any]):
             "cache": cache,
             "on_error": on_error,
         }
-        _check.data_keywords(dataset, num_workers, **given)
+        single = batch_size is None and batch_sampler is None
+        _check.data_keywords(dataset, num_workers, timeout, **given)
+        in_batch = check_run(1 if single or batch_sampler is not None else batch_size, seed, epochs, policy, tuning)
         _check.order_keywords(order, batch_size, bool(shuffle), sampler, batch_sampler, drop_last)
+        own = sampler if sampler is not None else batch_sampler
+        if own is not None and not isinstance(own, Sampler):
+            _check.warn_of_ignored(own, order, is_placed=(dp_size or 1) > 1 or device_mesh is not None)
         # What this loader tells its data set about its order doesn't concern others who read the same one.
         whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
         samples = whole if isinstance(whole, Dataset) else Dataset(whole, seed=seed, **given)
-        single = batch_size is None and batch_sampler is None
         if single and drop_last:
             raise InvalidError(
                 "batch_size=None yields samples one at a time: there is no last batch to drop; give batch_size=1"
@@ -160,7 +164,7 @@ class DataLoader(data.DataLoader[Any]):
             raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
         self._course = self._choose(
             samples,
-            1 if single else batch_size,
+            in_batch,
             bool(shuffle),
             sampler,
             batch_sampler,
@@ -180,13 +184,13 @@ class DataLoader(data.DataLoader[Any]):
             {"batch_sampler": batch_sampler}
             if batch_sampler is not None
             else {
-                "batch_size": batch_size if single else check_positive("batch_size", batch_size),
+                "batch_size": batch_size,
                 "sampler": sampler if sampler is not None else self._course,
                 "drop_last": drop_last,
             }
         )
         self._user_collates = collate_fn is not None
-        self._threads = default_threads(samples.decoder) if threads is None else threads
+        self._threads = threads_of(threads, samples.decoder)
         self._cursor = Cursor()
         self._tallies: list[EpochTally] = []
         self._turns = _Turns(self._course)
@@ -255,7 +259,7 @@ class DataLoader(data.DataLoader[Any]):
                 explicit = data.RandomSampler(samples, generator=generator) if shuffle else None
             return _Course(
                 samples,
-                check_positive("batch_size", batch_size),
+                batch_size,
                 drop_last,
                 explicit,
                 shuffle=shuffle,
@@ -263,7 +267,7 @@ class DataLoader(data.DataLoader[Any]):
                 draws=draws,
                 **keywords,
             )
-        size = None if batch_sampler is not None else check_positive("batch_size", batch_size)
+        size = None if batch_sampler is not None else batch_size
         return _Course(samples, size, drop_last, explicit, shuffle=False, seed=seed, **keywords)
 
     @property
@@ -321,7 +325,7 @@ class DataLoader(data.DataLoader[Any]):
         Raises:
             StateError: The state belongs to another run; the message says what differs.
         """
-        self._cursor.load(*self.run.resume(state_dict), beyond_of(state_dict))
+        self._cursor.load(*self.run.resume(state_dict))
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -398,12 +402,14 @@ class DataLoader(data.DataLoader[Any]):
         collate: Any = self.collate_fn
         samples: Any = self.dataset
         beyond = self._cursor.beyond
-        single, form, skips = not self._auto_collation, self._raw, samples.failures.skips
+        single, form, failures = not self._auto_collation, self._raw, samples.failures
         if not decoder.is_needed:
             if not (single or self._user_collates):
                 ready = Ahead(
                     stream,
-                    lambda found: LEFT_OUT if skips and not len(found) else _batch.raw_batch(found, form, attachment),
+                    lambda found: (
+                        LEFT_OUT if failures.left_out(len(found)) else _batch.raw_batch(found, form, attachment)
+                    ),
                 )
                 yield from (item for item in ready if item[0] not in beyond) if beyond else ready
                 return
@@ -411,13 +417,13 @@ class DataLoader(data.DataLoader[Any]):
                 if number in beyond:
                     continue
                 samples_of_it = _batch.Batch(delivery, form, attachment)
-                if skips and not len(delivery):
+                if failures.left_out(len(delivery)):
                     yield number, LEFT_OUT
                     continue
                 yield number, collate(tuple(samples_of_it[0]) if single else samples_of_it)
             return
         for number, pairs in decoded_batches(stream, beyond, decoder, self._threads, self.timeout or None):
-            if skips and not pairs:
+            if failures.skips and not pairs:
                 yield number, LEFT_OUT
             elif single:
                 yield number, collate(pairs[0] if samples.paired else pairs[0][0])

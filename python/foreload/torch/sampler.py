@@ -17,11 +17,11 @@ from torch.utils.data.distributed import DistributedSampler
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._order import Order, kind_of, tail_of
-from foreload._run import Cursor, Run, check_positive
+from foreload._run import Cursor, Run, check_run
 from foreload._state import check_state
-from foreload.cache import Cache
+from foreload.cache import Cache, fixed
 from foreload.errors import InvalidError, StateError
-from foreload.tuning import Tuning, check_policy
+from foreload.tuning import Tuning
 
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
 Sharding = Literal["self", "external"]
@@ -106,7 +106,7 @@ class Sampler(DistributedSampler[int]):
             raise InvalidError(f"Sampler: {dataset!r} was not made by foreload.open; use torch's own samplers for it")
         self.dataset: Any = self.data
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.order, self.batch_size, self.sharding = order, check_positive("batch_size", batch_size), sharding
+        self.order, self.sharding = order, sharding
         self.epochs, self.policy, self.tuning = epochs, policy, tuning
         self._given = (num_replicas, rank)
         self._word = _ranks.Word()
@@ -114,13 +114,12 @@ class Sampler(DistributedSampler[int]):
         self._skip = 0
         self._run: Run | None = None
         kind_of(order, 1, shuffle=shuffle)
-        check_policy(policy)
-        (tuning or Tuning()).check_files()
+        self.batch_size = check_run(batch_size, seed, epochs, policy, tuning)
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
         if dataset is not self.data:
             dataset.sampler = weakref.ref(self)
-        self.data.meeting.setdefault("cache", Cache().fixed())
+        self.data.meeting.setdefault("cache", fixed(None))
 
     def _place(self) -> _ranks.Ranks:
         """This process' place as far as yielding goes."""
@@ -232,7 +231,7 @@ class Sampler(DistributedSampler[int]):
         position = state["position"]
         whole, rest = divmod(position, run.order.global_batch)
         border = {**state, "order": "", "position": whole * run.order.global_batch}
-        epoch, batch = run.resume(border if position < run.plan.positions else {**state, "order": ""})
+        epoch, batch, _ = run.resume(border if position < run.plan.positions else {**state, "order": ""})
         self._cursor.load(epoch, batch)
         self._skip = rest // run.ranks.world if position < run.plan.positions else 0
         self._yielded = self._skip

@@ -7,6 +7,7 @@ use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Error, ErrorKind, Index, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use rustc_hash::{FxHashMap, FxHashSet};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -65,10 +66,22 @@ pub(super) enum Found {
 
 pub(super) fn start(source: &Source, format: Format, options: &BuildOptions) -> Result<IndexBuilder> {
     let mut builder = IndexBuilder::new(source.root(), format);
-    let json = serde_json::to_string(options)
-        .map_err(|e| Error::new(ErrorKind::Bug, "the options cannot be written").with_source(e))?;
-    builder.options(json);
+    builder.options(recorded(options, None)?);
     Ok(builder)
+}
+
+/// How an index was built, as it says itself ([`Index::options`], [`Index::manifest`]).
+fn recorded(options: &BuildOptions, manifest: Option<&str>) -> Result<String> {
+    serde_json::to_string(&Built { options, manifest })
+        .map_err(|e| Error::new(ErrorKind::Bug, "the options cannot be written").with_source(e))
+}
+
+#[derive(Serialize)]
+struct Built<'a> {
+    #[serde(flatten)]
+    options: &'a BuildOptions,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manifest: Option<&'a str>,
 }
 
 /// Lists what `names` stands for and decides on the format.
@@ -250,7 +263,8 @@ async fn from_manifest(
         Source::open(&root, source_options)?
     };
     let known = known_objects(&source, &rows, options, progress).await?;
-    let mut builder = start(&source, Format::Manifest, options)?;
+    let mut builder = IndexBuilder::new(source.root(), Format::Manifest);
+    builder.options(recorded(options, Some(&url))?);
     let labels = Labels::new(&rows).map_err(|e| e.with_object(&url))?;
     builder.classes(labels.classes());
     let mut objects: FxHashMap<&str, (u64, u64)> = FxHashMap::default();
