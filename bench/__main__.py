@@ -85,7 +85,7 @@ def shown(title: str, result: Result) -> Table:
             )
     for name, details in [*result.settings.get("peers", {}).items(), *result.raw.items()]:
         if isinstance(details, dict) and details.get("error"):
-            table.add_row(name, "failed", details["error"].splitlines()[-1][:120])
+            table.add_row(name, f"failed in {details['failed']}", details["error"].splitlines()[-1][:120])
     return table
 
 
@@ -106,7 +106,7 @@ def markdown(results: dict[str, Result]) -> str:
                 )
         every = {**result.settings.get("peers", {}), **result.raw}
         lines += [
-            f"| {name} | failed | {details['error'].splitlines()[-1]} |"
+            f"| {name} | failed in {details['failed']} | {details['error'].splitlines()[-1]} |"
             for name, details in every.items()
             if isinstance(details, dict) and details.get("error")
         ]
@@ -132,6 +132,8 @@ def plot(results: dict[str, Result], path: Any) -> None:
         for title, result in results.items()
     }
     charts = {title: readings for title, readings in charts.items() if readings}
+    if not charts:
+        return
     figure, axes = plt.subplots(
         len(charts),
         1,

@@ -128,20 +128,21 @@ def beside(
     """Runs peers in turn, several times.
 
     Returns:
-        For each its median rate in samples per second (0 if it failed) and its reports.
+        For each its median rate in samples per second over the runs that did not fail (0 if all did) and its reports, with the first error.
     """
     reports: dict[str, list[dict[str, Any]]] = {peer: [] for peer in chosen}
     for _ in range(1 if stage.quick else 3):
         for peer in chosen:
-            if any(report.get("error") for report in reports[peer]):
-                continue
             stage.say(f"  {peer}")
             reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(6, 3), shards=shards))
     found = {}
     for peer, runs in reports.items():
-        failed = next((report for report in runs if report.get("error")), None)
-        rate = 0.0 if failed else statistics.median(report["samples_per_s"] for report in runs)
-        found[peer] = (rate, {"error": failed["error"]} if failed else {"settings": runs[0]["settings"], "runs": runs})
+        good = [report for report in runs if not report.get("error")]
+        errors = [report["error"] for report in runs if report.get("error")]
+        details: dict[str, Any] = {"settings": good[0]["settings"], "runs": good} if good else {}
+        if errors:
+            details |= {"error": errors[0], "failed": f"{len(errors)} of {len(runs)} runs"}
+        found[peer] = (statistics.median(report["samples_per_s"] for report in good) if good else 0.0, details)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import boto3
 from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
 from bench.peers import Task, scratch_of
@@ -42,6 +43,8 @@ def collate(rows: list[dict[str, Any]]) -> list[bytes]:
 
 def samples(task: Task) -> Iterator[int]:
     """Each sample's size."""
+    # What an earlier process left, as its documentation recommends.
+    clean_stale_shared_memory()
     local = scratch_of(task, "local")
     dataset = StreamingDataset(
         remote="s3://mds/shards", local=str(local / "shards"), shuffle=True, batch_size=task.batch
