@@ -277,8 +277,8 @@ class Run:
         """
         check_state(state)
         epoch, batch = self._position(state)
-        # No epoch has more batches than samples; of a sampler's own batches no more is known.
-        beyond = numbers_in(state.get("beyond", ""), len(self) or self.plan.positions)
+        # Of a sampler's own batches the plan counts the samples: other epochs than the known ones may have more batches.
+        beyond = numbers_in(state.get("beyond", ""), self.plan.batches)
         return epoch, batch, [number for number in beyond if number >= batch] if epoch == state["epoch"] else []
 
     def _position(self, state: dict[str, Any]) -> tuple[int, int]:

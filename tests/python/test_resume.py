@@ -300,6 +300,45 @@ def test_a_sampler_of_ones_own_resumes(data: Any, batches: Any) -> None:
     assert rows(restored) == whole[2:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_are_cut_otherwise_do_not_resume(data: Any, workers: int) -> None:
+    def mine(batches: Any) -> Any:
+        return make(data, shuffle=False, batch_size=1, batch_sampler=batches, num_workers=workers)
+
+    loader = mine([[1, 2, 3], [4], [9, 8, 7, 6], [5]])
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    again = mine([[1, 2, 3], [4], [9, 8, 7, 6], [5]])
+    again.load_state_dict(loader.state_dict())
+    assert again.state_dict() == loader.state_dict()
+    for other in ([[1, 2], [3], [4, 9], [8, 7, 6, 5]], [[1], [2, 3, 4, 9, 8, 7], [6, 5]]):
+        restored = mine(other)
+        restored.load_state_dict(again.state_dict())
+        with pytest.raises(errors.StateError, match="after 2 batches with 4 samples"):
+            next(iter(restored))
+
+
+def test_batches_beyond_those_of_the_first_epoch_are_left_out(data: Any) -> None:
+    sizes = {0: [2, 10], 1: [1, 3, 1, 4, 3]}
+
+    class Epochs:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Any:
+            samples = iter(range(12))
+            return iter([[next(samples) for _ in range(size)] for size in sizes[self.epoch % 2]])
+
+    loader = make(data, shuffle=False, batch_size=1, batch_sampler=Epochs())
+    loader.load_state_dict(
+        {**loader.state_dict(), "version": 2, "epoch": 1, "batches": 1, "position": 1, "beyond": "4"}
+    )
+    assert samples_of(loader) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_torchs_own_loader_resumes_through_the_sampler(data: Any) -> None:
     def stock(sampler: Sampler) -> Any:
         return torch_data.DataLoader(

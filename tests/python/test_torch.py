@@ -312,6 +312,37 @@ def test_batches_of_unequal_sizes_are_obeyed(data: Any, workers: int) -> None:
     assert len(ours) == 4
 
 
+class Shrinking:
+    """A batch sampler whose epochs have ever fewer batches, of the same samples."""
+
+    def __init__(self, *sizes: list[int]) -> None:
+        self.sizes, self.epoch = sizes, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        samples = iter(range(12))
+        return iter([[next(samples) for _ in range(size)] for size in self.sizes[self.epoch]])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_epoch_of_a_batch_sampler_has_its_own_number_of_batches(data: Any, workers: int) -> None:
+    sizes = [1, 3, 2, 5, 1], [4, 7, 1], [2, 1, 1, 1, 4, 3], [12]
+    loader = DataLoader(data, batch_sampler=Shrinking(*sizes), num_workers=workers, decode=head, cache=TINY, epochs=4)
+    assert [[len(batch) for batch in numbers(loader)] for _ in sizes] == list(sizes)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_equal_batches_are_not_followed_by_others(data: Any, workers: int) -> None:
+    """The plan cuts each epoch as the first: it would go on with batches that the sampler doesn't yield."""
+    batches = Shrinking([4, 4, 4], [6, 6], [4, 4, 4])
+    loader = DataLoader(data, batch_sampler=batches, num_workers=workers, decode=head, cache=TINY, epochs=3)
+    assert [len(batch) for batch in numbers(loader)] == [4, 4, 4]
+    with pytest.raises(errors.InvalidError, match="of 4 samples at first, and of other sizes in epoch 1"):
+        list(loader)
+
+
 def test_a_users_random_numbers_are_not_drawn_early(data: Any) -> None:
     def passes(loader: Any, limit: int) -> list[float]:
         torch.manual_seed(0)

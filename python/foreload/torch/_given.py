@@ -23,7 +23,7 @@ from foreload._order import Order
 from foreload._run import Run, Stream
 from foreload._state import check_state
 from foreload.cache import Cache
-from foreload.errors import InvalidError
+from foreload.errors import InvalidError, StateError
 from foreload.ranks import Ranks, Word
 
 _LOG = logging.getLogger("foreload")
@@ -144,6 +144,8 @@ class GivenRun(Run):
         self.lists = lists
         self._length = sum(map(len, first))
         self.batches: dict[int, list[list[int]]] = {}
+        #: Of unequal batches, where a state was saved: epoch, batches, and the samples in them.
+        self._resumed: tuple[int, int, int] | None = None
         global_batch = sizes.pop() if self.regular else 1
         kind = {"supplied": {"length": self._length}}
         order = Order(dataset.digest, len(dataset), kind, 0, global_batch, {"pad": {"multiple": 1}})
@@ -153,15 +155,14 @@ class GivenRun(Run):
         """Tells plan and agent what an epoch reads.
 
         Raises:
-            InvalidError: It has another number of samples than the first.
+            InvalidError: It has another number of samples than the first, or other batches where those were equal.
         """
         if self.batches.get(epoch) == batches:
             return
+        misfit = self.misfit(epoch, batches)
+        if misfit is not None:
+            raise InvalidError(misfit)
         samples = [sample for batch in batches for sample in batch]
-        if len(samples) != self._length:
-            raise InvalidError(
-                f"the sampler yields {len(samples)} samples in epoch {epoch} and {self._length} before; make a loader for each length"
-            )
         wrong = next((number for number in (min(samples), max(samples)) if not 0 <= number < self.order.samples), None)
         if wrong is not None:
             raise InvalidError(f"the sampler yields {wrong}: samples are numbered from 0 to {self.order.samples - 1}")
@@ -169,6 +170,15 @@ class GivenRun(Run):
         self.batches[epoch] = batches
         self.plan.supply(epoch, samples)
         self.attachment().call("supply", epoch=epoch, samples=samples)
+
+    def misfit(self, epoch: int, batches: list[list[int]]) -> str | None:
+        """Why an epoch is none of this run's, which was made for the first one that was seen; None: it is one."""
+        length, size = sum(map(len, batches)), self.order.global_batch
+        if length != self._length:
+            return f"the sampler yields {length} samples in epoch {epoch} and {self._length} before; make a loader for each length"
+        if self.regular and any(len(batch) != min(size, length - at * size) for at, batch in enumerate(batches)):
+            return f"the batch sampler yields batches of {size} samples at first, and of other sizes in epoch {epoch}; make a loader for each size"
+        return None
 
     def restore(self) -> None:
         """Supplies a new agent with what is known."""
@@ -180,13 +190,36 @@ class GivenRun(Run):
         state = super().state(epoch, batches, beyond)
         if not self.regular and epoch in self.batches:
             state["position"] = sum(map(len, self.batches[epoch][:batches]))
+        elif self._resumed is not None and self._resumed[:2] == (epoch, batches):
+            state["position"] = self._resumed[2]
         return {**state, "batches": batches}
 
     def _position(self, state: dict[str, Any]) -> tuple[int, int]:
         """Epoch and batch where a checkpoint goes on; the sampler must be what it was when the epoch began."""
         check_state(state, *(() if self.regular else ("batches",)))
         epoch, batch = super()._position(state)
-        return (epoch, batch) if self.regular or epoch != state["epoch"] else (epoch, int(state["batches"]))
+        self._resumed = None
+        if self.regular or epoch != state["epoch"]:
+            return epoch, batch
+        self._resumed = (epoch, int(state["batches"]), int(state["position"]))
+        return self._resumed[:2]
+
+    def check_resumed(self, epoch: int) -> None:
+        """Refuses to go on in an epoch that isn't cut as it was when the state was saved: samples would come twice, or never.
+
+        Raises:
+            StateError: It isn't.
+        """
+        if self._resumed is None or self._resumed[0] != epoch:
+            return
+        _, batches, position = self._resumed
+        self._resumed = None
+        samples = sum(map(len, self.batches[epoch][:batches]))
+        if samples != position:
+            raise StateError(
+                f"the state was saved after {batches} batches with {position} samples, and the sampler's first {batches} of epoch {epoch} have {samples}: "
+                "give the batch sampler that the state was saved with"
+            )
 
     def position(self, epoch: int, batch: int) -> int:
         """Where the plan has a batch: of unequal ones it counts the samples."""

@@ -511,7 +511,8 @@ class _Turns:
         run, (epoch, first), beyond = self._course.run(), self.begun, self.beyond
         run.begin(epoch, first)
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
-        for batch in range(first, len(run)):
+        # Epochs of a sampler's own batches may have fewer than others.
+        for batch in range(first, len(run if lists is None else lists)):
             if batch in beyond:
                 continue
             run.keep_up(epoch, batch)
@@ -644,8 +645,9 @@ class _Course(Sampler):
                     "the sampler's copy yields another order than the sampler itself; give it a generator of its own, or set_epoch"
                 )
             run.supply(epoch, batches)
+            run.check_resumed(epoch)
             ahead = lists.peek(epoch + 1) if self.epochs is None or epoch + 1 < self.epochs else None
-            if ahead is not None:
+            if ahead is not None and run.misfit(epoch + 1, ahead) is None:
                 run.supply(epoch + 1, ahead)
         return run
 
