@@ -24,7 +24,7 @@ from foreload._job import Attachment, Recipe
 from foreload._memory import keep_freed_memory
 from foreload._order import Order
 from foreload._patience import Patience
-from foreload._state import check_state
+from foreload._state import MOST_EPOCH, check_state
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import (
@@ -139,7 +139,12 @@ class Cursor:
         self.epoch, self.batch, self.beyond = epoch, batches, frozenset(beyond)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is of this epoch; one that is to be resumed goes on where it was."""
+        """The next pass is of this epoch; one that is to be resumed goes on where it was.
+
+        Raises:
+            InvalidError: It is no epoch.
+        """
+        epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
         if epoch != self._next[0]:
             self._next, self._next_beyond = (epoch, 0), frozenset()
 

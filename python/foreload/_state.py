@@ -10,6 +10,8 @@ from foreload.errors import StateError
 #: What each state has (`docs/reference/file-formats.md`); the rest is for messages.
 _NUMBERS = ("version", "epoch", "position", "global_batch")
 _TEXTS = ("order", "sequence")
+#: Epochs are 32 bits in the plan, and the one after must be one too.
+MOST_EPOCH = (1 << 32) - 2
 
 
 def check_state(state: Any, *more: str) -> None:
@@ -28,8 +30,8 @@ def check_state(state: Any, *more: str) -> None:
     if missing:
         raise StateError(f"the state has no {', '.join(missing)}; give the whole of what state_dict() answered")
     for name in (*_NUMBERS, *more):
-        value = state[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        value, most = state[name], MOST_EPOCH if name == "epoch" else (1 << 63) - 1
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
             raise StateError(f"the state is damaged: its {name} is {value!r}, and would be a number from 0")
     for name in _TEXTS:
         if not isinstance(state[name], str):

@@ -630,6 +630,18 @@ def test_a_batch_whose_samples_are_all_skipped_is_left_out(home: Any, tmp_path: 
     assert loader.state_dict()["position"] == 12
 
 
+@pytest.mark.parametrize("wrong", ["x", None, 1.5, -1, 1 << 32])
+def test_what_is_no_epoch_is_refused(data: Any, wrong: Any) -> None:
+    for loader in (DataLoader(data, 8, cache=TINY), fl.NumpyLoader(data, 8, cache=TINY), Sampler(data)):
+        with pytest.raises(errors.InvalidError, match="epoch"):
+            loader.set_epoch(wrong)
+        loader.set_epoch(np.int64(3))  # type: ignore[arg-type] # it becomes a plain number
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        with pytest.raises(errors.StateError, match="epoch"):
+            loader.load_state_dict({**state, "epoch": wrong})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
