@@ -86,17 +86,16 @@ def check_root(url: str, index: Any) -> None:
     root, names = _core.split_url(url)
     is_manifest = index.format == "manifest"
     if index.manifest is not None:
-        # A directory stands for the manifest in it.
+        # A directory stands for the manifest in it that is called so (`format/build.rs`), and for no other list beside that.
         directory, name = _core.split_url(index.manifest)
-        if _form(root) != _form(directory) or names not in ("", name):
+        is_named = names == name or (not names and name.startswith("manifest."))
+        if _form(root) != _form(directory) or not is_named:
             raise InvalidError(f"index: it was made of {index.manifest}, and the URL is {url}; {_REMEDY}")
         return
     if _form(root) == _form(index.root):
         if not names or is_manifest:
             return
-        stray = next(
-            (key for key in (index.key(0), index.key(len(index) - 1)) if not _core.stands_for(names, key)), None
-        )
+        stray = next((key for key in (index.key(0), index.key(len(index) - 1)) if not _stands_for(names, key)), None)
         if stray is None:
             return
         raise InvalidError(f"index: it was made of other shards than {url}: it has {index.root}/{stray}; {_REMEDY}")
@@ -113,6 +112,13 @@ def looks_like_an_object(url: str) -> bool:
     """Whether a URL may name one object rather than a prefix."""
     root, names = _core.split_url(url)
     return not names and "." in root.rpartition("://")[2].rpartition("/")[2]
+
+
+def _stands_for(names: str, key: str) -> bool:
+    try:
+        return _core.stands_for(names, key)
+    except ValueError as error:
+        raise InvalidError(f"open: {error}") from None
 
 
 def _path_of(url: str) -> str | None:

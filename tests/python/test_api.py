@@ -135,6 +135,8 @@ def test_an_index_of_other_shards_is_refused(home: Any, tmp_path: Path) -> None:
     assert fl.open(f"{tmp_path}/train-*.tar", index=saved).digest == train.digest
     with pytest.raises(errors.InvalidError, match="other shards"):
         fl.open(f"{tmp_path}/val-{{000..001}}.tar", index=saved)
+    with pytest.raises(errors.InvalidError, match="more than 1000000 names"):
+        fl.open(f"{tmp_path}/train-{{0..99999999}}.tar", index=saved)
 
 
 def test_an_index_of_another_manifest_is_refused(home: Any, tmp_path: Path) -> None:
@@ -155,6 +157,11 @@ def test_an_index_of_another_manifest_is_refused(home: Any, tmp_path: Path) -> N
         assert fl.open(url, index=saved).digest == whole.digest
     with pytest.raises(errors.InvalidError, match="made of"):
         fl.open(tmp_path.parent, index=saved)
+    # The directory is its own manifest, not any list in it.
+    other = tmp_path / "other.flx"
+    other.write_bytes(train._index.to_bytes())
+    with pytest.raises(errors.InvalidError, match=r"made of .*train\.csv"):
+        fl.open(tmp_path, index=other)
 
 
 def test_progress_is_told(home: Any) -> None:
