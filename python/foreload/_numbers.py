@@ -7,6 +7,7 @@ a report without numbers.
 from __future__ import annotations
 
 import math
+import numbers
 
 from foreload.errors import InvalidError
 
@@ -40,6 +41,12 @@ def amount(what: str, value: float, least: float = 0.0, most: float = 1e15) -> f
     if not least <= value <= most:
         raise InvalidError(f"{what}: {value} is not between {least:g} and {most:g}")
     return value
+
+
+def seconds(what: str, value: float) -> float:
+    """Checks a time; otherwise as `amount`, but that NumPy's numbers are taken, and become plain ones."""
+    is_foreign = isinstance(value, numbers.Real) and not isinstance(value, (int, float))
+    return amount(what, float(value) if is_foreign else value)
 
 
 def count(what: str, value: int, least: int = 0, most: int = MOST_COUNT) -> int:

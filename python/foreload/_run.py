@@ -657,18 +657,21 @@ def numbers_in(spans: str, end: int) -> list[int]:
     return [number for first, last in ends for number in range(first, min(last + 1, end))]
 
 
-def check_run(batch_size: int | None, seed: int, epochs: int | None, policy: Any, tuning: Tuning | None) -> int:
+def check_run(
+    batch_size: int | None, seed: int, epochs: int | None, policy: Any, tuning: Tuning | None
+) -> tuple[int, int, int | None]:
     """Looks at what every loader is told about its run.
 
     Returns:
-        The size of a batch.
+        The size of a batch, the seed and the epochs, as plain numbers: NumPy's can't be written down for the agent.
 
     Raises:
         InvalidError: It can't be obeyed.
     """
-    _numbers.count("seed", seed, -(1 << 63), (1 << 64) - 1)
+    seed = _numbers.count("seed", seed, -(1 << 63), (1 << 64) - 1)
     if epochs is not None:
-        _numbers.count("epochs", epochs, 0, _MOST)
+        epochs = _numbers.count("epochs", epochs, 0, _MOST)
     check_policy(policy)
     check_tuning(tuning)
-    return _numbers.count("batch_size", batch_size, 1, _MOST)  # type: ignore[arg-type] # it looks whether it is a number
+    size = _numbers.count("batch_size", batch_size, 1, _MOST)  # type: ignore[arg-type] # it looks whether it is a number
+    return size, seed, epochs

@@ -85,10 +85,12 @@ class NumpyLoader:
         tuning: Tuning | None = None,
         repeat: bool = False,
     ) -> None:
+        if not isinstance(dataset, Dataset):
+            raise InvalidError(f"NumpyLoader: {dataset!r} was not made by foreload.open")
         check_shuffle(order, shuffle)
-        batch_size = check_run(batch_size, seed, epochs, policy, tuning)
+        batch_size, seed, epochs = check_run(batch_size, seed, epochs, policy, tuning)
         if timeout is not None:
-            _numbers.amount("timeout", timeout)
+            timeout = _numbers.seconds("timeout", timeout)
         if collate is not None and not callable(collate):
             raise InvalidError(f"collate={collate!r} can't be called")
         if shard is not None and (not isinstance(shard, (tuple, list)) or len(shard) != 2):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ _MODEL_DIMENSIONS = frozenset(
     pipeline_parallel context_parallel sequence_parallel expert_parallel model_parallel stage
     """.split()  # noqa: SIM905
 )
+#: Ranks are 32 bits in the plan.
+_MOST_RANKS = (1 << 32) - 1
 _loaders = itertools.count()
 
 
@@ -105,7 +107,7 @@ def find(
     if (dp_rank is None) != (dp_size is None):
         raise InvalidError("give dp_rank and dp_size together")
     if dp_rank is not None and dp_size is not None:
-        world = _numbers.count("dp_size", dp_size, 1)
+        world = _numbers.count("dp_size", dp_size, 1, _MOST_RANKS)
         rank, plain = _numbers.count("dp_rank", dp_rank), False
     elif device_mesh is not None:
         (rank, world), plain = _of_mesh(device_mesh), False
@@ -113,7 +115,9 @@ def find(
         rank, world, plain = _environment.number("RANK") or 0, _environment.number("WORLD_SIZE") or 1, True
     local = _neighbours(rank, world) if plain else (rank,)
     if local_ranks is not None:
-        local = tuple(sorted(local_ranks))
+        if not isinstance(local_ranks, Iterable):
+            raise InvalidError(f"local_ranks={local_ranks!r}: give the data ranks of this node, such as [0, 1]")
+        local = tuple(sorted(_numbers.count("local_ranks", each) for each in local_ranks))
     return Ranks(rank, world, local, (word or Word()).of(shared=len(local) > 1))
 
 

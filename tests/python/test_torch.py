@@ -667,16 +667,47 @@ def test_what_is_no_epoch_is_refused(data: Any, wrong: Any) -> None:
         {"sampler": 5},
         {"batch_sampler": 5},
         {"batch_sampler": [1, 2, 3]},
+        {"sampler": list},
+        {"collate_fn": 5},
+        {"dp_rank": 0, "dp_size": 1 << 40},
+        {"local_ranks": 0},
+        {"local_ranks": [0.0]},
     ],
     ids=str,
 )
 def test_arguments_that_can_not_be_are_refused_by_name(data: Any, wrong: dict[str, Any]) -> None:
     name = next(iter(wrong))
-    with pytest.raises(errors.InvalidError, match=name):
+    with pytest.raises(errors.InvalidError, match="dp_size" if "dp_rank" in wrong and wrong["dp_rank"] == 0 else name):
         list(DataLoader(data, **wrong))
-    if name not in ("num_workers", "generator", "device_mesh", "dp_rank", "sampler", "batch_sampler"):
+    if name in ("batch_size", "seed", "epochs", "threads", "timeout", "cache", "tuning", "decode", "transform"):
         with pytest.raises(errors.InvalidError, match=name):
             fl.NumpyLoader(data, **wrong)
+
+
+def test_numpys_numbers_are_numbers(data: Any) -> None:
+    common = {"batch_size": np.int64(50), "seed": np.int64(-3), "epochs": np.uint8(1), "timeout": np.float32(30)}
+    given: dict[str, Any] = {**common, "shuffle": True, "cache": TINY, "threads": np.int32(1)}
+    plain = {**given, "batch_size": 50, "seed": -3, "epochs": 1, "timeout": 30.0, "threads": 1}
+    more = {"dp_rank": np.int64(0), "dp_size": np.int64(2), "local_ranks": np.array([0]), "num_workers": np.int64(0)}
+    place: dict[str, Any] = more
+    ours = DataLoader(data, **given, **place, decode=head)
+    assert numbers(ours) == numbers(DataLoader(data, **plain, dp_rank=0, dp_size=2, decode=head))
+    arrays = [[labels.tolist() for _, labels in fl.NumpyLoader(data, **some)] for some in (given, plain)]
+    assert arrays[0] == arrays[1]
+    with pytest.raises(errors.InvalidError, match=r"made by foreload\.open"):
+        fl.NumpyLoader(data.url)
+
+
+def test_a_sampler_may_be_iterable_by_getitem_alone(data: Any) -> None:
+    class Some:
+        def __init__(self, items: Any) -> None:
+            self.items = items
+
+        def __getitem__(self, at: int) -> Any:
+            return self.items[at]
+
+    assert numbers(DataLoader(data, 2, sampler=Some([3, 1, 2]), decode=head, cache=TINY)) == [[3, 1], [2]]  # type: ignore[arg-type]
+    assert numbers(DataLoader(data, batch_sampler=Some([[3], [1, 2]]), decode=head, cache=TINY)) == [[3], [1, 2]]  # type: ignore[arg-type]
 
 
 def test_what_a_sampler_decides_is_said_to_have_no_effect(data: Any, caplog: pytest.LogCaptureFixture) -> None:

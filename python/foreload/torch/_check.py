@@ -20,7 +20,7 @@ _LOG = logging.getLogger("foreload")
 _OF_DATASETS = {"decode": None, "transform": None, "raw": "bytes", "cache": None, "on_error": "raise"}
 
 
-def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) -> None:
+def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) -> tuple[int, float]:
     """Looks at what concerns the data.
 
     Args:
@@ -29,16 +29,19 @@ def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) 
         timeout: Longest wait for a batch in seconds.
         given: The keywords that a `foreload.torch.Dataset` takes too.
 
+    Returns:
+        The worker processes and the timeout, as plain numbers.
+
     Raises:
         InvalidError: One can't be obeyed.
     """
-    if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 0:
+    if isinstance(num_workers, bool) or not hasattr(num_workers, "__index__") or num_workers < 0:
         raise InvalidError(f"num_workers={num_workers!r}: give 0 (threads of this process decode) or more")
-    _numbers.amount("timeout", timeout)
+    numbers = int(num_workers), _numbers.seconds("timeout", timeout)
     if given["raw"] not in FORMS:
         raise InvalidError(f"raw={given['raw']!r}: give one of {', '.join(FORMS)}")
     if not isinstance(dataset, Dataset):
-        return
+        return numbers
     # The same again is what frameworks give that make a loader anew from its attributes.
     ignored = [
         name for name, default in _OF_DATASETS.items() if given[name] != default and given[name] != dataset.given[name]
@@ -48,6 +51,7 @@ def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) 
             f"DataLoader: {', '.join(f'{name}=' for name in ignored)} would be ignored, since the data set is a "
             f"{type(dataset).__name__} and decides that itself; give it to the Dataset (or to wrap), or give the loader what foreload.open answered"
         )
+    return numbers
 
 
 def order_keywords(
@@ -59,7 +63,9 @@ def order_keywords(
         InvalidError: Two arguments exclude each other.
     """
     for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if given is not None and not hasattr(given, "__iter__"):
+        # By `__getitem__` alone a list of one's own is iterable, too; a class is not, but for its instances.
+        is_iterable = not isinstance(given, type) and any(hasattr(given, how) for how in ("__iter__", "__getitem__"))
+        if given is not None and not is_iterable:
             raise InvalidError(f"{name}={given!r}: give a sampler, or a list of samples' numbers")
     if shuffle and (sampler is not None or batch_sampler is not None):
         raise InvalidError("shuffle=True and a sampler exclude each other: the sampler is the order")

@@ -145,8 +145,12 @@ class DataLoader(data.DataLoader[Any]):
             "on_error": on_error,
         }
         single = batch_size is None and batch_sampler is None
-        _check.data_keywords(dataset, num_workers, timeout, **given)
-        in_batch = check_run(1 if single or batch_sampler is not None else batch_size, seed, epochs, policy, tuning)
+        num_workers, timeout = _check.data_keywords(dataset, num_workers, timeout, **given)
+        if collate_fn is not None and not callable(collate_fn):
+            raise InvalidError(f"collate_fn={collate_fn!r} can't be called")
+        in_batch, seed, epochs = check_run(
+            1 if single or batch_sampler is not None else batch_size, seed, epochs, policy, tuning
+        )
         _check.order_keywords(order, batch_size, bool(shuffle), sampler, batch_sampler, drop_last)
         own = sampler if sampler is not None else batch_sampler
         if own is not None and not isinstance(own, Sampler):
@@ -184,7 +188,7 @@ class DataLoader(data.DataLoader[Any]):
             {"batch_sampler": batch_sampler}
             if batch_sampler is not None
             else {
-                "batch_size": batch_size,
+                "batch_size": None if single else in_batch,
                 "sampler": sampler if sampler is not None else self._course,
                 "drop_last": drop_last,
             }
@@ -556,7 +560,7 @@ class _Course(Sampler):
             policy=policy,
             tuning=tuning,
         )
-        self._local = None if local is None else tuple(local)
+        self._local = tuple(local) if isinstance(local, Iterable) else local
         self._cache = samples.cache
         self._uneven, self._draws = uneven, draws
         self._known = _given.known(explicit) if explicit is not None and batch_size is not None else None

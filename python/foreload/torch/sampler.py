@@ -105,16 +105,15 @@ class Sampler(DistributedSampler[int]):
         if not isinstance(self.data, _dataset.Dataset):
             raise InvalidError(f"Sampler: {dataset!r} was not made by foreload.open; use torch's own samplers for it")
         self.dataset: Any = self.data
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.order, self.sharding = order, sharding
-        self.epochs, self.policy, self.tuning = epochs, policy, tuning
+        self.batch_size, self.seed, self.epochs = check_run(batch_size, seed, epochs, policy, tuning)
+        self.shuffle, self.drop_last, self.order, self.sharding = shuffle, drop_last, order, sharding
+        self.policy, self.tuning = policy, tuning
         self._given = (num_replicas, rank)
         self._word = _ranks.Word()
         self._cursor = Cursor()
         self._skip = 0
         self._run: Run | None = None
         kind_of(order, 1, shuffle=shuffle)
-        self.batch_size = check_run(batch_size, seed, epochs, policy, tuning)
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
         if dataset is not self.data:
