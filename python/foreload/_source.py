@@ -123,8 +123,9 @@ class Source:
             if self.credentials is not None:
                 call["storage_options"] = {**call["storage_options"], **self.credentials.ask()}
             self._whole = Opened(agent, *agent.open(json.dumps(call), self._progress))
-            # A listing that was asked for once is not asked for again by each process and after each failure.
-            self.call["refresh"] = False
+            # A listing that was asked for once is not asked for again by each process and after each failure; and from now on it is this data set,
+            # even if its index is written again.
+            self.call.update(refresh=False, digest=self._whole.index.digest)
         if self.samples is None:
             return self._whole
         return Opened(agent, *agent.subset(self._whole.number, self.samples.tolist()))

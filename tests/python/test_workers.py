@@ -204,6 +204,24 @@ def test_workers_outlive_a_killed_agent(
     assert len(list(loader)) == len(loader)
 
 
+def test_a_run_keeps_its_data_set_when_the_index_is_written_again(home: Any, tmp_path: Path) -> None:
+    place, saved = tmp_path / "data", tmp_path / "saved.flx"
+    place.mkdir()
+    for number in range(6):
+        (place / f"{number}.bin").write_bytes(bytes([number]))
+    saved.write_bytes(fl.open(place)._index.to_bytes())
+    data = fl.open(place, index=saved)
+    loader = DataLoader(data, 2, num_workers=1, multiprocessing_context="spawn", cache=fl.Cache(ram="16MB"))
+    saved.write_bytes(data.select(range(1, 6))._index.to_bytes())
+    assert len(fl.open(place, index=saved)) == 5
+    # Its workers open the data set only now.
+    assert [list(values) for values, _ in loader] == [[bytes([at]), bytes([at + 1])] for at in (0, 2, 4)]
+    # A new agent can only have the new one.
+    os.kill(data.source.opened().agent.pid, signal.SIGKILL)
+    with pytest.raises(errors.ChangedError, match="begin the run anew"):
+        list(loader)
+
+
 PROGRAM = """
 import sys
 import foreload as fl

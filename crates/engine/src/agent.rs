@@ -455,20 +455,31 @@ impl Agent {
             refresh: false,
             update: false,
             checksum: false,
+            digest: None,
             ..open.clone()
         };
-        let fresh = plain == open;
+        let fresh = !(open.refresh || open.update || open.checksum);
+        let is_wanted = |dataset: &Dataset| open.digest.as_ref().is_none_or(|d| *d == dataset.digest().to_string());
         // The ranks of a job open at the same time: the first one lists, and all get the same number.
-        while self.opening.borrow().contains(&plain) {
-            self.opening_ended.notified().await;
-        }
-        let opened = self
-            .datasets
-            .borrow()
-            .iter()
-            .rposition(|dataset| dataset.open == plain && dataset.origin != "subset");
-        if let (Some(number), true) = (opened, fresh) {
-            return self.opened(number);
+        loop {
+            while self.opening.borrow().contains(&plain) {
+                self.opening_ended.notified().await;
+            }
+            let opened = self
+                .datasets
+                .borrow()
+                .iter()
+                .rposition(|dataset| dataset.open == plain && dataset.origin != "subset" && is_wanted(dataset));
+            // A run that goes on with a data set has it as it was.
+            if let (Some(number), true) = (opened, fresh)
+                && (open.digest.is_some() || self.dataset(number as u32)?.is_current().await?)
+            {
+                return self.opened(number);
+            }
+            // While it was looked whether the index is the one that was read, somebody else may have begun.
+            if !self.opening.borrow().contains(&plain) {
+                break;
+            }
         }
         let (report, mut steps) = tokio::sync::watch::channel(Progress::default());
         let teller = Rc::clone(connection);
@@ -486,7 +497,7 @@ impl Agent {
         self.opening.borrow_mut().push(plain.clone());
         // Who else wants the data set opens it anew, from where a listing was left.
         let dataset = tokio::select! {
-            dataset = Dataset::open(open, &self.settings.cache_dir, report) => dataset,
+            dataset = Dataset::open(open.clone(), &self.settings.cache_dir, report) => dataset,
             () = connection.ended() => Err(Trouble::new("cancelled", "the client left while the data set was opened")),
         };
         self.opening.borrow_mut().retain(|other| *other != plain);
@@ -496,6 +507,10 @@ impl Agent {
             open: plain,
             ..dataset?
         });
+        if !is_wanted(&dataset) {
+            let message = "its index is another than when it was opened, for it was listed or written again: open it and begin the run anew";
+            return Err(Trouble::new("changed", format!("{}: {message}", open.url)));
+        }
         let mut datasets = self.datasets.borrow_mut();
         datasets.push(dataset);
         let number = datasets.len() - 1;

@@ -69,7 +69,7 @@ pub struct Open {
     pub format: String,
     /// Endpoint, region, credentials and other options of the store.
     pub storage_options: BTreeMap<String, String>,
-    /// A saved index: a local path or a URL. Default: the one saved in the cache directory, then one saved beside the data, then a listing.
+    /// A saved index: a local path or a URL. Default: the one saved in the cache directory, then a listing.
     pub index: Option<String>,
     /// List again even if an index is saved.
     pub refresh: bool,
@@ -79,6 +79,8 @@ pub struct Open {
     pub checksum: bool,
     /// Which files are samples, as suffixes (`jpg`); empty: all.
     pub extensions: Vec<String>,
+    /// What the index' digest must be: of the data set that this client, or the one it works for, opened before.
+    pub digest: Option<String>,
 }
 
 /// A disk tier of a job.

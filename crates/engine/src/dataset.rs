@@ -23,6 +23,16 @@ pub struct Dataset {
     pub origin: &'static str,
     /// What an update found.
     pub changes: Option<Changes>,
+    /// ETag of the saved index that was read.
+    pub index_etag: Option<String>,
+}
+
+/// What opening a data set comes to.
+struct Found {
+    index: Index,
+    origin: &'static str,
+    changes: Option<Changes>,
+    index_etag: Option<String>,
 }
 
 /// Told how far a long call is; only the latest step counts.
@@ -58,11 +68,13 @@ impl Dataset {
     /// # Errors
     /// [`Trouble`] with what the store said.
     pub async fn open(open: Open, cache_dir: &Path, report: Reporter) -> Result<Self, Trouble> {
-        let options = SourceOptions {
-            storage_options: open.storage_options.clone(),
-            ..SourceOptions::default()
-        };
-        let (index, origin, changes) = find_index(&open, &options, cache_dir, report).await?;
+        let options = source_options(&open);
+        let Found {
+            index,
+            origin,
+            changes,
+            index_etag,
+        } = find_index(&open, &options, cache_dir, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
         let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
         let shared = Shared::of("foreload-index", index.as_bytes())
@@ -74,7 +86,21 @@ impl Dataset {
             shared,
             origin,
             changes,
+            index_etag,
         })
+    }
+
+    /// Whether the saved index that it was opened with is still the one that was read.
+    ///
+    /// # Errors
+    /// [`Trouble`] with what the store said.
+    pub async fn is_current(&self) -> Result<bool, Trouble> {
+        let Some(named) = &self.open.index else {
+            return Ok(true);
+        };
+        let (source, name) = source_of(named, &source_options(&self.open))?;
+        let meta = source.head(&name, deadline()).await.map_err(|e| trouble(&e))?;
+        Ok(meta.etag == self.index_etag)
     }
 
     /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both.
@@ -92,6 +118,7 @@ impl Dataset {
             shared,
             origin: "subset",
             changes: None,
+            index_etag: None,
         })
     }
 
@@ -152,10 +179,15 @@ async fn find_index(
     options: &SourceOptions,
     cache_dir: &Path,
     report: Reporter,
-) -> Result<(Index, &'static str, Option<Changes>), Trouble> {
+) -> Result<Found, Trouble> {
     let path = index_path(cache_dir, open);
+    let mut index_etag = None;
     let known = match &open.index {
-        Some(named) => Some((read_index(named, options).await?, "saved")),
+        Some(named) => {
+            let (index, etag) = read_index(named, options).await?;
+            index_etag = etag;
+            Some((index, "saved"))
+        }
         None if open.refresh => None,
         // A damaged cache file is no reason to fail: it is made again.
         None => tokio::fs::read(&path)
@@ -208,7 +240,12 @@ async fn find_index(
     {
         eprintln!("foreload-agent: can't save the index at {}: {error}", path.display());
     }
-    Ok((index, origin, changes))
+    Ok(Found {
+        index,
+        origin,
+        changes,
+        index_etag,
+    })
 }
 
 fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {
@@ -237,12 +274,31 @@ fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {
     })
 }
 
-async fn read_index(named: &str, options: &SourceOptions) -> Result<Index, Trouble> {
-    let (folder, name) = named.rsplit_once('/').unwrap_or((".", named));
-    let source = Source::open(folder, options).map_err(|e| trouble(&e))?;
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(120);
-    let (bytes, _) = source.read(name, 64 << 30, deadline).await.map_err(|e| trouble(&e))?;
-    Index::from_bytes(bytes).map_err(|e| trouble(&e))
+fn source_options(open: &Open) -> SourceOptions {
+    SourceOptions {
+        storage_options: open.storage_options.clone(),
+        ..SourceOptions::default()
+    }
+}
+
+/// A saved index, and its file's ETag.
+async fn read_index(named: &str, options: &SourceOptions) -> Result<(Index, Option<String>), Trouble> {
+    let (source, name) = source_of(named, options)?;
+    let (bytes, meta) = source
+        .read(&name, 64 << 30, deadline())
+        .await
+        .map_err(|e| trouble(&e))?;
+    Ok((Index::from_bytes(bytes).map_err(|e| trouble(&e))?, meta.etag))
+}
+
+/// The directory of a saved index, and its name there.
+fn source_of(named: &str, options: &SourceOptions) -> Result<(Source, String), Trouble> {
+    let (folder, name) = format::split_file(named);
+    Ok((Source::open(&folder, options).map_err(|e| trouble(&e))?, name))
+}
+
+fn deadline() -> tokio::time::Instant {
+    tokio::time::Instant::now() + std::time::Duration::from_secs(120)
 }
 
 /// Writes a file so that it is either the old one or the new one, whatever happens.

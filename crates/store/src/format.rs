@@ -22,7 +22,7 @@ mod wids;
 pub use build::build;
 pub use checksum::checksum;
 pub use manifest::Columns;
-pub use pattern::{split, stands_for};
+pub use pattern::{split, split_file, stands_for};
 pub use update::{Changes, update};
 
 use serde::{Deserialize, Serialize};

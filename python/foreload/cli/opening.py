@@ -40,6 +40,8 @@ def reopen(dataset: "Dataset", **fields: bool) -> "Dataset":
     from foreload.dataset import Dataset
 
     with Bar() as bar:
-        source = Source(dataset.source.cache_dir, {**dataset.source.call, **fields}, progress=bar)
+        # Whatever it has then.
+        call = {**dataset.source.call, "digest": None, **fields}
+        source = Source(dataset.source.cache_dir, call, progress=bar)
         source.opened()
         return Dataset(source)

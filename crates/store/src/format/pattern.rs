@@ -4,11 +4,13 @@
 //! against a listing, where `*` stays inside one directory and `**` does not.
 
 use crate::{Error, Result};
+use percent_encoding::percent_decode_str;
 
 /// More names than any data set has shards; bounds what a typing error can cost.
 const MAX_NAMES: usize = 1_000_000;
 
-/// Splits a URL into the root to open and the names or patterns below it (empty: everything).
+/// Splits a URL into the root to open and the names or patterns below it (empty: everything). The root stays as the URL writes it; of the names
+/// the percent-encoding is undone, where the scheme has one.
 pub fn split(url: &str) -> (String, String) {
     let after_scheme = url.find("://").map_or(0, |at| at + 3);
     let special = url[after_scheme..]
@@ -24,10 +26,29 @@ pub fn split(url: &str) -> (String, String) {
     match cut {
         Some(at) => (
             url[..after_scheme + at].to_owned(),
-            url[after_scheme + at + 1..].to_owned(),
+            decoded(url, &url[after_scheme + at + 1..]),
         ),
         None if special.is_some() || is_single_file => (".".to_owned(), url.to_owned()),
         None => (url.trim_end_matches('/').to_owned(), String::new()),
+    }
+}
+
+/// Splits the URL of one file into its directory, as the URL writes it, and its name.
+pub fn split_file(url: &str) -> (String, String) {
+    let (directory, name) = url.rsplit_once('/').unwrap_or((".", url));
+    (directory.to_owned(), decoded(url, name))
+}
+
+/// A part of a URL, as keys are written.
+fn decoded(url: &str, part: &str) -> String {
+    let is_encoded = ["http://", "https://", "file://"]
+        .iter()
+        .any(|scheme| url.get(..scheme.len()).is_some_and(|s| s.eq_ignore_ascii_case(scheme)));
+    let marks = |text: &str| text.matches(['*', '?', '[', '{']).count();
+    match percent_decode_str(part).decode_utf8() {
+        // A star that was encoded is none of a pattern, and can't be told from one then.
+        Ok(plain) if is_encoded && marks(&plain) == marks(part) => plain.into_owned(),
+        _ => part.to_owned(),
     }
 }
 
@@ -194,6 +215,17 @@ mod tests {
         assert_eq!(split("s3://b/x/m.CSV"), ("s3://b/x".into(), "m.CSV".into()));
         assert_eq!(split("s3://b/x/"), ("s3://b/x".into(), String::new()));
         assert_eq!(split("m.csv"), (".".into(), "m.csv".into()));
+        // As the scheme has it: in a bucket a key is what it is.
+        assert_eq!(
+            split("HTTPS://h/a%20b/c%2Bd.csv"),
+            ("HTTPS://h/a%20b".into(), "c+d.csv".into())
+        );
+        assert_eq!(split("s3://b/c%2Bd.csv"), ("s3://b".into(), "c%2Bd.csv".into()));
+        assert_eq!(split("file:///x/%2A.csv"), ("file:///x".into(), "%2A.csv".into()));
+        assert_eq!(
+            split_file("file:///x/a%20b.flx"),
+            ("file:///x".into(), "a b.flx".into())
+        );
         assert_eq!(fixed_prefix("a/b/c*/d"), "a/b/");
     }
 
