@@ -35,6 +35,10 @@ def absolute(url: str | os.PathLike[str]) -> str:
     scheme, found, rest = text.partition("://")
     if not found:
         return str(Path(text).expanduser().absolute())
+    if scheme.lower() in ("http", "https") and "?" in rest:
+        raise InvalidError(
+            f"open: {text.partition('?')[0]}?...: a URL with a query isn't supported, for the names of samples are added to it; give headers or tokens as storage_options"
+        )
     if scheme.lower() in _SCHEMES and not rest.partition("/")[0]:
         raise InvalidError(f"open: {text!r} names no bucket; write {scheme}://bucket/prefix")
     return text

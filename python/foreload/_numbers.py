@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 
 from foreload.errors import InvalidError
 
@@ -43,16 +44,20 @@ def amount(what: str, value: float, least: float = 0.0, most: float = 1e15) -> f
     return value
 
 
-def seconds(what: str, value: float) -> float:
-    """Checks a time; otherwise as `amount`, but that NumPy's numbers are taken, and become plain ones."""
+def real(what: str, value: float) -> float:
+    """As `amount`, but NumPy's numbers are taken too, and become plain ones."""
     is_foreign = isinstance(value, numbers.Real) and not isinstance(value, (int, float))
     return amount(what, float(value) if is_foreign else value)
 
 
 def count(what: str, value: int, least: int = 0, most: int = MOST_COUNT) -> int:
     """Checks a whole number; otherwise as `amount`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        whole = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None:
         raise InvalidError(f"{what}: {value!r} is not a whole number")
-    if not least <= value <= most:
-        raise InvalidError(f"{what}: {value} is not between {least:,} and {most:,}")
-    return int(value)
+    if not least <= whole <= most:
+        raise InvalidError(f"{what}: {whole} is not between {least:,} and {most:,}")
+    return whole

@@ -5,6 +5,7 @@ The one parser of the package. GB is 10^9 bytes and GiB is 2^30, as on a disk's 
 
 from __future__ import annotations
 
+import operator
 import re
 
 from foreload.errors import InvalidError
@@ -33,8 +34,10 @@ def parse_bytes(size: int | str, what: str = "a size") -> int:
         >>> parse_bytes("1.5GB"), parse_bytes("64 MiB"), parse_bytes(17)
         (1500000000, 67108864, 17)
     """
-    if isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= _MOST:
-        return size
+    # NumPy's whole numbers are such, too.
+    whole = operator.index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else -1
+    if 0 <= whole <= _MOST:
+        return whole
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
     factor = {**_UNITS, **_BINARY}.get(found[2].upper()) if found else None
     if found is None or factor is None:

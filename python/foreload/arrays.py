@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,12 +90,13 @@ class NumpyLoader:
         check_shuffle(order, shuffle)
         batch_size, seed, epochs = check_run(batch_size, seed, epochs, policy, tuning)
         if timeout is not None:
-            timeout = _numbers.seconds("timeout", timeout)
+            timeout = _numbers.real("timeout", timeout)
         if collate is not None and not callable(collate):
             raise InvalidError(f"collate={collate!r} can't be called")
-        if shard is not None and (not isinstance(shard, (tuple, list)) or len(shard) != 2):
+        shared: Any = () if shard is None else tuple(shard) if isinstance(shard, Iterable) else (shard,)
+        if shard is not None and len(shared) != 2:
             raise InvalidError(f"shard={shard!r}: give (this process' data rank, data ranks)")
-        place = _ranks.find(*shard) if shard is not None else _ranks.find()
+        place = _ranks.find(*shared)
         global_batch = batch_size * place.world
         kind = kind_of(order, place.world, shuffle=shuffle)
         tail = tail_of(place.world, global_batch, drop_last=drop_last, uneven=uneven)

@@ -54,7 +54,10 @@ class Cache:
 
     def disks(self) -> list[tuple[str, int]]:
         """The disk tiers: (directory, bytes)."""
-        given, what = [self.disk] if isinstance(self.disk, str) else list(self.disk), "Cache(disk=...)"
+        what = "Cache(disk=...)"
+        if not isinstance(self.disk, (str, Sequence)) or not all(isinstance(each, str) for each in self.disk):
+            raise InvalidError(f"{what}: {self.disk!r} is no list of DIRECTORY:SIZE, such as ['/nvme/foreload:500GB']")
+        given = [self.disk] if isinstance(self.disk, str) else list(self.disk)
         if not given and (named := _environment.get("FORELOAD_DISK")):
             given, what = named.split(","), "the variable FORELOAD_DISK"
         disks = [_disk(text, what) for text in given if text]

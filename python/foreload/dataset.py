@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreload import _address, _agent, _environment
+from foreload import _address, _agent, _environment, _numbers
 from foreload._credentials import Credentials, Provider
 from foreload._job import Reader
 from foreload._source import Progress, Source
@@ -64,6 +64,8 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         DeniedError: The store refuses the credentials.
         InvalidError: The URL or an option can't be understood, or the index is of another URL.
     """
+    paths = {"url": url, "index": index, "cache_dir": cache_dir}
+    _check_types(paths, format, refresh, extensions, storage_options)
     address = _address.absolute(url)
     _address.check_directory(address)
     given = {name: _text(value) for name, value in (storage_options or {}).items() if value is not None}
@@ -72,7 +74,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         "format": format,
         "storage_options": _environment.storage_options(address, given),
         "index": None if index is None else _address.index_file(index),
-        "refresh": refresh,
+        "refresh": bool(refresh),
         "extensions": [suffix.lstrip(".") for suffix in extensions],
     }
     credentials = None if credential_provider is None else Credentials(credential_provider)
@@ -92,6 +94,21 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
     if index is not None:
         _address.check_root(address, opened.index)
     return Dataset(source)
+
+
+def _check_types(paths: Mapping[str, Any], form: Any, refresh: Any, extensions: Any, options: Any) -> None:
+    for name, given in paths.items():
+        if (given is not None or name == "url") and not isinstance(given, (str, os.PathLike)):
+            raise InvalidError(f"open({name}={given!r}): give a URL or a path, as text or a pathlib.Path")
+    if not isinstance(form, str):
+        raise InvalidError(f"open(format={form!r}): give auto, folder, flat, tar or manifest")
+    if not isinstance(refresh, (bool, np.bool_)):
+        raise InvalidError(f"open(refresh={refresh!r}): give True or False")
+    is_list = isinstance(extensions, Iterable) and not isinstance(extensions, str)
+    if not is_list or not all(isinstance(each, str) for each in extensions):
+        raise InvalidError(f"open(extensions={extensions!r}): give a list of suffixes, such as ['jpg', 'png']")
+    if not isinstance(options, (Mapping, type(None))) or not all(isinstance(name, str) for name in options or ()):
+        raise InvalidError(f"open(storage_options={options!r}): give a dict of options by their names")
 
 
 def _text(value: Any) -> str:
@@ -262,7 +279,10 @@ class Dataset:
         Returns:
             A data set of its own, with its own digest; the bytes it caches are shared with this one.
         """
-        chosen = np.asarray(samples)
+        try:
+            chosen = np.asarray(samples)
+        except ValueError:
+            raise InvalidError("select: give the samples' numbers in one dimension") from None
         if chosen.dtype == np.bool_:
             if chosen.shape != (len(self),):
                 raise InvalidError(f"a mask of {chosen.shape} for {len(self)} samples")
@@ -285,6 +305,8 @@ class Dataset:
         Returns:
             A data set.
         """
+        if not callable(keep):
+            raise InvalidError(f"filter: {keep!r} can't be called; give keep(key, label, length)")
         index = self._index
         return self.select([i for i in range(len(self)) if keep(index.key(i), index.label(i), index.length(i))])
 
@@ -301,6 +323,12 @@ class Dataset:
         Raises:
             InvalidError: The shares add up to more than 1, or a part would be empty.
         """
+        if not isinstance(shares, Mapping):
+            raise InvalidError(
+                f"split: {shares!r} names no parts; give each part's share by its name, such as {{'train': 0.9, 'val': 0.1}}"
+            )
+        shares = {name: _numbers.real(f"split: {name!r}", share) for name, share in shares.items()}
+        seed = _numbers.count("split(seed=...)", seed, most=(1 << 128) - 1)
         # Written so that no share is NaN either.
         if not (sum(shares.values()) <= 1 + 1e-9 and shares and all(share > 0 for share in shares.values())):
             raise InvalidError(f"split: shares {dict(shares)} must be above 0 and add up to 1 at most")

@@ -7,6 +7,7 @@ adapts to what is measured, so that there is seldom a reason to set it.
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,9 @@ class Tuning:
                 f"Tuning(bucket={self.bucket!r}): give (latency in seconds, bytes per second of one request), both above 0, such as (0.03, 40e6)"
             )
 
+        if self.metrics_log is not None and not isinstance(self.metrics_log, (str, os.PathLike)):
+            raise InvalidError(f"Tuning(metrics_log={self.metrics_log!r}): give the path of a file")
+
     def _check_concurrency(self) -> None:
         numbers = self._concurrency() or (1, 1, 1)
         fits = len(numbers) == 3 and all(map(_is_whole, numbers)) and 1 <= numbers[1] <= numbers[0] <= numbers[2]
@@ -96,25 +100,32 @@ class Tuning:
 
     def fields(self) -> dict[str, Any]:
         """What was set, as fields of the agent's `attach` call."""
-        concurrency = self._concurrency()
+        concurrency = _plain(self._concurrency())
         log = None if self.metrics_log is None else str(Path(self.metrics_log).expanduser().absolute())
         fields = {
             "concurrency": concurrency and dict(zip(("start", "least", "most"), concurrency, strict=True)),
-            "hedge_per_cent": self.hedge_per_cent,
-            "timeout_s": self.load_timeout_s,
-            "stall_s": self.stall_s,
-            "bucket": self.bucket and dict(zip(("latency_s", "bytes_per_s"), self.bucket, strict=True)),
+            "hedge_per_cent": _plain(self.hedge_per_cent),
+            "timeout_s": _plain(self.load_timeout_s),
+            "stall_s": _plain(self.stall_s),
+            "bucket": self.bucket and dict(zip(("latency_s", "bytes_per_s"), _plain(self.bucket), strict=True)),
             "metrics_log": log,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number < 1 << 32
+    return isinstance(number, numbers.Integral) and not isinstance(number, bool) and number < 1 << 32
 
 
 def _is_positive(number: Any) -> bool:
-    return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < math.inf
+    return isinstance(number, numbers.Real) and not isinstance(number, bool) and 0 < float(number) < math.inf
+
+
+def _plain(number: Any) -> Any:
+    """NumPy's numbers as Python's, which can be written down for the agent."""
+    if isinstance(number, (tuple, list)):
+        return tuple(map(_plain, number))
+    return number if number is None or isinstance(number, (int, float)) else number.item()
 
 
 def check_tuning(tuning: Tuning | None) -> None:

@@ -164,6 +164,77 @@ def test_an_index_of_another_manifest_is_refused(home: Any, tmp_path: Path) -> N
         fl.open(tmp_path, index=other)
 
 
+def test_a_name_in_an_encoded_url_is_decoded(home: Any, tmp_path: Path) -> None:
+    (tmp_path / "0.bin").write_bytes(b"0")
+    (tmp_path / "a b+c.csv").write_text("object\n0.bin\n")
+    data = fl.open(f"file://{tmp_path}/a%20b%2Bc.csv")
+    assert data[0].bytes == b"0"
+    (tmp_path / "a b.flx").write_bytes(data._index.to_bytes())
+    for index in (tmp_path / "a b.flx", f"file://{tmp_path}/a%20b.flx"):
+        assert fl.open(tmp_path / "a b+c.csv", index=index).digest == data.digest
+
+
+def test_an_index_that_was_written_again_is_read_again(home: Any, tmp_path: Path) -> None:
+    """By the agent that has the old one, too."""
+    place, saved = tmp_path / "data", tmp_path / "saved.flx"
+    place.mkdir()
+    for count in (6, 7):
+        for number in range(count):
+            (place / f"{number}.bin").write_bytes(b"x")
+        saved.write_bytes(fl.open(place, refresh=True)._index.to_bytes())
+        opened = [fl.open(place, index=saved) for _ in range(2)]
+        assert [len(data) for data in opened] == [count, count]
+        assert len({data.source.opened().number for data in opened}) == 1, "what didn't change is opened once"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": None},
+        {"url": b"/tmp"},
+        {"url": "https://host/list.csv?signature=1"},
+        {"index": 3},
+        {"cache_dir": 3},
+        {"extensions": None},
+        {"extensions": "bin"},
+        {"extensions": [3]},
+        {"storage_options": "x"},
+        {"storage_options": {1: 2}},
+        {"format": 3},
+        {"refresh": "x"},
+    ],
+    ids=str,
+)
+def test_what_open_can_not_understand_is_refused_by_name(home: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidError, match="open"):
+        fl.open(**{"url": "s3://data/train", **wrong})
+
+
+def test_parts_and_settings_that_can_not_be_are_refused_by_name(data: Any) -> None:
+    calls: list[tuple[str, Any]] = [
+        ("split", lambda: data.split([0.5, 0.5])),
+        ("split", lambda: data.split({"a": "x"})),
+        ("split.*seed", lambda: data.split({"a": 0.5}, seed=-1)),
+        ("filter", lambda: data.filter(3)),
+        ("select", lambda: data.select([[1], [2, 3]])),
+        ("disk", lambda: fl.Cache(disk=3)),  # type: ignore[arg-type] # which is the point
+        ("disk", lambda: fl.Cache(disk=[3])),  # type: ignore[list-item] # which is the point
+        ("metrics_log", lambda: fl.Tuning(metrics_log=3)),  # type: ignore[arg-type] # which is the point
+        ("shard", lambda: fl.NumpyLoader(data, 4, shard=3)),  # type: ignore[arg-type] # which is the point
+    ]
+    for name, call in calls:
+        with pytest.raises(errors.InvalidError, match=name):
+            call()
+
+
+def test_numbers_of_numpy_are_numbers(data: Any) -> None:
+    cache = fl.Cache(ram=np.int64(32 << 20))
+    tuning = fl.Tuning(concurrency=np.int64(4), stall_s=np.float32(4))  # type: ignore[arg-type] # a number all the same
+    loader = fl.NumpyLoader(data, 8, shard=np.array([0, 2]), cache=cache, tuning=tuning)  # type: ignore[arg-type] # two numbers
+    assert len(list(loader)) == len(loader)
+    assert len(data.split({"some": np.float32(0.5)}, seed=np.int64(3))["some"]) == round(COUNT / 2)
+
+
 def test_progress_is_told(home: Any) -> None:
     told = []
     fl.open("s3://data/train", progress=lambda *at: told.append(at))

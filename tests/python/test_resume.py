@@ -359,6 +359,14 @@ def test_torchs_own_loader_resumes_through_the_sampler(data: Any) -> None:
     other.load_state_dict({**state, "position": 100})
     assert [row for batch in rows(stock(other)) for row in batch] == [row for batch in whole for row in batch][100:]
     assert len(list(other)) == COUNT
+    # One rank had 7 samples: three ranks can't have had them equally, and two of them would repeat some.
+    odd = {**state, "position": 7}
+    with pytest.raises(errors.StateError, match=r"3 ranks can't have had equally"):
+        Sampler(data, 3, 0, seed=1).load_state_dict(odd)
+    shares = [Sampler(data, 7, rank, seed=1) for rank in range(7)]
+    for share in shares:
+        share.load_state_dict(odd)
+    assert len({len(list(share)) for share in shares}) == 1
 
 
 def test_numpy_and_torch_loaders_understand_each_others_states(data: Any) -> None:

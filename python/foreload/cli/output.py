@@ -53,7 +53,8 @@ def write_files(files: Sequence[tuple[Path, str, str]]) -> None:
         OSError: One can't be written; the message names it.
     """
     with ExitStack() as places:
-        for path, text, what in files:
+        # They take their names in the other order: the first first.
+        for path, text, what in reversed(files):
             try:
                 places.enter_context(beside(path)).write_text(text, encoding="utf-8")
             except OSError as error:

@@ -230,6 +230,11 @@ class Sampler(DistributedSampler[int]):
         position = state["position"]
         whole, rest = divmod(position, run.order.global_batch)
         border = {**state, "order": "", "position": whole * run.order.global_batch}
+        if position < run.plan.positions and rest % run.ranks.world:
+            raise StateError(
+                f"the state was saved after {position} samples, which {run.ranks.world} ranks can't have had equally: go on with a number of ranks that "
+                f"divides {rest}, or save between batches"
+            )
         epoch, batch, _ = run.resume(border if position < run.plan.positions else {**state, "order": ""})
         self._cursor.load(epoch, batch)
         self._skip = rest // run.ranks.world if position < run.plan.positions else 0
