@@ -11,7 +11,21 @@ from typing import final
 
 from typing_extensions import Buffer
 
-__all__ = ["Agent", "Delivery", "Index", "Job", "Plan", "Sample", "Slot", "__version__", "cost", "simulate"]
+__all__ = [
+    "Agent",
+    "Delivery",
+    "Index",
+    "Job",
+    "Plan",
+    "Sample",
+    "Slot",
+    "__version__",
+    "cost",
+    "scenario",
+    "simulate",
+    "split_url",
+    "stands_for",
+]
 
 __version__: str
 
