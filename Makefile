@@ -106,7 +106,7 @@ check-rust:
 	$(CARGO) clippy $(LOCKED) --workspace --all-targets -- -D warnings
 
 check-docs: setup
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc $(LOCKED) --workspace --no-deps
 	$(PY) tools/check_docs.py
 
 check-deny:

@@ -1,14 +1,14 @@
 //! What agent and clients say to each other over the Unix socket.
 //!
 //! A message is a frame: its length (u32), its kind (one byte), its body; little-endian. What happens per batch is binary and small; what happens once per
-//! job ([`Call`], [`Reply`]) is JSON, so that it can be read in a trace. Bodies are parsed with bounds: a frame of a broken or hostile
-//! client is an error of that connection and of nothing else.
+//! job ([`Call`](crate::calls::Call), [`Reply`](crate::calls::Reply)) is JSON, so that it can be read in a trace. Bodies are parsed with bounds: a frame
+//! of a broken or hostile client is an error of that connection and of nothing else.
 
 use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
 
@@ -19,7 +19,7 @@ pub enum Ask {
     Call {
         /// Chosen by the client.
         id: u64,
-        /// [`Call`] as JSON.
+        /// [`Call`](crate::calls::Call) as JSON.
         body: String,
     },
     /// A rank starts at a batch.
@@ -126,14 +126,14 @@ pub enum Say {
     Reply {
         /// The call's id.
         id: u64,
-        /// [`Reply`] as JSON.
+        /// [`Reply`](crate::calls::Reply) as JSON.
         body: String,
     },
     /// How far a long call is.
     Progress {
         /// The call's id.
         id: u64,
-        /// [`Progress`] as JSON.
+        /// [`Progress`](crate::calls::Progress) as JSON.
         body: String,
     },
     /// Samples.

@@ -2,7 +2,7 @@
 //!
 //! It walks the order ahead of the consumers ([`window`]), gives every planned read its memory ([`residents`], over the
 //! [`Arena`]), and queues the loads that bring the bytes ([`loads`]). Consumers ask for batches or samples ([`requests`]); a
-//! request is served when all of it is in memory. How far ahead to walk and what to keep is the [`Policy`]'s; how many loads may be in
+//! request is served when all of it is in memory. How far ahead to walk and what to keep is the [`Policy`](crate::policy::Policy)'s; how many loads may be in
 //! flight is [`flow`](crate::flow)'s. Each event is handled in three moves: note what happened, plan on, issue what may fly.
 //!
 //! Memory is reserved before bytes are asked for and never above the budget. A read that a consumer waits for comes first: for it, kept samples are
