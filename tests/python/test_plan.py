@@ -539,7 +539,8 @@ def test_few_large_samples_are_measured_as_far_as_they_reach(
     path = tmp_path / "here.toml"
     with cloud(monkeypatch, "few:60x2000000", "huge:10x20000000", "differing:200x200KB-800KB"):
         found = run.json("calibrate", "s3://bench/few", "--out", path, *CALIBRATE)
-        assert {"1", "4"} <= set(found["source"]["mb_s_by_requests"]) <= {"1", "4", "16", "32"}
+        # Half of a level where it doesn't fit, or where nothing was asked for in so short a time.
+        assert {"1", "4"} <= set(found["source"]["mb_s_by_requests"]) <= {"1", "4", "8", "16", "32"}, found["notes"]
         assert "connection_mb_s is left out: requests are too much alike" in " ".join(found["notes"])
         assert "# source.connection_mb_s is left out" in path.read_text()
         assert found["failed"] == {}
