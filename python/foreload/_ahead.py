@@ -52,7 +52,12 @@ class Ahead(Iterator[tuple[int, Any]]):
     def __next__(self) -> tuple[int, Any]:
         made = self._finished() if self._busy and self._stream.is_ours else None
         if made is None:
-            number, delivery = next(self._stream)
+            try:
+                number, delivery = next(self._stream)
+            except StopIteration:
+                # Here and not when this is dropped: a Ctrl-C that is raised in `__del__` is lost.
+                self.close()
+                raise
             batch = self._make(delivery)
             del delivery
         else:
