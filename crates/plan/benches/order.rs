@@ -13,7 +13,6 @@ use std::time::Instant;
 use foreload_plan::Digest;
 use foreload_plan::order::Order;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail, TorchDraws};
-use foreload_plan::split::Split;
 
 const CALLS: u64 = 1_000_000;
 
@@ -82,17 +81,4 @@ fn main() {
             epoch.heap_bytes()
         );
     }
-    let order = order(OrderKind::Keyed, 1_000_000_000);
-    let stream = Split::new(&order, 64)
-        .expect("divides")
-        .local(&[8, 9, 10, 11, 12, 13, 14, 15])
-        .expect("they exist");
-    println!(
-        "stream.position {:.1} ns",
-        nanoseconds(stream.len(), |index| stream.position(index))
-    );
-    println!(
-        "stream.index_of {:.1} ns",
-        nanoseconds(order.positions(), |position| stream.index_of(position).unwrap_or(0))
-    );
 }

@@ -256,7 +256,16 @@ pub enum Event {
         /// The batch, in the epoch.
         batch: u64,
     },
-    /// A rank asks for samples by number, as a stock loader's worker does.
+    /// A rank asks for reads of the plan by their names: each is an epoch and a position in it.
+    WantReads {
+        /// Chosen by the asker, unique while it is open.
+        request: u64,
+        /// The rank.
+        rank: u32,
+        /// Epochs and positions, in the order of delivery.
+        reads: Vec<(u32, u64)>,
+    },
+    /// A rank asks for samples by number, outside the plan: each is a read of its own.
     WantSamples {
         /// Chosen by the asker, unique while it is open.
         request: u64,
@@ -264,6 +273,11 @@ pub enum Event {
         rank: u32,
         /// The samples, in the order of delivery.
         samples: Vec<u64>,
+    },
+    /// A rank reads no more, until it starts again.
+    Leave {
+        /// The rank.
+        rank: u32,
     },
     /// The asker is gone; nothing is delivered.
     Withdraw {
@@ -325,6 +339,12 @@ impl Event {
                 epoch: *epoch,
                 batch: *batch,
             },
+            Event::WantReads { request, rank, reads } => Event::WantReads {
+                request: *request,
+                rank: *rank,
+                reads: reads.clone(),
+            },
+            Event::Leave { rank } => Event::Leave { rank: *rank },
             Event::WantSamples { request, rank, samples } => Event::WantSamples {
                 request: *request,
                 rank: *rank,

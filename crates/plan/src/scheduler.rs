@@ -1,6 +1,6 @@
 //! The scheduler: from events to actions, without I/O.
 //!
-//! It walks the order ahead of the consumers ([`window`]), gives every planned read its memory ([`residents`], over the
+//! It walks the order ahead of each consumer ([`window`]), gives every planned read its memory ([`residents`], over the
 //! [`Arena`]), and queues the loads that bring the bytes ([`loads`]). Consumers ask for batches or samples ([`requests`]); a
 //! request is served when all of it is in memory. How far ahead to walk and what to keep is the [`Policy`](crate::policy::Policy)'s; how many loads may be in
 //! flight is [`flow`](crate::flow)'s. Each event is handled in three moves: note what happened, plan on, issue what may fly.
@@ -32,7 +32,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 pub use tiers::RECORD_BYTES;
 use tiers::Tier;
-use window::{Read, Window};
+use window::{Read, Windows};
 
 /// Entries planned in one step at most: keeps a step below a millisecond; the next [`Event::Tick`] goes on.
 const STEP_ENTRIES: u32 = 1024;
@@ -109,7 +109,7 @@ pub enum Cause {
 pub struct Scheduler {
     settings: Settings,
     catalog: Arc<dyn Catalog>,
-    window: Window,
+    windows: Windows,
     arena: Arena,
     residents: Residents,
     tiers: Vec<Tier>,
@@ -121,15 +121,10 @@ pub struct Scheduler {
     shards: bool,
     /// Bytes of neighbours that come along with a sample and pass through; 0 where samples are whole objects.
     group_bytes: u64,
-    /// Where the look-ahead stands: line and entry.
-    frontier: (u64, usize),
     /// Reads that somebody waits for and that have no memory yet: the first in the order comes first, whoever asked first.
     wanted: BTreeSet<(u64, usize)>,
     chunk_left: u32,
-    newest_line: u64,
     now_ns: u64,
-    line_interval_ns: f64,
-    last_delivery_ns: u64,
 }
 
 /// Why a read could not be planned.
@@ -138,8 +133,25 @@ enum Blocked {
     Memory,
 }
 
+/// Who wants memory, and what may leave for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Urgency {
+    /// Look-ahead: only what rests.
+    Ahead,
+    /// Somebody waits for a read of its own: also kept samples, and reads planned ahead.
+    Loose,
+    /// Somebody waits for a read of the plan: also what others wait for that comes later, if nothing else would ever end.
+    Waited,
+}
+
+impl Urgency {
+    fn is_urgent(self) -> bool {
+        self != Urgency::Ahead
+    }
+}
+
 impl Scheduler {
-    /// A scheduler for the `ranks` of this node.
+    /// A scheduler for the `ranks` of this node, none of which has started.
     ///
     /// # Errors
     /// [`Error`] when a rank doesn't exist, or when a policy is for the simulator only.
@@ -155,7 +167,6 @@ impl Scheduler {
                 policy: format!("{:?}", settings.policy),
             });
         }
-        split.local(&ranks)?;
         let samples = catalog.samples().max(1);
         let mean = (0..64)
             .map(|i| catalog.place(i * samples / 64 % samples).len)
@@ -185,17 +196,13 @@ impl Scheduler {
             ram_bytes: arena.capacity_bytes(),
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
-            window: Window::new(order, split, ranks, settings.epochs),
+            windows: Windows::new(order, split, ranks, settings.epochs)?,
             arena,
             residents: Residents::new(settings.policy.retention() == Retention::Pinned),
             requests: Requests::default(),
-            frontier: (0, 0),
             wanted: BTreeSet::new(),
             chunk_left: 0,
-            newest_line: 0,
             now_ns: 0,
-            line_interval_ns: 0.0,
-            last_delivery_ns: 0,
             settings,
             catalog,
         })
@@ -210,13 +217,13 @@ impl Scheduler {
     /// The order it walks.
     #[must_use]
     pub fn order(&self) -> &Order {
-        self.window.order()
+        self.windows.order()
     }
 
     /// How batches are shared.
     #[must_use]
     pub fn split(&self) -> &Split {
-        self.window.split()
+        self.windows.split()
     }
 
     /// Takes one event at `now_ns` (never earlier than the last) and appends what is to be carried out.
@@ -230,7 +237,9 @@ impl Scheduler {
                 epoch,
                 batch,
             } => self.want_batch(request, rank, epoch, batch, actions),
+            Event::WantReads { request, rank, reads } => self.want_reads(request, rank, &reads, actions),
             Event::WantSamples { request, rank, samples } => self.want_samples(request, rank, &samples, actions),
+            Event::Leave { rank } => self.leave(rank, actions),
             Event::Withdraw { request } => self.withdraw(request),
             Event::Release { handles } => {
                 for handle in handles {
@@ -250,7 +259,7 @@ impl Scheduler {
             }
             Event::Budget { ram_bytes } => self.ram_bytes = ram_bytes.min(self.arena.capacity_bytes()),
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
-            Event::Epoch { epoch, samples } => drop(self.window.supply(epoch, &samples)),
+            Event::Epoch { epoch, samples } => drop(self.windows.supply(epoch, &samples)),
             Event::Tick => self.hedge(actions),
         }
         while self.arena.used_bytes() > self.ram_bytes && self.make_any_room() {}
@@ -268,7 +277,7 @@ impl Scheduler {
             kept_samples: self.residents.kept_count,
             leased_bytes: self.residents.leased_bytes,
             leases: self.residents.leases,
-            reads_ahead: self.window.ahead,
+            reads_ahead: self.windows.ahead,
             in_flight: self.loads.bucket_in_flight(),
             in_flight_limit: u64::from(self.loads.concurrency.limit()),
             requests: self.requests.len() as u64,
@@ -279,8 +288,35 @@ impl Scheduler {
         }
     }
 
-    /// A rank begins somewhere: its open requests end, its reads before that batch are over.
+    /// A rank begins somewhere: its open requests end, its reads before that batch are over. No other rank notices.
     fn start(&mut self, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
+        self.call_off(rank, actions);
+        let (Some(place), Some(step)) = (self.windows.place_of(rank), self.windows.step_of(epoch, batch)) else {
+            return;
+        };
+        let window = self.windows.of(place);
+        let within = self.windows.has_started(place) && (window.head()..=window.end()).contains(&step);
+        if within && !window.is_over_from(step) {
+            self.skip(place, step);
+            self.windows.advance(place);
+            self.windows.of_mut(place).newest = step;
+        } else {
+            self.empty(place);
+            self.windows.begin(place, step);
+        }
+        self.chunk_left = 0;
+    }
+
+    /// A rank reads no more: its requests end, and what was planned for it is given back.
+    fn leave(&mut self, rank: u32, actions: &mut Vec<Action>) {
+        self.call_off(rank, actions);
+        if let Some(place) = self.windows.place_of(rank) {
+            self.empty(place);
+        }
+    }
+
+    /// Ends the open requests of a rank.
+    fn call_off(&mut self, rank: u32, actions: &mut Vec<Action>) {
         for request in self.requests.of_rank(rank) {
             self.withdraw(request);
             actions.push(self.loads.action(Command::Refuse {
@@ -289,47 +325,29 @@ impl Scheduler {
                 failure: Failure::Cancelled,
             }));
         }
-        let Some(target) = self.window.line_of(rank, epoch, batch) else {
-            return;
-        };
-        self.window.set_cursors(rank, target);
-        if target < self.window.head()
-            || self.window.open == 0
-            || self.window.is_over_from(target)
-            || target > self.window.end() + self.settings.window_entries
-        {
-            // Backwards, or far away: lay the window out anew. Other ranks start where they asked to.
-            for line in self.window.head()..self.window.end() {
-                self.skip_line(line);
-            }
-            let first = target - target % self.window.ranks().len() as u64;
-            self.residents.forget_expected(&mut self.arena);
-            self.window.restart(first);
-            self.frontier = (first, 0);
-            self.wanted.clear();
-        } else {
-            let (step, head) = (self.window.ranks().len() as u64, self.window.head());
-            let first = head + (target % step + step - head % step) % step;
-            for line in (first..target).step_by(step as usize) {
-                if !self.window.reach(line) {
-                    break;
-                }
-                self.skip_line(line);
-            }
-        }
-        self.newest_line = target;
-        self.chunk_left = 0;
-        self.window.advance();
     }
 
-    fn skip_line(&mut self, line: u64) {
-        let count = self.window.peek(line).map_or(0, |line| line.entries.len());
-        for entry in 0..count {
-            let it = self.window.peek(line).map(|l| l.entries[entry]);
-            if let Some(it) = it {
-                self.window.close(line, entry);
+    /// Closes a rank's window.
+    fn empty(&mut self, place: usize) {
+        self.skip(place, u64::MAX);
+        self.residents.forget_expected(&mut self.arena);
+        self.windows.end(place);
+    }
+
+    /// A rank's reads before `end` are over. What is there of them rests: whoever starts again may want it.
+    fn skip(&mut self, place: usize, end: u64) {
+        let window = self.windows.of(place);
+        for step in window.head()..window.end().min(end) {
+            let line = self.windows.line_at(place, step);
+            let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
+            for entry in 0..count {
+                let Some(it) = self.windows.peek(line).map(|l| l.entries[entry]) else {
+                    continue;
+                };
+                self.windows.close(line, entry);
                 if it.read == Read::Planned {
-                    self.unuse(it.resident);
+                    self.residents.get_mut(it.resident).uses -= 1;
+                    self.residents.let_go(it.resident, &mut self.arena);
                 }
             }
         }
@@ -378,7 +396,7 @@ impl Scheduler {
     fn explain(&self, request: u64, since_ns: u64, targets: &[requests::Target]) -> Waiting {
         for target in targets {
             let (sample, id) = match *target {
-                requests::Target::Entry(line, entry) => match self.window.peek(line) {
+                requests::Target::Entry(line, entry) => match self.windows.peek(line) {
                     Some(l) => (l.entries[entry].sample, l.entries[entry].resident),
                     None => continue,
                 },

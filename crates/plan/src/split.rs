@@ -9,10 +9,6 @@
 //! share a batch equally, that is an error, or, when the caller says so, ranks differ by one sample and [`Split::weight`]
 //! tells what to multiply each rank's mean loss with; a rank for which nothing is left gets a *filler*, a
 //! sample that another rank has too, at weight zero.
-//!
-//! A node reads what its ranks read: [`LocalStream`] numbers those positions in the order of consumption, for the scheduler.
-
-mod local;
 
 use std::ops::Range;
 
@@ -22,8 +18,6 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::order::Order;
 use crate::spec::Tail;
-
-pub use local::LocalStream;
 
 /// The sharing of an order's global batches among data ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,12 +155,25 @@ impl Split {
         f64::from(self.share(batch, rank)) * f64::from(self.ranks) / f64::from(self.size(batch))
     }
 
-    /// What the ranks of one node read, as one stream.
+    /// Whether these can be the ranks of one node.
     ///
     /// # Errors
     /// When a rank doesn't exist or is named twice, or none is named.
-    pub fn local(&self, ranks: &[u32]) -> Result<LocalStream, Error> {
-        LocalStream::new(self.clone(), ranks)
+    pub fn check_ranks(&self, ranks: &[u32]) -> Result<(), Error> {
+        if ranks.is_empty() {
+            return Err(Error::Zero {
+                what: "the number of ranks on this node",
+            });
+        }
+        for (at, &rank) in ranks.iter().enumerate() {
+            if rank >= self.ranks || ranks[..at].contains(&rank) {
+                return Err(Error::NoSuchRank {
+                    rank,
+                    ranks: self.ranks,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Samples of a batch that are this rank's own.

@@ -197,38 +197,6 @@ proptest! {
     }
 
     #[test]
-    fn a_nodes_stream_is_what_its_ranks_read_in_turn((order, _) in orders(), ranks: prop::sample::Index, mask: u32) {
-        let ranks = up_to_the_batch(&order, ranks);
-        let split = Split::weighted(&order, ranks).expect("no more ranks than samples");
-        let local: Vec<u32> = (0..ranks).filter(|rank| *rank == mask % ranks || mask >> rank & 1 == 1).collect();
-        let stream = split.local(&local).expect("they exist");
-        let mut expected = vec![];
-        for batch in 0..split.batches() {
-            let start = expected.len() as u64;
-            let mut own: Vec<_> = local.iter().flat_map(|&rank| split.batch_positions(batch, rank).map(move |p| (p, rank)))
-                .collect();
-            // Fillers are last; everything else is by position.
-            own.sort_by_key(|&(position, rank)| (split.is_filler(batch, rank), if split.is_filler(batch, rank) { 0 } else { position }));
-            expected.extend(own.into_iter().map(|(position, rank)| (position, rank, batch)));
-            prop_assert_eq!(stream.batch_indices(batch), start..expected.len() as u64);
-        }
-        let indices = 0..stream.len();
-        let found: Vec<_> = indices.map(|index| (stream.position(index), stream.rank(index), stream.batch(index))).collect();
-        prop_assert_eq!(&found, &expected);
-        for (index, &(position, rank, batch)) in expected.iter().enumerate() {
-            prop_assert_eq!(stream.is_filler(index as u64), split.is_filler(batch, rank));
-            if !stream.is_filler(index as u64) {
-                prop_assert_eq!(stream.index_of(position), Some(index as u64));
-                prop_assert_eq!((split.rank_of(position), split.batch_of(position)), (rank, batch));
-            }
-        }
-        for position in 0..split.positions() + 2 {
-            let ours = position < split.positions() && local.contains(&split.rank_of(position));
-            prop_assert_eq!(stream.index_of(position).is_some(), ours);
-        }
-    }
-
-    #[test]
     fn a_run_resumes_on_another_number_of_ranks_with_the_batches_it_would_have_had(
         (order, number) in orders(), stop in any::<prop::sample::Index>(), old: prop::sample::Index, new: prop::sample::Index,
     ) {
@@ -373,7 +341,10 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     );
     assert!(Split::new(&order, 0).is_err() && Split::new(&order, 9).is_err());
     let split = Split::new(&order, 4).expect("divides");
-    assert!(split.local(&[]).is_err() && split.local(&[1, 1]).is_err() && split.local(&[4]).is_err());
+    for wrong in [&[][..], &[1, 1], &[4]] {
+        assert!(split.check_ranks(wrong).is_err(), "{wrong:?}");
+    }
+    assert!(split.check_ranks(&[3, 0]).is_ok());
 }
 
 #[test]

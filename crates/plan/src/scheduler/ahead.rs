@@ -1,12 +1,13 @@
 //! How far ahead to plan, and in which order reads get their memory.
 //!
-//! What somebody waits for comes first, in the order of the epoch whoever asked first; then the frontier walks on as far as the policy's
-//! [`Lookahead`] and the memory allow. When nothing can give memory back any more and a wanted read still doesn't fit, everything planned is put
-//! back and the wanted line is laid out anew, largest samples first ([`Scheduler::repack`]).
+//! What somebody waits for comes first, in the order of the epoch whoever asked first. Then the ranks' frontiers walk on as far as the policy's
+//! [`Lookahead`] and the memory allow, line by line, always the one that is the fewest steps ahead of its consumer: of ranks in step that is the order
+//! of the epoch, and one that is elsewhere starves nobody. When nothing can give memory back any more and a wanted read still doesn't fit, everything
+//! planned is put back and the wanted line is laid out anew, largest samples first ([`Scheduler::repack`]).
 
 use super::residents::NONE;
 use super::window::{Entry, Read};
-use super::{Blocked, Next, STEP_ENTRIES, Scheduler};
+use super::{Blocked, Next, STEP_ENTRIES, Scheduler, Urgency};
 use crate::action::{Action, Failure};
 use crate::policy::Lookahead;
 use std::hint::black_box;
@@ -19,9 +20,9 @@ impl Scheduler {
     pub(super) fn plan(&mut self, actions: &mut Vec<Action>) -> Next {
         let mut budget = STEP_ENTRIES;
         while let Some(&(line, entry)) = self.wanted.first() {
-            let it = self.window.peek(line).map(|l| l.entries[entry]);
+            let it = self.windows.peek(line).map(|l| l.entries[entry]);
             if it.is_some_and(|it| it.read == Read::Unplanned && it.waiter != 0)
-                && self.plan_read(line, entry, true, actions).is_err()
+                && self.plan_read(line, entry, actions).is_err()
             {
                 if self.is_stuck() {
                     self.repack(line, actions);
@@ -36,33 +37,59 @@ impl Scheduler {
             return Next::Wait;
         }
         while budget > 0 {
-            if self.frontier.0 < self.window.head() {
-                self.frontier = (self.window.head(), 0);
-            }
-            let (line, entry) = self.frontier;
-            if !self.may_look_ahead(line) || !self.window.reach(line) {
-                return Next::Wait;
-            }
-            let Some(it) = self.window.peek(line) else {
+            let Some(place) = self.next_frontier() else {
                 return Next::Wait;
             };
-            if entry >= it.entries.len() {
-                self.frontier = (line + 1, 0);
-                continue;
+            if !self.plan_line(place, &mut budget, actions) {
+                return Next::Wait;
             }
+        }
+        Next::Soon
+    }
+
+    /// The rank to plan on for: of those that may look further ahead, the one that is the fewest steps ahead of its consumer.
+    fn next_frontier(&mut self) -> Option<usize> {
+        let mut best = None;
+        for place in 0..self.windows.ranks().len() {
+            let lead = self.windows.of(place).lead();
+            if self.windows.has_started(place) && best.is_none_or(|(least, _)| lead < least) && self.may_plan_on(place)
+            {
+                best = Some((lead, place));
+            }
+        }
+        best.map(|(_, place)| place)
+    }
+
+    fn may_plan_on(&mut self, place: usize) -> bool {
+        let (step, _) = self.windows.of(place).frontier;
+        self.may_look_ahead(place, step) && self.windows.reach(place, step)
+    }
+
+    /// Plans what is left of the line at a rank's frontier. False: memory is short.
+    fn plan_line(&mut self, place: usize, budget: &mut u32, actions: &mut Vec<Action>) -> bool {
+        let (step, first) = self.windows.of(place).frontier;
+        let line = self.windows.line_at(place, step);
+        let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
+        for entry in first..count {
+            // Within a line, a chunk may be used up.
+            if *budget == 0 || (entry > first && !self.may_look_ahead(place, step)) {
+                return true;
+            }
+            let Some(it) = self.windows.peek(line) else { return true };
             if entry.is_multiple_of(WARMED) {
-                self.warm(&it.entries[entry..it.entries.len().min(entry + WARMED)]);
+                self.warm(&it.entries[entry..count.min(entry + WARMED)]);
             }
             if it.entries[entry].read == Read::Unplanned {
-                if self.plan_read(line, entry, false, actions).is_err() {
-                    return Next::Wait;
+                if self.plan_read(line, entry, actions).is_err() {
+                    return false;
                 }
                 self.chunk_left = self.chunk_left.saturating_sub(1);
             }
-            self.frontier.1 += 1;
-            budget -= 1;
+            self.windows.of_mut(place).frontier = (step, entry + 1);
+            *budget -= 1;
         }
-        Next::Soon
+        self.windows.of_mut(place).frontier = (step + 1, 0);
+        true
     }
 
     /// Brings what planning these reads will look up close.
@@ -77,29 +104,7 @@ impl Scheduler {
     /// Memory is there but torn: puts every read back, empties the RAM tier, and plans `line` again, its largest samples first. What doesn't fit
     /// then doesn't fit at all.
     pub(super) fn repack(&mut self, line: u64, actions: &mut Vec<Action>) {
-        for at in self.window.head()..self.window.end() {
-            let count = self.window.peek(at).map_or(0, |l| l.entries.len());
-            for entry in 0..count {
-                let Some(it) = self.window.line(at).map(|l| &mut l.entries[entry]) else {
-                    continue;
-                };
-                if it.read != Read::Planned {
-                    continue;
-                }
-                let (waiter, resident) = (it.waiter, it.resident);
-                (it.read, it.resident) = (Read::Unplanned, NONE);
-                self.window.ahead -= 1;
-                if waiter != 0 {
-                    // Nothing is under way, so whatever was planned had arrived.
-                    self.requests.one_more(waiter - 1);
-                    self.wanted.insert((at, entry));
-                }
-                self.unuse(resident);
-            }
-        }
-        self.frontier = (self.window.head(), 0);
-        self.residents.forget_expected(&mut self.arena);
-        while self.make_any_room() {}
+        self.put_all_back();
         let mut entries: Vec<(usize, u64, u64)> = self
             .wanted
             .range((line, 0)..(line + 1, 0))
@@ -109,22 +114,66 @@ impl Scheduler {
         for (entry, _, request) in entries {
             self.wanted.remove(&(line, entry));
             let Some(it) = self
-                .window
+                .windows
                 .peek(line)
                 .map(|l| l.entries[entry])
                 .filter(|it| it.waiter != 0)
             else {
                 continue;
             };
-            if self.plan_read(line, entry, true, actions).is_err() {
+            if self.plan_read(line, entry, actions).is_err() {
                 self.refuse(request, it.sample, Failure::NoMemory, actions);
                 return;
             }
         }
     }
 
+    /// Empties the memory: every planned read is put back, and nothing is kept. Only when nothing is under way and nobody holds a lease.
+    pub(super) fn put_all_back(&mut self) {
+        for place in 0..self.windows.ranks().len() {
+            let window = self.windows.of(place);
+            for step in window.head()..window.end() {
+                let line = self.windows.line_at(place, step);
+                let count = self.windows.peek(line).map_or(0, |l| l.entries.len());
+                for entry in 0..count {
+                    self.put_back(line, entry, true);
+                }
+            }
+        }
+        let residents = &self.residents;
+        for resident in self.requests.displace(|id| residents.ready(id).is_some()) {
+            self.unuse(resident);
+        }
+        self.residents.forget_expected(&mut self.arena);
+        while self.make_any_room() {}
+    }
+
+    /// Puts one planned read back, so that its memory may serve another; one that somebody waits for only if `waited` says so and its bytes are
+    /// there: then it is wanted again. False: it isn't one.
+    pub(super) fn put_back(&mut self, line: u64, entry: usize, waited: bool) -> bool {
+        let Some(it) = self.windows.peek(line).map(|l| l.entries[entry]) else {
+            return false;
+        };
+        if it.read != Read::Planned || (it.waiter != 0 && !(waited && self.residents.ready(it.resident).is_some())) {
+            return false;
+        }
+        if let Some(line) = self.windows.line(line) {
+            (line.entries[entry].read, line.entries[entry].resident) = (Read::Unplanned, NONE);
+        }
+        self.windows.ahead -= 1;
+        if it.waiter != 0 {
+            self.requests.one_more(it.waiter - 1);
+            self.wanted.insert((line, entry));
+        }
+        let (step, place) = self.windows.parts(line);
+        let window = self.windows.of_mut(place);
+        window.frontier = window.frontier.min((step, entry));
+        self.unuse(it.resident);
+        true
+    }
+
     pub(super) fn wanted_at(&self, line: u64, entry: usize) -> Option<(usize, u64, u64)> {
-        let it = self.window.peek(line)?.entries.get(entry)?;
+        let it = self.windows.peek(line)?.entries.get(entry)?;
         (it.waiter != 0).then(|| (entry, self.catalog.place(it.sample).len, it.waiter - 1))
     }
 
@@ -133,15 +182,17 @@ impl Scheduler {
         self.loads.is_idle() && self.residents.leases == 0
     }
 
-    pub(super) fn may_look_ahead(&mut self, line: u64) -> bool {
-        if self.window.open >= self.settings.window_entries && line >= self.window.end() {
+    fn may_look_ahead(&mut self, place: usize, step: u64) -> bool {
+        let window = self.windows.of(place);
+        let most = (self.settings.window_entries / self.windows.ranks().len() as u64).max(1);
+        if window.open >= most && step >= window.end() {
             return false;
         }
         match self.settings.policy.lookahead() {
             Lookahead::Demand => false,
-            Lookahead::Batches(ahead) => line <= self.newest_line + ahead * self.window.ranks().len() as u64,
+            Lookahead::Batches(ahead) => step <= window.newest + ahead,
             Lookahead::Chunk { fetch, threshold } => {
-                if self.chunk_left == 0 && self.window.ahead <= u64::from(threshold) {
+                if self.chunk_left == 0 && self.windows.ahead <= u64::from(threshold) {
                     self.chunk_left = fetch;
                 }
                 self.chunk_left > 0
@@ -152,23 +203,22 @@ impl Scheduler {
     }
 
     /// Gives one read its memory and, if its bytes are elsewhere, a load.
-    pub(super) fn plan_read(
-        &mut self,
-        line: u64,
-        entry: usize,
-        urgent: bool,
-        actions: &mut Vec<Action>,
-    ) -> Result<(), Blocked> {
-        let Some(it) = self.window.peek(line) else {
+    pub(super) fn plan_read(&mut self, line: u64, entry: usize, actions: &mut Vec<Action>) -> Result<(), Blocked> {
+        let Some(it) = self.windows.peek(line) else {
             return Ok(());
         };
         let (sample, waiter) = (it.entries[entry].sample, it.entries[entry].waiter);
-        let id = self.resident_for(sample, line, urgent || waiter != 0, actions)?;
+        let urgency = if waiter == 0 { Urgency::Ahead } else { Urgency::Waited };
+        let id = self.resident_for(sample, line, urgency, actions)?;
         self.residents.plan_use(id);
-        let it = &mut self.window.line(line).expect("the line was there a moment ago").entries[entry];
+        let it = &mut self
+            .windows
+            .line(line)
+            .expect("the line was there a moment ago")
+            .entries[entry];
         it.resident = id;
         it.read = Read::Planned;
-        self.window.ahead += 1;
+        self.windows.ahead += 1;
         if waiter != 0 {
             self.note_waiter(id, waiter - 1, line, actions);
         }

@@ -619,7 +619,7 @@ impl Scheduler {
             again
                 .into_iter()
                 .for_each(|request| self.residents.wait(index, request));
-            self.reload(index, self.window.head());
+            self.reload(index, 0);
             return;
         }
         self.residents.let_go(index, &mut self.arena);
@@ -786,8 +786,7 @@ impl Scheduler {
             .parts
             .iter()
             .any(|part| self.residents.get(part.handle.index).waiting);
-        let lines_left = pending.line.saturating_sub(self.window.head()) as f64;
-        let needed_in_s = lines_left * self.line_interval_ns / 1e9;
+        let needed_in_s = self.windows.needed_in_ns(pending.line) / 1e9;
         waited_for || needed_in_s < 2.0 * self.loads.estimate.expected_s(pending.len)
     }
 }

@@ -4,9 +4,8 @@
 //! disk tier or to the consumer. Neighbours in the same shard come along when they will stay or are read soon. What passed through leaves when its
 //! memory is needed, in the order of planning. For a read that somebody waits for, what was planned further ahead is put back, and then kept samples leave.
 
-use super::residents::{NONE, Residents, State};
-use super::window::Read;
-use super::{Blocked, Keep, Scheduler};
+use super::residents::{Residents, State};
+use super::{Blocked, Keep, Scheduler, Urgency};
 use crate::action::{Action, Command, Via};
 use crate::arena::{Slot, Stay, reserved_bytes};
 use crate::catalog::Place;
@@ -23,7 +22,7 @@ impl Scheduler {
         &mut self,
         sample: u64,
         line: u64,
-        urgent: bool,
+        urgency: Urgency,
         actions: &mut Vec<Action>,
     ) -> Result<u32, Blocked> {
         if let Some(id) = self.residents.find(sample) {
@@ -45,7 +44,7 @@ impl Scheduler {
             return Ok(id);
         }
         if let Some(tier) = self.best_tier(sample, place.len) {
-            let slot = self.reserve(place.len, line, urgent)?;
+            let slot = self.reserve(place.len, line, urgency)?;
             let id = self.residents.insert(sample, slot, Via::Disk);
             if self.ram_admits(place.len) {
                 self.residents.keep(id);
@@ -55,7 +54,7 @@ impl Scheduler {
         }
         let group = self.group_bytes;
         let torn = group > 0 && !self.ram_admits(group) && !self.has_staging_room(group);
-        if torn && !(urgent && self.loads.is_idle()) {
+        if torn && !(urgency.is_urgent() && self.loads.is_idle()) {
             // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
             // wanted whole a moment later. What is under way gives memory back.
             return Err(Blocked::Memory);
@@ -64,9 +63,9 @@ impl Scheduler {
         let slot = match stay {
             Keep::Ram => match self.take(place.len, Stay::Long) {
                 Some(slot) => slot,
-                None => self.reserve(place.len, line, urgent)?,
+                None => self.reserve(place.len, line, urgency)?,
             },
-            Keep::Tier(_) | Keep::No => match self.reserve(place.len, line, urgent) {
+            Keep::Tier(_) | Keep::No => match self.reserve(place.len, line, urgency) {
                 Ok(slot) => slot,
                 Err(blocked) => {
                     if let Keep::Tier(tier) = stay {
@@ -174,11 +173,11 @@ impl Scheduler {
 
     /// Whether this node reads a sample again before staging turns over.
     pub(super) fn read_soon(&mut self, sample: u64, line: u64) -> bool {
-        let (epoch, batch, _) = self.window.address(line);
-        let global = u64::from(self.window.split().global_batch());
+        let (epoch, batch) = self.windows.batch_of(self.windows.parts(line).0);
+        let global = u64::from(self.windows.split().global_batch());
         let batches = (self.staging_bytes / self.catalog.place(sample).len.max(1) / global.max(1)).max(1);
-        let (split, local) = (self.window.split().clone(), self.window.ranks().to_vec());
-        let Some(position) = self.window.epoch(epoch).and_then(|order| order.position_of(sample)) else {
+        let (split, local) = (self.windows.split().clone(), self.windows.ranks().to_vec());
+        let Some(position) = self.windows.epoch(epoch).and_then(|order| order.position_of(sample)) else {
             return false;
         };
         let at = split.batch_of(position);
@@ -295,7 +294,8 @@ impl Scheduler {
 
     /// A slot for something that passes through. For what is waited for, staging may grow into the RAM tier, kept samples leave, and
     /// reads planned further ahead are put back.
-    pub(super) fn reserve(&mut self, len: u64, line: u64, urgent: bool) -> Result<Slot, Blocked> {
+    pub(super) fn reserve(&mut self, len: u64, line: u64, urgency: Urgency) -> Result<Slot, Blocked> {
+        let urgent = urgency.is_urgent();
         // Room for a request's worth of neighbours, too.
         if !self.make_staging_room(len + self.group_bytes, urgent) && !urgent {
             return Err(Blocked::Memory);
@@ -314,38 +314,72 @@ impl Scheduler {
             if self.residents.forget_expected(&mut self.arena) {
                 continue;
             }
-            if !self.put_back_after(line) && self.residents.evict_one(&mut self.arena).is_none() {
+            if self.put_back_after(line) || self.residents.evict_one(&mut self.arena).is_some() {
+                continue;
+            }
+            // Only leases hold memory, and who holds them may wait for this very read.
+            if urgency != Urgency::Waited || !self.loads.is_idle() || !self.displace_after(line) {
                 return Err(Blocked::Memory);
             }
         }
     }
 
-    /// Puts the last planned reads behind `line` back, until something was freed. False: there is nothing to free.
-    pub(super) fn put_back_after(&mut self, line: u64) -> bool {
+    /// Puts reads back that nobody waits for, the furthest ahead of their consumer first, until something was freed. Reads before `line` in its own
+    /// rank's window stay. False: there is nothing to free.
+    fn put_back_after(&mut self, line: u64) -> bool {
         let before = self.arena.used_bytes();
-        let mut at = self.window.end();
-        while at > line + 1 {
-            at -= 1;
-            let count = self.window.peek(at).map_or(0, |l| l.entries.len());
-            for entry in (0..count).rev() {
-                let it = self.window.peek(at).map(|l| l.entries[entry]);
-                let Some(it) = it.filter(|it| it.read == Read::Planned && it.waiter == 0) else {
-                    continue;
-                };
-                if let Some(line) = self.window.line(at) {
-                    line.entries[entry].read = Read::Unplanned;
-                    line.entries[entry].resident = NONE;
-                }
-                self.window.ahead -= 1;
-                if (at, entry) < self.frontier {
-                    self.frontier = (at, entry);
-                }
-                self.unuse(it.resident);
-                if self.arena.used_bytes() < before {
-                    return true;
-                }
+        let (step, own) = self.windows.parts(line);
+        let mut ends = self.windows.ends();
+        loop {
+            let furthest = (0..ends.len())
+                .filter(|&place| {
+                    ends[place] > self.windows.of(place).head() && (place != own || ends[place] > step + 1)
+                })
+                .max_by_key(|&place| (ends[place] - self.windows.of(place).head(), place));
+            let Some(place) = furthest else { return false };
+            ends[place] -= 1;
+            if self.put_line_back(self.windows.line_at(place, ends[place]), false, before) {
+                return true;
+            }
+            if self.windows.of(place).end() == ends[place] + 1 {
+                // Laid out again when its turn comes.
+                self.windows.retract(place);
             }
         }
-        false
+    }
+
+    /// For a read that would otherwise wait for ever: reads of their own, and then those after `line` that somebody waits for, are put back, last ones
+    /// first. The order of the epoch decides, so two never take memory from each other in turn. False: there is nothing to free.
+    fn displace_after(&mut self, line: u64) -> bool {
+        let before = self.arena.used_bytes();
+        let residents = &self.residents;
+        for resident in self.requests.displace(|id| residents.ready(id).is_some()) {
+            self.unuse(resident);
+        }
+        if self.make_any_room() || self.arena.used_bytes() < before {
+            return true;
+        }
+        let mut ends = self.windows.ends();
+        loop {
+            let last = (0..ends.len())
+                .filter(|&place| ends[place] > self.windows.of(place).head())
+                .map(|place| self.windows.line_at(place, ends[place] - 1))
+                .max();
+            let Some(last) = last.filter(|&last| last > line) else {
+                return false;
+            };
+            if self.put_line_back(last, true, before) {
+                return true;
+            }
+            ends[self.windows.parts(last).1] -= 1;
+        }
+    }
+
+    /// Puts a line's reads back, last ones first, until less than `before` bytes are used. False: it is all back, and it wasn't enough.
+    fn put_line_back(&mut self, line: u64, waited: bool, before: u64) -> bool {
+        let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
+        (0..count)
+            .rev()
+            .any(|entry| self.put_back(line, entry, waited) && self.arena.used_bytes() < before)
     }
 }

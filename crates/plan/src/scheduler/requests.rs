@@ -1,17 +1,18 @@
 //! Requests: what consumers wait for, and its delivery.
 //!
-//! A request is served all at once, when everything it names is in memory; until then it holds nothing that another could need first. What it names are
-//! entries of the window (the planned reads), or, for a sample that this rank's order doesn't hold soon, a read of its own (*loose*).
+//! A request is served all at once, when everything it names is in memory; until then it holds nothing that another could need first. It asks for a
+//! batch, for reads by their names (epoch and position), or for samples by number. A name of a read that the rank has before it is an
+//! entry of its window; what was read already, what lies far away and what is asked for by number is a read of its own (*loose*).
 
-use super::residents::State;
+use super::residents::{Ready, State};
 use super::window::Read;
-use super::{Scheduler, Via};
+use super::{Scheduler, Urgency, Via};
 use crate::action::{Action, Command, Failure, Item};
 use crate::policy::{Lookahead, Retention};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// How many lines beyond the window a named sample may lie and still be read in order.
-const NEAR_LINES: u64 = 4096;
+/// How many steps beyond its window a rank may ask for.
+const NEAR_STEPS: u64 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
@@ -27,7 +28,19 @@ struct Request {
     rank: u32,
     since_ns: u64,
     targets: Vec<Target>,
+    /// The targets' samples.
+    samples: Vec<u64>,
     missing: u32,
+}
+
+impl Request {
+    /// The first target without memory: its place in the request, and its sample.
+    fn next_unplaced(&self) -> Option<(usize, u64)> {
+        self.targets.iter().enumerate().find_map(|(at, target)| match *target {
+            Target::Unplaced(sample) => Some((at, sample)),
+            Target::Entry(..) | Target::Loose(_) => None,
+        })
+    }
 }
 
 #[derive(Default)]
@@ -35,12 +48,34 @@ pub(super) struct Requests {
     /// By id: askers count up, so this is also their order.
     open: BTreeMap<u64, Request>,
     /// Requests with unplaced reads, oldest first.
-    pub unplaced: std::collections::VecDeque<u64>,
+    pub unplaced: VecDeque<u64>,
 }
 
 impl Requests {
     pub fn len(&self) -> usize {
         self.open.len()
+    }
+
+    /// The reads of their own that have memory are without again; how many of them had been there is for `is_ready` to say.
+    pub fn displace(&mut self, mut is_ready: impl FnMut(u32) -> bool) -> Vec<u32> {
+        let mut displaced = Vec::new();
+        for (&id, request) in &mut self.open {
+            let before = displaced.len();
+            for (target, &sample) in request.targets.iter_mut().zip(&request.samples) {
+                if let Target::Loose(resident) = *target
+                    && is_ready(resident)
+                {
+                    *target = Target::Unplaced(sample);
+                    request.missing += 1;
+                    displaced.push(resident);
+                }
+            }
+            if displaced.len() > before && !self.unplaced.contains(&id) {
+                let at = self.unplaced.partition_point(|&other| other < id);
+                self.unplaced.insert(at, id);
+            }
+        }
+        displaced
     }
 
     pub fn of_rank(&self, rank: u32) -> Vec<u64> {
@@ -72,109 +107,118 @@ impl Requests {
 
 impl Scheduler {
     pub(super) fn want_batch(&mut self, request: u64, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
-        let line = self
-            .window
-            .line_of(rank, epoch, batch)
-            .filter(|&line| line >= self.window.head());
-        let Some(line) = line.filter(|&line| line < self.window.end() + NEAR_LINES && self.window.reach(line)) else {
-            actions.push(self.loads.action(Command::Refuse {
-                request,
-                sample: None,
-                failure: Failure::Final,
-            }));
-            return;
-        };
-        // A line before the rank's start has no entries: refused like one that is over.
-        let count = self.window.peek(line).map_or(0, |l| l.entries.len());
-        let targets: Vec<Target> = (0..count).map(|entry| Target::Entry(line, entry)).collect();
-        if targets.is_empty() {
-            actions.push(self.loads.action(Command::Refuse {
-                request,
-                sample: None,
-                failure: Failure::Final,
-            }));
-            return;
+        let targets = self.entries_of(rank, epoch, batch);
+        // A batch that is over, or too far away, has none.
+        match targets.is_empty() {
+            true => self.decline(request, actions),
+            false => self.open_request(request, rank, targets, actions),
         }
-        self.open_request(request, rank, targets, actions);
     }
 
-    pub(super) fn want_samples(&mut self, request: u64, rank: u32, samples: &[u64], actions: &mut Vec<Action>) {
-        let mut targets: Vec<Target> = Vec::with_capacity(samples.len());
-        for &sample in samples {
-            let target = self
-                .find_read(rank, sample, &targets)
-                .map_or(Target::Unplaced(sample), |(line, entry)| Target::Entry(line, entry));
+    fn entries_of(&mut self, rank: u32, epoch: u32, batch: u64) -> Vec<Target> {
+        let Some(line) = self
+            .windows
+            .place_of(rank)
+            .zip(self.windows.step_of(epoch, batch))
+            .and_then(|(place, step)| self.reach(place, step))
+        else {
+            return Vec::new();
+        };
+        let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
+        (0..count).map(|entry| Target::Entry(line, entry)).collect()
+    }
+
+    /// The line of a rank's step, laid out, if the rank has it before it and near. A rank that hasn't started begins there.
+    fn reach(&mut self, place: usize, step: u64) -> Option<u64> {
+        if !self.windows.has_started(place) {
+            self.windows.begin(place, step);
+        }
+        let window = self.windows.of(place);
+        let near = step >= window.head() && step < window.end() + NEAR_STEPS;
+        (near && self.windows.reach(place, step)).then(|| self.windows.line_at(place, step))
+    }
+
+    pub(super) fn want_reads(&mut self, request: u64, rank: u32, reads: &[(u32, u64)], actions: &mut Vec<Action>) {
+        let place = self.windows.place_of(rank);
+        let (mut targets, mut claimed) = (Vec::with_capacity(reads.len()), BTreeSet::new());
+        for &(epoch, position) in reads {
+            let entry = place.and_then(|place| self.entry_of(place, epoch, position));
+            let target = match entry.filter(|&entry| claimed.insert(entry)) {
+                Some((line, entry)) => Target::Entry(line, entry),
+                None => match self.sample_at(epoch, position) {
+                    Some(sample) => Target::Unplaced(sample),
+                    None => return self.decline(request, actions),
+                },
+            };
             targets.push(target);
         }
         self.open_request(request, rank, targets, actions);
     }
 
-    /// The next read of a sample by a rank that nobody has claimed: in the epoch at the head of the window, or the one after it.
-    fn find_read(&mut self, rank: u32, sample: u64, claimed: &[Target]) -> Option<(u64, usize)> {
-        if sample >= self.catalog.samples() {
-            return None;
-        }
-        let (epoch, ..) = self.window.address(self.window.head());
-        for epoch in [epoch, epoch + 1] {
-            let Some((line, entry)) = self.window.locate(epoch, sample, rank) else {
-                continue;
-            };
-            if line < self.window.head() || line >= self.window.end() + NEAR_LINES || !self.window.reach(line) {
-                continue;
-            }
-            let free = self.window.peek(line).is_some_and(|l| {
-                l.entries
-                    .get(entry)
-                    .is_some_and(|e| e.sample == sample && e.read != Read::Over && e.waiter == 0)
-            });
-            if free && !claimed.contains(&Target::Entry(line, entry)) {
-                return Some((line, entry));
-            }
-        }
-        None
+    fn sample_at(&mut self, epoch: u32, position: u64) -> Option<u64> {
+        let order = self.windows.epoch(epoch)?;
+        (position < order.positions()).then(|| order.sample_at(position))
+    }
+
+    /// The read of a rank's window that has this name, if nobody has claimed it yet.
+    fn entry_of(&mut self, place: usize, epoch: u32, position: u64) -> Option<(u64, usize)> {
+        let (step, entry) = self.windows.find(place, epoch, position)?;
+        let line = self.reach(place, step)?;
+        let it = self.windows.peek(line)?.entries.get(entry)?;
+        (it.read != Read::Over && it.waiter == 0).then_some((line, entry))
+    }
+
+    pub(super) fn want_samples(&mut self, request: u64, rank: u32, samples: &[u64], actions: &mut Vec<Action>) {
+        let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
+        self.open_request(request, rank, targets, actions);
+    }
+
+    /// Tells a request that it asks for what there isn't.
+    fn decline(&mut self, request: u64, actions: &mut Vec<Action>) {
+        actions.push(self.loads.action(Command::Refuse {
+            request,
+            sample: None,
+            failure: Failure::Final,
+        }));
     }
 
     fn open_request(&mut self, id: u64, rank: u32, targets: Vec<Target>, actions: &mut Vec<Action>) {
-        let (mut lost, mut taken) = (false, false);
+        let mut samples = Vec::with_capacity(targets.len());
         for target in &targets {
-            match *target {
-                Target::Entry(line, entry) => {
-                    let claimed = self
-                        .window
-                        .peek(line)
-                        .is_some_and(|l| l.entries[entry].waiter != 0 || l.entries[entry].read == Read::Over);
-                    taken |= claimed;
-                    self.newest_line = self.newest_line.max(line);
-                }
-                Target::Unplaced(sample) => lost |= sample >= self.catalog.samples(),
-                Target::Loose(_) => {}
-            }
+            let sample = match *target {
+                Target::Entry(line, entry) => self
+                    .windows
+                    .peek(line)
+                    .map(|line| line.entries[entry])
+                    .filter(|it| it.waiter == 0 && it.read != Read::Over)
+                    .map(|it| it.sample),
+                Target::Unplaced(sample) => Some(sample).filter(|&sample| sample < self.catalog.samples()),
+                Target::Loose(_) => None,
+            };
+            samples.extend(sample);
         }
-        if lost || taken || self.requests.open.contains_key(&id) {
-            actions.push(self.loads.action(Command::Refuse {
-                request: id,
-                sample: None,
-                failure: Failure::Final,
-            }));
-            return;
+        if samples.len() < targets.len() || self.requests.open.contains_key(&id) {
+            return self.decline(id, actions);
         }
         let missing = targets.len() as u32;
         let loose = targets.iter().any(|target| matches!(target, Target::Unplaced(_)));
-        self.requests.open.insert(
-            id,
-            Request {
-                rank,
-                since_ns: self.now_ns,
-                targets: targets.clone(),
-                missing,
-            },
-        );
+        let request = Request {
+            rank,
+            since_ns: self.now_ns,
+            targets: targets.clone(),
+            samples,
+            missing,
+        };
+        self.requests.open.insert(id, request);
         if loose {
             self.requests.unplaced.push_back(id);
         }
         for target in targets {
             let Target::Entry(line, entry) = target else { continue };
-            let Some(it) = self.window.line(line) else { continue };
+            let (step, place) = self.windows.parts(line);
+            let window = self.windows.of_mut(place);
+            window.newest = window.newest.max(step);
+            let Some(it) = self.windows.line(line) else { continue };
             let it = &mut it.entries[entry];
             it.waiter = id + 1;
             match it.read {
@@ -217,56 +261,106 @@ impl Scheduler {
     /// Gives the loose reads of waiting requests their memory, oldest first. False: there is none yet.
     pub(super) fn place_loose(&mut self, actions: &mut Vec<Action>) -> bool {
         while let Some(&id) = self.requests.unplaced.front() {
-            let Some(open) = self.requests.open.get(&id) else {
+            let next = self.requests.open.get(&id).and_then(Request::next_unplaced);
+            let Some((at, sample)) = next else {
                 self.requests.unplaced.pop_front();
                 continue;
             };
-            let next = open
-                .targets
-                .iter()
-                .position(|target| matches!(target, Target::Unplaced(_)));
-            let Some((at, Target::Unplaced(sample))) = next.map(|at| (at, open.targets[at])) else {
-                self.requests.unplaced.pop_front();
-                continue;
-            };
-            let line = self.window.head();
-            let Ok(resident) = self.resident_for(sample, line, true, actions) else {
-                if self.is_stuck() {
-                    self.refuse(id, sample, Failure::NoMemory, actions);
-                    continue;
+            if !self.place_one(id, at, sample, actions) {
+                if !self.is_stuck() {
+                    return false;
                 }
-                return false;
-            };
-            self.residents.plan_use(resident);
-            if let Some(open) = self.requests.open.get_mut(&id) {
-                open.targets[at] = Target::Loose(resident);
+                self.repack_loose(id, actions);
             }
-            self.note_waiter(resident, id, line, actions);
         }
         true
     }
 
+    /// Gives one loose read its memory. False: there is none.
+    fn place_one(&mut self, id: u64, at: usize, sample: u64, actions: &mut Vec<Action>) -> bool {
+        let rank = self.requests.open.get(&id).map_or(0, |open| open.rank);
+        let line = self.next_line(rank);
+        let Ok(resident) = self.resident_for(sample, line, Urgency::Loose, actions) else {
+            return false;
+        };
+        self.residents.plan_use(resident);
+        if let Some(open) = self.requests.open.get_mut(&id) {
+            open.targets[at] = Target::Loose(resident);
+        }
+        self.note_waiter(resident, id, line, actions);
+        true
+    }
+
+    /// Memory is there but torn: as [`Scheduler::repack`], for a request of loose reads.
+    fn repack_loose(&mut self, id: u64, actions: &mut Vec<Action>) {
+        self.put_all_back();
+        let Some(open) = self.requests.open.get(&id) else {
+            return;
+        };
+        let unplaced = open
+            .targets
+            .iter()
+            .enumerate()
+            .filter_map(|(at, target)| match *target {
+                Target::Unplaced(sample) => Some((std::cmp::Reverse(self.catalog.place(sample).len), at, sample)),
+                Target::Entry(..) | Target::Loose(_) => None,
+            });
+        let mut unplaced: Vec<_> = unplaced.collect();
+        unplaced.sort_unstable();
+        for (_, at, sample) in unplaced {
+            if !self.place_one(id, at, sample, actions) {
+                return self.refuse(id, sample, Failure::NoMemory, actions);
+            }
+        }
+    }
+
+    /// The line that a rank comes to next.
+    fn next_line(&self, rank: u32) -> u64 {
+        let place = self.windows.place_of(rank).unwrap_or(0);
+        self.windows.line_at(place, self.windows.of(place).head())
+    }
+
+    fn resident_of(&self, target: Target) -> Option<u32> {
+        match target {
+            Target::Entry(line, entry) => Some(self.windows.peek(line)?.entries.get(entry)?.resident),
+            Target::Loose(resident) => Some(resident),
+            Target::Unplaced(_) => None,
+        }
+    }
+
     fn deliver(&mut self, id: u64, actions: &mut Vec<Action>) {
+        let Some(open) = self.requests.open.get(&id) else {
+            return;
+        };
+        let ready: Option<Vec<Ready>> = open
+            .targets
+            .iter()
+            .map(|&target| self.resident_of(target).and_then(|id| self.residents.ready(id)))
+            .collect();
+        let Some(ready) = ready else {
+            // A count that is wrong must never become bytes that are wrong: the asker asks again.
+            debug_assert!(false, "request {id} counts something that isn't there as there");
+            self.withdraw(id);
+            actions.push(self.loads.action(Command::Refuse {
+                request: id,
+                sample: None,
+                failure: Failure::Cancelled,
+            }));
+            return;
+        };
         let Some(open) = self.requests.open.remove(&id) else {
             return;
         };
-        let mut items = Vec::with_capacity(open.targets.len());
+        let mut items = Vec::with_capacity(ready.len());
         let touch = self.settings.policy.retention() == Retention::Lru;
         let mut newest = None;
-        for target in open.targets {
-            let resident = match target {
-                Target::Entry(line, entry) => {
-                    let Some(it) = self.window.peek(line) else { continue };
-                    let resident = it.entries[entry].resident;
-                    self.window.close(line, entry);
-                    newest = newest.max(Some(line));
-                    resident
-                }
-                Target::Loose(resident) => resident,
-                Target::Unplaced(_) => continue,
-            };
-            let handle = self.residents.lease(resident);
-            let it = self.residents.get_mut(resident);
+        for (target, ready) in open.targets.into_iter().zip(ready) {
+            if let Target::Entry(line, entry) = target {
+                self.windows.close(line, entry);
+                newest = newest.max(Some(line));
+            }
+            let handle = self.residents.lease(ready);
+            let it = self.residents.get_mut(ready.id());
             it.uses -= 1;
             items.push(Item {
                 sample: it.sample,
@@ -276,13 +370,14 @@ impl Scheduler {
             });
             it.via = Via::Ram;
             if touch {
-                self.residents.refresh(resident);
+                self.residents.refresh(ready.id());
             }
         }
         if let Some(line) = newest {
-            self.pace(line);
+            let (_, place) = self.windows.parts(line);
+            self.windows.of_mut(place).pace(self.now_ns);
+            self.windows.advance(place);
         }
-        self.window.advance();
         // Half of staging must stay for what comes next.
         let copy = self.residents.leased_bytes > self.staging_bytes / 2;
         actions.push(self.loads.action(Command::Deliver {
@@ -290,17 +385,6 @@ impl Scheduler {
             items,
             copy,
         }));
-    }
-
-    /// Learns how fast lines are consumed: the deadlines of hedging.
-    fn pace(&mut self, line: u64) {
-        let ranks = self.window.ranks().len() as f64;
-        if self.last_delivery_ns > 0 {
-            let interval = (self.now_ns - self.last_delivery_ns) as f64 / ranks;
-            self.line_interval_ns += (interval - self.line_interval_ns) / 16.0;
-        }
-        self.last_delivery_ns = self.now_ns;
-        self.newest_line = self.newest_line.max(line);
     }
 
     /// Tells a request that one of its samples failed; the others go back to being planned reads.
@@ -323,13 +407,13 @@ impl Scheduler {
         for target in open.targets {
             match target {
                 Target::Entry(line, entry) => {
-                    let Some(it) = self.window.line(line) else { continue };
+                    let Some(it) = self.windows.line(line) else { continue };
                     let it = &mut it.entries[entry];
                     it.waiter = 0;
                     let (read, resident) = (it.read, it.resident);
                     if demand && read == Read::Planned {
                         it.read = Read::Unplanned;
-                        self.window.ahead -= 1;
+                        self.windows.ahead -= 1;
                         self.unuse(resident);
                     }
                 }

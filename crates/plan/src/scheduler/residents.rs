@@ -54,6 +54,16 @@ impl Waiters {
     }
 }
 
+/// A resident whose bytes are all there: what can be delivered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ready(u32);
+
+impl Ready {
+    pub fn id(self) -> u32 {
+        self.0
+    }
+}
+
 /// One cache line: with millions of them, that line's way from memory is most of what a hit costs.
 #[repr(align(64))]
 pub(super) struct Resident {
@@ -335,7 +345,14 @@ impl Residents {
         }
     }
 
-    pub fn lease(&mut self, id: u32) -> Handle {
+    /// A resident as one that can be delivered; `None`: its bytes aren't all there.
+    pub fn ready(&self, id: u32) -> Option<Ready> {
+        let resident = self.table.get(id as usize)?;
+        (resident.state == State::Ready).then_some(Ready(id))
+    }
+
+    pub fn lease(&mut self, ready: Ready) -> Handle {
+        let id = ready.0;
         let resident = self.get_mut(id);
         resident.leases += 1;
         let grows = resident.leases == 1 && !resident.is_kept();

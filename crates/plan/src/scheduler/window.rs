@@ -1,7 +1,14 @@
-//! The window: the batches of this node's ranks between what is consumed and how far the plan looks ahead.
+//! The windows: for each rank of this node, its batches between what it has consumed and how far the plan looks ahead for it.
 //!
-//! A *line* is one rank's share of one global batch; lines are numbered across epochs (global batch x local ranks + rank's place), so the window is
-//! one queue. Each entry of a line is one read of one sample. Lines leave at the front once all their entries are delivered or skipped.
+//! A *step* is a global batch, counted across epochs; a *line* is one rank's share of a step, named `step * local ranks + the rank's place`, and each
+//! entry of a line is one read of one sample. Every rank has a [`Window`] of its own over its lines: it starts, jumps back or leaves without touching
+//! another's, and its lines leave at the front once all their entries are delivered or skipped. What the windows share is the order, the epochs that
+//! are known of it, and the count of reads ahead.
+//!
+//! | a rank | its window |
+//! | --- | --- |
+//! | hasn't started, or has left | closed: no lines, nothing is planned for it |
+//! | started | `head..end` are laid out; `frontier` is where planning goes on; `newest` is the last step that was asked for |
 
 use super::residents::NONE;
 use crate::error::Error;
@@ -30,39 +37,95 @@ pub(super) struct Line {
     pub open: u32,
 }
 
+/// One rank's window. Steps in it count across epochs.
+#[derive(Default)]
 pub(super) struct Window {
+    lines: VecDeque<Line>,
+    head: u64,
+    is_open: bool,
+    /// Where planning goes on: step and entry.
+    pub frontier: (u64, usize),
+    /// The last step that was asked for, or with which the rank started.
+    pub newest: u64,
+    /// Reads in it that are not over.
+    pub open: u64,
+    delivered_ns: u64,
+    interval_ns: f64,
+}
+
+impl Window {
+    /// First step in the window.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// The step after the last that is laid out.
+    pub fn end(&self) -> u64 {
+        self.head + self.lines.len() as u64
+    }
+
+    /// How many steps planning is ahead of consumption.
+    pub fn lead(&self) -> u64 {
+        self.frontier.0.saturating_sub(self.head)
+    }
+
+    /// Learns how fast the rank consumes: the deadlines of hedging.
+    pub fn pace(&mut self, now_ns: u64) {
+        if self.delivered_ns > 0 {
+            let interval_ns = (now_ns - self.delivered_ns) as f64;
+            self.interval_ns += (interval_ns - self.interval_ns) / 16.0;
+        }
+        self.delivered_ns = now_ns;
+    }
+
+    /// Whether some line from `step` on was consumed already: to read it again, it must be laid out anew.
+    pub fn is_over_from(&self, step: u64) -> bool {
+        let from = step.saturating_sub(self.head) as usize;
+        self.lines
+            .iter()
+            .skip(from)
+            .any(|line| line.open == 0 || line.entries.iter().any(|it| it.read == Read::Over))
+    }
+
+    fn at(&self, step: u64) -> Option<&Line> {
+        self.lines.get(step.checked_sub(self.head)? as usize)
+    }
+
+    fn at_mut(&mut self, step: u64) -> Option<&mut Line> {
+        self.lines.get_mut(step.checked_sub(self.head)? as usize)
+    }
+}
+
+/// The windows of a node's ranks, over one order.
+pub(super) struct Windows {
     order: Order,
     split: Split,
     ranks: Vec<u32>,
     epochs: Option<u32>,
     known: Vec<EpochOrder>,
-    lines: VecDeque<Line>,
-    head: u64,
-    /// By rank's place: its lines before this one are over even if the window is laid out anew from further back.
-    cursors: Vec<u64>,
-    /// Reads in the window that are not over.
-    pub open: u64,
-    /// Reads planned and not over.
+    windows: Vec<Window>,
+    /// Reads planned and not over, of all ranks.
     pub ahead: u64,
     spare: Vec<Vec<Entry>>,
 }
 
-impl Window {
-    pub fn new(order: Order, split: Split, ranks: Vec<u32>, epochs: Option<u32>) -> Self {
-        let cursors = vec![0; ranks.len()];
-        Window {
+impl Windows {
+    /// Closed windows for `ranks`.
+    ///
+    /// # Errors
+    /// When a rank doesn't exist or is named twice, or none is named.
+    pub fn new(order: Order, split: Split, ranks: Vec<u32>, epochs: Option<u32>) -> Result<Self, Error> {
+        split.check_ranks(&ranks)?;
+        Ok(Windows {
             order,
             split,
+            windows: ranks.iter().map(|_| Window::default()).collect(),
             ranks,
             epochs,
             known: Vec::new(),
-            lines: VecDeque::new(),
-            head: 0,
-            cursors,
-            open: 0,
             ahead: 0,
             spare: Vec::new(),
-        }
+        })
     }
 
     pub fn order(&self) -> &Order {
@@ -81,43 +144,70 @@ impl Window {
         self.order.supply(epoch, samples)
     }
 
-    pub fn rank_place(&self, rank: u32) -> Option<u64> {
-        self.ranks.iter().position(|&r| r == rank).map(|p| p as u64)
+    /// A rank's place among this node's; `None` when it is not of this node.
+    pub fn place_of(&self, rank: u32) -> Option<usize> {
+        self.ranks.iter().position(|&r| r == rank)
     }
 
-    /// The line of a rank's batch; `None` when the rank is not of this node or the batch doesn't exist.
-    pub fn line_of(&self, rank: u32, epoch: u32, batch: u64) -> Option<u64> {
-        let place = self.rank_place(rank)?;
-        (batch < self.split.batches())
-            .then(|| (u64::from(epoch) * self.split.batches() + batch) * self.ranks.len() as u64 + place)
+    /// A rank's window, by its place.
+    pub fn of(&self, place: usize) -> &Window {
+        &self.windows[place]
     }
 
-    /// Epoch, batch and rank of a line.
-    pub fn address(&self, line: u64) -> (u32, u64, u32) {
-        let (global, place) = (line / self.ranks.len() as u64, line % self.ranks.len() as u64);
-        (
-            (global / self.split.batches()) as u32,
-            global % self.split.batches(),
-            self.ranks[place as usize],
-        )
+    pub fn of_mut(&mut self, place: usize) -> &mut Window {
+        &mut self.windows[place]
     }
 
-    /// First line in the window.
-    pub fn head(&self) -> u64 {
-        self.head
+    /// By place: the step after the last that is laid out.
+    pub fn ends(&self) -> Vec<u64> {
+        self.windows.iter().map(Window::end).collect()
     }
 
-    /// The line after the last in the window.
-    pub fn end(&self) -> u64 {
-        self.head + self.lines.len() as u64
+    pub fn has_started(&self, place: usize) -> bool {
+        self.windows[place].is_open
+    }
+
+    /// The step of a batch; `None`: there is no such batch.
+    pub fn step_of(&self, epoch: u32, batch: u64) -> Option<u64> {
+        (batch < self.split.batches()).then(|| u64::from(epoch) * self.split.batches() + batch)
+    }
+
+    /// The name of a rank's share of a step.
+    pub fn line_at(&self, place: usize, step: u64) -> u64 {
+        step * self.ranks.len() as u64 + place as u64
+    }
+
+    /// Step and place of a line.
+    pub fn parts(&self, line: u64) -> (u64, usize) {
+        let ranks = self.ranks.len() as u64;
+        (line / ranks, (line % ranks) as usize)
+    }
+
+    /// Epoch and batch of a step.
+    pub fn batch_of(&self, step: u64) -> (u32, u64) {
+        let batches = self.split.batches();
+        ((step / batches) as u32, step % batches)
+    }
+
+    /// How many steps its rank has before it comes to a line.
+    pub fn steps_left(&self, line: u64) -> u64 {
+        let (step, place) = self.parts(line);
+        step.saturating_sub(self.windows[place].head)
+    }
+
+    /// In how many nanoseconds its rank comes to a line, as far as is known.
+    pub fn needed_in_ns(&self, line: u64) -> f64 {
+        self.steps_left(line) as f64 * self.windows[self.parts(line).1].interval_ns
     }
 
     pub fn line(&mut self, line: u64) -> Option<&mut Line> {
-        self.lines.get_mut(line.checked_sub(self.head)? as usize)
+        let (step, place) = self.parts(line);
+        self.windows[place].at_mut(step)
     }
 
     pub fn peek(&self, line: u64) -> Option<&Line> {
-        self.lines.get(line.checked_sub(self.head)? as usize)
+        let (step, place) = self.parts(line);
+        self.windows[place].at(step)
     }
 
     /// The order of an epoch, if it is known and in the run.
@@ -137,18 +227,17 @@ impl Window {
         self.known.last()
     }
 
-    /// Lays out lines up to and including `line`; false when their epoch isn't known or over.
-    pub fn reach(&mut self, line: u64) -> bool {
-        while self.end() <= line {
-            let next = self.end();
-            let (epoch, batch, rank) = self.address(next);
-            let mut entries = self.spare.pop().unwrap_or_default();
-            if next < self.cursors[(next % self.ranks.len() as u64) as usize] {
-                self.lines.push_back(Line { entries, open: 0 });
-                continue;
-            }
+    /// Lays out a started rank's lines up to and including `step`; false when their epoch isn't known or over.
+    pub fn reach(&mut self, place: usize, step: u64) -> bool {
+        let rank = self.ranks[place];
+        while self.windows[place].end() <= step {
+            let (epoch, batch) = self.batch_of(self.windows[place].end());
             let positions = self.split.batch_positions(batch, rank);
-            let Some(order) = self.epoch(epoch) else { return false };
+            let mut entries = self.spare.pop().unwrap_or_default();
+            let Some(order) = self.epoch(epoch) else {
+                self.spare.push(entries);
+                return false;
+            };
             entries.extend(positions.map(|position| Entry {
                 sample: order.sample_at(position),
                 resident: NONE,
@@ -156,52 +245,76 @@ impl Window {
                 waiter: 0,
             }));
             let open = entries.len() as u32;
-            self.open += u64::from(open);
-            self.lines.push_back(Line { entries, open });
+            let window = &mut self.windows[place];
+            window.open += u64::from(open);
+            window.lines.push_back(Line { entries, open });
         }
         true
     }
 
-    /// Whether some line of this one's rank, from it on, was consumed already: to read it again the window must be laid out anew.
-    pub fn is_over_from(&self, line: u64) -> bool {
-        (line..self.end()).step_by(self.ranks.len()).any(|line| {
-            self.peek(line)
-                .is_some_and(|l| l.open == 0 || l.entries.iter().any(|e| e.read == Read::Over))
-        })
-    }
-
-    /// A rank starts at `target`; the others go on with their first line that is not over.
-    pub fn set_cursors(&mut self, rank: u32, target: u64) {
-        let ranks = self.ranks.len() as u64;
-        for place in 0..ranks {
-            let open = (self.head..self.end())
-                .find(|line| line % ranks == place && self.peek(*line).is_some_and(|l| l.open > 0));
-            if let Some(line) = open {
-                self.cursors[place as usize] = line;
-            } else if !self.lines.is_empty() {
-                let end = self.end();
-                self.cursors[place as usize] = end + (place + ranks - end % ranks) % ranks;
-            }
-        }
-        if let Some(place) = self.rank_place(rank) {
-            self.cursors[place as usize] = target;
-        }
-    }
-
-    /// Where this node reads a sample in an epoch: line and entry.
-    pub fn locate(&mut self, epoch: u32, sample: u64, rank: u32) -> Option<(u64, usize)> {
-        let position = self.epoch(epoch)?.position_of(sample)?;
-        let (batch, ranks) = (self.split.batch_of(position), u64::from(self.split.ranks()));
-        if self.split.rank_of(position) != rank {
+    /// Where a rank reads a position of an epoch: step and entry; `None` when it doesn't.
+    pub fn find(&self, place: usize, epoch: u32, position: u64) -> Option<(u64, usize)> {
+        if position >= self.split.positions() {
             return None;
         }
-        let entry = (position - self.split.batch_range(batch).start) / ranks;
-        Some((self.line_of(rank, epoch, batch)?, entry as usize))
+        let (batch, rank) = (self.split.batch_of(position), self.ranks[place]);
+        let mut own = self.split.batch_positions(batch, rank);
+        let entry = if self.split.rank_of(position) == rank {
+            (position - self.split.batch_range(batch).start) / u64::from(self.split.ranks())
+        } else if own.next() == Some(position) {
+            0 // A filler.
+        } else {
+            return None;
+        };
+        Some((self.step_of(epoch, batch)?, entry as usize))
+    }
+
+    /// A rank that has no lines starts at `step`.
+    pub fn begin(&mut self, place: usize, step: u64) {
+        let window = &mut self.windows[place];
+        debug_assert!(window.lines.is_empty() && window.open == 0);
+        *window = Window {
+            head: step,
+            frontier: (step, 0),
+            newest: step,
+            is_open: true,
+            delivered_ns: 0,
+            interval_ns: window.interval_ns,
+            ..Window::default()
+        };
+    }
+
+    /// Takes a rank's last line back, if nothing in it is planned or waited for. False: something is.
+    pub fn retract(&mut self, place: usize) -> bool {
+        let window = &mut self.windows[place];
+        let blank = |it: &Entry| it.read == Read::Unplanned && it.waiter == 0;
+        let Some(mut line) = window.lines.pop_back() else {
+            return false;
+        };
+        if !line.entries.iter().all(blank) {
+            window.lines.push_back(line);
+            return false;
+        }
+        window.open -= u64::from(line.open);
+        window.frontier = window.frontier.min((window.end(), 0));
+        line.entries.clear();
+        self.spare.push(line.entries);
+        true
+    }
+
+    /// Empties a rank's window, and closes it. Every read of it must be over.
+    pub fn end(&mut self, place: usize) {
+        debug_assert_eq!(self.windows[place].open, 0);
+        self.advance(place);
+        self.windows[place].is_open = false;
     }
 
     /// One read of a line is over: delivered or skipped.
     pub fn close(&mut self, line: u64, entry: usize) {
-        let Some(it) = self.line(line) else { return };
+        let (step, place) = self.parts(line);
+        let Some(it) = self.windows[place].at_mut(step) else {
+            return;
+        };
         let was = it.entries[entry].read;
         if was == Read::Over {
             return;
@@ -210,29 +323,26 @@ impl Window {
         it.entries[entry].resident = NONE;
         it.entries[entry].waiter = 0;
         it.open -= 1;
-        self.open -= 1;
+        self.windows[place].open -= 1;
         if was == Read::Planned {
             self.ahead -= 1;
         }
     }
 
-    /// Lets finished lines leave at the front.
-    pub fn advance(&mut self) {
-        while self.lines.front().is_some_and(|line| line.open == 0) {
-            self.head += 1;
-            if let Some(mut line) = self.lines.pop_front()
+    /// Lets a rank's finished lines leave at the front.
+    pub fn advance(&mut self, place: usize) {
+        let window = &mut self.windows[place];
+        while window.lines.front().is_some_and(|line| line.open == 0) {
+            window.head += 1;
+            if let Some(mut line) = window.lines.pop_front()
                 && self.spare.len() < 64
             {
                 line.entries.clear();
                 self.spare.push(line.entries);
             }
         }
-    }
-
-    /// Starts over at `line`, empty. Every read must be over.
-    pub fn restart(&mut self, line: u64) {
-        debug_assert_eq!(self.open, 0);
-        self.lines.clear();
-        self.head = line;
+        if window.frontier.0 < window.head {
+            window.frontier = (window.head, 0);
+        }
     }
 }

@@ -79,8 +79,8 @@ proptest! {
     }
 
     #[test]
-    fn workers_that_ask_by_sample_out_of_order_get_what_they_asked_for(
-        samples in 10u64..300, batch in 1u32..12, workers in 1usize..5, ram in 0u64..60_000, seed in any::<u64>(),
+    fn workers_that_ask_out_of_order_by_name_or_by_sample_get_what_they_asked_for(
+        samples in 10u64..300, batch in 1u32..12, workers in 1usize..5, ram in 0u64..60_000, by_name in any::<bool>(), seed in any::<u64>(),
     ) {
         let lengths = sizes(samples, 500, seed);
         let settings = Settings { ram_bytes: ram + 1100 * u64::from(batch) * (2 * workers as u64 + 4), ..Settings::default() };
@@ -92,17 +92,25 @@ proptest! {
             let order = order.epoch(epoch).expect("epoch");
             let all: Vec<u64> = (0..order.positions()).map(|p| order.sample_at(p)).collect();
             let batches: Vec<Vec<u64>> = all.chunks(batch as usize).map(<[u64]>::to_vec).collect();
+            let positions: Vec<u64> = (0..order.positions()).collect();
+            let mut names = positions.chunks(batch as usize);
             // Each round the workers ask for one batch each, in any order; the consumer takes them in the loader's order.
             for round in batches.chunks(workers) {
                 let first = request + 1;
-                let mut asks: Vec<(u64, Vec<u64>)> = round.iter().enumerate().map(|(i, b)| (first + i as u64, b.clone())).collect();
+                let mut asks: Vec<(u64, Vec<u64>)> = match by_name {
+                    true => names.by_ref().take(round.len()).enumerate().map(|(i, b)| (first + i as u64, b.to_vec())).collect(),
+                    false => round.iter().enumerate().map(|(i, b)| (first + i as u64, b.clone())).collect(),
+                };
                 request += round.len() as u64;
                 for i in (1..asks.len()).rev() {
                     let j = carrier.roll(i as u64 + 1) as usize;
                     asks.swap(i, j);
                 }
-                for (id, samples) in asks {
-                    carrier.step(Event::WantSamples { request: id, rank: 0, samples });
+                for (request, wanted) in asks {
+                    carrier.step(match by_name {
+                        true => Event::WantReads { request, rank: 0, reads: wanted.iter().map(|&position| (epoch, position)).collect() },
+                        false => Event::WantSamples { request, rank: 0, samples: wanted },
+                    });
                 }
                 for (i, wanted) in round.iter().enumerate() {
                     let items = carrier.wait(first + i as u64).expect("served");
