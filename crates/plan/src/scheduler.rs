@@ -140,8 +140,10 @@ enum Urgency {
     Ahead,
     /// Somebody waits for a read of its own: also kept samples, and reads planned ahead.
     Loose,
-    /// Somebody waits for a read of the plan: also what others wait for that comes later, if nothing else would ever end.
-    Waited,
+    /// This request waits for a read of the plan: also what others wait for that comes later, if nothing else would ever end.
+    Waited(u64),
+    /// A request has the memory to itself: no neighbours come along, and nothing is held back for any.
+    Alone,
 }
 
 impl Urgency {

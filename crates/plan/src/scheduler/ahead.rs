@@ -3,12 +3,12 @@
 //! What somebody waits for comes first, in the order of the epoch whoever asked first. Then the ranks' frontiers walk on as far as the policy's
 //! [`Lookahead`] and the memory allow, line by line, always the one that is the fewest steps ahead of its consumer: of ranks in step that is the order
 //! of the epoch, and one that is elsewhere starves nobody. When nothing can give memory back any more and a wanted read still doesn't fit, everything
-//! planned is put back and the wanted line is laid out anew, largest samples first ([`Scheduler::repack`]).
+//! planned is put back and its request is laid out anew, largest samples first ([`Scheduler::repack`]).
 
 use super::residents::NONE;
 use super::window::{Entry, Read};
 use super::{Blocked, Next, STEP_ENTRIES, Scheduler, Urgency};
-use crate::action::{Action, Failure};
+use crate::action::Action;
 use crate::policy::Lookahead;
 use std::hint::black_box;
 
@@ -21,11 +21,13 @@ impl Scheduler {
         let mut budget = STEP_ENTRIES;
         while let Some(&(line, entry)) = self.wanted.first() {
             let it = self.windows.peek(line).map(|l| l.entries[entry]);
-            if it.is_some_and(|it| it.read == Read::Unplanned && it.waiter != 0)
-                && self.plan_read(line, entry, actions).is_err()
+            if let Some(it) = it.filter(|it| it.read == Read::Unplanned && it.waiter != 0)
+                && self
+                    .plan_read(line, entry, Urgency::Waited(it.waiter - 1), actions)
+                    .is_err()
             {
                 if self.is_stuck() {
-                    self.repack(line, actions);
+                    self.repack(it.waiter - 1, actions);
                     continue;
                 }
                 return Next::Wait;
@@ -80,7 +82,7 @@ impl Scheduler {
                 self.warm(&it.entries[entry..count.min(entry + WARMED)]);
             }
             if it.entries[entry].read == Read::Unplanned {
-                if self.plan_read(line, entry, actions).is_err() {
+                if self.plan_read(line, entry, Urgency::Ahead, actions).is_err() {
                     return false;
                 }
                 self.chunk_left = self.chunk_left.saturating_sub(1);
@@ -101,33 +103,6 @@ impl Scheduler {
         }
     }
 
-    /// Memory is there but torn: puts every read back, empties the RAM tier, and plans `line` again, its largest samples first. What doesn't fit
-    /// then doesn't fit at all.
-    pub(super) fn repack(&mut self, line: u64, actions: &mut Vec<Action>) {
-        self.put_all_back();
-        let mut entries: Vec<(usize, u64, u64)> = self
-            .wanted
-            .range((line, 0)..(line + 1, 0))
-            .filter_map(|&(_, e)| self.wanted_at(line, e))
-            .collect();
-        entries.sort_by_key(|&(entry, len, _)| (std::cmp::Reverse(len), entry));
-        for (entry, _, request) in entries {
-            self.wanted.remove(&(line, entry));
-            let Some(it) = self
-                .windows
-                .peek(line)
-                .map(|l| l.entries[entry])
-                .filter(|it| it.waiter != 0)
-            else {
-                continue;
-            };
-            if self.plan_read(line, entry, actions).is_err() {
-                self.refuse(request, it.sample, Failure::NoMemory, actions);
-                return;
-            }
-        }
-    }
-
     /// Empties the memory: every planned read is put back, and nothing is kept. Only when nothing is under way and nobody holds a lease.
     pub(super) fn put_all_back(&mut self) {
         for place in 0..self.windows.ranks().len() {
@@ -141,7 +116,7 @@ impl Scheduler {
             }
         }
         let residents = &self.residents;
-        for resident in self.requests.displace(|id| residents.ready(id).is_some()) {
+        for resident in self.requests.displace(None, |id| residents.ready(id).is_some()) {
             self.unuse(resident);
         }
         self.residents.forget_expected(&mut self.arena);
@@ -172,11 +147,6 @@ impl Scheduler {
         true
     }
 
-    pub(super) fn wanted_at(&self, line: u64, entry: usize) -> Option<(usize, u64, u64)> {
-        let it = self.windows.peek(line)?.entries.get(entry)?;
-        (it.waiter != 0).then(|| (entry, self.catalog.place(it.sample).len, it.waiter - 1))
-    }
-
     /// Nothing will ever give memory back: no load or write is under way, and nobody holds a lease.
     pub(super) fn is_stuck(&self) -> bool {
         self.loads.is_idle() && self.residents.leases == 0
@@ -203,12 +173,17 @@ impl Scheduler {
     }
 
     /// Gives one read its memory and, if its bytes are elsewhere, a load.
-    pub(super) fn plan_read(&mut self, line: u64, entry: usize, actions: &mut Vec<Action>) -> Result<(), Blocked> {
+    pub(super) fn plan_read(
+        &mut self,
+        line: u64,
+        entry: usize,
+        urgency: Urgency,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Blocked> {
         let Some(it) = self.windows.peek(line) else {
             return Ok(());
         };
         let (sample, waiter) = (it.entries[entry].sample, it.entries[entry].waiter);
-        let urgency = if waiter == 0 { Urgency::Ahead } else { Urgency::Waited };
         let id = self.resident_for(sample, line, urgency, actions)?;
         self.residents.plan_use(id);
         let it = &mut self

@@ -607,6 +607,8 @@ impl Scheduler {
         let mut again = Vec::new();
         for request in waiters {
             match state {
+                // Called off while nobody wanted it, and since then somebody does.
+                State::Failed(Failure::Cancelled) => again.push(request),
                 State::Failed(Failure::Unavailable) if self.requests.began_after(request, issued_ns) => {
                     again.push(request)
                 }

@@ -54,7 +54,7 @@ impl Scheduler {
         }
         let group = self.group_bytes;
         let torn = group > 0 && !self.ram_admits(group) && !self.has_staging_room(group);
-        if torn && !(urgency.is_urgent() && self.loads.is_idle()) {
+        if torn && urgency != Urgency::Alone && !(urgency.is_urgent() && self.loads.is_idle()) {
             // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
             // wanted whole a moment later. What is under way gives memory back.
             return Err(Blocked::Memory);
@@ -77,7 +77,7 @@ impl Scheduler {
         };
         let id = self.residents.insert(sample, slot, Via::Bucket);
         self.settle(id, stay);
-        self.fetch(id, place, line);
+        self.fetch(id, place, line, urgency);
         Ok(id)
     }
 
@@ -99,14 +99,14 @@ impl Scheduler {
     }
 
     /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.
-    pub(super) fn fetch(&mut self, id: u32, place: Place, line: u64) {
+    pub(super) fn fetch(&mut self, id: u32, place: Place, line: u64, urgency: Urgency) {
         if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
             self.loads
                 .queue_parts(place, id, self.settings.part_bytes, &mut self.residents, line);
             return;
         }
         let gap_bytes = self.settings.gap_bytes;
-        if self.shards && place.len < self.settings.coalesce_bytes {
+        if self.shards && place.len < self.settings.coalesce_bytes && urgency != Urgency::Alone {
             let mut group = vec![(place, id)];
             self.gather(&mut group, line);
             self.loads.queue_group(&mut group, gap_bytes, &mut self.residents, line);
@@ -318,8 +318,9 @@ impl Scheduler {
                 continue;
             }
             // Only leases hold memory, and who holds them may wait for this very read.
-            if urgency != Urgency::Waited || !self.loads.is_idle() || !self.displace_after(line) {
-                return Err(Blocked::Memory);
+            match urgency {
+                Urgency::Waited(request) if self.loads.is_idle() && self.displace_after(line, request) => {}
+                _ => return Err(Blocked::Memory),
             }
         }
     }
@@ -348,12 +349,15 @@ impl Scheduler {
         }
     }
 
-    /// For a read that would otherwise wait for ever: reads of their own, and then those after `line` that somebody waits for, are put back, last ones
+    /// For a read of a request that would otherwise wait for ever: other requests' reads of their own, and then those after `line` that somebody waits for, are put back, last ones
     /// first. The order of the epoch decides, so two never take memory from each other in turn. False: there is nothing to free.
-    fn displace_after(&mut self, line: u64) -> bool {
+    fn displace_after(&mut self, line: u64, request: u64) -> bool {
         let before = self.arena.used_bytes();
         let residents = &self.residents;
-        for resident in self.requests.displace(|id| residents.ready(id).is_some()) {
+        for resident in self
+            .requests
+            .displace(Some(request), |id| residents.ready(id).is_some())
+        {
             self.unuse(resident);
         }
         if self.make_any_room() || self.arena.used_bytes() < before {

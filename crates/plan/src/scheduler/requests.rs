@@ -9,6 +9,7 @@ use super::window::Read;
 use super::{Scheduler, Urgency, Via};
 use crate::action::{Action, Command, Failure, Item};
 use crate::policy::{Lookahead, Retention};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// How many steps beyond its window a rank may ask for.
@@ -56,10 +57,13 @@ impl Requests {
         self.open.len()
     }
 
-    /// The reads of their own that have memory are without again; how many of them had been there is for `is_ready` to say.
-    pub fn displace(&mut self, mut is_ready: impl FnMut(u32) -> bool) -> Vec<u32> {
+    /// Takes the reads of their own that are there from all requests but one: they wait for memory again. Answers with their residents, to be unused.
+    pub fn displace(&mut self, but: Option<u64>, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut displaced = Vec::new();
         for (&id, request) in &mut self.open {
+            if but == Some(id) {
+                continue;
+            }
             let before = displaced.len();
             for (target, &sample) in request.targets.iter_mut().zip(&request.samples) {
                 if let Target::Loose(resident) = *target
@@ -266,21 +270,21 @@ impl Scheduler {
                 self.requests.unplaced.pop_front();
                 continue;
             };
-            if !self.place_one(id, at, sample, actions) {
+            if !self.place_one(id, at, sample, Urgency::Loose, actions) {
                 if !self.is_stuck() {
                     return false;
                 }
-                self.repack_loose(id, actions);
+                self.repack(id, actions);
             }
         }
         true
     }
 
     /// Gives one loose read its memory. False: there is none.
-    fn place_one(&mut self, id: u64, at: usize, sample: u64, actions: &mut Vec<Action>) -> bool {
+    fn place_one(&mut self, id: u64, at: usize, sample: u64, urgency: Urgency, actions: &mut Vec<Action>) -> bool {
         let rank = self.requests.open.get(&id).map_or(0, |open| open.rank);
         let line = self.next_line(rank);
-        let Ok(resident) = self.resident_for(sample, line, Urgency::Loose, actions) else {
+        let Ok(resident) = self.resident_for(sample, line, urgency, actions) else {
             return false;
         };
         self.residents.plan_use(resident);
@@ -291,24 +295,33 @@ impl Scheduler {
         true
     }
 
-    /// Memory is there but torn: as [`Scheduler::repack`], for a request of loose reads.
-    fn repack_loose(&mut self, id: u64, actions: &mut Vec<Action>) {
+    /// Memory is there but torn, and nothing gives any back: empties it and gives it to one request, its largest samples first. What doesn't fit then
+    /// doesn't fit at all.
+    pub(super) fn repack(&mut self, id: u64, actions: &mut Vec<Action>) {
         self.put_all_back();
         let Some(open) = self.requests.open.get(&id) else {
             return;
         };
-        let unplaced = open
-            .targets
-            .iter()
-            .enumerate()
-            .filter_map(|(at, target)| match *target {
-                Target::Unplaced(sample) => Some((std::cmp::Reverse(self.catalog.place(sample).len), at, sample)),
-                Target::Entry(..) | Target::Loose(_) => None,
-            });
-        let mut unplaced: Vec<_> = unplaced.collect();
-        unplaced.sort_unstable();
-        for (_, at, sample) in unplaced {
-            if !self.place_one(id, at, sample, actions) {
+        let mut order: Vec<usize> = (0..open.targets.len()).collect();
+        order.sort_by_key(|&at| (Reverse(self.catalog.place(open.samples[at]).len), at));
+        for at in order {
+            let Some((target, sample)) = self
+                .requests
+                .open
+                .get(&id)
+                .map(|open| (open.targets[at], open.samples[at]))
+            else {
+                return;
+            };
+            let fits = match target {
+                Target::Entry(line, entry) => {
+                    let placed = !self.wanted.remove(&(line, entry));
+                    placed || self.plan_read(line, entry, Urgency::Alone, actions).is_ok()
+                }
+                Target::Unplaced(sample) => self.place_one(id, at, sample, Urgency::Alone, actions),
+                Target::Loose(_) => true,
+            };
+            if !fits {
                 return self.refuse(id, sample, Failure::NoMemory, actions);
             }
         }
@@ -378,8 +391,9 @@ impl Scheduler {
             self.windows.of_mut(place).pace(self.now_ns);
             self.windows.advance(place);
         }
-        // Half of staging must stay for what comes next.
-        let copy = self.residents.leased_bytes > self.staging_bytes / 2;
+        // Half of staging must stay for what comes next, and three quarters of all, which leases tear: who holds them may wait for it.
+        let copy =
+            self.residents.leased_bytes > self.staging_bytes / 2 || self.residents.held_bytes > self.ram_bytes / 4;
         actions.push(self.loads.action(Command::Deliver {
             request: id,
             items,
@@ -405,6 +419,9 @@ impl Scheduler {
         };
         let demand = self.settings.policy.lookahead() == Lookahead::Demand;
         for target in open.targets {
+            if let Some(resident) = self.resident_of(target) {
+                self.residents.unwait(resident, id);
+            }
             match target {
                 Target::Entry(line, entry) => {
                     let Some(it) = self.windows.line(line) else { continue };

@@ -49,6 +49,11 @@ impl Waiters {
         }
     }
 
+    fn forget(&mut self, request: u64) {
+        self.more.retain(|&other| other != request);
+        self.first = self.first.filter(|&first| first != request).or_else(|| self.more.pop());
+    }
+
     fn take(&mut self) -> impl Iterator<Item = u64> + use<> {
         self.first.take().into_iter().chain(std::mem::take(&mut self.more))
     }
@@ -141,6 +146,8 @@ pub(super) struct Residents {
     pub kept_count: u64,
     /// Leased bytes of residents that are not kept: memory that can't be planned with.
     pub leased_bytes: u64,
+    /// All leased bytes, those of kept residents too.
+    pub held_bytes: u64,
     pub leases: u64,
 }
 
@@ -300,6 +307,16 @@ impl Residents {
         self.waiters[id as usize].push(request);
     }
 
+    /// A request doesn't wait any more: its number may be used again.
+    pub fn unwait(&mut self, id: u32, request: u64) {
+        if let Some(resident) = self.table.get_mut(id as usize)
+            && resident.waiting
+        {
+            self.waiters[id as usize].forget(request);
+            resident.waiting = self.waiters[id as usize].first.is_some();
+        }
+    }
+
     /// The requests that waited for a resident; none from now on.
     pub fn told(&mut self, id: u32) -> impl Iterator<Item = u64> + use<> {
         let waited = std::mem::take(&mut self.get_mut(id).waiting);
@@ -355,11 +372,12 @@ impl Residents {
         let id = ready.0;
         let resident = self.get_mut(id);
         resident.leases += 1;
-        let grows = resident.leases == 1 && !resident.is_kept();
+        let (first, kept) = (resident.leases == 1, resident.is_kept());
         let bytes = reserved_bytes(resident.slot.len);
         self.leases += 1;
-        if grows {
-            self.leased_bytes += bytes;
+        if first {
+            self.held_bytes += bytes;
+            self.leased_bytes += if kept { 0 } else { bytes };
         }
         self.handle(id)
     }
@@ -371,11 +389,12 @@ impl Residents {
             return false;
         }
         resident.leases -= 1;
-        let shrinks = resident.leases == 0 && !resident.is_kept();
+        let (last, kept) = (resident.leases == 0, resident.is_kept());
         let bytes = reserved_bytes(resident.slot.len);
         self.leases -= 1;
-        if shrinks {
-            self.leased_bytes -= bytes;
+        if last {
+            self.held_bytes -= bytes;
+            self.leased_bytes -= if kept { 0 } else { bytes };
         }
         true
     }

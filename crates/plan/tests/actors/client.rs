@@ -1,0 +1,48 @@
+//! One rank as a client: what it asks for, what it has, and what it does next.
+
+use foreload_plan::action::{Event, Item};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What a request asked for.
+pub struct Want {
+    /// The samples that must come, in this order.
+    pub samples: Vec<u64>,
+    /// Whether it is a batch or reads of the plan, which only a start, a leave or the client itself calls off.
+    pub asked_ns: u64,
+}
+
+/// A rank. It asks for batches in order, as many ahead as its kind of loader would, and gives them back in order.
+pub struct Client {
+    pub rank: u32,
+    /// Where it goes on asking: epoch and batch; `None`: it isn't there.
+    pub next: Option<(u32, u64)>,
+    /// Open requests.
+    pub open: BTreeMap<u64, Want>,
+    /// What it holds: request and items, oldest first.
+    pub held: VecDeque<(u64, Vec<Item>)>,
+    /// Batches that it has had since it started.
+    pub had: u64,
+}
+
+impl Client {
+    pub fn new(rank: u32) -> Self {
+        Client {
+            rank,
+            next: None,
+            open: BTreeMap::new(),
+            held: VecDeque::new(),
+            had: 0,
+        }
+    }
+
+    /// It starts at a batch. What it held it holds on to: a restarted rank's old process may still be dying.
+    pub fn start(&mut self, epoch: u32, batch: u64) -> Event {
+        self.next = Some((epoch, batch));
+        self.had = 0;
+        Event::Start {
+            rank: self.rank,
+            epoch,
+            batch,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Clients as independent actors: ranks that start, ask by batch, by name and by sample, hold what they got, give it back, start again elsewhere, leave
+//! and die, on one scheduler, in any interleaving with the loads' ends and faults of the source.
+//!
+//! A carrier for one consumer can't see what one consumer does to another. Here the memory is modelled in grains of 64 bytes: a load that is under way
+//! has scribbled over its slots, a leased grain may not be touched, and every delivered byte is compared, when it comes and when it is given
+//! back. Each theme is a family of schedules; a schedule is a seed. `FORELOAD_CHAOS_SEEDS` says how many of each theme are tried.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a test may hash and read the environment"
+)]
+
+mod client;
+mod memory;
+mod world;
+
+use world::{Theme, World};
+
+fn seeds(default: u64) -> u64 {
+    std::env::var("FORELOAD_CHAOS_SEEDS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(default)
+}
+
+fn run(theme: Theme) {
+    let only = std::env::var("FORELOAD_CHAOS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    let all = only.map_or(0..seeds(400), |seed: u64| seed..seed + 1);
+    for seed in all {
+        let caught = std::panic::catch_unwind(|| World::new(theme, seed).play());
+        if let Err(panic) = caught {
+            eprintln!("{theme:?}: FORELOAD_CHAOS_SEED={seed} shows it again");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_start_anywhere_leave_and_die_get_the_bytes_they_asked_for() {
+    run(Theme::Restarts);
+}
+
+#[test]
+fn workers_that_ask_by_name_and_by_sample_with_padding_get_the_bytes_they_asked_for() {
+    run(Theme::Workers);
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_never_wait_for_ever_in_a_memory_that_just_suffices() {
+    run(Theme::Lockstep);
+}
+
+#[test]
+fn faults_of_source_and_disk_are_told_and_leave_nothing_behind() {
+    run(Theme::Faults);
+}

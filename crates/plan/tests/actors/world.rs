@@ -1,0 +1,626 @@
+//! A schedule: data set, budgets, ranks and faults drawn from a seed, and what happens until all is quiet.
+
+use crate::client::{Client, Want};
+use crate::memory::Memory;
+use foreload_plan::action::{Action, Command, Event, Failure, Item, Source};
+use foreload_plan::arena::reserved_bytes;
+use foreload_plan::catalog::{Catalog, Objects, Shards};
+use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::order::Order;
+use foreload_plan::policy::Policy;
+use foreload_plan::replay::{Recorded, replay};
+use foreload_plan::scheduler::Next;
+use foreload_plan::settings::{Settings, TierSettings};
+use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
+use foreload_plan::split::Split;
+use foreload_plan::{DigestBuilder, Scheduler};
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theme {
+    /// Ranks start anywhere, again and again, leave and die, each when it likes.
+    Restarts,
+    /// Several workers of a rank ask by name and by sample, out of order, over orders that repeat samples.
+    Workers,
+    /// No rank gives a batch back before all have theirs.
+    Lockstep,
+    /// Loads fail, are late, and disks lose what they held.
+    Faults,
+}
+
+/// A generator that needs no crate and never changes.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % n.max(1)
+    }
+
+    pub fn one_in(&mut self, n: u64) -> bool {
+        n > 0 && self.below(n) == 0
+    }
+}
+
+pub struct World {
+    theme: Theme,
+    dice: Dice,
+    plan: Recorded,
+    settings: Settings,
+    spec: OrderSpec,
+    order: Order,
+    split: Split,
+    catalog: Arc<dyn Catalog>,
+    ranks: Vec<u32>,
+    clients: Vec<Client>,
+    memory: Memory,
+    under_way: Vec<Action>,
+    cancelled: HashSet<u64>,
+    disk: BTreeSet<(u8, u64)>,
+    /// Actions that have ended.
+    ends: u64,
+    request: u64,
+    ended: Vec<u64>,
+    now_ns: u64,
+    budget: u64,
+    least_budget: u64,
+    fail_one_in: u64,
+    late_one_in: u64,
+}
+
+impl World {
+    pub fn new(theme: Theme, seed: u64) -> Self {
+        let mut dice = Dice(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ theme as u64);
+        let world = 1 + dice.below(if theme == Theme::Lockstep { 4 } else { 8 }) as u32;
+        let local = 1 + dice.below(u64::from(world)) as u32;
+        let first = dice.below(u64::from(world - local + 1)) as u32;
+        let ranks: Vec<u32> = (first..first + local).collect();
+        let global_batch = world * (1 + dice.below(6) as u32);
+        let samples = u64::from(global_batch) + dice.below(150);
+        let mean = 64 + dice.below(3000);
+        let mut lengths: Vec<u64> = (0..samples).map(|_| dice.below(2 * mean)).collect();
+        if dice.one_in(4) {
+            lengths.fill(mean);
+        }
+        let tail = match dice.below(4) {
+            0 => Tail::Uneven,
+            1 => Tail::Drop,
+            _ => Tail::Pad { multiple: world },
+        };
+        let spec = OrderSpec {
+            dataset: DigestBuilder::new("actors").finish(),
+            samples,
+            kind: if dice.one_in(2) {
+                OrderKind::Keyed
+            } else {
+                OrderKind::TorchDistributed
+            },
+            seed: dice.below(1000),
+            global_batch,
+            tail,
+        };
+        let total: u64 = lengths.iter().map(|&len| reserved_bytes(len)).sum();
+        let largest = lengths.iter().map(|&len| reserved_bytes(len)).max().unwrap_or(64);
+        let batch_bytes = u64::from(global_batch.div_ceil(world)) * largest;
+        // Room for a batch of one rank, leases of up to half of staging beside it, and slack for slots of all sizes.
+        let least = 3 * batch_bytes + 4096;
+        let ram_bytes = least + [0, total / 3, 2 * total / 3, 2 * total][dice.below(4) as usize];
+        let tiers = match dice.below(3) {
+            0 => vec![TierSettings {
+                capacity_bytes: 1 + dice.below(2 * total),
+                pinned: None,
+            }],
+            _ => Vec::new(),
+        };
+        let policy = match dice.below(8) {
+            0 => Policy::Naive,
+            1 => Policy::Staging,
+            2 => Policy::Lru,
+            3 => Policy::Deli {
+                fetch: 8,
+                threshold: 4,
+                cache: 16,
+            },
+            _ => Policy::Foreload,
+        };
+        let settings = Settings {
+            policy,
+            ram_bytes,
+            tiers,
+            part_bytes: if dice.one_in(3) { 1024 } else { 1 << 20 },
+            coalesce_bytes: 8192,
+            gap_bytes: 512,
+            concurrency: ConcurrencySettings::fixed(1 + dice.below(12) as u32),
+            hedge_per_cent: 20,
+            window_entries: 16 + dice.below(4000),
+            ..Settings::default()
+        };
+        let catalog: Arc<dyn Catalog> = if dice.one_in(2) {
+            Arc::new(Shards::pack(&lengths, 64, 20_000))
+        } else {
+            Arc::new(Objects(lengths))
+        };
+        let order = Order::new(&spec).expect("an order");
+        let split = Split::weighted(&order, world).expect("a split");
+        let plan = Recorded::new(Self::scheduler(&settings, &catalog, &spec, world, &ranks), None);
+        let faults = theme == Theme::Faults;
+        World {
+            theme,
+            plan,
+            order,
+            split,
+            catalog,
+            clients: ranks.iter().map(|&rank| Client::new(rank)).collect(),
+            ranks,
+            memory: Memory::default(),
+            under_way: Vec::new(),
+            cancelled: HashSet::new(),
+            disk: BTreeSet::new(),
+            ends: 0,
+            request: 0,
+            ended: Vec::new(),
+            now_ns: 0,
+            budget: ram_bytes,
+            least_budget: least,
+            fail_one_in: if faults { 3 + dice.below(30) } else { 0 },
+            late_one_in: if faults { 2 + dice.below(20) } else { 0 },
+            settings,
+            spec,
+            dice,
+        }
+    }
+
+    fn scheduler(
+        settings: &Settings,
+        catalog: &Arc<dyn Catalog>,
+        spec: &OrderSpec,
+        world: u32,
+        ranks: &[u32],
+    ) -> Scheduler {
+        let order = Order::new(spec).expect("an order");
+        let split = Split::weighted(&order, world).expect("a split");
+        Scheduler::new(settings.clone(), Arc::clone(catalog), order, split, ranks.to_vec()).expect("a scheduler")
+    }
+
+    /// Plays the schedule, lets it end, and looks at what is left.
+    pub fn play(mut self) {
+        for place in 0..self.clients.len() {
+            if self.theme != Theme::Restarts || self.dice.one_in(2) {
+                self.start(place, 0, 0);
+            }
+        }
+        let steps = 60 + self.dice.below(400);
+        for _ in 0..steps {
+            match self.dice.below(3) {
+                0 => {
+                    let place = self.dice.below(self.clients.len() as u64) as usize;
+                    self.act(place);
+                }
+                _ => drop(self.end_one()),
+            }
+        }
+        self.settle();
+        self.depart();
+        self.verify_empty();
+        let fresh = Self::scheduler(
+            &self.settings,
+            &self.catalog,
+            &self.spec,
+            self.split.ranks(),
+            &self.ranks,
+        );
+        replay(fresh, self.plan.log()).expect("the log replays");
+    }
+
+    fn start(&mut self, place: usize, epoch: u32, batch: u64) {
+        let event = self.clients[place].start(epoch, batch);
+        self.step(event);
+        let open: Vec<u64> = self.clients[place].open.keys().copied().collect();
+        assert!(open.is_empty(), "requests {open:?} outlive their rank's start");
+    }
+
+    /// One thing that a client may do now.
+    fn act(&mut self, place: usize) {
+        let restarts = self.theme == Theme::Restarts;
+        let Some((epoch, batch)) = self.clients[place].next else {
+            let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(self.split.batches()));
+            return self.start(place, epoch, batch);
+        };
+        match self.dice.below(24) {
+            0 if restarts => {
+                let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(self.split.batches()));
+                self.start(place, epoch, batch);
+            }
+            // Back by a few batches, as after a checkpoint.
+            1 if restarts => {
+                let back = self.dice.below(4);
+                self.start(place, epoch, batch.saturating_sub(back));
+            }
+            2 if restarts => self.leave(place),
+            3 if restarts => self.die(place),
+            4 => self.withdraw_one(place),
+            5 if self.theme != Theme::Lockstep => {
+                let most = self.settings.ram_bytes - self.least_budget;
+                self.budget = self.least_budget + self.dice.below(most + 1);
+                self.step(Event::Budget { ram_bytes: self.budget });
+            }
+            6 => self.step(Event::Tick),
+            7 if self.theme == Theme::Workers => {
+                let count = 1 + self
+                    .dice
+                    .below(u64::from(self.split.global_batch() / self.split.ranks()));
+                let samples: Vec<u64> = (0..count).map(|_| self.dice.below(self.catalog.samples())).collect();
+                let asked = samples.clone();
+                self.ask(place, samples, |request, rank| Event::WantSamples {
+                    request,
+                    rank,
+                    samples: asked,
+                });
+            }
+            8..=15 => self.ask_next(place, epoch, batch),
+            _ => self.give_back(place),
+        }
+    }
+
+    fn ask_next(&mut self, place: usize, epoch: u32, batch: u64) {
+        if self.clients[place].open.len() + self.clients[place].held.len() >= 3 {
+            return;
+        }
+        let rank = self.clients[place].rank;
+        let order = self.order.epoch(epoch).expect("an epoch");
+        let mut positions: Vec<u64> = self.split.batch_positions(batch, rank).collect();
+        let by_name = self.theme == Theme::Workers;
+        if by_name && self.dice.one_in(3) {
+            // A worker that reads some of it twice.
+            let again = positions[self.dice.below(positions.len() as u64) as usize];
+            positions.pop();
+            positions.push(again);
+        }
+        let samples = positions.iter().map(|&position| order.sample_at(position)).collect();
+        self.ask(place, samples, |request, rank| match by_name {
+            true => Event::WantReads {
+                request,
+                rank,
+                reads: positions.iter().map(|&position| (epoch, position)).collect(),
+            },
+            false => Event::WantBatch {
+                request,
+                rank,
+                epoch,
+                batch,
+            },
+        });
+        let client = &mut self.clients[place];
+        client.next = Some(if batch + 1 < self.split.batches() {
+            (epoch, batch + 1)
+        } else {
+            (epoch + 1, 0)
+        });
+    }
+
+    fn ask(&mut self, place: usize, samples: Vec<u64>, event: impl FnOnce(u64, u32) -> Event) {
+        let rank = self.clients[place].rank;
+        // A number may be used again once its request has ended.
+        let request = match self.ended.pop() {
+            Some(ended) if self.dice.one_in(2) => ended,
+            _ => {
+                self.request += 1;
+                self.request
+            }
+        };
+        let want = Want {
+            samples,
+            asked_ns: self.now_ns,
+        };
+        self.clients[place].open.insert(request, want);
+        self.step(event(request, rank));
+    }
+
+    fn give_back(&mut self, place: usize) {
+        // In lockstep a batch is in use until every rank has had as many.
+        let least = self.clients.iter().filter(|c| c.next.is_some()).map(|c| c.had).min();
+        let client = &mut self.clients[place];
+        let used = client.had.saturating_sub(client.held.len() as u64);
+        if self.theme == Theme::Lockstep && least.is_some_and(|least| used >= least) {
+            return;
+        }
+        if let Some((_, items)) = client.held.pop_front() {
+            self.release(items);
+        }
+    }
+
+    fn release(&mut self, items: Vec<Item>) {
+        for item in &items {
+            assert!(
+                self.memory.holds(item.slot, item.sample),
+                "bytes changed while they were held"
+            );
+            self.memory.unlease(item.slot);
+        }
+        let handles = items.iter().map(|item| item.handle).collect();
+        self.step(Event::Release { handles });
+    }
+
+    fn withdraw_one(&mut self, place: usize) {
+        let open: Vec<u64> = self.clients[place].open.keys().copied().collect();
+        if open.is_empty() || self.theme == Theme::Lockstep {
+            return;
+        }
+        let request = open[self.dice.below(open.len() as u64) as usize];
+        self.clients[place].open.remove(&request);
+        self.step(Event::Withdraw { request });
+        self.ended.push(request);
+    }
+
+    fn leave(&mut self, place: usize) {
+        self.clients[place].next = None;
+        let rank = self.clients[place].rank;
+        self.step(Event::Leave { rank });
+        assert!(
+            self.clients[place].open.is_empty(),
+            "requests outlive their rank's leave"
+        );
+    }
+
+    /// The process is gone: its requests are withdrawn and its leases given back, in this order; another may come.
+    fn die(&mut self, place: usize) {
+        // A withdrawal may free what another request of the dead waits for: that one is delivered, and given back below.
+        while let Some((request, _)) = self.clients[place].open.pop_first() {
+            self.step(Event::Withdraw { request });
+        }
+        while let Some((_, items)) = self.clients[place].held.pop_front() {
+            self.release(items);
+        }
+        self.clients[place].next = None;
+        if self.dice.one_in(2) {
+            let rank = self.clients[place].rank;
+            self.step(Event::Leave { rank });
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut event = Some(event);
+        loop {
+            let mut actions = Vec::new();
+            let next = self
+                .plan
+                .step(self.now_ns, event.take().unwrap_or(Event::Tick), &mut actions);
+            let mut copies = Vec::new();
+            for action in actions {
+                self.take(action, &mut copies);
+            }
+            let gauges = self.plan.scheduler().gauges();
+            assert!(gauges.used_bytes <= self.settings.ram_bytes, "over the memory budget");
+            for items in copies {
+                self.release(items);
+            }
+            if next == Next::Wait {
+                break;
+            }
+        }
+    }
+
+    fn take(&mut self, action: Action, copies: &mut Vec<Vec<Item>>) {
+        match action.command() {
+            Command::Load(load) => {
+                for piece in &load.pieces {
+                    self.memory.scribble(piece.slot_offset, piece.len);
+                }
+                if let Source::Disk(tier) = load.source {
+                    let there = |sample: u64| self.disk.contains(&(tier, sample));
+                    assert!(
+                        load.pieces.iter().all(|piece| there(piece.sample)),
+                        "reads what no disk holds"
+                    );
+                }
+                self.under_way.push(action);
+            }
+            Command::Keep { sample, slot, .. } => {
+                assert!(self.memory.holds(*slot, *sample), "writes to disk what isn't there");
+                self.under_way.push(action);
+            }
+            Command::Forget { tier, sample } => assert!(self.disk.remove(&(*tier, *sample))),
+            Command::Deliver { request, items, copy } => self.arrived(*request, items.clone(), *copy, copies),
+            Command::Refuse {
+                request,
+                sample,
+                failure,
+            } => self.refused(*request, *sample, *failure),
+            Command::Cancel { load } => assert!(self.cancelled.insert(*load)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn arrived(&mut self, request: u64, items: Vec<Item>, copy: bool, copies: &mut Vec<Vec<Item>>) {
+        let place = self.place_of(request);
+        let want = self.clients[place].open.remove(&request).expect("open");
+        let samples: Vec<u64> = items.iter().map(|item| item.sample).collect();
+        assert_eq!(samples, want.samples, "request {request} gets other samples");
+        for item in &items {
+            assert_eq!(
+                item.slot.len,
+                self.catalog.place(item.sample).len,
+                "a length that isn't the sample's"
+            );
+            assert!(
+                self.memory.holds(item.slot, item.sample),
+                "request {request} gets foreign bytes for sample {}",
+                item.sample
+            );
+            self.memory.lease(item.slot);
+        }
+        self.clients[place].had += 1;
+        if copy {
+            self.clients[place].held.push_back((request, Vec::new()));
+            copies.push(items);
+        } else {
+            self.clients[place].held.push_back((request, items));
+        }
+    }
+
+    fn refused(&mut self, request: u64, sample: Option<u64>, failure: Failure) {
+        let place = self.place_of(request);
+        let want = self.clients[place].open.remove(&request).expect("open");
+        match failure {
+            Failure::Cancelled => assert_eq!(sample, None, "only a start or a leave calls a request off"),
+            Failure::Unavailable | Failure::Corrupt => {
+                assert!(self.fail_one_in > 0, "nothing fails here");
+                assert!(
+                    want.samples.contains(&sample.expect("named")),
+                    "it blames another's sample"
+                );
+            }
+            // What was read already, or lies before the rank's start, is asked for again by withdrawn clients only.
+            Failure::Final => assert!(
+                self.theme != Theme::Lockstep,
+                "request {request} is refused, asked at {} ns",
+                want.asked_ns
+            ),
+            Failure::NoMemory => {
+                let bytes: u64 = want
+                    .samples
+                    .iter()
+                    .map(|&sample| reserved_bytes(self.catalog.place(sample).len))
+                    .sum();
+                panic!(
+                    "{bytes} bytes don't fit {}: {:?}",
+                    self.budget,
+                    self.plan.scheduler().gauges()
+                );
+            }
+        }
+        // The loop goes on with the next batch.
+        self.clients[place].had += 1;
+        self.clients[place].held.push_back((request, Vec::new()));
+    }
+
+    fn place_of(&self, request: u64) -> usize {
+        let asked = |client: &Client| client.open.contains_key(&request);
+        let place = self.clients.iter().position(asked);
+        place.unwrap_or_else(|| panic!("request {request} is answered, and nobody asks"))
+    }
+
+    /// Ends one action that is under way, any of them. False: there is none.
+    fn end_one(&mut self) -> bool {
+        if self.under_way.is_empty() {
+            return false;
+        }
+        self.ends += 1;
+        assert!(
+            self.ends < 100_000,
+            "it goes round: {:?}",
+            self.plan.scheduler().gauges()
+        );
+        let pick = self.dice.below(self.under_way.len() as u64) as usize;
+        if self.late_one_in > 0 && self.dice.one_in(self.late_one_in) {
+            self.now_ns += 200_000_000;
+            self.step(Event::Tick);
+        }
+        let action = self.under_way.swap_remove(pick);
+        self.now_ns += 1_000_000;
+        let called_off = self.cancelled.contains(&action.id()) && self.dice.one_in(2);
+        let failure = if called_off {
+            Some(Failure::Cancelled)
+        } else if self.dice.one_in(self.fail_one_in) {
+            Some([Failure::Unavailable, Failure::Corrupt][self.dice.below(2) as usize])
+        } else {
+            None
+        };
+        match action.command() {
+            Command::Load(load) => {
+                for piece in &load.pieces {
+                    match failure {
+                        None => self
+                            .memory
+                            .write(piece.slot_offset, piece.len, piece.sample, piece.sample_offset),
+                        Some(_) => self.memory.scribble(piece.slot_offset, piece.len),
+                    }
+                }
+            }
+            Command::Keep { sample, slot, tier } => {
+                assert!(
+                    self.memory.holds(*slot, *sample),
+                    "a slot changed while it was written to disk"
+                );
+                if failure.is_none() {
+                    self.disk.insert((*tier, *sample));
+                }
+            }
+            _ => {}
+        }
+        let completion = match failure {
+            Some(failure) => action.failed(failure),
+            None => action.done(500_000, 1_000_000),
+        };
+        self.step(Event::Completed(completion));
+        true
+    }
+
+    /// Everything that was asked for comes, or is refused.
+    fn settle(&mut self) {
+        self.fail_one_in *= 100;
+        for round in 0.. {
+            while self.end_one() {}
+            let open: usize = self.clients.iter().map(|client| client.open.len()).sum();
+            if open == 0 {
+                return;
+            }
+            // In lockstep those who are behind ask on, and who may gives back.
+            let mut moved = false;
+            for place in 0..self.clients.len() {
+                let (held, had) = (self.clients[place].held.len(), self.clients[place].had);
+                let behind = self.clients.iter().any(|client| client.had > had);
+                if let Some((epoch, batch)) = self.clients[place].next
+                    && self.theme == Theme::Lockstep
+                    && behind
+                    && self.clients[place].open.is_empty()
+                {
+                    self.ask_next(place, epoch, batch);
+                    moved = true;
+                }
+                self.give_back(place);
+                moved |= self.clients[place].held.len() < held;
+            }
+            self.now_ns += 10_000_000;
+            self.step(Event::Tick);
+            assert!(
+                moved || !self.under_way.is_empty() || round < 3,
+                "{open} requests hang: {:?} {:?}",
+                self.plan.scheduler().waiting(),
+                self.plan.scheduler().gauges()
+            );
+        }
+    }
+
+    /// All go.
+    fn depart(&mut self) {
+        for place in 0..self.clients.len() {
+            while let Some((_, items)) = self.clients[place].held.pop_front() {
+                self.release(items);
+            }
+            self.leave(place);
+        }
+        while self.end_one() {}
+    }
+
+    fn verify_empty(&mut self) {
+        self.step(Event::Budget { ram_bytes: 0 });
+        let gauges = self.plan.scheduler().gauges();
+        assert_eq!(
+            (
+                gauges.used_bytes,
+                gauges.leases,
+                gauges.requests,
+                gauges.in_flight,
+                gauges.reads_ahead,
+                gauges.residents
+            ),
+            (0, 0, 0, 0, 0, 0),
+            "something is left behind: {gauges:?}"
+        );
+    }
+}
