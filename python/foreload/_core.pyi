@@ -120,8 +120,12 @@ class Job:
         """A rank starts, resumes or jumps; its open wants are refused as cancelled."""
     def want_batch(self, rank: int, epoch: int, batch: int) -> int:
         """Asks for a rank's batch; answers at once with a number for `take`."""
+    def leave(self, rank: int) -> None:
+        """A rank reads no more, until it starts again; its open wants are refused as cancelled."""
+    def want_reads(self, rank: int, reads: list[tuple[int, int]]) -> int:
+        """Asks for reads of the plan, each an epoch and a position; answers at once with a number for `take`."""
     def want_samples(self, rank: int, samples: list[int]) -> int:
-        """Asks for samples by number; answers at once with a number for `take`."""
+        """Asks for samples by number, outside the plan; answers at once with a number for `take`."""
     def withdraw(self, want: int) -> None:
         """Nobody waits for this any more; what comes for it all the same is given back."""
     def take(self, want: int, timeout_s: float | None = None) -> Delivery:

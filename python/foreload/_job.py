@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -88,6 +89,8 @@ class Attachment:
     _receives: bool = False
     _past: _core.Job | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    #: By rank: the pass that began last. Only that one may say that the rank reads no more.
+    _passes: dict[int, object] = field(default_factory=dict)
 
     def job(self) -> _core.Job:
         """The job, attached to if it isn't yet, or the agent died since."""
@@ -117,15 +120,39 @@ class Attachment:
                 return known
         raise ClosedError(f"a batch in the memory of an agent that has ended (process {agent}); start the loader again")
 
-    def begin(self, rank: int, epoch: int, batch: int) -> _core.Job:
-        """Begins a pass in which other processes ask, through connections of their own."""
-        self._receives, self._past = True, None
-        return self.go_on(rank, epoch, batch)
+    def start(self, rank: int, epoch: int, batch: int, of: object) -> _core.Job:
+        """Tells the agent where a pass of this process begins.
 
-    def go_on(self, rank: int, epoch: int, batch: int) -> _core.Job:
-        """Tells the agent where such a pass stands, and waits until it has heard."""
+        Args:
+            rank: The rank that reads.
+            epoch: The epoch.
+            batch: The batch, in the epoch.
+            of: Names the pass.
+        """
         job = self.job()
         job.start(rank, epoch, batch)
+        self._passes[rank] = of
+        return job
+
+    def leave(self, rank: int, of: object) -> None:
+        """A pass ends before its epoch does: nothing more is fetched for the rank, unless another pass has begun since."""
+        if self._passes.get(rank) is not of or sys.is_finalizing():
+            return
+        del self._passes[rank]
+        job = self._job
+        if job is not None and job.is_usable():
+            with contextlib.suppress(ClosedError):
+                job.leave(rank)
+                self.agent().flush()
+
+    def begin(self, rank: int, epoch: int, batch: int, of: object) -> _core.Job:
+        """Begins a pass in which other processes ask, through connections of their own."""
+        self._receives, self._past = True, None
+        return self.go_on(rank, epoch, batch, of)
+
+    def go_on(self, rank: int, epoch: int, batch: int, of: object) -> _core.Job:
+        """Tells the agent where such a pass stands, and waits until it has heard."""
+        job = self.start(rank, epoch, batch, of)
         self.settle()
         return job
 
@@ -154,8 +181,12 @@ class Attachment:
         """Waits until the agent has seen everything that this process said before."""
         self.agent().call('{"call": "status"}')
 
+    def reads(self, rank: int, reads: list[tuple[int, int]], timeout_s: float | None = None) -> _core.Delivery:
+        """Fetches reads of the plan, each an epoch and a position, for a rank."""
+        return self._patiently(lambda job: job.want_reads(rank, reads), timeout_s)
+
     def samples(self, rank: int, samples: list[int], timeout_s: float | None = None) -> _core.Delivery:
-        """Fetches samples by number, for a rank."""
+        """Fetches samples by number, outside the plan, for a rank."""
         return self._patiently(lambda job: job.want_samples(rank, samples), timeout_s)
 
     def batch(self, rank: int, epoch: int, batch: int, timeout_s: float | None = None) -> _core.Delivery:

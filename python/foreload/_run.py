@@ -338,22 +338,33 @@ class Run:
         """Where the plan has a batch."""
         return batch
 
-    def begin(self, epoch: int, batch: int) -> None:
-        """A pass begins whose batches other processes ask for, through connections of their own: the agent must know of it before they do."""
+    def begin(self, epoch: int, batch: int) -> object:
+        """A pass begins whose batches other processes ask for, through connections of their own: the agent must know of it before they do.
+
+        Returns:
+            What names the pass, for `leave`.
+        """
+        self._pass = object()
+        where = (self.rank, epoch, self.position(epoch, batch), self._pass)
         try:
-            self._told = self.attachment().begin(self.rank, epoch, self.position(epoch, batch))
+            self._told = self.attachment().begin(*where)
         except ClosedError as error:
             # The agent ended between two passes, which only a call could tell: once more, with a new one.
             _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, batch)
             self.restore()
-            self._told = self.attachment().begin(self.rank, epoch, self.position(epoch, batch))
+            self._told = self.attachment().begin(*where)
+        return self._pass
 
     def keep_up(self, epoch: int, batch: int) -> None:
         """Tells the agent where such a pass stands, should it be a new one, which would fetch nothing before somebody asks."""
         if self.attachment().job() is not self._told:
             _LOG.warning("the foreload agent ended and was replaced; going on at epoch %d, batch %d", epoch, batch)
             self.restore()
-            self._told = self.attachment().go_on(self.rank, epoch, self.position(epoch, batch))
+            self._told = self.attachment().go_on(self.rank, epoch, self.position(epoch, batch), self._pass)
+
+    def leave(self, of: object) -> None:
+        """Such a pass ends before its epoch does: nothing more is fetched for it."""
+        self.attachment().leave(self.rank, of)
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters for the job, and what its requests cost where they have a price."""
@@ -398,15 +409,15 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         self._wants: deque[tuple[_core.Job, int]] = deque()
         self._ready: _core.Delivery | None = None
         self._reconnected = False
+        #: Names this pass at its attachment, without keeping it alive.
+        self._token = object()
         #: Whether another pass over the same loader has begun: the agent follows that one, and answers this one by the samples' numbers.
         self._overtaken = False
         # The job that was started: another one, of an agent that came after, knows nothing of this pass.
         self._job = self._start(first)
 
     def _start(self, batch: int) -> _core.Job:
-        job = self._attachment.job()
-        job.start(self.run.rank, self.epoch, self.run.position(self.epoch, batch))
-        return job
+        return self._attachment.start(self.run.rank, self.epoch, self.run.position(self.epoch, batch), self._token)
 
     @property
     def is_ours(self) -> bool:
@@ -553,6 +564,8 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
                 break
         self._wants.clear()
         self._ready = None
+        if not self.is_over and self.is_ours:
+            self._attachment.leave(self.run.rank, self._token)
 
     def __del__(self) -> None:
         # At the interpreter's end the connection closes, which gives back everything.

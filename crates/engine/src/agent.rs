@@ -271,6 +271,15 @@ impl Agent {
                 Some(job) => job.want(connection, id, |request| Event::WantSamples { request, rank, samples }),
                 None => gone(id),
             },
+            Ask::WantReads { id, job, rank, reads } => match find(job) {
+                Some(job) => job.want(connection, id, |request| Event::WantReads { request, rank, reads }),
+                None => gone(id),
+            },
+            Ask::Leave { job, rank } => {
+                if let Some(job) = find(job) {
+                    job.step(Event::Leave { rank });
+                }
+            }
             Ask::Withdraw { job, id } => {
                 if let Some(job) = find(job) {
                     job.withdraw(connection, Some(id));

@@ -654,7 +654,22 @@ impl Attached {
         Ok(id)
     }
 
-    /// Asks for samples by number.
+    /// Asks for reads of the plan, by epoch and position.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub fn want_reads(&self, rank: u32, reads: Vec<(u32, u64)>) -> Result<u64, ClientError> {
+        let id = self.client.next_id();
+        self.client.send(&Ask::WantReads {
+            id,
+            job: self.job,
+            rank,
+            reads,
+        })?;
+        Ok(id)
+    }
+
+    /// Asks for samples by number, outside the plan.
     ///
     /// # Errors
     /// As [`Client::send`].

@@ -8,7 +8,7 @@ use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
 
@@ -46,7 +46,25 @@ pub enum Ask {
         /// The batch.
         batch: u64,
     },
-    /// Samples are wanted.
+    /// Reads of the plan are wanted, by their names.
+    WantReads {
+        /// Answered under this id.
+        id: u64,
+        /// The job.
+        job: u32,
+        /// The rank.
+        rank: u32,
+        /// Epochs and positions.
+        reads: Vec<(u32, u64)>,
+    },
+    /// A rank reads no more, until it starts again.
+    Leave {
+        /// The job.
+        job: u32,
+        /// The rank.
+        rank: u32,
+    },
+    /// Samples are wanted, by number and outside the plan.
     WantSamples {
         /// Answered under this id.
         id: u64,
@@ -238,6 +256,13 @@ impl Writer {
     fn numbers(self, numbers: &[u64]) -> Self {
         numbers.iter().fold(self.u32(numbers.len() as u32), |w, &n| w.u64(n))
     }
+    fn reads(self, reads: &[(u32, u64)]) -> Self {
+        reads
+            .iter()
+            .fold(self.u32(reads.len() as u32), |w, &(epoch, position)| {
+                w.u32(epoch).u64(position)
+            })
+    }
     fn done(mut self) -> Vec<u8> {
         let len = (self.0.len() - 4) as u32;
         self.0[..4].copy_from_slice(&len.to_le_bytes());
@@ -309,6 +334,9 @@ impl<'a> Reader<'a> {
     fn numbers(&mut self) -> Result<Vec<u64>, Malformed> {
         (0..self.count(8)?).map(|_| self.u64()).collect()
     }
+    fn reads(&mut self) -> Result<Vec<(u32, u64)>, Malformed> {
+        (0..self.count(12)?).map(|_| Ok((self.u32()?, self.u64()?))).collect()
+    }
     fn end<T>(self, value: T) -> Result<T, Malformed> {
         if self.rest.is_empty() {
             Ok(value)
@@ -340,6 +368,8 @@ impl Ask {
             Ask::WantSamples { id, job, rank, samples } => {
                 Writer::new(4).u64(*id).u32(*job).u32(*rank).numbers(samples)
             }
+            Ask::WantReads { id, job, rank, reads } => Writer::new(10).u64(*id).u32(*job).u32(*rank).reads(reads),
+            Ask::Leave { job, rank } => Writer::new(11).u32(*job).u32(*rank),
             Ask::Withdraw { job, id } => Writer::new(5).u32(*job).u64(*id),
             Ask::Release { job, handles, slots } => Writer::new(6).u32(*job).handles(handles).numbers(slots),
             Ask::Detach { job } => Writer::new(9).u32(*job),
@@ -389,6 +419,16 @@ impl Ask {
                 job: r.u32()?,
                 rank: r.u32()?,
                 samples: r.numbers()?,
+            },
+            10 => Ask::WantReads {
+                id: r.u64()?,
+                job: r.u32()?,
+                rank: r.u32()?,
+                reads: r.reads()?,
+            },
+            11 => Ask::Leave {
+                job: r.u32()?,
+                rank: r.u32()?,
             },
             5 => Ask::Withdraw {
                 job: r.u32()?,
@@ -579,6 +619,13 @@ mod tests {
                 rank: 2,
                 samples: vec![5, 6],
             },
+            Ask::WantReads {
+                id: 9,
+                job: 1,
+                rank: 2,
+                reads: vec![(3, 4), (3, 5)],
+            },
+            Ask::Leave { job: 1, rank: 2 },
             Ask::Withdraw { job: 1, id: 9 },
             Ask::Release {
                 job: 1,

@@ -85,6 +85,22 @@ impl Job {
             .map_err(|e| from_client(py, e, None))
     }
 
+    /// A rank reads no more, until it starts again.
+    fn leave(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
+        let ask = Ask::Leave {
+            job: self.attached.job,
+            rank,
+        };
+        py.detach(|| self.attached.client.send(&ask))
+            .map_err(|e| from_client(py, e, None))
+    }
+
+    /// Asks for reads of the plan, as pairs of epoch and position; answers with a number to [`take`](Job::take).
+    fn want_reads(&self, py: Python<'_>, rank: u32, reads: Vec<(u32, u64)>) -> PyResult<u64> {
+        py.detach(|| self.attached.want_reads(rank, reads))
+            .map_err(|e| from_client(py, e, None))
+    }
+
     /// Asks for samples; answers with a number to [`take`](Job::take).
     fn want_samples(&self, py: Python<'_>, rank: u32, samples: Vec<u64>) -> PyResult<u64> {
         py.detach(|| self.attached.want_samples(rank, samples))

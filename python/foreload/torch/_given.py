@@ -230,7 +230,7 @@ class GivenRun(Run):
 
 
 class GivenStream(Stream):
-    """Batches of unequal sizes, asked for by their samples."""
+    """Batches of unequal sizes, asked for by their reads."""
 
     def __init__(self, run: GivenRun, epoch: int, first: int, **keywords: Any) -> None:
         self._lists = run.batches[epoch]
@@ -238,7 +238,11 @@ class GivenStream(Stream):
         self._count = len(self._lists)
 
     def _want(self, job: _core.Job, batch: int) -> int:
-        return job.want_samples(self.run.rank, self._lists[batch])
+        if self._overtaken:
+            return super()._want(job, batch)
+        first = self.run.position(self.epoch, batch)
+        reads = [(self.epoch, first + at) for at in range(len(self._lists[batch]))]
+        return job.want_reads(self.run.rank, reads)
 
     def _samples(self, batch: int) -> list[int]:
         return self._lists[batch]

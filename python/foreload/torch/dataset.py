@@ -23,7 +23,7 @@ from foreload.errors import ChangedError, CorruptError, ForeloadError, InvalidEr
 from foreload.failures import Failures, OnError
 from foreload.torch import _worker
 from foreload.torch._batch import FORMS, Batch, Decoded, Form
-from foreload.torch.sampler import Sampler
+from foreload.torch.sampler import Read, Sampler
 
 _LOG = logging.getLogger("foreload")
 
@@ -35,16 +35,24 @@ class Turn(list[int]):
         samples: The samples.
         epoch: The epoch.
         number: The batch's number in the epoch.
-        planned: Whether it is a batch of the plan's.
+        first: Where the batch is none of the plan's: the position of its first read in the epoch.
     """
 
-    def __init__(self, samples: Sequence[int], epoch: int, number: int, planned: bool = True) -> None:
+    def __init__(self, samples: Sequence[int], epoch: int, number: int, first: int | None = None) -> None:
         super().__init__(samples)
-        self.epoch, self.number = epoch, number
-        self.batch = number if planned else None
+        self.epoch, self.number, self.first = epoch, number, first
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Turn, (list(self), self.epoch, self.number, self.batch is not None)
+        return Turn, (list(self), self.epoch, self.number, self.first)
+
+
+def names_of(samples: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The reads' names, epoch and position; None: the samples come from somewhere else than an order of the plan."""
+    if isinstance(samples, Turn):
+        first = samples.first
+        return None if first is None else [(samples.epoch, first + at) for at in range(len(samples))]
+    names = [(sample.epoch, sample.position) for sample in samples if isinstance(sample, Read)]
+    return names if names and len(names) == len(samples) else None
 
 
 def turn_of(sample: int | Turn) -> Sequence[int]:
@@ -186,12 +194,15 @@ class Dataset(data.Dataset[Any]):
     def _fetch(self, samples: Sequence[int], recipe: Recipe, rank: int) -> _core.Delivery:
         attachment = recipe.attachment()
         wanted = [int(sample) for sample in samples]
-        by_number = not isinstance(samples, Turn) or samples.batch is None
+        names = names_of(samples)
+        planned = isinstance(samples, Turn) and names is None
         while True:
             try:
-                if by_number:
-                    return attachment.samples(rank, wanted)
-                return attachment.batch(rank, samples.epoch, samples.batch)  # type: ignore[attr-defined]
+                if planned:
+                    return attachment.batch(rank, samples.epoch, samples.number)  # type: ignore[attr-defined]
+                if names is not None:
+                    return attachment.reads(rank, names)
+                return attachment.samples(rank, wanted)
             except (CorruptError, ChangedError, NotFoundError) as error:
                 if error.sample not in wanted:
                     raise
@@ -199,9 +210,9 @@ class Dataset(data.Dataset[Any]):
                 wanted = [sample for sample in wanted if sample != error.sample]
             except InvalidError:
                 # A new agent that doesn't know where we are, or a batch that is fetched once more.
-                if by_number:
+                if not planned and names is None:
                     raise
-            by_number = True
+            planned, names = False, None
 
     def place(self) -> tuple[Recipe, int]:
         """The job to read from, and as which rank."""

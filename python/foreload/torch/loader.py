@@ -513,17 +513,21 @@ class _Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         run, (epoch, first), beyond = self._course.run(), self.begun, self.beyond
-        run.begin(epoch, first)
+        begun = run.begin(epoch, first)
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
-        # Epochs of a sampler's own batches may have fewer than others.
-        for batch in range(first, len(run if lists is None else lists)):
-            if batch in beyond:
-                continue
-            run.keep_up(epoch, batch)
-            if lists is not None:
-                yield Turn(lists[batch], epoch, batch, planned=False)
-            else:
-                yield Turn(run.plan.batch(epoch, batch, run.rank), epoch, batch)
+        try:
+            # Epochs of a sampler's own batches may have fewer than others.
+            for batch in range(first, len(run if lists is None else lists)):
+                if batch in beyond:
+                    continue
+                run.keep_up(epoch, batch)
+                if lists is not None:
+                    yield Turn(lists[batch], epoch, batch, run.position(epoch, batch))
+                else:
+                    yield Turn(run.plan.batch(epoch, batch, run.rank), epoch, batch)
+        except GeneratorExit:
+            run.leave(begun)
+            raise
 
 
 class _Course(Sampler):

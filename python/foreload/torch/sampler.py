@@ -1,6 +1,7 @@
 """`Sampler`: an order of the plan, for torch's own `DataLoader`.
 
-It yields sample numbers like any sampler, and tells the agent beforehand which ones will come, so that they are there when a worker asks. Torch's
+It yields sample numbers like any sampler, and tells the agent beforehand which ones will come, so that they are there when a worker asks. Each number
+also carries the name of its read, epoch and position, by which a worker asks for it: a sample that an epoch repeats is read twice. Torch's
 wrappers recognise it as a `DistributedSampler`, which keeps them from shuffling again. It finds the loader's `Dataset` through the
 data set that both were made of.
 """
@@ -27,20 +28,26 @@ from foreload.tuning import Tuning
 Sharding = Literal["self", "external"]
 
 
-class Place(int):
-    """A sample's number that also says in which epoch it is read, for what `decode` draws at random."""
+class Read(int):
+    """A sample's number that also says which read of it this is.
+
+    Attributes:
+        epoch: The epoch in which it is read.
+        position: The position in that epoch.
+    """
 
     epoch: int
+    position: int
 
     @classmethod
-    def of(cls, sample: int, epoch: int) -> Place:
+    def of(cls, sample: int, epoch: int, position: int) -> Read:
         """Makes one."""
-        place = cls(sample)
-        place.epoch = epoch
-        return place
+        read = cls(sample)
+        read.epoch, read.position = epoch, position
+        return read
 
     def __reduce__(self) -> Any:
-        return Place.of, (int(self), self.epoch)
+        return Read.of, (int(self), self.epoch, self.position)
 
 
 def place_of(
@@ -182,18 +189,23 @@ class Sampler(DistributedSampler[int]):
         skip, self._skip = self._skip, 0
         place = place_of(*self._given)
         leads = self.sharding == "self" or place.rank in (0, *place.local[:1])
-        if leads:
-            run.begin(epoch, first)
-        marks = bool(self.data.meeting.get("decodes"))
-        for batch in range(first, len(run)):
-            self._cursor.consumed(epoch, batch)
+        begun = run.begin(epoch, first) if leads else None
+        try:
+            for batch in range(first, len(run)):
+                self._cursor.consumed(epoch, batch)
+                if leads:
+                    run.keep_up(epoch, batch)
+                reads = zip(
+                    run.plan.batch(epoch, batch, run.rank), run.plan.batch_positions(batch, run.rank), strict=True
+                )
+                for at, (sample, position) in enumerate(list(reads)[skip:], 1):
+                    self._yielded = skip + at
+                    yield Read.of(sample, epoch, position)
+                skip = 0
+        except GeneratorExit:
             if leads:
-                run.keep_up(epoch, batch)
-            samples = run.plan.batch(epoch, batch, run.rank)[skip:]
-            for at, sample in enumerate(samples, 1):
-                self._yielded = skip + at
-                yield Place.of(sample, epoch) if marks else sample
-            skip = 0
+                run.leave(begun)
+            raise
         self._cursor.consumed(epoch, len(run))
         self._yielded = 0
 
