@@ -72,9 +72,10 @@ impl Scheduler {
         let (step, first) = self.windows.of(place).frontier;
         let line = self.windows.line_at(place, step);
         let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
+        // Only a chunk may be used up in the middle of a line.
+        let in_chunks = matches!(self.settings.policy.lookahead(), Lookahead::Chunk { .. });
         for entry in first..count {
-            // Within a line, a chunk may be used up.
-            if *budget == 0 || (entry > first && !self.may_look_ahead(place, step)) {
+            if *budget == 0 || (in_chunks && entry > first && !self.may_look_ahead(place, step)) {
                 return true;
             }
             let Some(it) = self.windows.peek(line) else { return true };

@@ -1,7 +1,7 @@
 //! The windows: for each rank of this node, its batches between what it has consumed and how far the plan looks ahead for it.
 //!
-//! A *step* is a global batch, counted across epochs; a *line* is one rank's share of a step, named `step * local ranks + the rank's place`, and each
-//! entry of a line is one read of one sample. Every rank has a [`Window`] of its own over its lines: it starts, jumps back or leaves without touching
+//! A *step* is a global batch, counted across epochs; a *line* is one rank's share of a step, named by a number with the step above and the rank's place
+//! among this node's below, so that lines are ordered as they are consumed; each entry of a line is one read of one sample. Every rank has a [`Window`] of its own over its lines: it starts, jumps back or leaves without touching
 //! another's, and its lines leave at the front once all their entries are delivered or skipped. What the windows share is the order, the epochs that
 //! are known of it, and the count of reads ahead.
 //!
@@ -101,6 +101,8 @@ pub(super) struct Windows {
     order: Order,
     split: Split,
     ranks: Vec<u32>,
+    /// Bits of a line's name that tell the rank: a division for each look at a line would cost more than the look.
+    place_bits: u32,
     epochs: Option<u32>,
     known: Vec<EpochOrder>,
     windows: Vec<Window>,
@@ -119,6 +121,7 @@ impl Windows {
         Ok(Windows {
             order,
             split,
+            place_bits: ranks.len().next_power_of_two().trailing_zeros(),
             windows: ranks.iter().map(|_| Window::default()).collect(),
             ranks,
             epochs,
@@ -174,13 +177,12 @@ impl Windows {
 
     /// The name of a rank's share of a step.
     pub fn line_at(&self, place: usize, step: u64) -> u64 {
-        step * self.ranks.len() as u64 + place as u64
+        step << self.place_bits | place as u64
     }
 
     /// Step and place of a line.
     pub fn parts(&self, line: u64) -> (u64, usize) {
-        let ranks = self.ranks.len() as u64;
-        (line / ranks, (line % ranks) as usize)
+        (line >> self.place_bits, (line & ((1 << self.place_bits) - 1)) as usize)
     }
 
     /// Epoch and batch of a step.
