@@ -2,6 +2,9 @@
 //!
 //! Every test ends with the agent comparing its decisions with a replay ([`Node::end`]).
 
+#[path = "agent/actors.rs"]
+mod actors;
+
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::calls::{Attach, Call, DiskShare, Open, Reply, Stats};
 use foreload_engine::client::{Attached, Client, ClientError, Place};
