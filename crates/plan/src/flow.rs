@@ -1,11 +1,21 @@
 //! How many requests may be in flight, whether a slow one gets a twin, and when a source is left alone.
 //!
-//! Three small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it doubles the limit
+//! Small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it doubles the limit
 //! while goodput follows, then feels its way in steps of a fourth, backs off on throttling, and probes again now and then.
 //! [`HedgeBudget`] allows twins only as a share of requests, so that a slow bucket is not asked twice for everything.
-//! [`Breaker`] counts consecutive failures, losses of hedged races included, and opens for a growing pause.
+//! [`Breaker`] counts consecutive failures and opens for a growing pause.
 
+use crate::action::{Failure, Outcome};
 use serde::{Deserialize, Serialize};
+
+/// What a job wants of its source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Requests that wait for their turn.
+    pub queued: u32,
+    /// Requests in flight.
+    pub in_flight: u32,
+}
 
 /// Limits on requests in flight to one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +48,17 @@ impl ConcurrencySettings {
             start: n,
             least: n,
             most: n,
+        }
+    }
+
+    /// With bounds that don't contradict each other.
+    fn in_order(self) -> Self {
+        let least = self.least.max(1);
+        let most = self.most.max(least);
+        ConcurrencySettings {
+            start: self.start.clamp(least, most),
+            least,
+            most,
         }
     }
 }
@@ -73,12 +94,7 @@ impl Concurrency {
     /// Starts at `settings.start`, climbing.
     #[must_use]
     pub fn new(settings: ConcurrencySettings) -> Self {
-        let least = settings.least.max(1);
-        let settings = ConcurrencySettings {
-            least,
-            most: settings.most.max(least),
-            start: settings.start.clamp(least, settings.most.max(least)),
-        };
+        let settings = settings.in_order();
         Concurrency {
             settings,
             limit: settings.start,
@@ -105,6 +121,20 @@ impl Concurrency {
     /// The limit was reached: more requests were wanted. Only then does goodput say something about the limit.
     pub fn wanted_more(&mut self) {
         self.saturated = true;
+    }
+
+    /// One request for `bytes` ended at `now_ns`: what that says about the source.
+    pub(crate) fn ended(&mut self, now_ns: u64, bytes: u64, outcome: Outcome) {
+        match outcome {
+            Outcome::Done { throttled, .. } => {
+                self.done(now_ns, bytes);
+                if throttled {
+                    self.throttled(now_ns);
+                }
+            }
+            Outcome::Failed(Failure::Unavailable) => self.throttled(now_ns),
+            Outcome::Failed(_) => {}
+        }
     }
 
     /// One request ended well at `now_ns`. A window closes after three rounds of the limit, fewer are noise; two tell whether twice as many bring twice as much.
@@ -245,7 +275,7 @@ impl Breaker {
         *self = Breaker::default();
     }
 
-    /// A request failed, or lost to its twin.
+    /// A request failed.
     pub fn failed(&mut self, now_ns: u64) {
         self.failures += 1;
         if self.failures >= Breaker::FAILURES {

@@ -9,9 +9,12 @@
 //! evicted and planned ones far ahead are put back, so a consumer that gives its leases back is always served.
 
 mod ahead;
+mod flights;
 mod index;
+mod lanes;
 mod loads;
 mod memory;
+mod race;
 mod requests;
 mod residents;
 mod tiers;
@@ -273,6 +276,7 @@ impl Scheduler {
     /// Where memory and requests stand.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
+        let bucket = &self.loads.lanes.bucket;
         Gauges {
             used_bytes: self.arena.used_bytes(),
             kept_bytes: self.residents.kept_bytes,
@@ -280,19 +284,19 @@ impl Scheduler {
             leased_bytes: self.residents.leased_bytes,
             leases: self.residents.leases,
             reads_ahead: self.windows.ahead,
-            in_flight: self.loads.bucket_in_flight(),
-            in_flight_limit: u64::from(self.loads.concurrency.limit()),
+            in_flight: u64::from(bucket.demand().in_flight),
+            in_flight_limit: u64::from(bucket.limit()),
             requests: self.requests.len() as u64,
             disk_bytes: self.tiers.iter().map(Tier::used_bytes).sum(),
             residents: self.residents.count() as u64,
-            bucket_latency_s: self.loads.estimate.latency_s(),
-            bucket_bytes_per_s: self.loads.estimate.bytes_per_s(),
+            bucket_latency_s: bucket.estimate.latency_s(),
+            bucket_bytes_per_s: bucket.estimate.bytes_per_s(),
         }
     }
 
     /// A rank begins somewhere: its open requests end, its reads before that batch are over. No other rank notices.
     fn start(&mut self, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
-        self.call_off(rank, actions);
+        self.cancel_requests(rank, actions);
         let (Some(place), Some(step)) = (self.windows.place_of(rank), self.windows.step_of(epoch, batch)) else {
             return;
         };
@@ -311,14 +315,14 @@ impl Scheduler {
 
     /// A rank reads no more: its requests end, and what was planned for it is given back.
     fn leave(&mut self, rank: u32, actions: &mut Vec<Action>) {
-        self.call_off(rank, actions);
+        self.cancel_requests(rank, actions);
         if let Some(place) = self.windows.place_of(rank) {
             self.empty(place);
         }
     }
 
     /// Ends the open requests of a rank.
-    fn call_off(&mut self, rank: u32, actions: &mut Vec<Action>) {
+    fn cancel_requests(&mut self, rank: u32, actions: &mut Vec<Action>) {
         for request in self.requests.of_rank(rank) {
             self.withdraw(request);
             actions.push(self.loads.action(Command::Refuse {

@@ -6,7 +6,7 @@
 
 use super::residents::{Residents, State};
 use super::{Blocked, Keep, Scheduler, Urgency};
-use crate::action::{Action, Command, Via};
+use crate::action::{Action, Command, Source, Via};
 use crate::arena::{Slot, Stay, reserved_bytes};
 use crate::catalog::Place;
 use crate::policy::Retention;
@@ -84,17 +84,14 @@ impl Scheduler {
     /// The disk tier to read a sample from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
     /// a request to the bucket also costs money, so a cached copy is left only for a large gain).
     pub(super) fn best_tier(&self, sample: u64, len: u64) -> Option<usize> {
-        let wait_s = |tier: usize| {
-            let turns = 1.0 + self.loads.disk_queue(tier) as f64 / f64::from(self.settings.disk_depth.max(1));
-            self.tiers[tier].estimate.expected_s(len) * turns
-        };
-        let holds = |&tier: &usize| self.tiers[tier].has(sample) && self.tiers[tier].breaker.allows(self.now_ns);
+        let lanes = &self.loads.lanes;
+        let wait_s = |tier: usize| lanes.of(Source::Disk(tier as u8)).wait_s(len);
+        let holds =
+            |&tier: &usize| self.tiers[tier].has(sample) && lanes.of(Source::Disk(tier as u8)).is_open(self.now_ns);
         let fastest = (0..self.tiers.len())
             .filter(holds)
             .min_by(|&a, &b| wait_s(a).total_cmp(&wait_s(b)))?;
-        let turns = 1.0 + self.loads.bucket_queue() as f64 / f64::from(self.loads.concurrency.limit());
-        let bucket_s = self.loads.estimate.expected_s(len) * turns;
-        let ill = wait_s(fastest) > (bucket_s * self.settings.cached_worth).max(ILL_S);
+        let ill = wait_s(fastest) > (lanes.bucket.wait_s(len) * self.settings.cached_worth).max(ILL_S);
         (!ill).then_some(fastest)
     }
 

@@ -1,8 +1,6 @@
 //! What the plan knows of a disk tier: which samples it holds, and how much more it takes.
 
-use crate::model::Estimate;
 use crate::settings::TierSettings;
-use crate::{flow::Breaker, model::Pinned};
 use std::collections::VecDeque;
 
 /// Bytes a record adds on disk to a sample's own (header and padding; see the engine's segment format).
@@ -41,18 +39,10 @@ pub(super) struct Tier {
     held: Bits,
     count: u64,
     oldest: VecDeque<(u64, u64)>,
-    pub breaker: Breaker,
-    pub estimate: Estimate,
-    pub in_flight: u32,
 }
 
 impl Tier {
     pub fn new(settings: &TierSettings) -> Self {
-        // A SATA SSD as a prior; measured within the first reads.
-        let prior = settings.pinned.unwrap_or(Pinned {
-            latency_s: 2e-4,
-            bytes_per_s: 5e8,
-        });
         Tier {
             capacity_bytes: settings.capacity_bytes,
             used_bytes: 0,
@@ -60,9 +50,6 @@ impl Tier {
             held: Bits::default(),
             count: 0,
             oldest: VecDeque::new(),
-            breaker: Breaker::default(),
-            estimate: Estimate::new(prior, settings.pinned.is_some()),
-            in_flight: 0,
         }
     }
 

@@ -1,0 +1,288 @@
+//! Lanes: one for each source, with what waits for it, what is in flight, and what it has shown of itself.
+//!
+//! A load waits in its source's lane until the lane has room, departs, and ends there, well or not. A lane knows how many requests its source takes
+//! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier; nothing
+//! here tells them apart but the numbers they are made with.
+//!
+//! | | bucket | disk tier |
+//! | --- | --- | --- |
+//! | limit | found by the lane | set: `disk_depth` |
+//! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it |
+//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead |
+
+use super::flights::Pending;
+use crate::action::{Failure, Outcome, Source};
+use crate::flow::{Breaker, Concurrency, Demand, HedgeBudget};
+use crate::model::{Estimate, Pinned};
+use crate::settings::{Settings, TierSettings};
+use std::collections::VecDeque;
+
+/// How many requests may be in flight.
+enum Limit {
+    /// The lane finds it out.
+    Found(Concurrency),
+    /// Somebody else says it.
+    Set(u32),
+}
+
+pub(super) struct Lane {
+    queue: VecDeque<Pending>,
+    in_flight: u32,
+    limit: Limit,
+    pub estimate: Estimate,
+    breaker: Breaker,
+    twins: HedgeBudget,
+}
+
+impl Lane {
+    fn new(limit: Limit, estimate: Estimate, twins_per_cent: u32) -> Self {
+        Lane {
+            queue: VecDeque::new(),
+            in_flight: 0,
+            limit,
+            estimate,
+            breaker: Breaker::default(),
+            twins: HedgeBudget::new(twins_per_cent),
+        }
+    }
+
+    fn bucket(settings: &Settings) -> Self {
+        // A bucket in the same region as a prior; measured within the first requests.
+        let prior = settings.bucket.unwrap_or(Pinned {
+            latency_s: 0.03,
+            bytes_per_s: 35e6,
+        });
+        Lane::new(
+            Limit::Found(Concurrency::new(settings.concurrency)),
+            Estimate::new(prior, settings.bucket.is_some()),
+            settings.hedge_per_cent,
+        )
+    }
+
+    fn disk(tier: &TierSettings, depth: u32) -> Self {
+        // A SATA SSD as a prior; measured within the first reads.
+        let prior = tier.pinned.unwrap_or(Pinned {
+            latency_s: 2e-4,
+            bytes_per_s: 5e8,
+        });
+        let estimate = Estimate::new(prior, tier.pinned.is_some());
+        Lane::new(Limit::Set(depth.max(1)), estimate, 0)
+    }
+
+    /// Requests that may be in flight now; never none, so that no lane can stand still for good.
+    pub fn limit(&self) -> u32 {
+        match &self.limit {
+            Limit::Found(concurrency) => concurrency.limit(),
+            Limit::Set(requests) => *requests,
+        }
+    }
+
+    /// What waits for the source, and what is in flight.
+    pub fn demand(&self) -> Demand {
+        Demand {
+            queued: self.queue.len() as u32,
+            in_flight: self.in_flight,
+        }
+    }
+
+    /// Waits as the last.
+    pub fn push(&mut self, pending: Pending) {
+        self.queue.push_back(pending);
+    }
+
+    /// Waits as the first: what failed, or was sent on from another lane, comes before what is new.
+    pub fn push_first(&mut self, pending: Pending) {
+        self.queue.push_front(pending);
+    }
+
+    /// The load that was queued last, to add to it.
+    pub fn last(&mut self) -> Option<&mut Pending> {
+        self.queue.back_mut()
+    }
+
+    /// The next load, if there is room for one more.
+    pub fn next(&mut self) -> Option<Pending> {
+        if self.in_flight < self.limit() {
+            return self.queue.pop_front();
+        }
+        if let (Limit::Found(concurrency), false) = (&mut self.limit, self.queue.is_empty()) {
+            concurrency.wanted_more();
+        }
+        None
+    }
+
+    /// A load is issued.
+    pub fn depart(&mut self) {
+        self.in_flight += 1;
+        self.twins.earn();
+    }
+
+    /// A twin is issued, if the budget has one: it doesn't queue, for it would be late itself.
+    pub fn depart_twin(&mut self) -> bool {
+        let can = self.twins.spend();
+        self.in_flight += u32::from(can);
+        can
+    }
+
+    /// A request for `bytes` ended: what that says about the source.
+    pub fn ended(&mut self, now_ns: u64, bytes: u64, outcome: Outcome) {
+        self.in_flight -= 1;
+        if let Limit::Found(concurrency) = &mut self.limit {
+            concurrency.ended(now_ns, bytes, outcome);
+        }
+        match outcome {
+            Outcome::Done {
+                latency_ns, total_ns, ..
+            } => {
+                self.estimate
+                    .observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
+                self.breaker.succeeded();
+            }
+            Outcome::Failed(Failure::Cancelled) => {}
+            Outcome::Failed(_) => self.breaker.failed(now_ns),
+        }
+    }
+
+    /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.
+    pub fn wait_s(&self, bytes: u64) -> f64 {
+        let turns = 1.0 + self.queue.len() as f64 / f64::from(self.limit());
+        self.estimate.expected_s(bytes) * turns
+    }
+
+    /// Whether the source is well enough to be asked.
+    pub fn is_open(&self, now_ns: u64) -> bool {
+        self.breaker.allows(now_ns)
+    }
+}
+
+/// The lanes of all sources.
+pub(super) struct Lanes {
+    pub bucket: Lane,
+    disks: Vec<Lane>,
+}
+
+impl Lanes {
+    pub fn new(settings: &Settings) -> Self {
+        let disk = |tier| Lane::disk(tier, settings.disk_depth);
+        Lanes {
+            bucket: Lane::bucket(settings),
+            disks: settings.tiers.iter().map(disk).collect(),
+        }
+    }
+
+    pub fn of(&self, source: Source) -> &Lane {
+        match source {
+            Source::Bucket => &self.bucket,
+            Source::Disk(tier) => &self.disks[usize::from(tier)],
+        }
+    }
+
+    pub fn of_mut(&mut self, source: Source) -> &mut Lane {
+        match source {
+            Source::Bucket => &mut self.bucket,
+            Source::Disk(tier) => &mut self.disks[usize::from(tier)],
+        }
+    }
+
+    /// The sources, those first that may send loads on to others.
+    pub fn sources(&self) -> impl Iterator<Item = Source> + use<> {
+        (0..self.disks.len())
+            .map(|tier| Source::Disk(tier as u8))
+            .chain(std::iter::once(Source::Bucket))
+    }
+
+    /// Nothing waits.
+    pub fn are_empty(&self) -> bool {
+        self.bucket.queue.is_empty() && self.disks.iter().all(|lane| lane.queue.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flights::tests::pending;
+    use super::*;
+    use crate::flow::ConcurrencySettings;
+
+    const DONE: Outcome = Outcome::Done {
+        latency_ns: 1_000_000,
+        total_ns: 2_000_000,
+        throttled: false,
+    };
+
+    fn lanes(tiers: usize) -> Lanes {
+        let tier = TierSettings {
+            capacity_bytes: 1 << 20,
+            pinned: None,
+        };
+        Lanes::new(&Settings {
+            tiers: vec![tier; tiers],
+            disk_depth: 2,
+            concurrency: ConcurrencySettings::fixed(3),
+            ..Settings::default()
+        })
+    }
+
+    fn fly(lane: &mut Lane) -> Option<u64> {
+        let object = lane.next()?.object;
+        lane.depart();
+        Some(object)
+    }
+
+    #[test]
+    fn a_lane_lets_as_many_fly_as_its_limit_says_in_the_order_of_the_queue() {
+        let mut lanes = lanes(1);
+        let lane = &mut lanes.bucket;
+        (0..5).for_each(|i| lane.push(pending(Source::Bucket, i, 100)));
+        assert_eq!([(); 5].map(|()| fly(lane)), [Some(0), Some(1), Some(2), None, None]);
+        lane.push_first(pending(Source::Bucket, 9, 100));
+        lane.ended(1, 100, DONE);
+        assert_eq!((fly(lane), fly(lane)), (Some(9), None));
+        let Demand { queued, in_flight } = lane.demand();
+        assert_eq!((queued, in_flight), (2, 3));
+    }
+
+    #[test]
+    fn what_fills_one_lane_leaves_the_others_alone() {
+        let mut lanes = lanes(2);
+        assert_eq!(
+            lanes.sources().collect::<Vec<_>>(),
+            [Source::Disk(0), Source::Disk(1), Source::Bucket]
+        );
+        for source in lanes.sources() {
+            (0..9).for_each(|i| lanes.of_mut(source).push(pending(source, i, 100)));
+        }
+        let first = lanes.of_mut(Source::Disk(0));
+        while fly(first).is_some() {}
+        (0..Breaker::FAILURES).for_each(|_| {
+            first.ended(1, 100, Outcome::Failed(Failure::Corrupt));
+            first.depart();
+        });
+        assert!(!first.is_open(1), "ill after {} failures", Breaker::FAILURES);
+        assert!(lanes.of(Source::Disk(1)).is_open(1) && lanes.bucket.is_open(1));
+        assert_eq!(lanes.of(Source::Disk(1)).demand().in_flight, 0);
+        assert_eq!(
+            [(); 3].map(|()| fly(lanes.of_mut(Source::Disk(1)))),
+            [Some(0), Some(1), None]
+        );
+    }
+
+    #[test]
+    fn a_lane_without_twins_sends_none_and_one_with_them_goes_beyond_its_limit() {
+        let mut lanes = lanes(1);
+        assert!(!lanes.of_mut(Source::Disk(0)).depart_twin());
+        let lane = &mut lanes.bucket;
+        (0..4).for_each(|i| lane.push(pending(Source::Bucket, i, 100)));
+        while fly(lane).is_some() {}
+        assert!(lane.depart_twin());
+        assert_eq!(lane.demand().in_flight, 4);
+    }
+
+    #[test]
+    fn a_queue_of_as_many_as_the_limit_doubles_the_wait() {
+        let mut lanes = lanes(1);
+        let lane = lanes.of_mut(Source::Disk(0));
+        let alone = lane.wait_s(1000);
+        (0..2).for_each(|i| lane.push(pending(Source::Disk(0), i, 1000)));
+        assert!((lane.wait_s(1000) / alone - 2.0).abs() < 1e-9);
+    }
+}
