@@ -308,6 +308,12 @@ pub enum Event {
         /// Bytes that the RAM tier and staging may use together; never more than at the start.
         ram_bytes: u64,
     },
+    /// How many requests to the bucket may be in flight from now on: this job's share of what the origin takes
+    /// ([`flow::Origin`](crate::flow::Origin)). Until the first of these, the scheduler finds a limit itself.
+    Limit {
+        /// Requests; at least one is always allowed.
+        requests: u32,
+    },
     /// The order of an epoch became known (explicit orders).
     Epoch {
         /// The epoch.
@@ -364,6 +370,7 @@ impl Event {
             },
             Event::TierClosed { tier } => Event::TierClosed { tier: *tier },
             Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },
+            Event::Limit { requests } => Event::Limit { requests: *requests },
             Event::Epoch { epoch, samples } => Event::Epoch {
                 epoch: *epoch,
                 samples: samples.clone(),

@@ -2,8 +2,12 @@
 //!
 //! Small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it doubles the limit
 //! while goodput follows, then feels its way in steps of a fourth, backs off on throttling, and probes again now and then.
-//! [`HedgeBudget`] allows twins only as a share of requests, so that a slow bucket is not asked twice for everything.
-//! [`Breaker`] counts consecutive failures and opens for a growing pause.
+//! [`Origin`] is what several jobs share: one limit, dealt out to them. [`HedgeBudget`] allows twins only as a share of requests, so that a slow
+//! bucket is not asked twice for everything. [`Breaker`] counts consecutive failures and opens for a growing pause.
+
+mod origin;
+
+pub use origin::{Member, Origin};
 
 use crate::action::{Failure, Outcome};
 use serde::{Deserialize, Serialize};
@@ -135,6 +139,18 @@ impl Concurrency {
             Outcome::Failed(Failure::Unavailable) => self.throttled(now_ns),
             Outcome::Failed(_) => {}
         }
+    }
+
+    /// Others send requests from now on, within other bounds: the limit stays where it is as far as they allow, and what was found to be enough is
+    /// found out again, from there.
+    fn rebound(&mut self, settings: ConcurrencySettings) {
+        let settings = settings.in_order();
+        self.limit = self.limit.clamp(settings.least, settings.most);
+        (self.settings, self.before) = (settings, self.limit);
+        self.climbing = true;
+        self.best_per_s = 0.0;
+        self.settling = self.limit;
+        (self.window_done, self.window_bytes, self.saturated) = (0, 0, false);
     }
 
     /// One request ended well at `now_ns`. A window closes after three rounds of the limit, fewer are noise; two tell whether twice as many bring twice as much.

@@ -24,6 +24,7 @@ use crate::action::{Action, Command, Event, Failure, Source, Via};
 use crate::arena::Arena;
 use crate::catalog::Catalog;
 use crate::error::Error;
+use crate::flow::Demand;
 use crate::order::Order;
 use crate::policy::Retention;
 use crate::settings::Settings;
@@ -263,6 +264,12 @@ impl Scheduler {
                 }
             }
             Event::Budget { ram_bytes } => self.ram_bytes = ram_bytes.min(self.arena.capacity_bytes()),
+            Event::Limit { requests } => {
+                // What is queued flies, and nothing is planned: it may come before the first start, and from the steps of other jobs.
+                self.loads.lanes.bucket.set_limit(requests);
+                self.issue(actions);
+                return Next::Wait;
+            }
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
             Event::Epoch { epoch, samples } => drop(self.windows.supply(epoch, &samples)),
             Event::Tick => self.hedge(actions),
@@ -292,6 +299,12 @@ impl Scheduler {
             bucket_latency_s: bucket.estimate.latency_s(),
             bucket_bytes_per_s: bucket.estimate.bytes_per_s(),
         }
+    }
+
+    /// What the job wants of its bucket: loads that wait for their turn, and loads in flight.
+    #[must_use]
+    pub fn demand(&self) -> Demand {
+        self.loads.lanes.bucket.demand()
     }
 
     /// A rank begins somewhere: its open requests end, its reads before that batch are over. No other rank notices.

@@ -6,7 +6,7 @@
 //!
 //! | | bucket | disk tier |
 //! | --- | --- | --- |
-//! | limit | found by the lane | set: `disk_depth` |
+//! | limit | found by the lane, or set by the carrier ([`Event::Limit`](crate::action::Event::Limit)) | set: `disk_depth` |
 //! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it |
 //! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead |
 
@@ -75,6 +75,11 @@ impl Lane {
             Limit::Found(concurrency) => concurrency.limit(),
             Limit::Set(requests) => *requests,
         }
+    }
+
+    /// From now on the limit is what it is told.
+    pub fn set_limit(&mut self, requests: u32) {
+        self.limit = Limit::Set(requests.max(1));
     }
 
     /// What waits for the source, and what is in flight.
@@ -264,6 +269,22 @@ mod tests {
             [(); 3].map(|()| fly(lanes.of_mut(Source::Disk(1)))),
             [Some(0), Some(1), None]
         );
+    }
+
+    #[test]
+    fn a_limit_that_is_set_holds_whatever_the_lane_would_have_found() {
+        let mut lane = Lane::bucket(&Settings::default());
+        assert_eq!(lane.limit(), ConcurrencySettings::default().start);
+        lane.set_limit(5);
+        for now in 0..5_000 {
+            lane.push(pending(Source::Bucket, 0, 100));
+            lane.push(pending(Source::Bucket, 0, 100));
+            while fly(&mut lane).is_some() {}
+            lane.ended(now * 1000, 100, DONE);
+        }
+        assert_eq!(lane.limit(), 5);
+        lane.set_limit(0);
+        assert_eq!(lane.limit(), 1, "a lane can always send one");
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub struct Carrier {
     pub fail_one_in: u64,
     /// Of the loads, one in so many takes 300 ms.
     pub late_one_in: u64,
+    /// After so many ends of actions, another limit on requests is set.
+    pub limit_every: u64,
     pub settings: Settings,
     pub order: OrderSpec,
     pub ranks: Vec<u32>,
@@ -99,6 +101,7 @@ impl Carrier {
             hedges: 0,
             fail_one_in: 0,
             late_one_in: 0,
+            limit_every: 0,
             settings,
             order,
             ranks,
@@ -234,6 +237,10 @@ impl Carrier {
                 return true;
             };
             pick = other;
+        }
+        if self.limit_every > 0 && self.roll(self.limit_every) == 0 {
+            let requests = self.roll(20) as u32;
+            self.step(Event::Limit { requests });
         }
         let action = self.under_way.swap_remove(pick);
         self.now_ns += 1_000_000;
