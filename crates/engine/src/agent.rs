@@ -9,6 +9,7 @@ use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::disk::{DiskSettings, DiskTier};
 use crate::job::{Job, SharedTier};
+use crate::origin::Origins;
 use crate::protocol::{Ask, Frames, Malformed, Say, Trouble, VERSION};
 use foreload_plan::action::Event;
 use rustc_hash::FxHashMap;
@@ -47,6 +48,7 @@ pub struct Agent {
     datasets: RefCell<Vec<Rc<Dataset>>>,
     jobs: RefCell<BTreeMap<u32, Rc<Job>>>,
     tiers: RefCell<FxHashMap<PathBuf, SharedTier>>,
+    origins: Origins,
     next: Cell<u64>,
     last_seen: Cell<Instant>,
     retire: Cell<bool>,
@@ -73,6 +75,7 @@ impl Agent {
             datasets: RefCell::default(),
             jobs: RefCell::default(),
             tiers: RefCell::default(),
+            origins: Origins::default(),
             next: Cell::new(1),
             last_seen: Cell::new(Instant::now()),
             retire: Cell::new(false),
@@ -589,7 +592,8 @@ impl Agent {
                     tiers.push(self.tier(disk, &mut warnings).await?);
                 }
                 let id = self.next.replace(self.next.get() + 1) as u32;
-                let job = Job::start(id, attach, dataset, tiers, self.settings.record)?;
+                let origin = self.origins.at(&dataset.source.endpoint());
+                let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record)?;
                 self.jobs.borrow_mut().insert(id, Rc::clone(&job));
                 (job, false)
             }

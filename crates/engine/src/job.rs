@@ -15,9 +15,11 @@ use crate::calls::{Attach, Stats};
 use crate::connection::Connection;
 use crate::dataset::{Dataset, IndexCatalog};
 use crate::disk::DiskTier;
+use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Sent, Trouble};
 use crate::slots::Shared;
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source, Via};
+use foreload_plan::flow::Demand;
 use foreload_plan::order::Order;
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::Next;
@@ -87,6 +89,8 @@ pub struct Job {
     pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
     usable: Vec<u64>,
+    /// Its place among the jobs that read from the same endpoint.
+    seat: Seat,
     /// Bytes of the cache arena that the plan may use now.
     budget: Cell<u64>,
     state: RefCell<State>,
@@ -152,6 +156,7 @@ impl Job {
         attach: Attach,
         dataset: Rc<Dataset>,
         tiers: Vec<SharedTier>,
+        origin: &Rc<Origin>,
         record: bool,
     ) -> Result<Rc<Self>, Trouble> {
         let usable: Vec<u64> = tiers.iter().map(|tier| tier.borrow().usable_bytes()).collect();
@@ -177,8 +182,9 @@ impl Job {
             reported: FxHashMap::default(),
             disk_trouble: None,
         };
-        let job = Rc::new(Job {
+        let job = Rc::new_cyclic(|job| Job {
             id,
+            seat: origin.join(Weak::clone(job), attach.concurrency),
             word: RefCell::new(attach.session.clone()),
             attach,
             dataset,
@@ -195,6 +201,7 @@ impl Job {
             active: Notify::new(),
             closed: Cell::new(false),
         });
+        job.seat.report(Demand::default());
         let seen = job.look_into_tiers(0);
         if seen < job.dataset.index.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
             tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
@@ -273,6 +280,15 @@ impl Job {
         }
         self.note_waiting();
         self.active.notify_one();
+        self.seat.report(self.demand());
+    }
+
+    /// What it wants of the bucket. A job that nobody is attached to stands back for those that somebody waits for.
+    fn demand(&self) -> Demand {
+        match self.clients.get() {
+            0 => Demand::default(),
+            _ => self.state.borrow().plan.scheduler().demand(),
+        }
     }
 
     /// Takes a want of a connection: a batch or samples.
@@ -452,6 +468,7 @@ impl Job {
             tier.borrow_mut().unprotect(u64::from(self.id));
         }
         self.closed.set(true);
+        self.seat.leave();
         self.active.notify_one();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`agent`] is a process that serves clients over a Unix socket; each [`job`] in it owns one scheduler of `foreload_plan` and carries out what that orders:
 //! fetches through `foreload_store` into the cache arena ([`slots`], [`scatter`]), reads and writes of [`disk`] tiers, deliveries to the
-//! [`connection`] that asked. [`client`] is the other side of the [`protocol`]: it runs in the user's process, has no thread
+//! [`connection`] that asked. Jobs that read from one endpoint share its limit on requests ([`origin`]). [`client`] is the other side of the [`protocol`]: it runs in the user's process, has no thread
 //! and no runtime, and maps the arenas. Nothing here decides what to fetch, when, or where to keep it.
 
 pub mod agent;
@@ -15,6 +15,7 @@ pub mod disk;
 pub mod env;
 pub mod job;
 pub mod memory;
+pub mod origin;
 pub mod protocol;
 pub mod scatter;
 pub mod slots;

@@ -17,7 +17,7 @@ use foreload_plan::policy::Policy;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
 use foreload_store::Index;
-use foreload_testkit::bucket::{Bucket, Fault, Settings};
+use foreload_testkit::bucket::{Bucket, Fault, Profile, Settings};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -44,8 +44,13 @@ fn calm() -> impl FnMut() -> bool {
 
 impl Node {
     fn new(rule: &str) -> Self {
+        Node::with([rule])
+    }
+
+    /// Over a bucket with several sets of objects.
+    fn with<const N: usize>(rules: [&str; N]) -> Self {
         let settings = Settings {
-            synthetic: vec![rule.parse().expect("a rule")],
+            synthetic: rules.map(|rule| rule.parse().expect("a rule")).into(),
             ..Settings::default()
         };
         Node::over(
@@ -234,8 +239,12 @@ fn spec(index: &Index) -> OrderSpec {
     }
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    within(Duration::from_secs(10), what, holds);
+}
+
+fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
     while !holds() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(5));
@@ -537,6 +546,103 @@ fn a_get_that_hangs_is_overtaken_by_its_twin() {
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     assert!(node.stats(job.job).hedges_won >= 1);
     drop(job);
+    node.end();
+}
+
+/// Bytes that the bucket sent for the objects below each prefix, at one moment.
+fn sent(node: &Node, prefixes: [&str; 2]) -> [u64; 2] {
+    let objects = node.bucket.counts().objects;
+    prefixes.map(|prefix| {
+        let below = format!("bench/{prefix}/");
+        let of = objects.iter().filter(|(name, _)| name.starts_with(&below));
+        of.map(|(_, counts)| counts.bytes).sum()
+    })
+}
+
+#[test]
+fn two_equal_jobs_share_their_bucket_equally_though_one_came_later() {
+    let node = Node::with(["one:6000x20KB,classes=2,ext=jpg", "two:6000x20KB,classes=2,ext=jpg"]);
+    let opened = ["one", "two"].map(|name| {
+        let (dataset, index) = node.open(&format!("s3://bench/{name}"), false).expect("opened");
+        (name, dataset, index)
+    });
+    node.bucket.set_profile(Profile {
+        total_bytes_per_s: 12_000_000,
+        ..Profile::cloud()
+    });
+    // All fits memory, so that each reads ahead whatever becomes of its consumer.
+    let start = |(name, dataset, index): &(&str, u32, Index)| {
+        let job = node.attach(&node.client(), *dataset, index, |a| {
+            a.session = (*name).into();
+            a.ram_bytes = 160 << 20;
+        });
+        job.want_batch(0, 0, 0).expect("sent");
+        job
+    };
+    let names = ["one", "two"];
+    let one = start(&opened[0]);
+    // So many bytes take seconds, and longer on a busy machine.
+    let minute = Duration::from_secs(60);
+    within(minute, "the first has the bucket for itself", || {
+        sent(&node, names)[0] > 8_000_000
+    });
+    let two = start(&opened[1]);
+    eventually("the second has begun", || sent(&node, names)[1] > 0);
+    let before = sent(&node, names);
+    let since = || {
+        let now = sent(&node, names);
+        [now[0] - before[0], now[1] - before[1]]
+    };
+    within(minute, "both go on", || since().iter().sum::<u64>() > 20_000_000);
+    let [ours, theirs] = since();
+    let share = ours as f64 / (ours + theirs) as f64;
+    assert!((0.45..0.55).contains(&share), "the first gets {share} of the bytes");
+    drop((one, two));
+    node.end();
+}
+
+#[test]
+fn a_job_keeps_the_limit_it_was_given_and_one_that_ends_gives_its_share_back() {
+    let node = Node::with(["one:4000x20KB,classes=2,ext=jpg", "two:4000x20KB,classes=2,ext=jpg"]);
+    let (one, first) = node.open("s3://bench/one", false).expect("opened");
+    let (two, second) = node.open("s3://bench/two", false).expect("opened");
+    node.bucket.set_profile(Profile {
+        total_bytes_per_s: 4_000_000,
+        ..Profile::cloud()
+    });
+    let start = |dataset, index: &Index, name: &str, concurrency| {
+        let job = node.attach(&node.client(), dataset, index, |a| {
+            a.session = name.into();
+            a.ram_bytes = 160 << 20;
+            a.concurrency = concurrency;
+        });
+        job.want_batch(0, 0, 0).expect("sent");
+        job
+    };
+    let limit = |job: &Attached| node.gauge(job.job, "in_flight_limit");
+    let at_most = |most| ConcurrencySettings {
+        start: 40,
+        least: 40,
+        most,
+    };
+    let fixed = start(one, &first, "one", ConcurrencySettings::fixed(8));
+    eventually("alone it has what it asked for", || limit(&fixed) == 8);
+    let other = start(two, &second, "two", at_most(40));
+    eventually("each has what it insists on", || {
+        (limit(&fixed), limit(&other)) == (8, 40)
+    });
+    let third = start(one, &first, "three", at_most(256));
+    eventually("the third counts", || node.gauge(third.job, "in_flight") > 0);
+    assert!(limit(&fixed) <= 8 && limit(&other) <= 40);
+    drop((other, third));
+    eventually("the others are gone, and it has what it had", || {
+        let jobs = match node.client().call(&Call::Status, &mut calm()).expect("status") {
+            (Reply::Status { jobs, .. }, _) => jobs.len(),
+            other => panic!("{:?}", other.0),
+        };
+        jobs == 1 && limit(&fixed) == 8
+    });
+    drop(fixed);
     node.end();
 }
 

@@ -165,6 +165,15 @@ impl Source {
         format!("{}/{key}", self.root)
     }
 
+    /// What answers its requests, and is shared by all who ask it: the scheme, host and port of a store, or the directory.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        match &self.store {
+            Store::Bucket(bucket) => bucket.endpoint(),
+            Store::Directory(_) => self.root.to_string(),
+        }
+    }
+
     /// Whether fetching runs into the page cache of this machine (`file`) rather than over the network.
     #[must_use]
     pub fn is_local(&self) -> bool {

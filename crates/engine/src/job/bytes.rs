@@ -19,6 +19,7 @@ impl Job {
     pub(super) async fn fetch(self: Rc<Self>, action: Action, cancel: Rc<Notify>) {
         let id = action.id();
         let Command::Load(load) = action.command() else { return };
+        let bytes = load.len;
         self.state.borrow_mut().partial.expect(load);
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let begun = Instant::now();
@@ -72,6 +73,7 @@ impl Job {
             }
         };
         self.state.borrow_mut().cancels.remove(&id);
+        self.seat.ended(&completion, bytes);
         self.step(Event::Completed(completion));
     }
 

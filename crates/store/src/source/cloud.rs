@@ -110,6 +110,11 @@ impl Bucket {
         })
     }
 
+    /// Where its requests go: scheme, host and port.
+    pub fn endpoint(&self) -> String {
+        self.site().origin.to_string()
+    }
+
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
