@@ -190,6 +190,36 @@ def test_a_killed_agent_is_replaced_and_the_run_goes_on(home: Any, tier: Path) -
     nothing_is_left(home, before)
 
 
+def test_a_panic_ends_the_agent_and_the_next_one_goes_on(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORELOAD_UNSTABLE_PANIC", "s3://data/none")
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 8, shuffle=True, seed=1, cache=fl.Cache(ram="16MB"))
+    batches = iter(loader)
+    found = list(next(batches)[0])
+    first = _agent.connect(str(home.cache_dir)).pid
+    # The agent that comes after it inherits another environment.
+    monkeypatch.delenv("FORELOAD_UNSTABLE_PANIC")
+    told = []
+
+    def ask() -> None:
+        try:
+            fl.open("s3://data/none")
+        except Exception as error:  # noqa: BLE001 (compared below)
+            told.append(type(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(30)
+    assert told == [fl.errors.NotFoundError], "who asked the agent that panicked is answered by the next one"
+    assert _agent.connect(str(home.cache_dir)).pid != first
+    for values, _ in batches:
+        found += values
+    assert found == [data.read(sample) for batch in range(len(loader)) for sample in loader.run.plan.batch(0, batch, 0)]
+    assert "panicked" in home.log()
+    # The fixture takes any other panic for a failure.
+    os.truncate(home.cache_dir / "agent.log", 0)
+
+
 def test_an_agent_that_is_killed_and_nobody_needs_leaves_only_names(home: Any, tier: Path) -> None:
     """Its socket's name stays in the runtime directory, and a new agent takes its place."""
     data = fl.open("s3://data/fixed")

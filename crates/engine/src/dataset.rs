@@ -68,6 +68,10 @@ impl Dataset {
     /// # Errors
     /// [`Trouble`] with what the store said.
     pub async fn open(open: Open, cache_dir: &Path, report: Reporter) -> Result<Self, Trouble> {
+        assert!(
+            crate::env::panic_at().is_none_or(|url| url != open.url),
+            "FORELOAD_UNSTABLE_PANIC"
+        );
         let options = source_options(&open);
         let Found {
             index,

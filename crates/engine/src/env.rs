@@ -2,7 +2,8 @@
 //!
 //! `FORELOAD_CACHE_DIR`: where indexes, logs and disk tiers go (default `~/.cache/foreload`). `FORELOAD_LINGER_S`: how long an agent outlives its last
 //! client. `FORELOAD_RUNTIME_DIR`: where sockets go. `FORELOAD_AGENT`: another agent executable.
-//! `FORELOAD_UNSTABLE_RECORD`: the agent records all decisions and proves at its end that it obeyed them.
+//! `FORELOAD_UNSTABLE_RECORD`: the agent records all decisions and proves at its end that it obeyed them. `FORELOAD_UNSTABLE_PANIC`: the agent panics
+//! when this URL is opened, for tests of what follows.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,6 +46,12 @@ pub fn linger() -> Duration {
 #[must_use]
 pub fn record() -> bool {
     std::env::var_os("FORELOAD_UNSTABLE_RECORD").is_some()
+}
+
+/// The URL at whose opening the agent panics: for tests.
+#[must_use]
+pub fn panic_at() -> Option<String> {
+    std::env::var("FORELOAD_UNSTABLE_PANIC").ok()
 }
 
 /// Another agent executable than the package's.

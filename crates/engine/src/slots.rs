@@ -50,6 +50,9 @@ impl Mapping {
         };
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len.max(1), protection, MapFlags::SHARED, fd, 0)? };
+        // A process that crashes would write gigabytes of samples into its core file, and who waits for its end waits for that.
+        // SAFETY: the mapping just made; the advice changes none of its bytes.
+        let _ = unsafe { rustix::mm::madvise(start, len.max(1), rustix::mm::Advice::LinuxDontDump) };
         Ok(Mapping {
             start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
             len,

@@ -52,7 +52,18 @@ fn detach(arguments: &[String]) -> io::Result<()> {
         .map(drop)
 }
 
+/// A panic ends the agent, whatever task or thread it is in. A runtime goes on without a task that panicked, and whoever waits for it would wait for
+/// ever; of an agent that is gone all clients know, and start the next one.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
 fn serve(settings: AgentSettings) -> io::Result<()> {
+    abort_on_panic();
     // Fails only for a process that leads a session already.
     let _ = rustix::process::setsid();
     let directory = settings.socket.parent().unwrap_or(Path::new("/"));
