@@ -12,6 +12,7 @@ use crate::job::{Job, SharedTier};
 use crate::origin::Origins;
 use crate::protocol::{Ask, Frames, Malformed, Say, Trouble, VERSION};
 use foreload_plan::action::Event;
+use foreload_plan::spec::OrderKind;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -180,9 +181,7 @@ impl Agent {
 
     /// One client less.
     fn leave(&self, job: &Rc<Job>) {
-        job.clients.set(job.clients.get() - 1);
-        if job.clients.get() == 0 {
-            job.idle_since.set(Some(Instant::now()));
+        if !job.leave() {
             self.drop_idle_later(job);
         }
     }
@@ -213,7 +212,7 @@ impl Agent {
         tokio::task::spawn_local(async move {
             tokio::time::sleep(linger).await;
             let Some(job) = job.upgrade() else { return };
-            if job.idle_since.get().is_some_and(|since| since.elapsed() >= linger) {
+            if job.lingers_for().is_some_and(|time| time >= linger) {
                 agent.drop_job(&job);
             }
         });
@@ -416,7 +415,7 @@ impl Agent {
                 Ok((Reply::Done, Fds::None))
             }
             Call::Supply { job, epoch, samples } => {
-                self.job(job)?.step(Event::Epoch { epoch, samples });
+                self.job(job)?.supply(epoch, samples)?;
                 Ok((Reply::Done, Fds::None))
             }
             Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),
@@ -425,7 +424,7 @@ impl Agent {
                 let jobs = jobs.values().map(|job| JobStatus {
                     job: job.id,
                     url: job.dataset.open.url.clone(),
-                    clients: job.clients.get(),
+                    clients: job.clients(),
                     ram_bytes: job.attach.ram_bytes,
                 });
                 let jobs = jobs.collect();
@@ -564,7 +563,9 @@ impl Agent {
                 session: attach.session.clone(),
                 ..job.attach.clone()
             };
-            job.clients.get() == 0 && same_word == attach
+            // Who else supplies lists of its own has other samples under the same plan.
+            let own_lists = matches!(attach.order.kind, OrderKind::Supplied { .. });
+            job.clients() == 0 && !own_lists && same_word == attach
         };
         let running = {
             let jobs = self.jobs.borrow();
@@ -574,23 +575,23 @@ impl Agent {
         if let Some(job) = &running {
             job.word.replace(attach.session.clone());
         }
-        let mut warnings = Vec::new();
+        let (mut warnings, mut tiers) = (Vec::new(), Vec::with_capacity(attach.disks.len()));
+        if running.is_none() {
+            // What lingers makes room for what is wanted now.
+            let idle = |job: &&Rc<Job>| job.clients() == 0;
+            let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(idle).cloned().collect();
+            idle.iter().for_each(|job| self.drop_job(job));
+            for disk in &attach.disks {
+                tiers.push(self.tier(disk, &mut warnings).await?);
+            }
+        }
+        // Who left meanwhile has been seen off already, and nobody would count it out again.
+        if connection.is_closed() {
+            return Err(Trouble::new("cancelled", "the client left while the job was made"));
+        }
         let (job, joined) = match running {
             Some(job) => (job, true),
             None => {
-                // What lingers makes room for what is wanted now.
-                let idle: Vec<Rc<Job>> = self
-                    .jobs
-                    .borrow()
-                    .values()
-                    .filter(|job| job.clients.get() == 0)
-                    .cloned()
-                    .collect();
-                idle.iter().for_each(|job| self.drop_job(job));
-                let mut tiers = Vec::with_capacity(attach.disks.len());
-                for disk in &attach.disks {
-                    tiers.push(self.tier(disk, &mut warnings).await?);
-                }
                 let id = self.next.replace(self.next.get() + 1) as u32;
                 let origin = self.origins.at(&dataset.source.endpoint());
                 let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record)?;
@@ -602,10 +603,9 @@ impl Agent {
         let times = jobs.entry(job.id).or_insert(0);
         *times += 1;
         if *times == 1 {
-            job.clients.set(job.clients.get() + 1);
+            job.join();
         }
         drop(jobs);
-        job.idle_since.set(None);
         let reply = Reply::Attached {
             job: job.id,
             cache_bytes: job.cache.map().len(),

@@ -51,6 +51,17 @@ impl Connection {
         &self.stream
     }
 
+    /// Ends it: the client reads the end at once.
+    pub fn shut(&self) {
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);
+    }
+
+    /// Whether the client is gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
     /// Waits until the client is gone.
     pub async fn ended(&self) {
         let ended = self.ended.notified();

@@ -67,6 +67,17 @@ struct State {
     disk_trouble: Option<Instant>,
 }
 
+/// How far a job's life is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// Somebody is attached, or about to be.
+    Running,
+    /// Nobody has been since then: nothing new is loaded, and what is in memory waits for the next one.
+    Lingering(Instant),
+    /// It is over, whatever still comes.
+    Closed,
+}
+
 /// A running plan.
 pub struct Job {
     /// Its number in the agent.
@@ -82,9 +93,8 @@ pub struct Job {
     /// The batch arena.
     pub batches: RefCell<Batches>,
     /// Connections attached.
-    pub clients: Cell<u64>,
-    /// Since when nobody is attached.
-    pub idle_since: Cell<Option<Instant>>,
+    clients: Cell<u64>,
+    life: Cell<Life>,
     /// Samples found in the disk tiers at the start.
     pub found: Cell<u64>,
     tiers: Vec<SharedTier>,
@@ -96,7 +106,6 @@ pub struct Job {
     state: RefCell<State>,
     begun: Instant,
     active: Notify,
-    closed: Cell<bool>,
 }
 
 /// The plan's settings for an attachment.
@@ -191,7 +200,7 @@ impl Job {
             cache,
             batches,
             clients: Cell::new(0),
-            idle_since: Cell::new(None),
+            life: Cell::new(Life::Running),
             found: Cell::new(0),
             tiers,
             usable,
@@ -199,7 +208,6 @@ impl Job {
             state: RefCell::new(state),
             begun: Instant::now(),
             active: Notify::new(),
-            closed: Cell::new(false),
         });
         job.seat.report(Demand::default());
         let seen = job.look_into_tiers(0);
@@ -236,8 +244,11 @@ impl Job {
 
     /// Goes on looking while the job runs already: a large data set must not delay the first batch.
     async fn look_on(self: Rc<Self>, mut next: u64) {
-        while next < self.dataset.index.len() && !self.closed.get() {
+        while next < self.dataset.index.len() {
             tokio::task::yield_now().await;
+            if self.is_closed() {
+                return;
+            }
             next = self.look_into_tiers(next);
         }
     }
@@ -256,16 +267,29 @@ impl Job {
         self.begun.elapsed().as_nanos() as u64
     }
 
-    /// Gives the plan an event and carries out what it orders.
+    /// Gives the plan an event and carries out what it orders; nothing once the job is closed.
     pub fn step(self: &Rc<Self>, event: Event) {
+        if self.is_closed() {
+            return;
+        }
         let mut actions = Vec::new();
         let next = self.state.borrow_mut().plan.step(self.now_ns(), event, &mut actions);
         let mut keeps = Vec::new();
+        let mut refused = Vec::new();
         for action in actions {
             match action.command() {
                 Command::Keep { .. } => keeps.push(action),
-                _ => self.carry_out(action),
+                command => {
+                    if let Command::Refuse { sample, .. } = command {
+                        refused.extend(*sample);
+                    }
+                    self.carry_out(action);
+                }
             }
+        }
+        // All who waited for a sample have heard by now why it failed.
+        for sample in refused {
+            self.state.borrow_mut().troubles.remove(&sample);
         }
         if !keeps.is_empty() {
             self.write_to_disk(keeps);
@@ -291,6 +315,17 @@ impl Job {
         }
     }
 
+    /// Takes the samples of an epoch whose order the client knows.
+    ///
+    /// # Errors
+    /// `invalid` when the list doesn't fit the order, or differs from the one that is known.
+    pub fn supply(self: &Rc<Self>, epoch: u32, samples: Vec<u64>) -> Result<(), Trouble> {
+        let fits = self.state.borrow().plan.scheduler().order().takes(epoch, &samples);
+        fits.map_err(|e| Trouble::new("invalid", format!("the list of epoch {epoch}: {e}")))?;
+        self.step(Event::Epoch { epoch, samples });
+        Ok(())
+    }
+
     /// Takes a want of a connection: a batch or samples.
     pub fn want(self: &Rc<Self>, connection: &Rc<Connection>, id: u64, event: impl FnOnce(u64) -> Event) {
         let request = {
@@ -312,8 +347,11 @@ impl Job {
         let mut requests: Vec<u64> = state.wants.iter().filter(mine).map(|(&request, _)| request).collect();
         drop(state);
         requests.sort_unstable();
+        // All before the first step: what one of them held may be what another waits for.
+        for request in &requests {
+            self.state.borrow_mut().wants.remove(request);
+        }
         for request in requests {
-            self.state.borrow_mut().wants.remove(&request);
             self.step(Event::Withdraw { request });
         }
     }
@@ -380,7 +418,7 @@ impl Job {
             } => {
                 let mut state = self.state.borrow_mut();
                 let asked = state.wants.remove(request);
-                let trouble = sample.and_then(|sample| state.troubles.remove(&sample));
+                let trouble = sample.and_then(|sample| state.troubles.get(&sample).cloned());
                 drop(state);
                 let trouble = trouble.unwrap_or_else(|| self.explain_refusal(*sample, *failure));
                 if let Some((who, id)) = asked.and_then(|(who, id)| who.upgrade().map(|who| (who, id))) {
@@ -462,13 +500,54 @@ impl Job {
         foreload_plan::replay::replay(fresh, self.state.borrow().plan.log()).map_err(|e| e.to_string())
     }
 
-    /// Ends the job's own task; its loads end with it.
+    /// Connections attached.
+    #[must_use]
+    pub fn clients(&self) -> u64 {
+        self.clients.get()
+    }
+
+    /// One more connection is attached.
+    pub fn join(&self) {
+        self.clients.set(self.clients.get() + 1);
+        self.life.set(Life::Running);
+    }
+
+    /// One less. False: that was the last one.
+    pub fn leave(self: &Rc<Self>) -> bool {
+        self.clients.set(self.clients.get() - 1);
+        if self.clients.get() > 0 {
+            return true;
+        }
+        self.life.set(Life::Lingering(Instant::now()));
+        self.step(Event::Left);
+        false
+    }
+
+    /// How long nobody has been attached; `None`: somebody is, or it is closed.
+    #[must_use]
+    pub fn lingers_for(&self) -> Option<Duration> {
+        match self.life.get() {
+            Life::Lingering(since) => Some(since.elapsed()),
+            Life::Running | Life::Closed => None,
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.life.get() == Life::Closed
+    }
+
+    /// Ends it: its loads are called off, and nothing that still comes changes anything. Its memory goes with the last task that notices.
     pub fn close(&self) {
+        self.life.set(Life::Closed);
         for tier in &self.tiers {
             tier.borrow_mut().unprotect(u64::from(self.id));
         }
-        self.closed.set(true);
         self.seat.leave();
+        self.state
+            .borrow()
+            .cancels
+            .values()
+            .for_each(|cancel| cancel.notify_one());
         self.active.notify_one();
     }
 }

@@ -6,9 +6,9 @@
 mod actors;
 
 use foreload_engine::agent::{AgentSettings, run};
-use foreload_engine::calls::{Attach, Call, DiskShare, Open, Reply, Stats};
+use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, Stats};
 use foreload_engine::client::{Attached, Client, ClientError, Place};
-use foreload_engine::protocol::Sent;
+use foreload_engine::protocol::{Ask, Sent};
 use foreload_engine::slots::Mapping;
 use foreload_plan::Digest;
 use foreload_plan::flow::ConcurrencySettings;
@@ -17,7 +17,7 @@ use foreload_plan::policy::Policy;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
 use foreload_store::Index;
-use foreload_testkit::bucket::{Bucket, Fault, Profile, Settings};
+use foreload_testkit::bucket::{Bucket, Class, Fault, Profile, Settings};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -34,6 +34,9 @@ struct Node {
     client: Option<Arc<Client>>,
 }
 
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(600);
+
 fn calm() -> impl FnMut() -> bool {
     let end = Instant::now() + Duration::from_secs(60);
     move || {
@@ -49,18 +52,32 @@ impl Node {
 
     /// Over a bucket with several sets of objects.
     fn with<const N: usize>(rules: [&str; N]) -> Self {
+        Node::lingering(rules, Duration::from_millis(300))
+    }
+
+    /// One whose jobs wait so long for somebody else; [`Node::retire`] ends that.
+    fn with_linger(rule: &str, linger: Duration) -> Self {
+        Node::lingering([rule], linger)
+    }
+
+    fn lingering<const N: usize>(rules: [&str; N], linger: Duration) -> Self {
         let settings = Settings {
             synthetic: rules.map(|rule| rule.parse().expect("a rule")).into(),
             ..Settings::default()
         };
-        Node::over(
+        Node::start(
             Arc::new(Bucket::start(settings).expect("bucket")),
             Arc::new(tempfile::tempdir().expect("directory")),
+            linger,
         )
     }
 
     /// An agent of its own over a bucket and disks that may have served another.
     fn over(bucket: Arc<Bucket>, directory: Arc<tempfile::TempDir>) -> Self {
+        Node::start(bucket, directory, Duration::from_millis(300))
+    }
+
+    fn start(bucket: Arc<Bucket>, directory: Arc<tempfile::TempDir>, linger: Duration) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let socket = directory.path().join(format!(
             "{}.sock",
@@ -71,7 +88,7 @@ impl Node {
         let settings = AgentSettings {
             socket: socket.clone(),
             cache_dir: cache_dir.clone(),
-            linger: Duration::from_millis(300),
+            linger,
             record: true,
         };
         let agent = std::thread::spawn(move || run(settings, listener));
@@ -128,7 +145,7 @@ impl Node {
         ))
     }
 
-    fn attach(&self, client: &Arc<Client>, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attached {
+    fn attachment(&self, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attach {
         let mut attach = Attach {
             dataset,
             session: "test".into(),
@@ -157,7 +174,11 @@ impl Node {
             metrics_log: None,
         };
         change(&mut attach);
-        Attached::new(client, attach, &mut calm()).expect("attached")
+        attach
+    }
+
+    fn attach(&self, client: &Arc<Client>, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attached {
+        Attached::new(client, self.attachment(dataset, index, change), &mut calm()).expect("attached")
     }
 
     fn stats(&self, job: u32) -> Stats {
@@ -186,6 +207,12 @@ impl Node {
         whole[found.range().start as usize..found.range().end as usize].to_vec()
     }
 
+    /// As [`Node::end`], without lingering.
+    fn retire(self) {
+        self.client().call(&Call::Retire, &mut calm()).expect("heard");
+        self.end();
+    }
+
     /// Ends the agent; it fails when its decisions don't replay.
     fn end(mut self) -> (Arc<Bucket>, Arc<tempfile::TempDir>) {
         self.client = None;
@@ -201,10 +228,15 @@ impl Node {
 
 /// Reads an epoch of rank 0 and compares order and bytes.
 fn read_epoch(node: &Node, job: &Attached, index: &Index, prefix: &str, spec: &OrderSpec, epoch: u32) {
+    read_epoch_from(node, job, index, prefix, spec, epoch, 0);
+}
+
+/// As [`read_epoch`], from a batch on.
+fn read_epoch_from(node: &Node, job: &Attached, index: &Index, prefix: &str, spec: &OrderSpec, epoch: u32, first: u64) {
     let order = Order::new(spec).expect("order");
     let split = Split::weighted(&order, 1).expect("split");
     let order = order.epoch(epoch).expect("epoch");
-    for batch in 0..split.batches() {
+    for batch in first..split.batches() {
         let want = job.want_batch(0, epoch, batch).expect("sent");
         let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
         let expected: Vec<u64> = split.batch_positions(batch, 0).map(|p| order.sample_at(p)).collect();
@@ -495,6 +527,266 @@ fn a_job_ends_when_all_who_attached_are_done_though_they_stay_connected() {
     node.end();
 }
 
+fn jobs_of(node: &Node) -> Vec<JobStatus> {
+    match node.client().call(&Call::Status, &mut calm()).expect("status") {
+        (Reply::Status { jobs, .. }, _) => jobs,
+        other => panic!("{:?}", other.0),
+    }
+}
+
+fn gets(node: &Node) -> u64 {
+    node.bucket.counts().requests.get(&Class::Get).copied().unwrap_or(0)
+}
+
+/// Descriptors that this process has of cache arenas of so many bytes.
+fn arenas(bytes: u64) -> usize {
+    let is_one = |fd: std::fs::DirEntry| {
+        let path = fd.path();
+        let name = std::fs::read_link(&path).unwrap_or_default();
+        name.to_string_lossy().contains("foreload-cache")
+            && std::fs::metadata(path).is_ok_and(|file| file.len() == bytes)
+    };
+    let fds = std::fs::read_dir("/proc/self/fd").expect("listed");
+    fds.flatten().filter_map(|fd| is_one(fd).then_some(())).count()
+}
+
+#[test]
+fn a_job_that_all_have_left_loads_nothing_new_and_goes_on_with_the_next_one() {
+    let count = 3000;
+    let node = Node::with_linger(&format!("img:{count}x10KB,classes=2,ext=jpg"), LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let attach = || {
+        let few = |a: &mut Attach| a.concurrency = ConcurrencySettings::fixed(8);
+        node.attach(&node.client(), dataset, &index, few)
+    };
+    let job = attach();
+    let number = job.job;
+    node.bucket.reset_counts();
+    let want = job.want_batch(0, 0, 0).expect("sent");
+    let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+    release(&job, &items);
+    drop(job);
+    eventually("nobody is attached", || {
+        jobs_of(&node).iter().all(|job| job.clients == 0)
+    });
+    eventually("what is in flight ends", || node.gauge(number, "in_flight") == 0);
+    let then = gets(&node);
+    assert!(then < count, "all was loaded for nobody");
+    let job = attach();
+    assert_eq!(
+        (job.job, gets(&node)),
+        (number, then),
+        "the same job, and nothing was loaded meanwhile"
+    );
+    read_epoch_from(&node, &job, &index, "img", &spec(&index), 0, 1);
+    let stats = node.stats(number);
+    assert_eq!(stats.requests - stats.hedges, count, "it goes on where it was");
+    drop(job);
+    node.retire();
+}
+
+#[test]
+fn a_job_that_makes_room_ends_with_its_loads_and_its_memory() {
+    let node = Node::with_linger("img:500x10KB,classes=2,ext=jpg", LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    node.bucket.add_fault(Fault::parse("kind=hang").expect("a fault"));
+    node.bucket.reset_counts();
+    // No other test has an arena of this size.
+    let bytes = (41 << 20) + 4096;
+    let job = node.attach(&node.client(), dataset, &index, |a| a.ram_bytes = bytes + a.batch_bytes);
+    job.want_batch(0, 0, 0).expect("sent");
+    eventually("loads are in flight", || gets(&node) > 8);
+    drop(job);
+    eventually("nobody is attached", || {
+        jobs_of(&node).iter().all(|job| job.clients == 0)
+    });
+    assert!(arenas(bytes) > 0);
+    let other = node.attach(&node.client(), dataset, &index, |a| a.order.seed = 4);
+    assert_eq!(jobs_of(&node).len(), 1);
+    let then = gets(&node);
+    eventually("its memory is free, though no load was answered", || arenas(bytes) == 0);
+    assert_eq!(gets(&node), then, "nothing is loaded for it any more");
+    node.bucket.clear_faults();
+    let spec = OrderSpec {
+        seed: 4,
+        ..spec(&index)
+    };
+    read_epoch(&node, &other, &index, "img", &spec, 0);
+    drop(other);
+    node.retire();
+}
+
+/// An order whose lists the client supplies, of as many samples.
+fn supplied(attach: &mut Attach, length: u64) {
+    attach.order.kind = OrderKind::Supplied { length };
+    attach.order.global_batch = 5;
+}
+
+fn supply(job: &Attached, epoch: u32, samples: &[u64]) -> Result<(), String> {
+    let call = Call::Supply {
+        job: job.job,
+        epoch,
+        samples: samples.to_vec(),
+    };
+    match job.client.call(&call, &mut calm()) {
+        Ok((Reply::Done, _)) => Ok(()),
+        Ok((other, _)) => panic!("{other:?}"),
+        Err(ClientError::Trouble(trouble)) => Err(format!("{}: {}", trouble.kind, trouble.message)),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn samples_of(job: &Attached, epoch: u32, batch: u64) -> Vec<u64> {
+    let want = job.want_batch(0, epoch, batch).expect("sent");
+    let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+    release(job, &items);
+    items.iter().map(|item| item.sample).collect()
+}
+
+#[test]
+fn lists_of_one_loader_are_never_those_of_another_with_an_equal_plan() {
+    let node = Node::with_linger("img:100x1KB,classes=2,ext=jpg", LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let (one, other): (Vec<u64>, Vec<u64>) = ((0..10).collect(), (50..60).collect());
+    let attach = |word: &str| {
+        node.attach(&node.client(), dataset, &index, |a| {
+            supplied(a, 10);
+            a.session = word.into();
+        })
+    };
+    let first = attach("first");
+    supply(&first, 0, &one).expect("taken");
+    assert_eq!(samples_of(&first, 0, 0), one[..5]);
+    drop(first);
+    eventually("nobody is attached", || {
+        jobs_of(&node).iter().all(|job| job.clients == 0)
+    });
+    let second = attach("second");
+    assert!(matches!(second.reply, Reply::Attached { joined: false, .. }));
+    supply(&second, 0, &other).expect("taken");
+    assert_eq!([samples_of(&second, 0, 0), samples_of(&second, 0, 1)].concat(), other);
+    drop(second);
+    // The same loader goes on with its own job.
+    let again = attach("second");
+    assert!(matches!(again.reply, Reply::Attached { joined: true, .. }));
+    supply(&again, 0, &other).expect("the same list once more");
+    drop(again);
+    node.retire();
+}
+
+#[test]
+fn a_list_that_does_not_fit_is_refused_aloud() {
+    let node = Node::new("img:100x1KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let job = node.attach(&node.client(), dataset, &index, |a| supplied(a, 10));
+    let list: Vec<u64> = (0..10).collect();
+    for (wrong, why) in [(vec![1; 9], "9"), (vec![100; 10], "100")] {
+        let refused = supply(&job, 0, &wrong).expect_err("refused");
+        assert!(refused.starts_with("invalid") && refused.contains(why), "{refused}");
+    }
+    supply(&job, 0, &list).expect("taken");
+    supply(&job, 0, &list).expect("the same list once more");
+    let refused = supply(&job, 0, &[7; 10]).expect_err("another list");
+    assert!(refused.contains("epoch 0 already has its order"), "{refused}");
+    assert_eq!(samples_of(&job, 0, 0), list[..5]);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn a_client_that_leaves_while_it_attaches_leaves_no_job() {
+    let node = Node::new("img:20x1KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    // What a killed writer left: looking through it takes longer than leaving.
+    let tier = node.directory.path().join("tier");
+    std::fs::create_dir(&tier).expect("made");
+    let left = |number: u32| std::fs::write(tier.join(format!("{number:08x}.seg")), b"").expect("written");
+    (1..4000).for_each(left);
+    let connections = || match node.client().call(&Call::Status, &mut calm()).expect("status") {
+        (Reply::Status { connections, .. }, _) => connections,
+        other => panic!("{:?}", other.0),
+    };
+    let leaving = node.another();
+    let attach = node.attachment(dataset, &index, |a| {
+        a.disks = vec![DiskShare {
+            directory: tier.clone(),
+            capacity_bytes: 64 << 20,
+            pinned: None,
+        }];
+    });
+    let body = serde_json::to_string(&Call::Attach(Box::new(attach))).expect("JSON");
+    leaving.send(&Ask::Call { id: 1 << 40, body }).expect("sent");
+    drop(leaving);
+    eventually("it has left", || connections() == 1);
+    // Attaching goes one after the other: this one waits for the first.
+    drop(node.attach(&node.client(), dataset, &index, |_| ()));
+    assert_eq!(jobs_of(&node).iter().map(|job| job.clients).sum::<u64>(), 0);
+    eventually("no job is left", || jobs_of(&node).is_empty());
+    node.end();
+}
+
+#[test]
+fn all_who_wait_for_a_sample_hear_why_it_failed() {
+    let node = Node::new("img:64x1KB-2KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    node.bucket
+        .add_fault(Fault::parse("kind=status,status=404,matching=00000005").expect("a fault"));
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    let bad = (0..64).find(|&sample| {
+        let object = index.sample(sample).expect("sample").object;
+        index.object(object).expect("object").key.contains("00000005")
+    });
+    let bad = bad.expect("one of them");
+    let wants = [(); 3].map(|()| job.want_samples(0, vec![bad, 1]).expect("sent"));
+    for want in wants {
+        match job.delivered(want, None, &mut calm()) {
+            Err(ClientError::Trouble(trouble)) => {
+                assert_eq!(
+                    (trouble.kind.as_str(), trouble.sample),
+                    ("not-found", Some(bad)),
+                    "{}",
+                    trouble.message
+                );
+            }
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    }
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn a_dead_client_gets_no_lease_for_what_its_other_want_let_go() {
+    let node = Node::new("img:20x1MB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let own = |a: &mut Attach| {
+        a.ram_bytes = 7 << 20;
+        a.order.global_batch = 1;
+        // Nothing is read ahead.
+        a.policy = Policy::Naive;
+    };
+    let holder = node.attach(&node.client(), dataset, &index, own);
+    let held: Vec<u64> = (0..5).collect();
+    let want = holder.want_samples(0, held).expect("sent");
+    let (items, _) = holder.delivered(want, None, &mut calm()).expect("delivered");
+    let worker = node.another();
+    // No memory for the first; the second is there, and its turn comes when the first is withdrawn.
+    for (id, samples) in [(1000, vec![10, 11, 12]), (1001, vec![0])] {
+        let (job, rank) = (holder.job, 0);
+        let want = Ask::WantSamples { id, job, rank, samples };
+        worker.send(&want).expect("sent");
+    }
+    eventually("both wait", || node.gauge(holder.job, "requests") == 2);
+    let leases = items.len() as u64;
+    assert_eq!(node.gauge(holder.job, "leases"), leases);
+    drop(worker);
+    eventually("its wants are withdrawn", || node.gauge(holder.job, "requests") == 0);
+    eventually("no lease is left", || node.gauge(holder.job, "leases") == leases);
+    release(&holder, &items);
+    drop(holder);
+    node.end();
+}
+
 #[test]
 fn leases_move_between_connections_and_stale_ones_are_refused() {
     let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
@@ -509,7 +801,13 @@ fn leases_move_between_connections_and_stale_ones_are_refused() {
     let handles: Vec<_> = items.iter().map(|item| item.handle).collect();
     assert!(
         parent
-            .adopt(worker.connection(), handles.clone(), vec![slot], &mut calm())
+            .adopt(
+                worker.connection(),
+                std::process::id(),
+                handles.clone(),
+                vec![slot],
+                &mut calm()
+            )
             .expect("asked")
     );
     let from = worker.connection();

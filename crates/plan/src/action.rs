@@ -284,6 +284,8 @@ pub enum Event {
         /// The request.
         request: u64,
     },
+    /// Nobody reads any more. What is in flight ends, and nothing new is loaded until a rank starts or asks again.
+    Left,
     /// Leases given back.
     Release {
         /// One for each delivered item that is no longer used.
@@ -357,6 +359,7 @@ impl Event {
                 samples: samples.clone(),
             },
             Event::Withdraw { request } => Event::Withdraw { request: *request },
+            Event::Left => Event::Left,
             Event::Release { handles } => Event::Release {
                 handles: handles.clone(),
             },

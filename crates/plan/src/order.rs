@@ -126,23 +126,35 @@ impl Order {
     /// Gives an [`OrderKind::Supplied`] order the list of an epoch. The same list again is accepted.
     ///
     /// # Errors
+    /// As [`takes`](Self::takes).
+    pub fn supply(&mut self, epoch: u32, list: &[u64]) -> Result<(), Error> {
+        let table = self.table_of(epoch, list)?;
+        if let Source::Supplied(lists) = &mut self.source {
+            lists.entry(epoch).or_insert_with(|| Arc::new(table));
+        }
+        Ok(())
+    }
+
+    /// Whether [`supply`](Self::supply) would take the list of an epoch.
+    ///
+    /// # Errors
     /// When the list has another length than declared, names a sample that doesn't exist, or differs from one supplied
     /// before; or when the order isn't of that kind.
-    pub fn supply(&mut self, epoch: u32, list: &[u64]) -> Result<(), Error> {
+    pub fn takes(&self, epoch: u32, list: &[u64]) -> Result<(), Error> {
+        self.table_of(epoch, list).map(drop)
+    }
+
+    fn table_of(&self, epoch: u32, list: &[u64]) -> Result<Table, Error> {
         let (expected, found) = (self.spec.entries(), list.len() as u64);
-        let Source::Supplied(lists) = &mut self.source else {
+        let Source::Supplied(lists) = &self.source else {
             return Err(Error::EpochAlreadyKnown { epoch });
         };
         if found != expected {
             return Err(Error::ListLength { epoch, found, expected });
         }
         let table = Table::from_list(list, self.spec.samples)?;
-        match lists
-            .entry(epoch)
-            .or_insert_with(|| Arc::new(table.clone()))
-            .same_list(&table)
-        {
-            true => Ok(()),
+        match lists.get(&epoch).is_none_or(|known| known.same_list(&table)) {
+            true => Ok(table),
             false => Err(Error::EpochAlreadyKnown { epoch }),
         }
     }

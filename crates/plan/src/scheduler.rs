@@ -129,6 +129,8 @@ pub struct Scheduler {
     wanted: BTreeSet<(u64, usize)>,
     chunk_left: u32,
     now_ns: u64,
+    /// Nobody reads: see [`Event::Left`].
+    left: bool,
 }
 
 /// Why a read could not be planned.
@@ -209,6 +211,7 @@ impl Scheduler {
             wanted: BTreeSet::new(),
             chunk_left: 0,
             now_ns: 0,
+            left: false,
             settings,
             catalog,
         })
@@ -235,6 +238,11 @@ impl Scheduler {
     /// Takes one event at `now_ns` (never earlier than the last) and appends what is to be carried out.
     pub fn step(&mut self, now_ns: u64, event: Event, actions: &mut Vec<Action>) -> Next {
         self.now_ns = self.now_ns.max(now_ns);
+        if let Event::Start { .. } | Event::WantBatch { .. } | Event::WantReads { .. } | Event::WantSamples { .. } =
+            event
+        {
+            self.left = false;
+        }
         match event {
             Event::Start { rank, epoch, batch } => self.start(rank, epoch, batch, actions),
             Event::WantBatch {
@@ -247,6 +255,7 @@ impl Scheduler {
             Event::WantSamples { request, rank, samples } => self.want_samples(request, rank, &samples, actions),
             Event::Leave { rank } => self.leave(rank, actions),
             Event::Withdraw { request } => self.withdraw(request),
+            Event::Left => self.left = true,
             Event::Release { handles } => {
                 for handle in handles {
                     if let Some(id) = self.residents.of(handle)
@@ -267,14 +276,20 @@ impl Scheduler {
             Event::Limit { requests } => {
                 // What is queued flies, and nothing is planned: it may come before the first start, and from the steps of other jobs.
                 self.loads.lanes.bucket.set_limit(requests);
-                self.issue(actions);
+                if !self.left {
+                    self.issue(actions);
+                }
                 return Next::Wait;
             }
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
             Event::Epoch { epoch, samples } => drop(self.windows.supply(epoch, &samples)),
+            Event::Tick if self.left => {}
             Event::Tick => self.hedge(actions),
         }
         while self.arena.used_bytes() > self.ram_bytes && self.make_any_room() {}
+        if self.left {
+            return Next::Wait;
+        }
         let next = self.plan(actions);
         self.issue(actions);
         next

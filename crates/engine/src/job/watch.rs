@@ -19,13 +19,13 @@ impl Job {
         let limit = Duration::from_secs_f64(self.attach.stall_s.max(0.1));
         let mut cared = Instant::now();
         let mut log = MetricsLog::open(self.attach.metrics_log.as_deref());
-        while !self.closed.get() {
+        while !self.is_closed() {
             if cared.elapsed() > CARE {
                 cared = Instant::now();
                 self.mind_memory();
                 // Aside: a credential service that doesn't answer must not keep stalls from being reported.
-                let job = Rc::clone(&self);
-                let fresh = async move { job.dataset.source.warm_credentials().await };
+                let dataset = Rc::clone(&self.dataset);
+                let fresh = async move { dataset.source.warm_credentials().await };
                 // What goes wrong here is told by the fetch that needs them.
                 let _aside = tokio::task::spawn_local(fresh);
             }

@@ -8,6 +8,7 @@
 )]
 
 mod carrier;
+mod left;
 mod limits;
 mod properties;
 mod requests;
