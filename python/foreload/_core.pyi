@@ -134,9 +134,9 @@ class Job:
         """What a want asked for, if it is there already; a refusal is left to `take`."""
     def slot(self, nbytes: int) -> Slot | None:
         """Writable shared memory for a batch; `None` when there is none now."""
-    def adopt_slot(self, connection: int, slot: int, offset: int, nbytes: int) -> Slot:
+    def adopt_slot(self, connection: int, process: int, slot: int, offset: int, nbytes: int) -> Slot:
         """Makes a slot that another connection handed over ours."""
-    def adopt(self, connection: int, items: bytes) -> Delivery:
+    def adopt(self, connection: int, process: int, items: bytes) -> Delivery:
         """Makes samples that another connection handed over ours."""
 
 @final
@@ -164,8 +164,8 @@ class Delivery:
     def view(self, at: int) -> Sample: ...
     def gather(self, slot: Slot, at: int = 0) -> None:
         """Copies all samples one after the other into a slot."""
-    def hand_over(self) -> tuple[int, int, bytes]:
-        """Passes the samples on to whoever adopts them: (agent, connection, items)."""
+    def hand_over(self) -> tuple[int, int, int, bytes]:
+        """Passes the samples on to whoever adopts them: (agent, connection, this process, items)."""
 
 @final
 class Sample(Buffer):
@@ -188,8 +188,8 @@ class Slot(Buffer):
     """Writable shared memory of one batch, held exclusively."""
 
     def __len__(self) -> int: ...
-    def hand_over(self) -> tuple[int, int, int, int, int]:
-        """Passes it on to whoever adopts it: (agent, connection, slot, offset, bytes)."""
+    def hand_over(self) -> tuple[int, int, int, int, int, int]:
+        """Passes it on to whoever adopts it: (agent, connection, this process, slot, offset, bytes)."""
     if sys.version_info >= (3, 12):  # before, only C can see it
         def __buffer__(self, flags: int, /) -> memoryview: ...
 

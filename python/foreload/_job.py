@@ -199,8 +199,10 @@ class Attachment:
         mended: set[type[Exception]] = set()
         while True:
             job = self.job()
+            asked: int | None = None
             try:
-                return job.take(want(job), timeout_s)
+                asked = want(job)
+                return job.take(asked, timeout_s)
             except (CancelledError, ClosedError, DeniedError) as error:
                 denied = isinstance(error, DeniedError)
                 if type(error) in mended or (denied and self.source.credentials is None):
@@ -208,6 +210,11 @@ class Attachment:
                 mended.add(type(error))
                 if denied:
                     self.source.renew_now()
+            except BaseException:
+                # Interrupted, for instance: what comes later is for nobody.
+                if asked is not None and job.is_usable():
+                    job.withdraw(asked)
+                raise
 
 
 class Reader:

@@ -90,11 +90,40 @@ struct Inbox {
     mail: FxHashMap<u64, Incoming>,
     progress: FxHashMap<u64, VecDeque<Progress>>,
     notices: VecDeque<Trouble>,
-    /// Wants that nobody waits for any more, with their job and the first number given out after they were withdrawn.
-    withdrawn: FxHashMap<u64, (u32, u64)>,
-    /// What came for them all the same.
-    unwanted: Vec<(u32, Vec<Sent>)>,
+    /// What nobody waits for any more, with the first number given out after it was forgotten.
+    forgotten: FxHashMap<u64, (Forgotten, u64)>,
+    /// Gives back what came for them all the same.
+    unwanted: Vec<Ask>,
     closed: Option<String>,
+}
+
+/// Something that was asked for, and nobody waits for any more.
+enum Forgotten {
+    /// Samples of a job.
+    Want(u32),
+    /// A slot of a job.
+    Slot(u32),
+    /// Leases of a job that another connection had.
+    Adoption(u32, Vec<Handle>, Vec<u64>),
+    /// A call.
+    Call,
+}
+
+impl Forgotten {
+    /// What gives back that which an answer brings.
+    fn answered(self, say: Say) -> Option<Ask> {
+        let release = |job, handles, slots| Some(Ask::Release { job, handles, slots });
+        match (self, say) {
+            (Forgotten::Want(job), Say::Deliver { items, .. }) => {
+                release(job, items.iter().map(|item| item.handle).collect(), Vec::new())
+            }
+            (Forgotten::Slot(job), Say::Slot { slot, len, .. }) if len > 0 => release(job, Vec::new(), vec![slot]),
+            (Forgotten::Adoption(job, handles, slots), Say::Adopted { whole: true, .. }) => {
+                release(job, handles, slots)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Leases of a job to give back: samples and batch slots.
@@ -245,6 +274,9 @@ impl Client {
         });
         // The last ones came with the answer.
         told();
+        if let Err(ClientError::Interrupted) = &answer {
+            self.forget(id, Forgotten::Call);
+        }
         match answer? {
             Incoming::Fds(Reply::Failed(trouble), _) => Err(ClientError::Trouble(trouble)),
             Incoming::Fds(reply, fds) => Ok((reply, fds)),
@@ -314,6 +346,15 @@ impl Client {
         }
     }
 
+    /// As [`Client::wait`]; when that is interrupted, what comes later is given back.
+    fn wait_or_forget(&self, id: u64, pulse: Pulse<'_>, what: impl FnOnce() -> Forgotten) -> Result<Say, ClientError> {
+        let answer = self.wait(id, None, pulse);
+        if let Err(ClientError::Interrupted) = &answer {
+            self.forget(id, what());
+        }
+        answer
+    }
+
     /// Waits for the answer to a want.
     ///
     /// # Errors
@@ -336,14 +377,20 @@ impl Client {
     /// As [`Client::send`].
     pub fn withdraw(&self, job: u32, id: u64) -> Result<(), ClientError> {
         self.send(&Ask::Withdraw { job, id })?;
+        self.forget(id, Forgotten::Want(job));
+        Ok(())
+    }
+
+    /// Nobody waits for an answer any more: what it brings is given back.
+    fn forget(&self, id: u64, what: Forgotten) {
         let mut inbox = lock(&self.inbox);
-        inbox.withdrawn.insert(id, (job, self.next_id()));
-        if let Some(Incoming::Say(say)) = inbox.mail.remove(&id) {
-            inbox.file(say);
+        inbox.forgotten.insert(id, (what, self.next_id()));
+        inbox.progress.remove(&id);
+        if let Some(incoming) = inbox.mail.remove(&id) {
+            inbox.refile(id, incoming);
         }
         drop(self.give_unwanted_back(inbox));
         self.glance();
-        Ok(())
     }
 
     fn give_unwanted_back<'a>(&'a self, mut inbox: MutexGuard<'a, Inbox>) -> MutexGuard<'a, Inbox> {
@@ -353,12 +400,10 @@ impl Client {
         }
         // Releasing may write, and writing may note an end in the inbox.
         drop(inbox);
-        for (job, items) in unwanted {
-            for item in items {
-                self.release(job, Some(item.handle), None, item.len);
-            }
+        for ask in unwanted {
+            // An agent that is gone holds no leases.
+            let _ = self.send(&ask);
         }
-        self.flush();
         lock(&self.inbox)
     }
 
@@ -553,11 +598,13 @@ impl Inbox {
                     _ => 0,
                 };
                 let fds = self.fds.drain(..count.min(self.fds.len())).collect();
-                self.mail.insert(*id, Incoming::Fds(reply, fds));
+                self.refile(*id, Incoming::Fds(reply, fds));
                 return;
             }
             Say::Progress { id, body } => {
-                if let Ok(progress) = serde_json::from_str(body) {
+                if let Ok(progress) = serde_json::from_str(body)
+                    && !self.forgotten.contains_key(id)
+                {
                     self.progress.entry(*id).or_default().push_back(progress);
                 }
                 return;
@@ -572,13 +619,22 @@ impl Inbox {
             }
             Say::Deliver { id, .. } | Say::Refuse { id, .. } | Say::Slot { id, .. } | Say::Adopted { id, .. } => *id,
         };
-        match (self.withdrawn.remove(&id), say) {
-            (Some((job, _)), Say::Deliver { items, .. }) => self.unwanted.push((job, items)),
-            (Some(_), _) => {}
-            (None, say) => {
-                // The agent hears in order: it has heard of what was withdrawn before this was asked for.
-                self.withdrawn.retain(|_, (_, after)| *after > id);
-                self.mail.insert(id, Incoming::Say(say));
+        self.refile(id, Incoming::Say(say));
+    }
+
+    /// Puts an answer where it is waited for, or sees to it that what it brings is given back.
+    fn refile(&mut self, id: u64, incoming: Incoming) {
+        match (self.forgotten.remove(&id), incoming) {
+            (Some((what, _)), Incoming::Say(say)) => self.unwanted.extend(what.answered(say)),
+            (Some(_), Incoming::Fds(Reply::Attached { job, .. }, _)) => self.unwanted.push(Ask::Detach { job }),
+            (Some(_), Incoming::Fds(..)) => {}
+            (None, incoming) => {
+                if let Incoming::Say(_) = &incoming {
+                    // The agent hears in order: it has heard of what was withdrawn before this was asked for. Only calls are answered when it suits.
+                    self.forgotten
+                        .retain(|_, (what, after)| matches!(what, Forgotten::Call) || *after > id);
+                }
+                self.mail.insert(id, incoming);
             }
         }
     }
@@ -727,7 +783,7 @@ impl Attached {
     pub fn batch_slot(&self, len: u64, pulse: Pulse<'_>) -> Result<Option<(u64, u64)>, ClientError> {
         let id = self.client.next_id();
         self.client.send(&Ask::WantSlot { id, job: self.job, len })?;
-        match self.client.wait(id, None, pulse)? {
+        match self.client.wait_or_forget(id, pulse, || Forgotten::Slot(self.job))? {
             Say::Slot {
                 slot,
                 offset,
@@ -739,21 +795,23 @@ impl Attached {
         }
     }
 
-    /// Makes leases of another connection of this session ours; false when that connection is gone and with it the leases.
+    /// Makes leases of another connection of this session, that of `process`, ours; false when that connection is gone and with it the leases.
     ///
-    /// Of an agent that has ended everything that was lent stays as it is, and adopting needs nobody.
+    /// Of an agent that has ended everything stays as it is that was lent to whoever outlived it, and adopting needs nobody. A process that lives no
+    /// more may have ended first, and its memory have been lent anew.
     ///
     /// # Errors
     /// As [`Client::wait`].
     pub fn adopt(
         &self,
         from: u64,
+        process: u32,
         handles: Vec<Handle>,
         slots: Vec<u64>,
         pulse: Pulse<'_>,
     ) -> Result<bool, ClientError> {
         match self.ask_to_adopt(from, handles, slots, pulse) {
-            Err(ClientError::Closed(_)) if self.client.agent_has_ended() => Ok(true),
+            Err(ClientError::Closed(_)) if self.client.agent_has_ended() => Ok(peer::Peer::of(process).lives()),
             answer => answer,
         }
     }
@@ -770,10 +828,11 @@ impl Attached {
             id,
             job: self.job,
             from,
-            handles,
-            slots,
+            handles: handles.clone(),
+            slots: slots.clone(),
         })?;
-        match self.client.wait(id, None, pulse)? {
+        let forgotten = || Forgotten::Adoption(self.job, handles, slots);
+        match self.client.wait_or_forget(id, pulse, forgotten)? {
             Say::Adopted { whole, .. } => Ok(whole),
             other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
         }

@@ -112,37 +112,42 @@ impl Connection {
     /// Sends a message together with file descriptors, after everything said before.
     ///
     /// # Errors
-    /// What the socket says.
+    /// What the socket says; nothing of the message was sent then.
     pub async fn say_with(&self, message: &Say, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        while !self.unsent.borrow().is_empty() {
+        let frame = message.encode();
+        let send = || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let slices = [IoSlice::new(&frame)];
+            Ok(rustix::net::sendmsg(
+                self.stream.as_fd(),
+                &slices,
+                &mut ancillary,
+                flags,
+            )?)
+        };
+        loop {
+            self.stream.writable().await?;
             if self.closed.get() {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            tokio::task::yield_now().await;
-            self.stream.writable().await?;
+            if !self.unsent.borrow().is_empty() {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            // Nobody else says anything between this look and the end of the turn, so frames stay whole: the rest goes where they queue.
+            match self.stream.try_io(Interest::WRITABLE, send) {
+                Ok(sent) => {
+                    self.unsent.borrow_mut().extend_from_slice(&frame[sent..]);
+                    self.more.notify_one();
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
         }
-        let frame = message.encode();
-        let mut sent = 0;
-        while sent < frame.len() {
-            sent += self
-                .stream
-                .async_io(Interest::WRITABLE, || {
-                    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-                    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-                    if sent == 0 {
-                        ancillary.push(SendAncillaryMessage::ScmRights(fds));
-                    }
-                    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                    Ok(rustix::net::sendmsg(
-                        self.stream.as_fd(),
-                        &[IoSlice::new(&frame[sent..])],
-                        &mut ancillary,
-                        flags,
-                    )?)
-                })
-                .await?;
-        }
-        Ok(())
     }
 
     /// Notes leases of a job.
@@ -193,5 +198,66 @@ impl Connection {
                 .extend(std::iter::repeat_n(handle, count as usize));
         }
         by_job
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Frames, Malformed};
+    use std::io::Read;
+    use std::rc::Rc;
+
+    #[test]
+    fn a_large_message_with_descriptors_stays_whole_whatever_is_said_meanwhile() {
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("set");
+        let body = "x".repeat(4 << 20);
+        let large = Say::Reply { id: 1, body };
+        let small: Vec<Say> = (2..50).map(|id| Say::Adopted { id, whole: true }).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("runtime");
+        let reader = std::thread::spawn(move || {
+            let (mut frames, mut buffer, mut heard) = (Frames::default(), vec![0; 1 << 16], Vec::new());
+            while heard.len() < 49 {
+                let n = theirs.read(&mut buffer).expect("read");
+                frames.feed(&buffer[..n]);
+                let take = |frame: &[u8]| -> Result<(), Malformed> {
+                    heard.push(Say::decode(frame)?);
+                    Ok(())
+                };
+                frames.drain(take).expect("whole frames");
+            }
+            heard
+        });
+        let local = tokio::task::LocalSet::new();
+        let said = small.clone();
+        local.block_on(&runtime, async move {
+            let connection = Rc::new(Connection::new(1, UnixStream::from_std(ours).expect("a stream")));
+            let drain = Rc::clone(&connection);
+            let drain = tokio::task::spawn_local(async move { drain.drain().await });
+            let file = std::fs::File::open("/dev/null").expect("opened");
+            let with = Rc::clone(&connection);
+            let with = tokio::task::spawn_local(async move { with.say_with(&large, &[file.as_fd()]).await });
+            for say in said {
+                tokio::task::yield_now().await;
+                connection.say(&say);
+            }
+            with.await.expect("ran").expect("sent");
+            while !connection.unsent.borrow().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            connection.close();
+            drain.await.expect("ran");
+        });
+        let mut heard = reader.join().expect("read all");
+        let at = heard
+            .iter()
+            .position(|say| matches!(say, Say::Reply { .. }))
+            .expect("the large one");
+        heard.remove(at);
+        assert_eq!(heard, small);
     }
 }

@@ -820,7 +820,9 @@ fn leases_move_between_connections_and_stale_ones_are_refused() {
         );
     }
     assert!(
-        !parent.adopt(from, handles.clone(), vec![], &mut calm()).expect("asked"),
+        !parent
+            .adopt(from, std::process::id(), handles.clone(), vec![], &mut calm())
+            .expect("asked"),
         "gone with the worker"
     );
     release(&parent, &items);

@@ -233,14 +233,21 @@ impl Slot {
         self.len as usize
     }
 
-    /// Passes the slot to whoever adopts it: (agent, connection, slot, offset, bytes). This object must not be written to any more.
-    fn hand_over(&self) -> PyResult<(u32, u64, u64, u64, u64)> {
+    /// Passes the slot to whoever adopts it: (agent, connection, this process, slot, offset, bytes). This object must not be written to any more.
+    fn hand_over(&self) -> PyResult<(u32, u64, u32, u64, u64, u64)> {
         if self.passed_on.load(Ordering::Relaxed) {
             return Err(PyValueError::new_err("this slot was handed over already"));
         }
         let (slot, offset, len) = self.pass_on();
         let client = &self.attached.client;
-        Ok((client.agent_pid(), client.connection(), slot, offset, len))
+        Ok((
+            client.agent_pid(),
+            client.connection(),
+            std::process::id(),
+            slot,
+            offset,
+            len,
+        ))
     }
 
     #[allow(unsafe_code)]

@@ -134,12 +134,20 @@ impl Job {
     }
 
     /// Makes a slot that another connection handed over ours.
-    fn adopt_slot(&self, py: Python<'_>, connection: u64, slot: u64, offset: u64, nbytes: u64) -> PyResult<Slot> {
+    fn adopt_slot(
+        &self,
+        py: Python<'_>,
+        connection: u64,
+        process: u32,
+        slot: u64,
+        offset: u64,
+        nbytes: u64,
+    ) -> PyResult<Slot> {
         if self.attached.batches.bytes(offset, nbytes).is_none() {
             return Err(PyValueError::new_err("a slot outside the arena"));
         }
         if !waiting(py, |pulse| {
-            self.attached.adopt(connection, Vec::new(), vec![slot], pulse)
+            self.attached.adopt(connection, process, Vec::new(), vec![slot], pulse)
         })? {
             return Err(from_client(
                 py,
@@ -151,13 +159,15 @@ impl Job {
     }
 
     /// Makes samples that another connection handed over ours.
-    fn adopt(&self, py: Python<'_>, connection: u64, items: &[u8]) -> PyResult<Delivery> {
+    fn adopt(&self, py: Python<'_>, connection: u64, process: u32, items: &[u8]) -> PyResult<Delivery> {
         let items = decode(items)?;
         if items.iter().any(|item| self.attached.bytes(item).is_err()) {
             return Err(PyValueError::new_err("a sample outside the arena"));
         }
         let handles: Vec<Handle> = items.iter().map(|item| item.handle).collect();
-        if !waiting(py, |pulse| self.attached.adopt(connection, handles, Vec::new(), pulse))? {
+        if !waiting(py, |pulse| {
+            self.attached.adopt(connection, process, handles, Vec::new(), pulse)
+        })? {
             return Err(from_client(
                 py,
                 ClientError::Closed("the worker that fetched these samples is gone, and its leases with it".into()),
@@ -349,14 +359,15 @@ impl Delivery {
         })
     }
 
-    /// Passes all samples on to whoever adopts them: (agent, connection, items).
-    fn hand_over<'py>(&self, py: Python<'py>) -> PyResult<(u32, u64, Bound<'py, PyBytes>)> {
+    /// Passes all samples on to whoever adopts them: (agent, connection, this process, items).
+    fn hand_over<'py>(&self, py: Python<'py>) -> PyResult<(u32, u64, u32, Bound<'py, PyBytes>)> {
         for lease in self.take_all()? {
             lease.pass_on();
         }
         Ok((
             self.attached.client.agent_pid(),
             self.attached.client.connection(),
+            std::process::id(),
             PyBytes::new(py, &encode(&self.items)),
         ))
     }

@@ -3,7 +3,7 @@
 A parcel is a small object whose pickled form is a function and a few numbers. Unpickling it in the parent adopts the memory (the agent moves the
 lease from the worker's connection to the parent's) and answers with what the training loop wants: `bytes`, or a tensor over the
 memory, which gives it back when the tensor dies. If the worker died in between, so did its leases, and adopting says so. If the agent died in
-between, nobody writes to its memory any more, and the parent, which still has it mapped, takes the batch from there.
+between, nobody writes to its memory any more, and the parent, which still has it mapped, takes the batch of a worker that lives from there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from foreload.errors import ClosedError
 
 #: Below this a copy through the pipe is cheaper than two calls of the agent.
 _SMALL = 16 << 10
-#: Where a slot is: agent, connection, slot, offset, bytes.
-Place = tuple[int, int, int, int, int]
+#: Where a slot is: agent, the worker's connection and process, slot, offset, bytes.
+Place = tuple[int, int, int, int, int, int]
 
 
 class Parcel:
@@ -47,9 +47,9 @@ def samples(delivery: _core.Delivery, of: Attachment) -> Any:
     return Parcel(_unpack_samples, of.name, *delivery.hand_over())
 
 
-def _unpack_samples(name: str, agent: int, connection: int, items: bytes) -> list[Any]:
+def _unpack_samples(name: str, agent: int, connection: int, process: int, items: bytes) -> list[Any]:
     of = attachment(name)
-    delivery = of.job_of(agent).adopt(connection, items)
+    delivery = of.job_of(agent).adopt(connection, process, items)
     unpacked = [delivery.to_bytes(), labels_in(delivery, parcel=False)]
     # The workers may need the memory for the next batch, and this process has nothing to ask until it comes.
     of.agent().flush()

@@ -23,6 +23,28 @@ fn hear<T>(stream: &mut UnixStream, frames: &mut Frames, wanted: impl Fn(&Ask) -
     found
 }
 
+/// Reads messages until there are so many that `wanted` takes.
+fn hear_all<T>(
+    stream: &mut UnixStream,
+    frames: &mut Frames,
+    many: usize,
+    wanted: impl Fn(&Ask) -> Option<T>,
+) -> Vec<T> {
+    let (mut buffer, mut found) = ([0u8; 4096], Vec::new());
+    while found.len() < many {
+        let n = stream.read(&mut buffer).expect("read");
+        assert!(n > 0, "the client left");
+        frames.feed(&buffer[..n]);
+        frames
+            .drain(|frame| {
+                found.extend(wanted(&Ask::decode(frame)?));
+                Ok::<_, Malformed>(())
+            })
+            .expect("well-formed");
+    }
+    found
+}
+
 fn call_of(ask: &Ask) -> Option<u64> {
     match ask {
         Ask::Call { id, .. } => Some(*id),
@@ -36,12 +58,16 @@ fn reply(id: u64, reply: &Reply) -> Vec<u8> {
 }
 
 fn welcome(stream: &mut UnixStream, frames: &mut Frames) {
+    welcome_of(std::process::id(), stream, frames);
+}
+
+fn welcome_of(pid: u32, stream: &mut UnixStream, frames: &mut Frames) {
     let id = hear(stream, frames, call_of).expect("a greeting");
     let reply = reply(
         id,
         &Reply::Welcome {
             version: VERSION,
-            pid: std::process::id(),
+            pid,
             connection: 1,
         },
     );
@@ -129,7 +155,7 @@ fn what_comes_for_a_withdrawn_want_is_given_back() {
         agent.join().expect("heard"),
         (vec![sent(1).handle], vec![sent(2).handle])
     );
-    assert!(lock(&client.inbox).withdrawn.is_empty() && lock(&client.inbox).mail.is_empty());
+    assert!(lock(&client.inbox).forgotten.is_empty() && lock(&client.inbox).mail.is_empty());
 }
 
 #[test]
@@ -152,7 +178,7 @@ fn withdrawals_are_forgotten_once_the_agent_has_heard_them() {
     let id = client.next_id();
     client.send(&Ask::WantSlot { id, job: 5, len: 1 }).expect("sent");
     client.wait(id, None, &mut || true).expect("answered");
-    assert!(lock(&client.inbox).withdrawn.is_empty());
+    assert!(lock(&client.inbox).forgotten.is_empty());
     drop(agent.join());
 }
 
@@ -193,4 +219,101 @@ fn an_agent_that_keeps_dropping_connections_is_an_error_in_the_end() {
     let refused = Client::connect(&place, &mut || true).err();
     assert!(matches!(refused, Some(ClientError::Closed(_))), "{refused:?}");
     assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+fn attached_to(client: Arc<Client>) -> Attached {
+    let map = |writable| {
+        let shared = crate::slots::Shared::new("test", 100, false).expect("memfd");
+        Mapping::new(shared.as_fd(), 100, writable).expect("mapped")
+    };
+    Attached {
+        client,
+        job: 5,
+        cache: map(false),
+        batches: map(true),
+        reply: Reply::Done,
+    }
+}
+
+#[test]
+fn what_comes_after_an_interruption_is_given_back() {
+    let (interrupted, all_are) = std::sync::mpsc::channel();
+    let (client, agent) = client_of(move |mut stream, mut frames| {
+        let asked = hear_all(&mut stream, &mut frames, 3, |ask| match ask {
+            Ask::WantSlot { id, .. } | Ask::Adopt { id, .. } | Ask::Call { id, .. } => Some(*id),
+            _ => None,
+        });
+        let [id, adopted, call] = asked[..] else {
+            panic!("{asked:?}")
+        };
+        all_are.recv().expect("told");
+        for say in [
+            Say::Slot {
+                id,
+                slot: 9,
+                offset: 0,
+                len: 10,
+            },
+            Say::Adopted {
+                id: adopted,
+                whole: true,
+            },
+        ] {
+            stream.write_all(&say.encode()).expect("sent");
+        }
+        let attached = Reply::Attached {
+            job: 7,
+            cache_bytes: 1,
+            batch_bytes: 1,
+            joined: false,
+            found: 0,
+            plan: foreload_plan::Digest::of("test", b""),
+            warnings: Vec::new(),
+        };
+        stream.write_all(&reply(call, &attached)).expect("sent");
+        hear_all(&mut stream, &mut frames, 3, |ask| Some(ask.clone()))
+    });
+    let job = attached_to(Arc::clone(&client));
+    let stopped = |answer: Result<bool, ClientError>| assert!(matches!(answer, Err(ClientError::Interrupted)));
+    stopped(job.batch_slot(10, &mut || false).map(|slot| slot.is_some()));
+    let handles = vec![sent(3).handle];
+    stopped(job.adopt(2, std::process::id(), handles.clone(), vec![4], &mut || false));
+    stopped(client.call(&Call::Status, &mut || false).map(|_| true));
+    interrupted.send(()).expect("heard");
+    while !agent.is_finished() {
+        client.glance();
+        std::thread::yield_now();
+    }
+    let release = |handles, slots| Ask::Release { job: 5, handles, slots };
+    let expected = vec![
+        release(vec![], vec![9]),
+        release(handles, vec![4]),
+        Ask::Detach { job: 7 },
+    ];
+    assert_eq!(agent.join().expect("heard"), expected);
+    assert!(lock(&client.inbox).forgotten.is_empty() && lock(&client.inbox).mail.is_empty());
+}
+
+#[test]
+fn of_a_dead_agent_only_what_living_processes_passed_on_is_adopted() {
+    let mut agent = std::process::Command::new("sleep").arg("600").spawn().expect("started");
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    let pid = agent.id();
+    let greeting = std::thread::spawn(move || {
+        welcome_of(pid, &mut theirs, &mut Frames::default());
+    });
+    let client = Client::greet(ours, &mut || true).expect("greeted");
+    greeting.join().expect("greeted");
+    agent.kill().expect("killed");
+    agent.wait().expect("ended");
+    let job = attached_to(client);
+    // A zombie, as a loader's worker is until its parent looks.
+    let worker = std::process::Command::new("true").spawn().expect("started");
+    let stat = format!("/proc/{}/stat", worker.id());
+    while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {
+        std::thread::yield_now();
+    }
+    let adopt = |process| job.adopt(2, process, vec![], vec![4], &mut || true).expect("answered");
+    assert!(!adopt(worker.id()), "it may have ended before the agent");
+    assert!(adopt(std::process::id()));
 }
