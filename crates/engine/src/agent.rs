@@ -29,6 +29,9 @@ use tokio::time::Instant;
 /// How long an agent waits for its first client at least.
 const FIRST_CLIENT: Duration = Duration::from_secs(10);
 
+/// How long a client that there is no descriptor for waits before the next try: descriptors come back when connections, files and jobs end.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
+
 /// How the agent runs.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
@@ -40,6 +43,19 @@ pub struct AgentSettings {
     pub linger: Duration,
     /// Record every decision, and compare them with a replay at the end: for tests.
     pub record: bool,
+}
+
+/// Whether the system lacks something for the moment that it may have again.
+fn is_shortage(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let passing = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::CONNABORTED,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| passing.contains(&errno))
 }
 
 /// The agent's state. One thread; everything is shared by `Rc`.
@@ -93,6 +109,7 @@ impl Agent {
     /// When the listener breaks.
     pub async fn serve(self: Rc<Self>, listener: UnixListener) -> io::Result<()> {
         let mut terminated = signal(SignalKind::terminate())?;
+        let mut told_of_shortage = false;
         loop {
             // Whoever started it needs a moment to connect.
             let linger = if self.next.get() == 1 {
@@ -106,10 +123,16 @@ impl Agent {
                 return Ok(());
             }
             tokio::select! {
-                accepted = listener.accept() => {
-                    let (stream, _) = accepted?;
-                    tokio::task::spawn_local(Rc::clone(&self).attend(stream));
-                }
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => drop(tokio::task::spawn_local(Rc::clone(&self).attend(stream))),
+                    Err(error) if is_shortage(&error) => {
+                        if !std::mem::replace(&mut told_of_shortage, true) {
+                            eprintln!("foreload-agent: a client has to wait: {error}; raise `ulimit -n`");
+                        }
+                        tokio::time::sleep(SHORTAGE_PAUSE).await;
+                    }
+                    Err(error) => return Err(error),
+                },
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(rest), if alone => {}
                 _ = terminated.recv() => return Ok(()),
@@ -355,19 +378,18 @@ impl Agent {
             }
             Fds::Index(dataset) => connection.say_with(&say, &[dataset.shared.as_fd()]).await,
             Fds::Arenas(job) => {
-                let batches = job.batches.borrow().shared().as_fd().try_clone_to_owned();
-                match batches {
-                    Ok(batches) => {
-                        connection
-                            .say_with(&say, &[job.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>])
-                            .await
-                    }
-                    Err(error) => Err(error),
-                }
+                let batches = job.batches.borrow().shared();
+                connection
+                    .say_with(&say, &[job.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>])
+                    .await
             }
         };
         if let Err(error) = sent {
-            eprintln!("foreload-agent: answering connection {}: {error}", connection.id);
+            eprintln!(
+                "foreload-agent: connection {} ends, for it can't be answered: {error}",
+                connection.id
+            );
+            connection.shut();
         }
     }
 

@@ -4,10 +4,11 @@ use crate::slots::Shared;
 use foreload_plan::arena::{Arena, Slot, Stay};
 use rustc_hash::FxHashMap;
 use std::io;
+use std::sync::Arc;
 
 /// Slots for batches, each held by one connection.
 pub struct Batches {
-    shared: Shared,
+    shared: Arc<Shared>,
     free: Arena,
     held: FxHashMap<u64, (Slot, u64)>,
     next: u64,
@@ -20,7 +21,7 @@ impl Batches {
     /// What the system says.
     pub fn new(len: u64) -> io::Result<Self> {
         Ok(Batches {
-            shared: Shared::new("foreload-batches", len, false)?,
+            shared: Arc::new(Shared::new("foreload-batches", len, false)?),
             free: Arena::new(len),
             held: FxHashMap::default(),
             next: 0,
@@ -29,8 +30,8 @@ impl Batches {
 
     /// The memory.
     #[must_use]
-    pub fn shared(&self) -> &Shared {
-        &self.shared
+    pub fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 
     /// Leases `len` bytes to a connection. `None`: there is no room now; the client uses its own memory.

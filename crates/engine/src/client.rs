@@ -23,7 +23,7 @@ use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -551,6 +551,9 @@ impl Client {
             flags,
         ) {
             Ok(message) if message.bytes == 0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "its socket closed")),
+            Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => Err(io::Error::other(
+                "this process has no descriptor left for what it sent; raise `ulimit -n`",
+            )),
             Ok(message) => {
                 buffer.truncate(message.bytes);
                 let mut fds = Vec::new();

@@ -5,6 +5,7 @@
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::client::own_directory;
 use rustix::fs::FlockOperation;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -62,8 +63,24 @@ fn abort_on_panic() {
     }));
 }
 
+/// Allows as many descriptors as the system does: the usual soft limit is for programs that still use select().
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        eprintln!(
+            "foreload-agent: the limit on open files stays {:?}: {error}",
+            limit.current
+        );
+    }
+}
+
 fn serve(settings: AgentSettings) -> io::Result<()> {
     abort_on_panic();
+    raise_descriptors();
     // Fails only for a process that leads a session already.
     let _ = rustix::process::setsid();
     let directory = settings.socket.parent().unwrap_or(Path::new("/"));
