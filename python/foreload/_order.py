@@ -62,6 +62,15 @@ class Order:
         return _core.Plan(json.dumps(spec)).digest
 
     @property
+    def length(self) -> int:
+        """Samples of an epoch, before any is repeated or left out for the ranks' sake."""
+        return (
+            self.samples
+            if isinstance(self.kind, str)
+            else int(self.kind.get("supplied", {}).get("length", self.samples))
+        )
+
+    @property
     def name(self) -> str:
         """The kind's name."""
         return self.kind if isinstance(self.kind, str) else next(iter(self.kind))

@@ -261,6 +261,7 @@ class Run:
             "sequence": self.order.sequence,
             "epoch": epoch,
             "position": position,
+            "positions": self.plan.positions,
             "global_batch": self.order.global_batch,
             "kind": self.order.name,
             "seed": self.order.seed,
@@ -305,12 +306,17 @@ class Run:
                 f"{state['position'] // state['global_batch']}: it goes on only with the same global batch of {state['global_batch']} samples "
                 f"(batch_size * ranks), not {self.order.global_batch}"
             )
+        if self.is_over(state):
+            return state["epoch"] + 1, 0
         return self._resume_elsewhere(state["epoch"], state["position"], state["global_batch"])
+
+    def is_over(self, state: dict[str, Any]) -> bool:
+        """Whether a checkpoint's epoch was over, here or where it was saved: how many samples the end repeats or drops depends on the ranks."""
+        ends = (self.plan.positions, self.order.length, state.get("positions", self.order.length))
+        return bool(state["position"] >= min(ends))
 
     def _resume_elsewhere(self, epoch: int, position: int, global_batch: int) -> tuple[int, int]:
         """With other batches or another rule for the end, the sequence goes on where it was cut."""
-        if position >= self.plan.positions:
-            return epoch + 1, 0
         batch, rest = divmod(position, self.order.global_batch)
         if rest:
             raise StateError(

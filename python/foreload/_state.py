@@ -29,7 +29,8 @@ def check_state(state: Any, *more: str) -> None:
     missing = [name for name in (*_NUMBERS, *_TEXTS, *more) if name not in state]
     if missing:
         raise StateError(f"the state has no {', '.join(missing)}; give the whole of what state_dict() answered")
-    for name in (*_NUMBERS, *more):
+    # Older releases' states don't say where their epoch ended.
+    for name in (*_NUMBERS, *("positions",) * ("positions" in state), *more):
         value, most = state[name], MOST_EPOCH if name == "epoch" else (1 << 63) - 1
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
             raise StateError(f"the state is damaged: its {name} is {value!r}, and would be a number from 0")

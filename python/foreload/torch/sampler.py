@@ -239,18 +239,17 @@ class Sampler(DistributedSampler[int]):
             raise StateError(
                 "the state was saved with in_order=False, in the middle of an epoch: foreload.torch.DataLoader goes on with it"
             )
-        position = state["position"]
+        position, is_over = state["position"], run.is_over(state)
         whole, rest = divmod(position, run.order.global_batch)
-        border = {**state, "order": "", "position": whole * run.order.global_batch}
-        if position < run.plan.positions and rest % run.ranks.world:
+        if not is_over and rest % run.ranks.world:
             raise StateError(
                 f"the state was saved after {position} samples, which {run.ranks.world} ranks can't have had equally: go on with a number of ranks that "
                 f"divides {rest}, or save between batches"
             )
-        epoch, batch, _ = run.resume(border if position < run.plan.positions else {**state, "order": ""})
+        border = position if is_over else whole * run.order.global_batch
+        epoch, batch, _ = run.resume({**state, "order": "", "position": border})
         self._cursor.load(epoch, batch)
-        self._skip = rest // run.ranks.world if position < run.plan.positions else 0
-        self._yielded = self._skip
+        self._skip = self._yielded = 0 if is_over else rest // run.ranks.world
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}
