@@ -198,8 +198,9 @@ class Run:
             self.plan = order.plan(ranks.world, uneven=uneven)
         except ValueError as error:
             raise InvalidError(_explain(error, order, ranks)) from None
+        session = ranks.session_of(self.plan.digest)
         attach: dict[str, Any] = {
-            "session": ranks.session,
+            "session": session,
             "order": order.spec(),
             "world": ranks.world,
             "ranks": list(ranks.local),
@@ -212,7 +213,7 @@ class Run:
         if policy is not None:
             attach["policy"] = policy
         keep_freed_memory()
-        self.recipe = Recipe(dataset.source, attach, f"{ranks.session}-{self.plan.digest}-{ranks.world}")
+        self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}")
         self._told: _core.Job | None = None
 
     def __len__(self) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from foreload import _environment, _numbers
@@ -33,26 +34,34 @@ _MODEL_DIMENSIONS = frozenset(
 )
 #: Ranks are 32 bits in the plan.
 _MOST_RANKS = (1 << 32) - 1
-_loaders = itertools.count()
+#: By an order's digest: how many loaders of this process have it.
+_equals: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Word:
     """What tells a loader's job from others with an equal plan.
 
-    The ranks of a node agree on it without talking: under torchrun it is made of the run's name and of how many loaders the process made
-    before. Alone it is random. Fixed when a loader is made, because its workers must come to the same.
+    The ranks of a node agree on it without talking: under torchrun it is the run's name, and the loader's number among those of the process that
+    have an equal plan, so that a loader more on one rank leaves the others' jobs as they are. Alone it is random. Fixed when the plan is
+    known, because the loader's workers must come to the same.
     """
 
     def __init__(self) -> None:
-        self._number = next(_loaders)
         self._random = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._numbers: dict[str, int] = {}
 
     def of(self, *, shared: bool) -> str:
-        """The word."""
+        """The word, but for the number."""
         if not shared:
-            return f"{self._random}-{self._number}"
+            return self._random
         names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-        return "-".join([*(_environment.get(name) or "" for name in names), str(self._number)])
+        return "-".join(_environment.get(name) or "" for name in names)
+
+    def number(self, order: str) -> int:
+        """How many loaders with this order, named by its digest, came before in this process."""
+        if order not in self._numbers:
+            self._numbers[order] = next(_equals[order])
+        return self._numbers[order]
 
 
 @dataclass(frozen=True)
@@ -63,13 +72,19 @@ class Ranks:
         rank: This process' data rank.
         world: Data ranks in the run.
         local: Data ranks of this node, this one among them.
-        session: What the processes of this node's share of the job call it.
+        session: What the processes of this node's share of the job call it, together with the word's number.
+        word: The loader's word.
     """
 
     rank: int = 0
     world: int = 1
     local: tuple[int, ...] = (0,)
     session: str = ""
+    word: Word | None = field(default=None, repr=False, compare=False)
+
+    def session_of(self, order: str) -> str:
+        """What tells the job of a loader with this order, named by its digest, from all others."""
+        return self.session if self.word is None else f"{self.session}-{self.word.number(order)}"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -118,7 +133,8 @@ def find(
         if not isinstance(local_ranks, Iterable):
             raise InvalidError(f"local_ranks={local_ranks!r}: give the data ranks of this node, such as [0, 1]")
         local = tuple(sorted(_numbers.count("local_ranks", each) for each in local_ranks))
-    return Ranks(rank, world, local, (word or Word()).of(shared=len(local) > 1))
+    word = word or Word()
+    return Ranks(rank, world, local, word.of(shared=len(local) > 1), word)
 
 
 def _of_mesh(mesh: Any) -> tuple[int, int]:

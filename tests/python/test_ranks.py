@@ -35,7 +35,23 @@ if sys.argv[1] == "group":
 """
 
 
-def run(world: int, how: str, workers: int) -> list[dict[str, Any]]:
+PREVIEW = """
+import json, os
+import foreload as fl
+from foreload.torch import DataLoader
+data = fl.open("s3://data/fixed")
+if os.environ["RANK"] == "0":
+    preview = DataLoader(data, 8)
+    next(iter(preview))
+loader = DataLoader(data, 10, shuffle=True, seed=1, decode=lambda raw, meta: meta.sample)
+second = DataLoader(data, 10, shuffle=True, seed=1, decode=lambda raw, meta: meta.sample)
+epochs = [[x.tolist() for x, _ in each] for each in (loader, second)]
+told = [each.stats() for each in (loader, second)]
+print(json.dumps({"epochs": epochs, "samples": [one["samples"] for one in told], "gets": [one["requests"] - one["hedges"] for one in told]}))
+"""
+
+
+def run(world: int, how: str, workers: int, program: str = PROGRAM) -> list[dict[str, Any]]:
     torchrun = {
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
@@ -45,7 +61,7 @@ def run(world: int, how: str, workers: int) -> list[dict[str, Any]]:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, how, str(workers)],
+            [sys.executable, "-c", program, how, str(workers)],
             env={**os.environ, **torchrun, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
@@ -68,3 +84,14 @@ def test_ranks_of_a_node_share_a_job(home: Any, workers: int) -> None:
     assert [one["jobs"] for one in told] == [1, 1]
     assert max(one["samples"] for one in told) == 2 * (COUNT + 1)
     assert max(one["gets"] for one in told) == COUNT
+
+
+@pytest.mark.usefixtures("home")
+def test_a_loader_more_on_one_rank_leaves_the_others_jobs_as_they_are() -> None:
+    told = run(2, "plain", 0, PREVIEW)
+    for number in range(2):
+        dealt = [[sample for batch in one["epochs"][number] for sample in batch] for one in told]
+        assert set(dealt[0]) | set(dealt[1]) == set(range(COUNT))
+        # Two equal loaders are two jobs, each of both ranks, and each reads a sample once. The rank that asks first may be through.
+        assert max(one["samples"][number] for one in told) == COUNT + 1
+        assert max(one["gets"][number] for one in told) == COUNT

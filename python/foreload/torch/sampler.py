@@ -131,7 +131,7 @@ class Sampler(DistributedSampler[int]):
         """This process' place as far as yielding goes."""
         place = place_of(*self._given, word=self._word)
         if self.sharding == "external":
-            return _ranks.Ranks(0, 1, (0,), self._word.of(shared=place.world > 1))
+            return _ranks.Ranks(0, 1, (0,), self._word.of(shared=place.world > 1), self._word)
         return place
 
     def run(self) -> Run:
