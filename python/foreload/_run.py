@@ -118,25 +118,56 @@ class Cursor:
     """Where a loader stands, and where its next pass begins.
 
     Each pass is one epoch. One that is left early is over: the next pass is the next epoch, unless the state was loaded or the epoch set.
+    Where ranks deal an epoch among them, a pass of which the loop took one batch at most was a look, which one rank may take and the others
+    not: the next pass begins where that one did.
     """
 
     def __init__(self) -> None:
         self.epoch, self.batch = 0, 0
         #: Batches after `batch` that the loop has had.
         self.beyond: frozenset[int] = frozenset()
+        #: Whether several ranks deal an epoch among them.
+        self.is_dealt = False
+        #: How often a state was loaded or an epoch set.
+        self.placed = 0
         self._next = (0, 0)
         self._next_beyond: frozenset[int] = frozenset()
+        #: Where the pass began that was the last one, and how many batches the loop has had of it; None: it was whole, or the
+        #: next one was placed since.
+        self._begun: tuple[tuple[int, int], frozenset[int]] | None = None
+        self._taken, self._looks = 0, 0
 
     def begin(self) -> tuple[int, int]:
         """A pass begins: its epoch and first batch; `beyond` is to be left out."""
+        self._looks = self._looks + 1 if self._forget_look() else 0
+        if self._looks == 2:
+            _LOG.warning(
+                "passes that are left after one batch don't count as epochs where several ranks read: this one is of epoch %d again; "
+                "call set_epoch for another",
+                self._next[0],
+            )
+        self._begun, self._taken = (self._next, self._next_beyond), 0
         self.epoch, self.batch = self._next
         self.beyond, self._next_beyond = self._next_beyond, frozenset()
         self._next = (self.epoch + 1, 0)
         return self.epoch, self.batch
 
+    def _forget_look(self) -> bool:
+        """Goes back to where the last pass began if that was a look."""
+        begun, self._begun = self._begun, None
+        if not self.is_dealt or begun is None or self._taken > 1:
+            return False
+        self._next, self._next_beyond = begun
+        return True
+
     def consumed(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> None:
         """The loop has had so many batches of an epoch, and some beyond."""
         self.epoch, self.batch, self.beyond = epoch, batches, frozenset(beyond)
+        self._taken += 1
+
+    def ended(self) -> None:
+        """The loop has had the whole pass."""
+        self._begun = None
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is of this epoch; one that is to be resumed goes on where it was.
@@ -145,11 +176,15 @@ class Cursor:
             InvalidError: It is no epoch.
         """
         epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
+        self._forget_look()
+        self.placed += 1
         if epoch != self._next[0]:
             self._next, self._next_beyond = (epoch, 0), frozenset()
 
     def load(self, epoch: int, batch: int, beyond: Iterable[int] = ()) -> None:
         """The next pass goes on here."""
+        self._begun = None
+        self.placed += 1
         self.epoch, self.batch = self._next = (epoch, batch)
         self.beyond = self._next_beyond = frozenset(beyond)
 
@@ -631,6 +666,7 @@ def next_had(
         cursor.consumed(epoch, had.batches, had.beyond)
         if batch is not LEFT_OUT:
             return number, batch
+    cursor.ended()
     return None
 
 

@@ -118,6 +118,7 @@ class NumpyLoader:
         self._threads = threads_of(threads, self._decoder)
         self._timeout_s, self._repeat = timeout or None, repeat
         self._cursor = Cursor()
+        self._cursor.is_dealt = place.world > 1
         self._tallies: list[EpochTally] = []
         if repeat and epochs is None:
             raise InvalidError("repeat=True needs epochs=..., or the iterator would never end")

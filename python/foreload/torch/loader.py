@@ -356,6 +356,7 @@ class DataLoader(data.DataLoader[Any]):
         return super(DataLoader, twin)._get_iterator()
 
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
+        self._cursor.is_dealt = self._course.is_dealt
         epoch, first = self._cursor.begin()
         run = self._course.begin(epoch)
         run.check_epoch(epoch)
@@ -581,6 +582,11 @@ class _Course(Sampler):
                 self._known["rank"], self._known["world"], (self._known["rank"],), self._word.of(shared=False)
             )
         return place_of(*self._given, self._mesh, self._local, self._word)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the plan deals an epoch among several ranks; a sampler of the user's does that itself."""
+        return self._lists is None and self._place().world > 1
 
     def run(self) -> Run:
         if self._lists is not None:
