@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-import foreload as fl
 from foreload import errors
-from foreload._order import Order, tail_of
+from foreload._order import Order
 from foreload._run import Run
-from foreload.ranks import Ranks
 from foreload.torch import Sampler
+from nowhere import Nowhere, run_of
 
 EPOCHS = 2
 PAIRS = [(before, after) for before in range(1, 9) for after in range(1, 9)]
@@ -31,27 +30,6 @@ RULES: dict[str, dict[str, Any]] = {
     "drop": {"drop_last": True},
     "drop as torch": {"drop_last": True, "torch": True},
 }
-
-
-class Nowhere(fl.Dataset):
-    """A data set of which only the length matters."""
-
-    def __init__(self, samples: int) -> None:
-        self.meeting, self.source, self._samples = {}, None, samples  # type: ignore[assignment]
-
-    def __len__(self) -> int:
-        return self._samples
-
-    @property
-    def digest(self) -> str:
-        return f"{self._samples:032x}"
-
-
-def run_of(samples: int, world: int, batch: int, rule: dict[str, Any], rank: int = 0) -> Run:
-    data = Nowhere(samples)
-    keywords = {"drop_last": False, "uneven": None, **rule}
-    order = Order(data.digest, samples, "keyed", 3, batch * world, tail_of(world, batch * world, **keywords))
-    return Run(data, order, Ranks(rank, world, (rank,)), fl.Cache(), uneven=keywords["uneven"] == "weights")
 
 
 def sequence(run: Run, epoch: int) -> list[int]:

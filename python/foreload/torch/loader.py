@@ -39,6 +39,7 @@ from foreload.cache import Cache
 from foreload.errors import InvalidError, StateError
 from foreload.failures import OnError
 from foreload.torch import _batch, _check, _given, _interrupts, _reference, _worker
+from foreload.torch._accord import Accord
 from foreload.torch._batch import Form
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
@@ -196,6 +197,7 @@ class DataLoader(data.DataLoader[Any]):
         self._user_collates = collate_fn is not None
         self._threads = threads_of(threads, samples.decoder)
         self._cursor = Cursor()
+        self._accord = Accord()
         self._tallies: list[EpochTally] = []
         self._turns = _Turns(self._course)
         super().__init__(
@@ -477,6 +479,7 @@ class _Pass(Iterator[Any]):
         if found is None:
             raise StopIteration
         number, batch = found
+        loader._accord.had(run, loader._cursor.placed, epoch, self._had.batches)
         if run.uneven:
             loader.loss_weight = run.plan.weight(number, run.rank)
         size = _size_of(batch)

@@ -22,6 +22,7 @@ from foreload._run import Cursor, Run, check_run
 from foreload._state import check_state
 from foreload.cache import Cache, fixed
 from foreload.errors import InvalidError, StateError
+from foreload.torch._accord import Accord
 from foreload.tuning import Tuning
 
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
@@ -118,6 +119,7 @@ class Sampler(DistributedSampler[int]):
         self._given = (num_replicas, rank)
         self._word = _ranks.Word()
         self._cursor = Cursor()
+        self._accord = Accord()
         self._skip = 0
         self._run: Run | None = None
         kind_of(order, 1, shuffle=shuffle)
@@ -193,6 +195,8 @@ class Sampler(DistributedSampler[int]):
         try:
             for batch in range(first, len(run)):
                 self._cursor.consumed(epoch, batch)
+                if batch > first:
+                    self._accord.had(run, self._cursor.placed, epoch, batch)
                 if leads:
                     run.keep_up(epoch, batch)
                 reads = zip(
@@ -207,6 +211,7 @@ class Sampler(DistributedSampler[int]):
                 run.leave(begun)
             raise
         self._cursor.consumed(epoch, len(run))
+        self._accord.had(run, self._cursor.placed, epoch, len(run))
         self._yielded = 0
 
     _yielded = 0
