@@ -116,21 +116,27 @@ from foreload.torch import DataLoader, _accord
 _accord._PATIENCE_S = 0.2
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+store = dist.distributed_c10d._get_default_store()
 data = fl.open("s3://data/fixed")
+
+def meet(where):
+    # A collective's end may find the other process gone.
+    store.set(f"{where}/{rank}", "")
+    store.wait([f"{where}/{1 - rank}"])
 
 def make(seed):
     return DataLoader(data, 10, shuffle=True, seed=seed, decode=lambda raw, meta: meta.sample)
 
-def told(loader):
+def told(loader, where):
     try:
         epochs = [[x.tolist() for x, _ in loader] for _ in range(2)]
         return {"epochs": epochs, "state": loader.state_dict()}
     except fl.errors.InvalidError as error:
         return {"refused": str(error)}
     finally:
-        dist.barrier()
+        meet(where)
 
-seeds = told(make(42 + rank))
+seeds = told(make(42 + rank), "seeds")
 looked, left = make(7), make(8)
 if rank == 0:
     next(iter(looked))
@@ -139,10 +145,14 @@ if rank == 0:
         next(iterator)
     # It has a loader alone, and waits for nobody.
     list(DataLoader(data, 10, shuffle=True, seed=9))
-look = told(looked)
-apart = told(left)
+look = told(looked, "look")
+apart = told(left, "apart")
 print(json.dumps([seeds, look, apart]))
-dist.destroy_process_group()
+if rank == 1:
+    store.set("bye", "")
+else:
+    # The store is this process'.
+    store.wait(["bye"])
 """
 
 

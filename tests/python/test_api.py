@@ -164,6 +164,19 @@ def test_an_index_of_another_manifest_is_refused(home: Any, tmp_path: Path) -> N
         fl.open(tmp_path, index=other)
 
 
+def test_a_manifest_with_a_size_that_is_not_true_is_noticed(home: Any, tmp_path: Path) -> None:
+    """Instead of handing out the first half of an object."""
+    for number in range(3):
+        (tmp_path / f"{number}.bin").write_bytes(bytes([number]) * 1000)
+    (tmp_path / "list.csv").write_text("object,size\n0.bin,1000\n1.bin,500\n2.bin,1000\n")
+    data = fl.open(tmp_path / "list.csv")
+    assert data[0].bytes == bytes(1000)
+    with pytest.raises(errors.ChangedError, match=r"1\.bin.*has 1000 bytes, indexed were 500"):
+        data[1].bytes  # noqa: B018 (it is read here)
+    loader = fl.NumpyLoader(data, 3, on_error=fl.skip(max_consecutive=1))
+    assert [batch for batch, _ in loader] == [[bytes(1000), bytes([2]) * 1000]]
+
+
 def test_a_name_in_an_encoded_url_is_decoded(home: Any, tmp_path: Path) -> None:
     (tmp_path / "0.bin").write_bytes(b"0")
     (tmp_path / "a b+c.csv").write_text("object\n0.bin\n")

@@ -21,7 +21,7 @@ mod sign;
 
 pub use options::{Credentials, Retry, SourceOptions};
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, ObjectRef, Result};
 use address::{Address, Place};
 use bytes::Bytes;
 use cloud::{Bucket, Progress};
@@ -301,6 +301,31 @@ impl Source {
                     sink.restart();
                 }
                 progress = Progress::default();
+            }
+        }
+    }
+
+    /// Fetches `range` of an object that is still what the index says: its ETag, and its size wherever the store tells it.
+    ///
+    /// # Errors
+    /// As [`Source::fetch`]; `Changed` when the object has another size. By then the sink has the bytes.
+    pub async fn fetch_indexed<S: Sink + ?Sized>(
+        &self,
+        object: &ObjectRef,
+        range: Range<u64>,
+        deadline: Instant,
+        sink: &mut S,
+    ) -> Result<Fetched> {
+        let etag = object.etag.as_deref();
+        let fetched = self.fetch(&object.key, range.clone(), etag, deadline, sink).await?;
+        match fetched.object_size.filter(|size| *size != object.size) {
+            None => Ok(fetched),
+            Some(size) => {
+                let what = format!("the object has {size} bytes, indexed were {}", object.size);
+                let error = Error::new(ErrorKind::Changed, what).with_object(self.url_of(&object.key));
+                Err(error
+                    .with_range(range)
+                    .with_remedy("`foreload index --update` renews the index; a manifest's column of sizes must be right"))
             }
         }
     }

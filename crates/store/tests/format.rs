@@ -340,3 +340,41 @@ async fn an_idx_file_beside_a_shard_saves_the_walk() {
     let sample = index.sample(1).unwrap();
     assert_eq!(sample.fields().collect::<Vec<_>>(), [("jpg", 0, 5), ("json", 1024, 9)]);
 }
+
+#[tokio::test]
+async fn an_object_of_another_size_than_indexed_has_changed() {
+    let bucket = synthetic(&["data:3x1000"]);
+    let directory = tempfile::tempdir().unwrap();
+    let mut manifest = String::from("object,size,offset,length\n");
+    for number in 0..3 {
+        let key = format!("{number:08}.bin");
+        fs::write(directory.path().join(&key), vec![number as u8; 1000]).unwrap();
+        // Whole, but shorter than it is; a range of it; and as it is.
+        let (size, range) = [(500, ","), (900, "100,200"), (1000, "100,200")][number];
+        manifest += &format!("{key},{size},{range}\n");
+    }
+    fs::write(directory.path().join("list.csv"), &manifest).unwrap();
+    bucket.put("bench", "data/list.csv", manifest.into_bytes()).unwrap();
+    let local = directory.path().join("list.csv");
+    for (url, options) in [
+        ("s3://bench/data/list.csv", options(&bucket)),
+        (local.to_str().unwrap(), SourceOptions::default()),
+    ] {
+        let index = build(url, &options, &BuildOptions::default()).await.unwrap();
+        let source = Source::open(index.root(), &options).unwrap();
+        for i in 0..3 {
+            let sample = index.sample(i).unwrap();
+            let object = index.object(sample.object).unwrap();
+            let mut bytes = Vec::new();
+            let fetched = source.fetch_indexed(&object, sample.range(), soon(), &mut bytes).await;
+            if i == 2 {
+                assert_eq!((fetched.unwrap().object_size, bytes.len()), (Some(1000), 200));
+                continue;
+            }
+            let error = fetched.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Changed, "{url}");
+            let words = format!("1000 bytes, indexed were {}", object.size);
+            assert!(error.to_string().contains(&words), "{error}");
+        }
+    }
+}

@@ -30,7 +30,7 @@ impl Job {
                 let range = load.offset..load.offset + load.len;
                 let fetched = tokio::select! {
                     biased;
-                    fetched = self.dataset.source.fetch(&object.key, range, object.etag.as_deref(), deadline, &mut sink) => Some(fetched),
+                    fetched = self.dataset.source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
                     () = cancel.notified() => None,
                 };
                 match fetched {

@@ -61,13 +61,7 @@ async fn read(index: &Index, source: &Source, o: u64, mut samples: Vec<u64>) -> 
     let end = parts.iter().map(|p| p.range.end).max().unwrap_or(start);
     let mut sink = Parts { start, first: 0, parts };
     source
-        .fetch(
-            &object.key,
-            start..end,
-            object.etag.as_deref(),
-            Instant::now() + TIMEOUT,
-            &mut sink,
-        )
+        .fetch_indexed(&object, start..end, Instant::now() + TIMEOUT, &mut sink)
         .await?;
     Ok((
         sink.parts.iter().map(|p| (p.id, p.digest.finalize() as u32)).collect(),
