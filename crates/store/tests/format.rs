@@ -378,3 +378,35 @@ async fn an_object_of_another_size_than_indexed_has_changed() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_manifest_without_sizes_lists_the_directories_that_it_names() {
+    let bucket = synthetic(&["data:120000x10,classes=60"]);
+    let everything = build("s3://bench/data", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    let mut manifest = String::from("object\n");
+    for o in 0..everything.objects() {
+        let key = everything.object(o).unwrap().key;
+        // All of three directories, and one object of each of ten others.
+        let class: u64 = everything.label(o).unwrap() as u64;
+        if class < 3 || class < 13 && o % 2000 == 0 {
+            manifest += &format!("{key}\n");
+        }
+    }
+    let rows = manifest.lines().count() as u64 - 1;
+    bucket.put("bench", "data/list.csv", manifest.into_bytes()).unwrap();
+    let before = bucket.counts();
+    let index = build("s3://bench/data/list.csv", &options(&bucket), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((rows, index.len()), (6010, 6010));
+    let (lists, heads) = (
+        bucket.counts().of(Class::List) - before.of(Class::List),
+        bucket.counts().of(Class::Head) - before.of(Class::Head),
+    );
+    // Two pages for each of the three, and a first one that tells of its subdirectories; a HEAD for the manifest itself.
+    assert!(lists <= 9, "{lists} listings");
+    assert_eq!(heads, 11);
+    read_all(&index.select(&[0, 3000, 6009]).unwrap(), &bucket, &options(&bucket)).await;
+}

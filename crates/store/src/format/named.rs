@@ -1,17 +1,27 @@
-//! Looks up objects by name: one request each for a few, a listing for many or for globs.
+//! Looks up objects by name: one request each for a few, listings of the directories that they lie in for many, and for globs.
+//!
+//! Directories are listed side by side, each only as long as its pages tell of enough that was asked for.
 
 use super::{Progress, pattern};
 use crate::source::{ObjectMeta, Source};
 use crate::{ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-// A page of a listing tells of 1000 objects for the price of one HEAD, but may hold others as well.
-const FEW: usize = 2000;
+/// Up to as many are asked for one by one, without a look at where they lie.
+const FEW: usize = 200;
+
+/// Requests for single objects that are as much as a page of a listing: pages follow one another and cost twelve times as much, single requests
+/// go side by side.
+const PAGE: usize = 20;
+
+/// Pages of a listing before it is judged: what was asked for may lie at its end.
+const FIRST_PAGES: usize = 4;
 
 /// Objects that the names (some of them globs) stand for; an object that is named and missing is an error.
 pub(crate) async fn look_up(
@@ -53,21 +63,20 @@ pub(crate) async fn look_up_all(
     concurrency: usize,
     progress: &mut Progress<'_>,
 ) -> Result<Vec<ObjectMeta>> {
-    if keys.len() > FEW {
-        let wanted: FxHashSet<&str> = keys.iter().map(String::as_str).collect();
-        match listed(source, &wanted, progress).await {
-            Ok(objects) if objects.len() == keys.len() => return Ok(objects),
-            // What cannot be listed (a web server), or what is missing, is asked for one by one.
-            Ok(_) => {}
-            Err(e) if matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Denied | ErrorKind::NotFound) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    progress.stage("looking up objects", keys.len() as u64);
-    let mut heads = stream::iter(keys.to_vec())
-        .map(|key| async move { source.head(&key, Instant::now() + TIMEOUT).await })
-        .buffer_unordered(concurrency.max(1));
     let mut objects = Vec::with_capacity(keys.len());
+    let (directories, mut single) = shared_out(keys);
+    let mut listings = stream::iter(directories)
+        .map(|(prefix, keys)| async move { listed(source, prefix, keys).await })
+        .buffer_unordered(concurrency.max(1));
+    while let Some((found, rest)) = listings.try_next().await? {
+        objects.extend(found);
+        single.extend(rest);
+        progress.listed(objects.len() as u64);
+    }
+    progress.stage("looking up objects", single.len() as u64);
+    let mut heads = stream::iter(single)
+        .map(|key| async move { source.head(key, Instant::now() + TIMEOUT).await })
+        .buffer_unordered(concurrency.max(1));
     while let Some(meta) = heads.try_next().await? {
         objects.push(meta);
         progress.advance(0, 0);
@@ -75,12 +84,75 @@ pub(crate) async fn look_up_all(
     Ok(objects)
 }
 
-async fn listed(source: &Source, wanted: &FxHashSet<&str>, progress: &mut Progress<'_>) -> Result<Vec<ObjectMeta>> {
-    let mut objects = Vec::new();
-    let mut pages = source.list("");
-    while let Some(page) = pages.try_next().await? {
-        objects.extend(page.into_iter().filter(|o| wanted.contains(o.key.as_str())));
-        progress.listed(objects.len() as u64);
+/// The directories worth listing with the keys asked for in them, and the keys that are better asked for one by one.
+fn shared_out(keys: &[String]) -> (BTreeMap<&str, FxHashSet<&str>>, Vec<&str>) {
+    if keys.len() <= FEW {
+        return (BTreeMap::new(), keys.iter().map(String::as_str).collect());
     }
-    Ok(objects)
+    let directory = |path: &str| path.trim_end_matches('/').rfind('/').map_or(0, |at| at + 1);
+    let mut shares: BTreeMap<&str, FxHashSet<&str>> = BTreeMap::new();
+    for key in keys {
+        shares.entry(&key[..directory(key)]).or_default().insert(key);
+    }
+    // Few in each of many directories may be many in the directory above: the deepest first.
+    let mut prefixes: Vec<&str> = shares.keys().copied().collect();
+    prefixes.sort_by_key(|prefix| std::cmp::Reverse(prefix.matches('/').count()));
+    let mut next = std::collections::VecDeque::from(prefixes);
+    while let Some(prefix) = next.pop_front() {
+        if !prefix.is_empty() && shares.get(prefix).is_some_and(|keys| keys.len() < PAGE) {
+            let above = &prefix[..directory(prefix)];
+            let few = shares.remove(prefix).unwrap_or_default();
+            if !shares.contains_key(above) {
+                let depth = above.matches('/').count();
+                let at = next.iter().position(|other| other.matches('/').count() <= depth);
+                next.insert(at.unwrap_or(next.len()), above);
+            }
+            shares.entry(above).or_default().extend(few);
+        }
+    }
+    let single = shares
+        .extract_if(.., |_, keys| keys.len() < PAGE)
+        .flat_map(|(_, keys)| keys)
+        .collect();
+    (shares, single)
+}
+
+/// Lists a directory for some keys below it: the objects found, and the keys that are left.
+async fn listed<'a>(
+    source: &Source,
+    prefix: &str,
+    mut wanted: FxHashSet<&'a str>,
+) -> Result<(Vec<ObjectMeta>, Vec<&'a str>)> {
+    let (mut objects, mut pages) = (Vec::with_capacity(wanted.len()), source.list(prefix));
+    for page in 1.. {
+        match pages.try_next().await {
+            Ok(Some(found)) => objects.extend(found.into_iter().filter(|o| wanted.remove(o.key.as_str()))),
+            Ok(None) => break,
+            // What cannot be listed (a web server) is asked for one by one.
+            Err(e) if matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Denied | ErrorKind::NotFound) => break,
+            Err(e) => return Err(e),
+        }
+        if wanted.is_empty() || page >= FIRST_PAGES && objects.len() < page * PAGE {
+            break;
+        }
+    }
+    Ok((objects, wanted.into_iter().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_keys_of_a_directory_are_listed_and_strays_are_asked_for() {
+        let mut keys: Vec<String> = (0..300).map(|i| format!("a/b/{i}")).collect();
+        // One in each of thirty directories is worth a listing of the directory above them.
+        keys.extend((0..30).map(|i| format!("c/{i}/x")));
+        keys.extend(["a/y", "z", "d/e/f/g"].map(String::from));
+        let (directories, single) = shared_out(&keys);
+        let counts: Vec<_> = directories.iter().map(|(prefix, keys)| (*prefix, keys.len())).collect();
+        assert_eq!(counts, [("a/b/", 300), ("c/", 30)]);
+        assert_eq!(single.len(), 3);
+        assert!(shared_out(&keys[..FEW]).0.is_empty());
+    }
 }
