@@ -21,7 +21,7 @@ import numpy as np
 
 from foreload import _core
 from foreload._source import Source
-from foreload.errors import CancelledError, ClosedError, DeniedError
+from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError
 
 #: This process' ends of jobs by their recipes' names, for what arrives from workers. A loader holds its own.
 _attachments: weakref.WeakValueDictionary[str, Attachment] = weakref.WeakValueDictionary()
@@ -184,6 +184,11 @@ class Attachment:
     def reads(self, rank: int, reads: list[tuple[int, int]], timeout_s: float | None = None) -> _core.Delivery:
         """Fetches reads of the plan, each an epoch and a position, for a rank."""
         return self._patiently(lambda job: job.want_reads(rank, reads), timeout_s)
+
+    def is_too_large(self, error: NoMemoryError) -> bool:
+        """Whether no batch with the sample can be had, however small, and it is to be left out as any other that fails."""
+        most = self.attach["ram_bytes"] - self.attach["batch_bytes"]
+        return error.sample is not None and self.source.opened().index.length(error.sample) > most
 
     def samples(self, rank: int, samples: list[int], timeout_s: float | None = None) -> _core.Delivery:
         """Fetches samples by number, outside the plan, for a rank."""

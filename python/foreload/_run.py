@@ -36,6 +36,7 @@ from foreload.errors import (
     ForeloadError,
     ForkedError,
     InvalidError,
+    NoMemoryError,
     NotFoundError,
     StalledWarning,
     StateError,
@@ -212,6 +213,7 @@ class Run:
         policy: The plan's policy, if not the default.
         tuning: How the agent fetches, where that isn't left to it.
         settings: More fields of the agent's `attach` call.
+        skip_large: Whether samples that don't fit the memory are left out, instead of refusing the job.
     """
 
     def __init__(
@@ -226,6 +228,7 @@ class Run:
         policy: Any = None,
         tuning: Tuning | None = None,
         settings: dict[str, Any] | None = None,
+        skip_large: bool = False,
     ) -> None:
         self.cache = cache
         self.dataset, self.order, self.ranks, self.uneven, self.epochs = dataset, order, ranks, uneven, epochs
@@ -243,6 +246,7 @@ class Run:
             "epochs": epochs,
             **cache.budget(),
             **(tuning or Tuning()).fields(),
+            "skip_large": skip_large,
             **(settings or {}),
         }
         if policy is not None:
@@ -395,6 +399,7 @@ class Run:
             _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, batch)
             self.restore()
             self._told = self.attachment().begin(*where)
+        report_warnings(self.attachment())
         return self._pass
 
     def keep_up(self, epoch: int, batch: int) -> None:
@@ -459,7 +464,10 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         self._job = self._start(first)
 
     def _start(self, batch: int) -> _core.Job:
-        return self._attachment.start(self.run.rank, self.epoch, self.run.position(self.epoch, batch), self._token)
+        where = (self.run.rank, self.epoch, self.run.position(self.epoch, batch))
+        job = self._attachment.start(*where, self._token)
+        report_warnings(self._attachment)
+        return job
 
     @property
     def is_ours(self) -> bool:
@@ -536,6 +544,10 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
             return self._again([])
         except (CorruptError, ChangedError, NotFoundError) as error:
             return self._without(error)
+        except NoMemoryError as error:
+            if not self._attachment.is_too_large(error):
+                raise
+            return self._without(error)
         except (CancelledError, InvalidError):
             self._overtaken = True
             return self._again([])
@@ -575,6 +587,10 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
                 return self._again(bad)
             except (CorruptError, ChangedError, NotFoundError) as another:
                 error = another
+            except NoMemoryError as another:
+                if not self._attachment.is_too_large(another):
+                    raise
+                error = another
 
     def _again(self, bad: list[int]) -> _core.Delivery:
         samples = [sample for sample in self._samples(self._next) if sample not in bad]
@@ -613,6 +629,13 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         # At the interpreter's end the connection closes, which gives back everything.
         if not sys.is_finalizing():
             self.close()
+
+
+def report_warnings(attachment: Attachment) -> None:
+    """Logs, once, what the agent said when it was attached to."""
+    for warning in attachment.warnings:
+        _LOG.warning("%s", warning)
+    attachment.warnings.clear()
 
 
 def report_notices(attachment: Attachment) -> None:

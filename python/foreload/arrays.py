@@ -111,6 +111,7 @@ class NumpyLoader:
             epochs=epochs,
             policy=policy,
             tuning=tuning,
+            skip_large=on_error != "raise",
         )
         self._failures = Failures(on_error)
         self._decoder = Decoder(dataset.source, decode, transform, seed, self._failures)

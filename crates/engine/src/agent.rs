@@ -8,7 +8,7 @@ use crate::calls::{Attach, Call, JobStatus, Open, Progress, Reply};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::disk::{DiskSettings, DiskTier};
-use crate::job::{Job, SharedTier};
+use crate::job::{Job, SharedTier, warning_of_batches};
 use crate::origin::Origins;
 use crate::protocol::{Ask, Frames, Malformed, Say, Trouble, VERSION};
 use foreload_plan::action::Event;
@@ -614,6 +614,7 @@ impl Agent {
         let (job, joined) = match running {
             Some(job) => (job, true),
             None => {
+                warnings.extend(warning_of_batches(&attach, &dataset));
                 let id = self.next.replace(self.next.get() + 1) as u32;
                 let origin = self.origins.at(&dataset.source.endpoint());
                 let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record)?;

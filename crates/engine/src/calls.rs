@@ -119,6 +119,10 @@ pub struct Attach {
     pub ram_bytes: u64,
     /// Of it, for collated batches.
     pub batch_bytes: u64,
+    /// Whether samples that don't fit the memory are left out by the client: asked for, they are refused, and the job is none the worse. Otherwise
+    /// such a job isn't started.
+    #[serde(default)]
+    pub skip_large: bool,
     /// Of it, for what passes through; `None`: the plan's default.
     #[serde(default)]
     pub staging_bytes: Option<u64>,

@@ -39,15 +39,25 @@ struct Found {
 pub type Reporter = tokio::sync::watch::Sender<Progress>;
 
 /// The plan's view of an index.
-pub struct IndexCatalog(pub Index);
+pub struct IndexCatalog {
+    /// The index.
+    pub index: Index,
+    /// Longer samples, which no memory can hold, are empty to the plan: nothing is fetched or evicted for them.
+    pub most_bytes: u64,
+}
 
 impl Catalog for IndexCatalog {
     fn samples(&self) -> u64 {
-        self.0.len()
+        self.index.len()
     }
 
     fn place(&self, sample: u64) -> Place {
-        match self.0.sample(sample) {
+        match self.index.sample(sample) {
+            Ok(found) if found.length > self.most_bytes => Place {
+                object: found.object,
+                offset: found.offset,
+                len: 0,
+            },
             Ok(found) => Place {
                 object: found.object,
                 offset: found.offset,

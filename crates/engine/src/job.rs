@@ -112,7 +112,7 @@ pub struct Job {
 fn settings(attach: &Attach, usable: &[u64]) -> Settings {
     Settings {
         policy: attach.policy,
-        ram_bytes: attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes),
+        ram_bytes: sample_bytes(attach),
         staging_bytes: attach.staging_bytes,
         tiers: attach
             .disks
@@ -147,7 +147,10 @@ fn scheduler(attach: &Attach, usable: &[u64], dataset: &Dataset) -> Result<Sched
     .map_err(invalid)?;
     Scheduler::new(
         settings(attach, usable),
-        Arc::new(IndexCatalog(dataset.index.clone())),
+        Arc::new(IndexCatalog {
+            index: dataset.index.clone(),
+            most_bytes: settings(attach, usable).ram_bytes,
+        }),
         order,
         split,
         attach.ranks.clone(),
@@ -171,7 +174,7 @@ impl Job {
         let usable: Vec<u64> = tiers.iter().map(|tier| tier.borrow().usable_bytes()).collect();
         let settings = settings(&attach, &usable);
         let capacity = if record { None } else { Some(LOG_STEPS) };
-        check_memory(&attach, &dataset, settings.ram_bytes)?;
+        check_memory(&attach, &dataset)?;
         let plan = Recorded::new(scheduler(&attach, &usable, &dataset)?, capacity);
         let memory =
             |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
@@ -382,6 +385,18 @@ impl Job {
             Command::Deliver { request, items, copy } => {
                 let index = &self.dataset.index;
                 let mut state = self.state.borrow_mut();
+                let most_bytes = sample_bytes(&self.attach);
+                if let Some(large) = items.iter().find(|item| index.length(item.sample) > most_bytes) {
+                    let asked = state.wants.remove(request);
+                    drop(state);
+                    self.release_later(items.iter().map(|item| item.handle).collect());
+                    let trouble = too_large(&self.attach, &self.dataset, large.sample);
+                    if let Some((who, id)) = asked.and_then(|(who, id)| who.upgrade().map(|who| (who, id))) {
+                        let body = serde_json::to_string(&trouble).unwrap_or_default();
+                        who.say(&Say::Refuse { id, body });
+                    }
+                    return;
+                }
                 let sent: Vec<Sent> = items
                     .iter()
                     .map(|item| {
@@ -564,20 +579,64 @@ fn count(stats: &mut Stats, via: Via, len: u64) {
     *bytes += len;
 }
 
+/// Memory for samples: what batches leave of the budget.
+fn sample_bytes(attach: &Attach) -> u64 {
+    attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes)
+}
+
 /// A sample that can't fit is an error at the start, not in the middle of an epoch.
-fn check_memory(attach: &Attach, dataset: &Dataset, cache_bytes: u64) -> Result<(), Trouble> {
+fn check_memory(attach: &Attach, dataset: &Dataset) -> Result<(), Trouble> {
     let index = &dataset.index;
     let largest = (0..index.len()).max_by_key(|&sample| index.length(sample)).unwrap_or(0);
-    let len = index.length(largest);
-    if len > cache_bytes {
-        let message = format!(
-            "sample {largest} has {len} bytes and doesn't fit the memory budget of {} bytes ({cache_bytes} without the batch arena); give cache=Cache(ram=...) more",
-            attach.ram_bytes
-        );
-        return Err(Trouble {
-            sample: Some(largest),
-            ..Trouble::new("no-memory", message)
-        });
+    if !attach.skip_large && index.length(largest) > sample_bytes(attach) {
+        return Err(too_large(attach, dataset, largest));
     }
     Ok(())
+}
+
+/// Why a sample can't be had, and what would help.
+fn too_large(attach: &Attach, dataset: &Dataset, sample: u64) -> Trouble {
+    let (index, most_bytes) = (&dataset.index, sample_bytes(attach));
+    let len = index.length(sample);
+    let key = index
+        .object(index.object_of(sample))
+        .map_or_else(|_| String::new(), |object| object.key);
+    // As much for batches as now, or the eighth that is the default, and a little over.
+    let enough_mb = (len + attach.batch_bytes.max(len / 7)).div_ceil(1_000_000) + 1;
+    let message = format!(
+        "sample {sample} ({}) has {len} bytes and doesn't fit the memory budget of {} bytes ({most_bytes} without the batch arena); give \
+         cache=Cache(ram=\"{enough_mb}MB\") or more, leave it out with data.filter(lambda key, label, length: length <= {most_bytes}), or give \
+         on_error=foreload.skip()",
+        dataset.source.url_of(&key),
+        attach.ram_bytes
+    );
+    Trouble {
+        sample: Some(sample),
+        ..Trouble::new("no-memory", message)
+    }
+}
+
+/// Says when the largest samples of the data set, should they meet in one batch, don't fit the memory together.
+#[must_use]
+pub fn warning_of_batches(attach: &Attach, dataset: &Dataset) -> Option<String> {
+    let (index, most_bytes) = (&dataset.index, sample_bytes(attach));
+    let size = (attach.order.global_batch / attach.world.max(1)).max(1) as usize;
+    let mut lengths: Vec<u64> = (0..index.len())
+        .map(|sample| index.length(sample))
+        .filter(|&len| len <= most_bytes)
+        .collect();
+    if lengths.len() > size {
+        lengths.select_nth_unstable_by_key(size - 1, |&len| std::cmp::Reverse(len));
+        lengths.truncate(size);
+    }
+    let bytes: u64 = lengths.iter().sum();
+    (bytes > most_bytes).then(|| {
+        format!(
+            "the largest {} samples have {bytes} bytes, and samples have {most_bytes} of the memory budget of {} bytes: a batch with all of them would end \
+             the run; give cache=Cache(ram=\"{}MB\") or more, or smaller batches",
+            lengths.len(),
+            attach.ram_bytes,
+            (bytes + attach.batch_bytes.max(bytes / 7)).div_ceil(1_000_000) + 1
+        )
+    })
 }

@@ -163,6 +163,7 @@ impl Node {
             policy: Policy::Foreload,
             ram_bytes: 64 << 20,
             batch_bytes: 1 << 20,
+            skip_large: false,
             staging_bytes: None,
             disks: vec![],
             concurrency: ConcurrencySettings::default(),

@@ -19,7 +19,15 @@ from foreload._decode import Decoder, columns_of, decoded
 from foreload._job import Recipe, reader_recipe
 from foreload._run import LEFT_OUT
 from foreload.cache import Cache, fixed
-from foreload.errors import ChangedError, CorruptError, ForeloadError, InvalidError, NotFoundError, name_sample
+from foreload.errors import (
+    ChangedError,
+    CorruptError,
+    ForeloadError,
+    InvalidError,
+    NoMemoryError,
+    NotFoundError,
+    name_sample,
+)
 from foreload.failures import Failures, OnError
 from foreload.torch import _worker
 from foreload.torch._batch import FORMS, Batch, Decoded, Form
@@ -112,6 +120,7 @@ class Dataset(data.Dataset[Any]):
     def _meet(self) -> None:
         self.data.meeting["cache"] = self.cache
         self.data.meeting["decodes"] = self.decoder.is_needed
+        self.data.meeting["skips"] = self.failures.skips
 
     def apart(self) -> Self:
         """The same for one loader alone, whose order doesn't concern other readers of this data set."""
@@ -208,6 +217,11 @@ class Dataset(data.Dataset[Any]):
                     raise
                 self.failures.failed(error)
                 wanted = [sample for sample in wanted if sample != error.sample]
+            except NoMemoryError as error:
+                if not attachment.is_too_large(error) or error.sample not in wanted:
+                    raise
+                self.failures.failed(error)
+                wanted = [sample for sample in wanted if sample != error.sample]
             except InvalidError:
                 # A new agent that doesn't know where we are, or a batch that is fetched once more.
                 if not planned and names is None:
@@ -225,7 +239,8 @@ class Dataset(data.Dataset[Any]):
             _LOG.warning(
                 "reading without a foreload.torch.Sampler: nothing can be fetched ahead of the workers' requests"
             )
-            self._fixed = reader_recipe(self.data.source, self.cache.budget()), 0
+            budget = {**self.cache.budget(), "skip_large": self.failures.skips}
+            self._fixed = reader_recipe(self.data.source, budget), 0
         return self._fixed
 
     def __getstate__(self) -> dict[str, Any]:

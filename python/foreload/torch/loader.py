@@ -10,7 +10,6 @@ Iterating begins with the first batch, not with `iter()`: Lightning makes the it
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -47,8 +46,6 @@ from foreload.tuning import Tuning
 
 # A pass and the turns of one are parts of the loader that made them.
 # ruff: noqa: SLF001
-
-_LOG = logging.getLogger("foreload")
 
 
 class DataLoader(data.DataLoader[Any]):
@@ -364,9 +361,6 @@ class DataLoader(data.DataLoader[Any]):
         run.check_epoch(epoch)
         tally = EpochTally(epoch)
         self._tallies.append(tally)
-        for warning in run.attachment().warnings:
-            _LOG.warning("%s", warning)
-        run.attachment().warnings.clear()
         self._turns.begun, self._turns.beyond = (epoch, first), self._cursor.beyond
         return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
 
@@ -626,6 +620,7 @@ class _Course(Sampler):
             epochs=self.epochs,
             policy=self.policy,
             tuning=self.tuning,
+            skip_large=self._skips,
         )
 
     def _torchs_own(self, place: _ranks.Ranks) -> Run:
@@ -642,7 +637,7 @@ class _Course(Sampler):
             if first is None:
                 first = lists.draw(epoch)
                 self._drawn, self._waiting = epoch, first
-            keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning}
+            keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning, "skip_large": self._skips}
             run = _given.GivenRun(self.data, lists, first, self._cache, self._word, **keywords)
             run.supply(epoch, first)
             self._run = run

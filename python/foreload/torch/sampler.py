@@ -149,8 +149,14 @@ class Sampler(DistributedSampler[int]):
             )
             order = Order(self.data.digest, len(self.data), kind, self.seed, global_batch, tail)
             cache: Cache = self.data.meeting["cache"]
-            self._run = Run(self.data, order, place, cache, epochs=self.epochs, policy=self.policy, tuning=self.tuning)
+            keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning}
+            self._run = Run(self.data, order, place, cache, skip_large=self._skips, **keywords)
         return self._run
+
+    @property
+    def _skips(self) -> bool:
+        """Whether samples that fail are left out."""
+        return bool(self.data.meeting.get("skips"))
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override] # an attribute in torch, known too early

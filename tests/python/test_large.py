@@ -1,0 +1,83 @@
+"""Samples and batches that are larger than the memory budget."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils import data as torch_data
+
+import foreload as fl
+from foreload import errors
+from foreload.torch import DataLoader, Dataset, Sampler
+
+LARGE = 7
+COUNT = 40
+BUDGET = fl.Cache(ram="16MB")
+
+
+def length(raw: memoryview, meta: fl.Meta) -> tuple[int, int]:
+    return meta.sample, len(raw)
+
+
+@pytest.fixture
+def odd(home: Any, tmp_path: Path) -> Any:
+    """Forty small samples and among them a large one."""
+    for number in range(COUNT):
+        (tmp_path / f"{number:02}.bin").write_bytes(bytes(30_000_000 if number == LARGE else 1000 + number))
+    return fl.open(tmp_path)
+
+
+def test_a_sample_that_does_not_fit_is_refused_by_name_and_with_what_helps(odd: Any) -> None:
+    with pytest.raises(errors.NoMemoryError, match=rf"sample {LARGE} \(.*/07\.bin\) has 30000000 bytes") as refused:
+        next(iter(DataLoader(odd, 8, cache=BUDGET)))
+    assert refused.value.sample == LARGE
+    text = str(refused.value)
+    for remedy in ('ram="', "data.filter(lambda key, label, length: length <= ", "foreload.skip()"):
+        assert remedy in text
+    most = int(text.split("length <= ")[1].split(")")[0])
+    enough = text.split('ram="')[1].split('"')[0]
+    small = odd.filter(lambda key, label, length: length <= most)
+    assert sum(len(x) for x, _ in DataLoader(small, 8, cache=BUDGET)) == COUNT - 1
+    assert sum(len(x) for x, _ in DataLoader(odd, 1, cache=fl.Cache(ram=enough))) == COUNT
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_a_sample_that_does_not_fit_is_skipped_as_others_that_fail(odd: Any, workers: int, decodes: bool) -> None:
+    decode = length if decodes else None
+    loader = DataLoader(odd, 8, num_workers=workers, cache=BUDGET, on_error=fl.skip(max_consecutive=1), decode=decode)
+    for _ in range(2):
+        if decodes:
+            found = [
+                (int(a), int(b)) for (numbers, lengths), _ in loader for a, b in zip(numbers, lengths, strict=True)
+            ]
+        else:
+            found = [(len(x) - 1000, len(x)) for xs, _ in loader for x in xs]
+        assert found == [(number, 1000 + number) for number in range(COUNT) if number != LARGE]
+    assert loader.stats()["skipped"] == 2
+
+
+def test_every_door_skips_it(odd: Any) -> None:
+    skip = fl.skip(max_consecutive=1)
+    wanted = [1000 + number for number in range(COUNT) if number != LARGE]
+    assert [len(x) for xs, _ in fl.NumpyLoader(odd, 8, cache=BUDGET, on_error=skip) for x in xs] == wanted
+    data = Dataset(odd, cache=BUDGET, on_error=skip)
+    sampler = Sampler(data, shuffle=False, batch_size=8)
+    plain = torch_data.DataLoader(data, 8, sampler=sampler, collate_fn=list)
+    assert [len(x) for batch in plain for x, _ in batch] == wanted
+    alone = torch_data.DataLoader(Dataset(odd.apart(), cache=BUDGET, on_error=skip), 8, collate_fn=list)
+    assert [len(x) for batch in alone for x, _ in batch] == wanted
+
+
+def test_a_batch_that_may_not_fit_is_warned_of(home: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(12):
+        (tmp_path / f"{number:02}.bin").write_bytes(bytes(3_000_000 if number % 2 else 10))
+    data = fl.open(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="foreload"):
+        next(iter(DataLoader(data, 4, cache=BUDGET)))
+        assert "the largest 4 samples" not in caplog.text
+        next(iter(DataLoader(data, 8, cache=BUDGET)))
+    assert "the largest 8 samples have 18000020 bytes" in caplog.text
