@@ -7,6 +7,7 @@ single entries, and only `labels` and `lengths` make an array. Loaders take data
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from foreload._credentials import Credentials, Provider
 from foreload._job import Reader
 from foreload._source import Progress, Source
 from foreload.errors import CorruptError, InvalidError, NotFoundError
+
+_LOG = logging.getLogger("foreload")
 
 #: What the index says of a sample without a label.
 _NO_LABEL = -(2**63)
@@ -93,6 +96,9 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         ) from None
     if index is not None:
         _address.check_root(address, opened.index)
+    for note, warns in opened.index.notes():
+        if warns:
+            _LOG.warning("%s: %s", address, note)
     return Dataset(source)
 
 

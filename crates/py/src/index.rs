@@ -51,6 +51,11 @@ impl Index {
         self.0.manifest()
     }
 
+    /// What building it found: (sentence, whether it probably isn't what is wanted).
+    fn notes(&self) -> Vec<(String, bool)> {
+        self.0.notes().into_iter().map(|note| (note.text, note.warns)).collect()
+    }
+
     #[getter]
     fn format(&self) -> String {
         format!("{:?}", self.0.format()).to_lowercase()

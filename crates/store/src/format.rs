@@ -14,6 +14,7 @@ mod folder;
 mod listed;
 mod manifest;
 mod named;
+mod notes;
 mod pattern;
 mod tar;
 mod update;
@@ -22,6 +23,7 @@ mod wids;
 pub use build::build;
 pub use checksum::checksum;
 pub use manifest::Columns;
+pub use notes::Note;
 pub use pattern::{split, split_file, stands_for};
 pub use update::{Changes, update};
 

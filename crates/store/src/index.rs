@@ -22,7 +22,7 @@ pub(crate) use etags::bare_etag;
 
 pub use builder::{IndexBuilder, NewField, NewObject, NewSample};
 
-use crate::format::Format;
+use crate::format::{Format, Note};
 use crate::{Error, Result};
 use bytes::Bytes;
 use layout::{Layout, Section, damaged};
@@ -218,6 +218,17 @@ impl Index {
             manifest: Option<String>,
         }
         serde_json::from_str::<Built>(self.options()).ok()?.manifest
+    }
+
+    /// What building it found worth telling: objects that were left out, shards that hold nothing.
+    #[must_use]
+    pub fn notes(&self) -> Vec<Note> {
+        #[derive(serde::Deserialize)]
+        struct Built {
+            #[serde(default)]
+            notes: Vec<Note>,
+        }
+        serde_json::from_str::<Built>(self.options()).map_or_else(|_| Vec::new(), |built| built.notes)
     }
 
     /// Class names, where label `i` is `classes()[i]`; empty when the labels have no names.

@@ -79,6 +79,7 @@ def summary(dataset: "Dataset") -> dict[str, Any]:
         "bytes": dataset.nbytes,
         "classes": dataset.classes,
         "digest": dataset.digest,
+        "notes": [note for note, _ in opened.index.notes()],
         "index_bytes": opened.index.nbytes,
         "origin": dataset.origin,
         "cache_dir": dataset.source.cache_dir,
@@ -183,6 +184,7 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
         ("index", f"{output.human_bytes(value['index_bytes'])}, {origin}"),
         ("kept in", value["cache_dir"]),
     ]
+    rows += [("note", note) for note in value["notes"]]
     if "changes" in value:
         found = value["changes"]
         rows.append(("changes", f"{found['added']} added, {found['removed']} removed, {found['changed']} changed"))

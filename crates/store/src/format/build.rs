@@ -1,7 +1,9 @@
 //! Builds an index from a URL.
 
 use super::manifest::{self, Labels, Row};
-use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, tar, wids};
+use super::notes::{self, Note};
+use super::tar::{self, Scanned};
+use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, wids};
 use crate::index::{IndexBuilder, NewObject, NewSample};
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Error, ErrorKind, Index, Result};
@@ -32,12 +34,14 @@ pub async fn build(
     let index = match found {
         Found::Manifest(key) => from_manifest(&source, &key, source_options, options, progress).await?,
         Found::Shards(shards, idx) => {
-            let mut builder = start(&source, Format::Tar, options)?;
-            add_shards(&mut builder, &source, shards, &idx, options, progress).await?;
+            let mut builder = IndexBuilder::new(source.root(), Format::Tar);
+            let notes = add_shards(&mut builder, &source, shards, &idx, options, progress).await?;
+            builder.options(recorded(options, None, &notes)?);
             builder.finish()?
         }
-        Found::Objects(format, objects) => {
-            let mut builder = start(&source, format, options)?;
+        Found::Objects(format, objects, notes) => {
+            let mut builder = IndexBuilder::new(source.root(), format);
+            builder.options(recorded(options, None, &notes)?);
             let classes = classes_of(format, &objects, Vec::new());
             builder.classes(classes.iter().map(String::as_str));
             add_objects(&mut builder, format, &objects, &classes)?;
@@ -61,19 +65,18 @@ pub(super) enum Found {
     Manifest(String),
     /// Shards by key, and the `.idx` files beside them by shard.
     Shards(Vec<ObjectMeta>, FxHashMap<String, String>),
-    Objects(Format, Vec<ObjectMeta>),
+    /// Those that are samples, and what there is to tell of the others.
+    Objects(Format, Vec<ObjectMeta>, Vec<Note>),
 }
 
-pub(super) fn start(source: &Source, format: Format, options: &BuildOptions) -> Result<IndexBuilder> {
-    let mut builder = IndexBuilder::new(source.root(), format);
-    builder.options(recorded(options, None)?);
-    Ok(builder)
-}
-
-/// How an index was built, as it says itself ([`Index::options`], [`Index::manifest`]).
-fn recorded(options: &BuildOptions, manifest: Option<&str>) -> Result<String> {
-    serde_json::to_string(&Built { options, manifest })
-        .map_err(|e| Error::new(ErrorKind::Bug, "the options cannot be written").with_source(e))
+/// How an index was built, as it says itself ([`Index::options`], [`Index::manifest`], [`Index::notes`]).
+pub(super) fn recorded(options: &BuildOptions, manifest: Option<&str>, notes: &[Note]) -> Result<String> {
+    serde_json::to_string(&Built {
+        options,
+        manifest,
+        notes,
+    })
+    .map_err(|e| Error::new(ErrorKind::Bug, "the options cannot be written").with_source(e))
 }
 
 #[derive(Serialize)]
@@ -82,6 +85,8 @@ struct Built<'a> {
     options: &'a BuildOptions,
     #[serde(skip_serializing_if = "Option::is_none")]
     manifest: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[Note]>::is_empty")]
+    notes: &'a [Note],
 }
 
 /// Lists what `names` stands for and decides on the format.
@@ -142,12 +147,13 @@ pub(super) async fn find(
                 folder::is_data(&o.key, &options.extensions)
                     && (format == Format::Flat || folder::class(&o.key).is_some())
             };
+            let notes = notes::left_out(&objects, format == Format::Folder, options);
             let mut objects: Vec<_> = objects.into_iter().filter(is_sample).collect();
             match format {
                 Format::Folder => folder::sort(&mut objects),
                 _ => objects.sort_unstable_by(|a, b| a.key.cmp(&b.key)),
             }
-            Ok(Found::Objects(format, objects))
+            Ok(Found::Objects(format, objects, notes))
         }
     }
 }
@@ -221,7 +227,7 @@ pub(super) fn add_objects(
     Ok(())
 }
 
-/// Scans shards side by side and adds them in order.
+/// Scans shards side by side and adds them in order; what is odd about them.
 pub(super) async fn add_shards(
     builder: &mut IndexBuilder,
     source: &Source,
@@ -229,19 +235,26 @@ pub(super) async fn add_shards(
     idx: &FxHashMap<String, String>,
     options: &BuildOptions,
     progress: &mut Progress<'_>,
-) -> Result<()> {
-    progress.stage("reading shards", shards.len() as u64);
+) -> Result<Vec<Note>> {
+    let all = shards.len();
+    let (mut empty, mut unended) = (Vec::new(), Vec::new());
+    progress.stage("reading shards", all as u64);
     let scans = stream::iter(shards).map(|shard| async move {
-        let samples = tar::scan(source, &shard, idx.get(&shard.key).map(String::as_str)).await?;
-        Ok::<_, Error>((shard, samples))
+        let scanned = tar::scan(source, &shard, idx.get(&shard.key).map(String::as_str)).await?;
+        Ok::<_, Error>((shard, scanned))
     });
     let mut scans = scans.buffered(options.concurrency.max(1));
-    while let Some((shard, samples)) = scans.try_next().await? {
+    while let Some((shard, Scanned { samples, is_ended })) = scans.try_next().await? {
         let object = builder.object(new_object(&shard))?;
         tar::add(builder, object, &samples)?;
         progress.advance(samples.len() as u64, 0);
+        if samples.is_empty() {
+            empty.push(shard.key);
+        } else if !is_ended {
+            unended.push(shard.key);
+        }
     }
-    Ok(())
+    Ok(notes::of_shards(all, &empty, &unended))
 }
 
 async fn from_manifest(
@@ -264,7 +277,7 @@ async fn from_manifest(
     };
     let known = known_objects(&source, &rows, options, progress).await?;
     let mut builder = IndexBuilder::new(source.root(), Format::Manifest);
-    builder.options(recorded(options, Some(&url))?);
+    builder.options(recorded(options, Some(&url), &[])?);
     let labels = Labels::new(&rows).map_err(|e| e.with_object(&url))?;
     builder.classes(labels.classes());
     let mut objects: FxHashMap<&str, (u64, u64)> = FxHashMap::default();

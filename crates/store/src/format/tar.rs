@@ -10,7 +10,7 @@ mod scan;
 mod sidecar;
 
 pub(crate) use group::Sample;
-pub(crate) use scan::scan;
+pub(crate) use scan::{Scanned, scan};
 
 use crate::Result;
 use crate::index::{IndexBuilder, NewField, NewSample};

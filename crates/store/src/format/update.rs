@@ -3,10 +3,10 @@
 //! Samples of unchanged objects stay in their order and come first, new ones follow; so what a run has learned about
 //! samples stays true, and caches stay warm. Classes keep their numbers; new ones get the next.
 
-use super::build::{Found, add_objects, add_shards, classes_of, find, start};
+use super::build::{Found, add_objects, add_shards, classes_of, find, recorded};
 use super::{BuildOptions, Format, Progress, Step, build, pattern};
 use crate::source::{ObjectMeta, Source, SourceOptions};
-use crate::{Index, ObjectRef, Result};
+use crate::{Index, IndexBuilder, ObjectRef, Result};
 use rustc_hash::FxHashMap;
 
 /// What an update found.
@@ -43,17 +43,17 @@ pub async fn update(
         Format::Manifest => None,
         _ => Some(find(&source, &names, &options, progress).await?),
     };
-    let (present, idx) = match found {
+    let (present, idx, mut notes) = match found {
         None | Some(Found::Manifest(_)) => {
             let new = build(url, source_options, &options, progress.report).await?;
             let changes = compare(old, &all_objects(&new)?)?.1;
             return Ok((new, changes));
         }
-        Some(Found::Objects(_, objects)) => (objects, FxHashMap::default()),
-        Some(Found::Shards(shards, idx)) => (shards, idx),
+        Some(Found::Objects(_, objects, notes)) => (objects, FxHashMap::default(), notes),
+        Some(Found::Shards(shards, idx)) => (shards, idx, Vec::new()),
     };
     let (same, changes) = compare(old, &present)?;
-    let mut builder = start(&source, old.format(), &options)?;
+    let mut builder = IndexBuilder::new(source.root(), old.format());
     let classes = classes_of(
         old.format(),
         &present,
@@ -79,9 +79,10 @@ pub async fn update(
     }
     let new: Vec<ObjectMeta> = present.into_iter().filter(|o| !kept.contains(&o.key)).collect();
     match old.format() {
-        Format::Tar => add_shards(&mut builder, &source, new, &idx, &options, progress).await?,
+        Format::Tar => notes = add_shards(&mut builder, &source, new, &idx, &options, progress).await?,
         format => add_objects(&mut builder, format, &new, &classes)?,
     }
+    builder.options(recorded(&options, None, &notes)?);
     Ok((builder.finish()?, changes))
 }
 

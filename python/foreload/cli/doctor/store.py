@@ -170,6 +170,8 @@ def data_set(url: str, options: Mapping[str, str]) -> Iterator[Finding]:
         return
     detail = f"{human_count(len(dataset))} samples in {human_seconds(time.perf_counter() - begun)}"
     yield Finding("data set", "ok", detail)
+    for note, warns in dataset.source.opened().index.notes():
+        yield Finding("data set", "warn" if warns else "note", note)
     begun = time.perf_counter()
     try:
         read = len(dataset[0])

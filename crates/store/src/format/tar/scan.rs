@@ -21,15 +21,25 @@ const SHORT_WINDOW: u64 = 4 << 10;
 const MAX_MEMBERS: u64 = 100_000_000;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a shard holds.
+pub(crate) struct Scanned {
+    pub samples: Vec<Sample>,
+    /// Whether it has the mark at its end, as far as that was looked at.
+    pub is_ended: bool,
+}
+
 /// Samples of a shard, from the `.idx` file beside it or from its headers.
-pub(crate) async fn scan(source: &Source, shard: &ObjectMeta, index_key: Option<&str>) -> Result<Vec<Sample>> {
+pub(crate) async fn scan(source: &Source, shard: &ObjectMeta, index_key: Option<&str>) -> Result<Scanned> {
     let context = |e: Error| e.with_object(source.url_of(&shard.key));
     if let Some(key) = index_key {
         let (text, _) = source.read(key, 1 << 30, Instant::now() + TIMEOUT).await?;
         let samples = sidecar::parse(&text, shard.size).map_err(|e| e.with_object(source.url_of(key)))?;
         // Labels are in the shard, and reading them costs as much as reading the headers.
         if !samples.iter().any(|s| s.fields.iter().any(|f| f.name == "cls")) {
-            return Ok(samples);
+            return Ok(Scanned {
+                samples,
+                is_ended: true,
+            });
         }
     }
     let reader = Reader {
@@ -42,8 +52,8 @@ pub(crate) async fn scan(source: &Source, shard: &ObjectMeta, index_key: Option<
     walk(reader).await.map_err(context)
 }
 
-async fn walk(mut reader: Reader<'_>) -> Result<Vec<Sample>> {
-    let mut grouper = Grouper::default();
+async fn walk(mut reader: Reader<'_>) -> Result<Scanned> {
+    let (mut grouper, mut is_ended) = (Grouper::default(), false);
     let (mut at, mut path, mut size_override) = (0, None::<String>, None::<u64>);
     for members in 0.. {
         if members > MAX_MEMBERS {
@@ -61,7 +71,10 @@ async fn walk(mut reader: Reader<'_>) -> Result<Vec<Sample>> {
         let entry = header::parse(&reader.block(at).await?)?;
         let data = at + BLOCK;
         let size = match &entry {
-            Entry::End => break,
+            Entry::End => {
+                is_ended = true;
+                break;
+            }
             Entry::File { size, .. } => size_override.take().unwrap_or(*size),
             Entry::LongName { size } | Entry::Pax { size } | Entry::Other { size } => *size,
         };
@@ -94,7 +107,10 @@ async fn walk(mut reader: Reader<'_>) -> Result<Vec<Sample>> {
             .checked_next_multiple_of(BLOCK)
             .ok_or_else(|| Error::corrupt("the tar archive is too large"))?;
     }
-    Ok(grouper.finish())
+    Ok(Scanned {
+        samples: grouper.finish(),
+        is_ended,
+    })
 }
 
 /// A window of the shard.
@@ -180,7 +196,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let shard = source.head("s.tar", Instant::now() + TIMEOUT).await.unwrap();
-            scan(&source, &shard, None).await
+            scan(&source, &shard, None).await.map(|found| found.samples)
         })
     }
 
