@@ -921,29 +921,34 @@ fn a_job_keeps_the_limit_it_was_given_and_one_that_ends_gives_its_share_back() {
         job
     };
     let limit = |job: &Attached| node.gauge(job.job, "in_flight_limit");
-    let at_most = |most| ConcurrencySettings {
-        start: 40,
-        least: 40,
-        most,
+    let jobs = || match node.client().call(&Call::Status, &mut calm()).expect("status") {
+        (Reply::Status { jobs, .. }, _) => jobs.len(),
+        other => panic!("{:?}", other.0),
     };
     let fixed = start(one, &first, "one", ConcurrencySettings::fixed(8));
     eventually("alone it has what it asked for", || limit(&fixed) == 8);
-    let other = start(two, &second, "two", at_most(40));
+    let other = start(two, &second, "two", ConcurrencySettings::fixed(24));
     eventually("each has what it insists on", || {
-        (limit(&fixed), limit(&other)) == (8, 40)
-    });
-    let third = start(one, &first, "three", at_most(256));
-    eventually("the third counts", || node.gauge(third.job, "in_flight") > 0);
-    assert!(limit(&fixed) <= 8 && limit(&other) <= 40);
-    drop((other, third));
-    eventually("the others are gone, and it has what it had", || {
-        let jobs = match node.client().call(&Call::Status, &mut calm()).expect("status") {
-            (Reply::Status { jobs, .. }, _) => jobs.len(),
-            other => panic!("{:?}", other.0),
-        };
-        jobs == 1 && limit(&fixed) == 8
+        (limit(&fixed), limit(&other)) == (8, 24)
     });
     drop(fixed);
+    eventually("the first ends", || jobs() == 1);
+    assert_eq!(limit(&other), 24);
+    drop(other);
+    eventually("the second ends", || jobs() == 0);
+    // This source is full with fewer than 32.
+    let adaptive = ConcurrencySettings {
+        most: 32,
+        ..ConcurrencySettings::default()
+    };
+    let stays = start(one, &first, "one", adaptive);
+    eventually("alone it has all", || limit(&stays) == 32);
+    let leaves = start(two, &second, "two", adaptive);
+    eventually("together they share", || limit(&stays) < 32 && limit(&leaves) < 32);
+    drop(leaves);
+    eventually("the other ends", || jobs() == 1);
+    assert_eq!(limit(&stays), 32, "alone again it has all again");
+    drop(stays);
     node.end();
 }
 
