@@ -69,7 +69,9 @@ def test_a_script_that_is_started_again_gets_what_its_own_sampler_draws(
         return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
 
     first, second = run(1), run(2)
-    assert first.startswith("right") and second.startswith("right") and first != second
+    assert first.startswith("right")
+    assert second.startswith("right")
+    assert first != second
 
 
 def test_a_list_that_differs_from_the_one_that_is_known_is_an_error(home: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -44,7 +43,7 @@ class Crowd:
 
     def open_files(self) -> int:
         """Descriptors of the agent."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def leave(self, free: int) -> None:
         """Joins until the agent has so many descriptors left."""

@@ -298,6 +298,7 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, dataset: u32, 
         epochs: None,
         bucket: None,
         metrics_log: None,
+        skip_large: false,
     }
 }
 
