@@ -644,11 +644,7 @@ mod tests {
         ]
     }
 
-    #[test]
-    fn every_message_comes_back_as_it_was() {
-        for ask in asks() {
-            assert_eq!(Ask::decode(&ask.encode()[4..]).expect("decodes"), ask);
-        }
+    fn says() -> Vec<Say> {
         let sent = Sent {
             sample: 1,
             handle: Handle {
@@ -660,7 +656,7 @@ mod tests {
             label: -6,
             via: Via::Disk,
         };
-        for say in [
+        vec![
             Say::Reply {
                 id: 1,
                 body: "x".into(),
@@ -686,8 +682,38 @@ mod tests {
             },
             Say::Adopted { id: 1, whole: false },
             Say::Notice { body: "z".into() },
-        ] {
+        ]
+    }
+
+    #[test]
+    fn every_message_comes_back_as_it_was() {
+        for ask in asks() {
+            assert_eq!(Ask::decode(&ask.encode()[4..]).expect("decodes"), ask);
+        }
+        for say in says() {
             assert_eq!(Say::decode(&say.encode()[4..]).expect("decodes"), say);
+        }
+    }
+
+    #[test]
+    fn the_protocols_page_has_this_version_and_every_message() {
+        let page = include_str!("../../../docs/reference/protocol.md");
+        assert!(
+            page.contains(&format!("Version {VERSION},")),
+            "the page is of another version"
+        );
+        let frames = asks()
+            .iter()
+            .map(|ask| (ask.encode()[4], format!("{ask:?}")))
+            .collect::<Vec<_>>();
+        let answers = says()
+            .iter()
+            .map(|say| (say.encode()[4], format!("{say:?}")))
+            .collect::<Vec<_>>();
+        for (kind, message) in frames.into_iter().chain(answers) {
+            let name = message.split([' ', '(']).next().unwrap_or_default();
+            let row = format!("| {kind} `{name}` |");
+            assert!(page.contains(&row), "the page has no row {row}");
         }
     }
 

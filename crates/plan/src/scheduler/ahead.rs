@@ -1,9 +1,9 @@
 //! How far ahead to plan, and in which order reads get their memory.
 //!
 //! What somebody waits for comes first, in the order of the epoch whoever asked first. Then the ranks' frontiers walk on as far as the policy's
-//! [`Lookahead`] and the memory allow, line by line, always the one that is the fewest steps ahead of its consumer: of ranks in step that is the order
-//! of the epoch, and one that is elsewhere starves nobody. When nothing can give memory back any more and a wanted read still doesn't fit, everything
-//! planned is put back and its request is laid out anew, largest samples first ([`Scheduler::repack`]).
+//! [`Lookahead`] and the memory allow, line by line: for ranks in step that is the order of the epoch, and one that is elsewhere starves nobody.
+//! When nothing can give memory back any more and a wanted read still doesn't fit, everything planned is put back and its request is laid out
+//! anew, largest samples first ([`Scheduler::repack`]).
 
 use super::residents::NONE;
 use super::window::{Entry, Read};
@@ -14,6 +14,9 @@ use std::hint::black_box;
 
 /// Reads that are looked up together, before they are planned.
 const WARMED: usize = 64;
+
+/// Ranks whose consumers are within so many steps of each other are in step: loaders ask that far ahead of their loops.
+const IN_STEP: u64 = 64;
 
 impl Scheduler {
     /// Walks on: first what somebody waits for, then ahead.
@@ -49,14 +52,16 @@ impl Scheduler {
         Next::Soon
     }
 
-    /// The rank to plan on for: of those that may look further ahead, the one that is the fewest steps ahead of its consumer.
+    /// The rank to plan on for, of those that may look further ahead. Ranks in step are planned in the order of the epoch, whoever is a little
+    /// ahead: what is planned then doesn't depend on timing. Of ranks that are elsewhere, the one that is the fewest steps ahead of its consumer.
     fn next_frontier(&mut self) -> Option<usize> {
+        let in_step = self.windows.spread() <= IN_STEP;
         let mut best = None;
         for place in 0..self.windows.ranks().len() {
-            let lead = self.windows.of(place).lead();
-            if self.windows.has_started(place) && best.is_none_or(|(least, _)| lead < least) && self.may_plan_on(place)
-            {
-                best = Some((lead, place));
+            let window = self.windows.of(place);
+            let key = if in_step { window.frontier.0 } else { window.lead() };
+            if self.windows.has_started(place) && best.is_none_or(|(least, _)| key < least) && self.may_plan_on(place) {
+                best = Some((key, place));
             }
         }
         best.map(|(_, place)| place)

@@ -161,6 +161,17 @@ impl Windows {
         &mut self.windows[place]
     }
 
+    /// How many steps lie between the ranks that have started.
+    pub fn spread(&self) -> u64 {
+        let heads = || {
+            self.windows
+                .iter()
+                .filter(|window| window.is_open)
+                .map(|window| window.head)
+        };
+        heads().max().unwrap_or(0) - heads().min().unwrap_or(0)
+    }
+
     /// By place: the step after the last that is laid out.
     pub fn ends(&self) -> Vec<u64> {
         self.windows.iter().map(Window::end).collect()
