@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from foreload import _core
 from foreload._source import Source
 from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError
 
+_LOG = logging.getLogger("foreload")
 #: This process' ends of jobs by their recipes' names, for what arrives from workers. A loader holds its own.
 _attachments: weakref.WeakValueDictionary[str, Attachment] = weakref.WeakValueDictionary()
 
@@ -76,14 +78,12 @@ class Attachment:
         attach: As in the recipe.
         name: The recipe's name.
         process: Which process.
-        warnings: What the agent said when it was attached to, for the log.
     """
 
     source: Source
     attach: dict[str, Any]
     name: str
     process: int = field(default_factory=os.getpid)
-    warnings: list[str] = field(default_factory=list)
     _job: _core.Job | None = None
     #: Whether other processes send batches, and the job of the agent before this one, in whose memory some of them may lie.
     _receives: bool = False
@@ -159,7 +159,8 @@ class Attachment:
     def _attach(self) -> _core.Job:
         opened = self.source.opened()
         job = opened.agent.attach(json.dumps({"dataset": opened.number, **self.attach}))
-        self.warnings += json.loads(job.reply)["warnings"]
+        for warning in json.loads(job.reply)["warnings"]:
+            _LOG.warning("%s", warning)
         return job
 
     def agent(self) -> _core.Agent:

@@ -74,6 +74,20 @@ def test_checksums_are_no_longer_made_when_who_asked_has_left(home: Any, monkeyp
         assert gets() == before < count
 
 
+def test_memory_that_is_not_there_is_warned_of_and_not_counted_on(
+    home: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 7, shuffle=True, seed=1, cache=fl.Cache(ram="1TB"))
+    with caplog.at_level("WARNING", logger="foreload"):
+        batches = iter(loader)
+        found = list(next(batches)[0])
+    [warned] = [record.message for record in caplog.records if "of memory" in record.message]
+    assert warned.startswith("the loader asks for 1000000 MB of memory")
+    found += [value for values, _ in batches for value in values]
+    assert found == [data.read(sample) for batch in range(len(loader)) for sample in loader.run.plan.batch(0, batch, 0)]
+
+
 def test_without_a_checksum_an_alteration_that_keeps_length_and_etag_is_delivered(home: Any, altering: Any) -> None:
     data = fl.open("s3://data/fixed")
     altering.add_fault("flip", matching="fixed/cat/00000.bin", at=0.5)

@@ -617,7 +617,7 @@ impl Agent {
                 warnings.extend(warning_of_batches(&attach, &dataset));
                 let id = self.next.replace(self.next.get() + 1) as u32;
                 let origin = self.origins.at(&dataset.source.endpoint());
-                let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record)?;
+                let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record, &mut warnings)?;
                 self.jobs.borrow_mut().insert(id, Rc::clone(&job));
                 (job, false)
             }

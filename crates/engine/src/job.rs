@@ -19,6 +19,7 @@ use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Sent, Trouble};
 use crate::slots::Shared;
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source, Via};
+use foreload_plan::budget::Budget;
 use foreload_plan::flow::Demand;
 use foreload_plan::order::Order;
 use foreload_plan::replay::Recorded;
@@ -41,10 +42,12 @@ const LOG_STEPS: usize = 512;
 const TICK: Duration = Duration::from_millis(10);
 /// Samples looked up in the disk tiers in one go: about a tenth of a second.
 const LOOK_AT_ONCE: u64 = 200_000;
-/// Memory and credentials are looked after this often while the job is active.
+/// Credentials are looked after this often while the job is active.
 const CARE: Duration = Duration::from_secs(5);
-/// Below this much memory left on the machine, the RAM tier shrinks.
-const SCARCE_BYTES: u64 = 256 << 20;
+/// And memory: in a second, another process may well take what the reserve holds.
+const MIND: Duration = Duration::from_secs(1);
+/// So much memory of the machine is left to others: below it, the RAM tier shrinks.
+const RESERVE_BYTES: u64 = 256 << 20;
 /// Loads remembered as the slowest.
 const SLOWEST: usize = 10;
 
@@ -101,8 +104,9 @@ pub struct Job {
     usable: Vec<u64>,
     /// Its place among the jobs that read from the same endpoint.
     seat: Seat,
-    /// Bytes of the cache arena that the plan may use now.
+    /// Bytes of the cache arena that the plan may use now, and their bounds.
     budget: Cell<u64>,
+    bounds: Budget,
     state: RefCell<State>,
     begun: Instant,
     active: Notify,
@@ -170,11 +174,27 @@ impl Job {
         tiers: Vec<SharedTier>,
         origin: &Rc<Origin>,
         record: bool,
+        warnings: &mut Vec<String>,
     ) -> Result<Rc<Self>, Trouble> {
         let usable: Vec<u64> = tiers.iter().map(|tier| tier.borrow().usable_bytes()).collect();
         let settings = settings(&attach, &usable);
         let capacity = if record { None } else { Some(LOG_STEPS) };
-        check_memory(&attach, &dataset)?;
+        let bounds = Budget {
+            asked: settings.ram_bytes,
+            least: least_bytes(&attach, &dataset)?,
+            reserve: RESERVE_BYTES,
+        };
+        let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(attach.batch_bytes));
+        let budget = bounds.first(left);
+        if budget < settings.ram_bytes {
+            let mb = |bytes: u64| bytes / 1_000_000;
+            warnings.push(format!(
+                "the loader asks for {} MB of memory, and this machine or its control group has {} MB left: it keeps {} MB for samples now, and more when there is more; give cache=Cache(ram=...) less",
+                mb(attach.ram_bytes),
+                mb(left.saturating_add(attach.batch_bytes)),
+                mb(budget),
+            ));
+        }
         let plan = Recorded::new(scheduler(&attach, &usable, &dataset)?, capacity);
         let memory =
             |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
@@ -208,11 +228,13 @@ impl Job {
             tiers,
             usable,
             budget: Cell::new(settings.ram_bytes),
+            bounds,
             state: RefCell::new(state),
             begun: Instant::now(),
             active: Notify::new(),
         });
         job.seat.report(Demand::default());
+        job.set_budget(budget);
         let seen = job.look_into_tiers(0);
         if seen < job.dataset.index.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
             tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
@@ -584,14 +606,25 @@ fn sample_bytes(attach: &Attach) -> u64 {
     attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes)
 }
 
-/// A sample that can't fit is an error at the start, not in the middle of an epoch.
-fn check_memory(attach: &Attach, dataset: &Dataset) -> Result<(), Trouble> {
-    let index = &dataset.index;
-    let largest = (0..index.len()).max_by_key(|&sample| index.length(sample)).unwrap_or(0);
-    if !attach.skip_large && index.length(largest) > sample_bytes(attach) {
+/// What the job needs to go on at all: a batch in use, one that is waited for and one behind it, and the largest sample.
+///
+/// A sample that can't fit is an error at the start, not in the middle of an epoch, unless such samples are to be left out.
+fn least_bytes(attach: &Attach, dataset: &Dataset) -> Result<u64, Trouble> {
+    let (index, most) = (&dataset.index, sample_bytes(attach));
+    let (mut largest, mut len, mut total) = (0, 0, 0u64);
+    for sample in 0..index.len() {
+        let bytes = index.length(sample);
+        total = total.saturating_add(bytes);
+        if bytes > len && !(attach.skip_large && bytes > most) {
+            (largest, len) = (sample, bytes);
+        }
+    }
+    if len > most {
         return Err(too_large(attach, dataset, largest));
     }
-    Ok(())
+    let batch = u64::from(attach.order.global_batch) * attach.ranks.len() as u64 / u64::from(attach.world.max(1));
+    let batches = (total / index.len().max(1)).saturating_mul(3 * batch.max(1));
+    Ok(batches.saturating_add(len))
 }
 
 /// Why a sample can't be had, and what would help.

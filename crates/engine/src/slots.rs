@@ -200,6 +200,13 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
+    /// Bytes that have memory now; 0 where the system doesn't say.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        // Blocks are of 512 bytes, whatever the file system's.
+        rustix::fs::fstat(&self.fd).map_or(0, |stat| 512 * u64::try_from(stat.st_blocks).unwrap_or(0))
+    }
+
         masks(pages).for_each(|(word, mask)| {
             self.there[word].fetch_or(mask, Ordering::Relaxed);
         });

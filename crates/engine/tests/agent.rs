@@ -789,6 +789,34 @@ fn a_dead_client_gets_no_lease_for_what_its_other_want_let_go() {
 }
 
 #[test]
+fn memory_that_is_not_there_is_not_promised() {
+    let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let warned = |job: &Attached| match &job.reply {
+        Reply::Attached { warnings, .. } => warnings.clone(),
+        other => panic!("{other:?}"),
+    };
+    let modest = node.attach(&node.client(), dataset, &index, |_| ());
+    assert_eq!(warned(&modest), Vec::<String>::new());
+    drop(modest);
+    // More than any machine has that runs this.
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.session = "greedy".into();
+        a.ram_bytes = 1 << 40;
+    });
+    let [warning] = &warned(&job)[..] else {
+        panic!("{:?}", warned(&job))
+    };
+    assert!(
+        warning.contains("asks for 1099511 MB of memory") && warning.contains("MB left"),
+        "{warning}"
+    );
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    drop(job);
+    node.end();
+}
+
+#[test]
 fn leases_move_between_connections_and_stale_ones_are_refused() {
     let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");

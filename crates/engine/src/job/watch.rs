@@ -1,7 +1,7 @@
 //! What a job does beside moving bytes: it ticks the plan, reports stalls, keeps credentials fresh and memory within bounds, and writes the metrics
 //! log. All of it sleeps while nothing is in flight.
 
-use super::{CARE, Job, SCARCE_BYTES, TICK};
+use super::{CARE, Job, MIND, TICK};
 use crate::calls::Stats;
 use crate::protocol::{Say, Trouble};
 use foreload_plan::action::{Event, Source};
@@ -17,12 +17,15 @@ impl Job {
     /// Ticks while anything is in flight, and reports what takes too long.
     pub(super) async fn watch(self: Rc<Self>) {
         let limit = Duration::from_secs_f64(self.attach.stall_s.max(0.1));
-        let mut cared = Instant::now();
+        let (mut cared, mut minded) = (Instant::now(), Instant::now());
         let mut log = MetricsLog::open(self.attach.metrics_log.as_deref());
         while !self.is_closed() {
+            if minded.elapsed() > MIND {
+                minded = Instant::now();
+                self.mind_memory();
+            }
             if cared.elapsed() > CARE {
                 cared = Instant::now();
-                self.mind_memory();
                 // Aside: a credential service that doesn't answer must not keep stalls from being reported.
                 let dataset = Rc::clone(&self.dataset);
                 let fresh = async move { dataset.source.warm_credentials().await };
@@ -59,30 +62,31 @@ impl Job {
         }
     }
 
-    /// Lets memory go when the machine runs short of it, down to a quarter of the budget, and takes it again when there is plenty.
+    /// Lets memory go when the machine runs short of it, and takes it again when there is plenty.
     pub(super) fn mind_memory(self: &Rc<Self>) {
         let Some(left) = crate::memory::available_bytes() else {
             return;
         };
-        let whole = self.cache.map().len();
         let now = self.budget.get();
-        let next = if left < SCARCE_BYTES {
-            now.saturating_sub((SCARCE_BYTES - left).max(now / 8)).max(whole / 4)
-        } else if left > 4 * SCARCE_BYTES {
-            (now + (left / 4)).min(whole)
-        } else {
-            now
-        };
-        if next == now {
+        let next = self.bounds.next(now, self.cache.used_bytes(), left);
+        if next != now {
+            let whole = self.bounds.asked;
+            eprintln!(
+                "foreload-agent: job {}: {left} bytes of memory are left; the budget is {next} of {whole} bytes",
+                self.id
+            );
+            self.set_budget(next);
+        }
+    }
+
+    /// What the plan may use of the cache arena from now on.
+    pub(super) fn set_budget(self: &Rc<Self>, bytes: u64) {
+        let before = self.budget.replace(bytes);
+        if bytes == before {
             return;
         }
-        self.budget.set(next);
-        eprintln!(
-            "foreload-agent: job {}: {left} bytes of memory are left; the budget is {next} of {whole} bytes",
-            self.id
-        );
-        self.step(Event::Budget { ram_bytes: next });
-        if next < now {
+        self.step(Event::Budget { ram_bytes: bytes });
+        if bytes < before {
             let state = self.state.borrow();
             state
                 .plan
