@@ -46,6 +46,9 @@ pub struct IndexCatalog {
     pub most_bytes: u64,
 }
 
+/// The object of samples that the index places wrongly.
+pub const NOWHERE: u64 = u64::MAX;
+
 impl Catalog for IndexCatalog {
     fn samples(&self) -> u64 {
         self.index.len()
@@ -63,10 +66,11 @@ impl Catalog for IndexCatalog {
                 offset: found.offset,
                 len: found.length,
             },
+            // A byte of an object that doesn't exist: nothing of length 0 is ever fetched, and this is to fail.
             Err(_) => Place {
-                object: u64::MAX,
+                object: NOWHERE,
                 offset: 0,
-                len: 0,
+                len: 1,
             },
         }
     }
@@ -343,4 +347,27 @@ pub fn trouble(error: &foreload_store::Error) -> Trouble {
         _ => "bug",
     };
     Trouble::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreload_store::index::{IndexBuilder, NewObject};
+
+    #[test]
+    fn a_sample_without_a_place_is_not_an_empty_one() {
+        let mut builder = IndexBuilder::new("s3://bucket", Format::Folder);
+        let empty = NewObject {
+            key: "a",
+            ..NewObject::default()
+        };
+        builder.whole_object(empty, None, None).expect("taken");
+        let index = builder.finish().expect("an index");
+        let catalog = IndexCatalog(index.clone());
+        assert_eq!((catalog.place(0).object, catalog.place(0).len), (0, 0));
+        // As of any sample of which a damaged index says something that can't be.
+        assert!(index.sample(1).is_err());
+        assert_eq!((catalog.place(1).object, catalog.place(1).len), (NOWHERE, 1));
+        assert!(index.object(NOWHERE).is_err(), "so that fetching it fails");
+    }
 }

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   event loop                          blocking threads
-//!   find(key)            -> Entry       -> read_into(buffer)
+//!   find(key)            -> Entry       -> read(buffer, take)
 //!   reserve(job, key, n) -> Reservation -> write(bytes) -> Written or FailedWrite
 //!   commit(written) / failed(failed)    <-
 //!   chore()              -> Chore       -> run()

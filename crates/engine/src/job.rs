@@ -383,19 +383,24 @@ impl Job {
 
     fn carry_out(self: &Rc<Self>, action: Action) {
         match action.command() {
-            Command::Load(load) => match load.source {
-                Source::Bucket => {
-                    let cancel = Rc::new(Notify::new());
-                    let mut state = self.state.borrow_mut();
-                    state.stats.requests += 1;
-                    state.stats.requested_bytes += load.len;
-                    state.stats.hedges += u64::from(load.hedge);
-                    state.cancels.insert(action.id(), Rc::clone(&cancel));
-                    drop(state);
-                    tokio::task::spawn_local(Rc::clone(self).fetch(action, cancel));
+            Command::Load(load) => {
+                let cancel = Rc::new(Notify::new());
+                let mut state = self.state.borrow_mut();
+                state.cancels.insert(action.id(), Rc::clone(&cancel));
+                match load.source {
+                    Source::Bucket => {
+                        state.stats.requests += 1;
+                        state.stats.requested_bytes += load.len;
+                        state.stats.hedges += u64::from(load.hedge);
+                        drop(state);
+                        tokio::task::spawn_local(Rc::clone(self).fetch(action, cancel));
+                    }
+                    Source::Disk(tier) => {
+                        drop(state);
+                        self.read_from_disk(tier, action, cancel);
+                    }
                 }
-                Source::Disk(tier) => self.read_from_disk(tier, action),
-            },
+            }
             Command::Forget { tier, sample } => {
                 if let (Ok(key), Some(tier)) = (
                     self.dataset.index.sample_key(*sample),

@@ -99,16 +99,6 @@ impl Mapping {
         true
     }
 
-    /// A slot for its only writer to fill. `None`: outside the arena, or mapped read-only.
-    #[must_use]
-    #[expect(clippy::mut_from_ref, reason = "the plan grants each slot to one writer at a time")]
-    pub fn fill(&self, offset: u64, len: u64) -> Option<&mut [u8]> {
-        let (offset, len) = self.range(offset, len)?;
-        // SAFETY: inside a writable mapping; the caller owns the slot until it reports completion (module doc).
-        self.writable
-            .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) })
-    }
-
     /// The address of a slot, for those who hand memory on (DLPack, the buffer protocol).
     #[must_use]
     pub fn address(&self, offset: u64, len: u64) -> Option<*mut u8> {
@@ -200,13 +190,6 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
-    /// Bytes that have memory now; 0 where the system doesn't say.
-    #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        // Blocks are of 512 bytes, whatever the file system's.
-        rustix::fs::fstat(&self.fd).map_or(0, |stat| 512 * u64::try_from(stat.st_blocks).unwrap_or(0))
-    }
-
         masks(pages).for_each(|(word, mask)| {
             self.there[word].fetch_or(mask, Ordering::Relaxed);
         });
@@ -215,6 +198,13 @@ impl Shared {
 
     fn are_there(&self, pages: Range<u64>) -> bool {
         masks(pages).all(|(word, mask)| self.there[word].load(Ordering::Relaxed) & mask == mask)
+    }
+
+    /// Bytes that have memory now; 0 where the system doesn't say.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        // Blocks are of 512 bytes, whatever the file system's.
+        rustix::fs::fstat(&self.fd).map_or(0, |stat| 512 * u64::try_from(stat.st_blocks).unwrap_or(0))
     }
 
     /// Gives the whole pages of a range, which nobody uses, back to the system.
@@ -274,7 +264,7 @@ mod tests {
         let client = Mapping::new(arena.as_fd(), 1 << 20, false).expect("read-only");
         assert_eq!(client.bytes(4096, 5), Some(&b"hello"[..]));
         assert_eq!(client.bytes(8000, 9000), Some(&[7; 9000][..]));
-        assert!(!client.write(0, b"x") && client.fill(0, 1).is_none());
+        assert!(!client.write(0, b"x"));
         assert!(
             Mapping::new(arena.as_fd(), 1 << 20, true).is_err(),
             "the descriptor reads only"

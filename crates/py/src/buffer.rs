@@ -205,9 +205,10 @@ impl Slot {
         }
     }
 
-    /// The slot's memory, for its only holder.
-    pub fn fill(&self) -> &mut [u8] {
-        self.attached.batches.fill(self.offset, self.len).unwrap_or_default()
+    /// Copies bytes to `at`; false: they don't fit.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> bool {
+        let end = at.checked_add(bytes.len() as u64);
+        end.is_some_and(|end| end <= self.len) && self.attached.batches.write(self.offset + at, bytes)
     }
 
     /// The lease goes to another process.

@@ -342,17 +342,13 @@ impl Delivery {
     fn gather(&self, py: Python<'_>, slot: &Slot, at: usize) -> PyResult<()> {
         let leases = self.take_all()?;
         py.detach(|| {
-            let mut rest = slot
-                .fill()
-                .get_mut(at..)
-                .ok_or_else(|| invalid("the batch doesn't fit its slot"))?;
+            let mut at = at as u64;
             for lease in &leases {
                 let bytes = lease.bytes();
-                let (here, after) = rest
-                    .split_at_mut_checked(bytes.len())
-                    .ok_or_else(|| invalid("the batch doesn't fit its slot"))?;
-                here.copy_from_slice(bytes);
-                rest = after;
+                if !slot.write(at, bytes) {
+                    return Err(invalid("the batch doesn't fit its slot"));
+                }
+                at += bytes.len() as u64;
             }
             drop(leases);
             Ok(())

@@ -5,6 +5,7 @@
 //! open until its call ends, whatever happens to the pool or to the file's name.
 
 use super::layout::{RECORD_HEADER, Record, SegmentHeader, crc32c, footer};
+use crate::scatter::crc32c_joined;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use rustix::fs::Advice;
@@ -208,11 +209,13 @@ impl Entry {
         &self.segment
     }
 
-    /// Reads the record into `out`, which must be as long, and compares the checksum. Blocks.
+    /// Reads the record through `buffer`, shows each part of it to `take` with its place in the record, and compares the checksum at the end. Blocks.
+    ///
+    /// False: `take` wanted no more.
     ///
     /// # Errors
-    /// `out` may hold anything then: the caller must not use it.
-    pub fn read_into(&self, out: &mut [u8]) -> Result<(), ReadError> {
+    /// What was shown may be anything then: the caller must not use it.
+    pub fn read(&self, buffer: &mut [u8], mut take: impl FnMut(u64, &[u8]) -> bool) -> Result<bool, ReadError> {
         let path = || self.segment.path.clone();
         let offset = u64::from(self.record.offset);
         let io = |source| ReadError::Io {
@@ -220,24 +223,32 @@ impl Entry {
             offset,
             source,
         };
-        if out.len() as u64 != self.len() {
-            return Err(io(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the buffer is not as long as the record",
-            )));
-        }
         let file = match self.segment.handle(false) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReadError::Gone { path: path() }),
             Err(error) => return Err(io(error)),
         };
-        match file.read_exact_at(out, offset + RECORD_HEADER) {
-            Ok(()) if crc32c(out) == self.record.crc32c => Ok(()),
-            Ok(()) => Err(ReadError::Corrupt { path: path(), offset }),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(ReadError::Corrupt { path: path(), offset })
+        let (mut at, mut crc) = (0, crc32c(&[]));
+        while at < self.len() {
+            let part = (self.len() - at).min(buffer.len() as u64);
+            let bytes = &mut buffer[..part as usize];
+            match file.read_exact_at(bytes, offset + RECORD_HEADER + at) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(ReadError::Corrupt { path: path(), offset });
+                }
+                Err(error) => return Err(io(error)),
             }
-            Err(error) => Err(io(error)),
+            crc = crc32c_joined(crc, crc32c(bytes), part);
+            if !take(at, bytes) {
+                return Ok(false);
+            }
+            at += part;
+        }
+        if crc == self.record.crc32c {
+            Ok(true)
+        } else {
+            Err(ReadError::Corrupt { path: path(), offset })
         }
     }
 }

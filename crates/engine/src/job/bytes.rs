@@ -4,16 +4,20 @@
 //! tier.
 
 use super::{Job, SLOWEST};
-use crate::dataset::trouble;
+use crate::dataset::{NOWHERE, trouble};
 use crate::disk::{Entry, Refusal};
 use crate::protocol::{Say, Trouble};
 use crate::scatter::Scatter;
+use crate::sync::Mutex;
 use foreload_plan::action::{Action, Command, Event, Failure, Load};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+/// What is read from a disk at a time, outside the job's memory: the most that a lock is held for.
+const READ_BYTES: u64 = 1 << 20;
 
 impl Job {
     pub(super) async fn fetch(self: Rc<Self>, action: Action, cancel: Rc<Notify>) {
@@ -23,7 +27,13 @@ impl Job {
         self.state.borrow_mut().partial.expect(load);
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let begun = Instant::now();
-        let outcome = match self.dataset.index.object(load.object) {
+        let object = |()| self.dataset.index.object(load.object);
+        let object = match load.pieces.first() {
+            // Why the index places it nowhere.
+            Some(piece) if load.object == NOWHERE => self.dataset.index.sample(piece.sample).map(drop).and_then(object),
+            _ => object(()),
+        };
+        let outcome = match object {
             Err(error) => Err(trouble(&error)),
             Ok(object) => {
                 let mut sink = Scatter::new(Arc::clone(&self.cache), load);
@@ -122,8 +132,10 @@ impl Job {
         }
     }
 
-    pub(super) fn read_from_disk(self: &Rc<Self>, tier: u8, action: Action) {
+    /// Reads from a disk tier until the deadline. What a disk that hangs still brings after that goes nowhere: its slots are another load's by then.
+    pub(super) fn read_from_disk(self: &Rc<Self>, tier: u8, action: Action, cancel: Rc<Notify>) {
         let Command::Load(load) = action.command() else { return };
+        let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let entries: Vec<Option<Entry>> = load
             .pieces
             .iter()
@@ -136,30 +148,51 @@ impl Job {
                     .filter(|entry| entry.len() == piece.sample_len)
             })
             .collect();
+        let given_up = Arc::new(Mutex::new(false));
         let (cache, pieces, job, begun) = (
             Arc::clone(&self.cache),
             load.pieces.clone(),
             Rc::clone(self),
             Instant::now(),
         );
-        tokio::task::spawn_local(async move {
-            let read = tokio::task::spawn_blocking(move || {
+        let reading = {
+            let given_up = Arc::clone(&given_up);
+            tokio::task::spawn_blocking(move || {
+                let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
+                let mut buffer = vec![0; longest.min(READ_BYTES) as usize];
                 pieces.iter().zip(entries).all(|(piece, entry)| {
-                    match (entry, cache.map().fill(piece.slot_offset, piece.len)) {
-                        (Some(entry), Some(slot)) => entry.read_into(slot).is_ok(),
-                        _ => false,
-                    }
+                    let write = |at, bytes: &[u8]| {
+                        let given_up = given_up.lock().unwrap_or_else(PoisonError::into_inner);
+                        !*given_up && cache.write(piece.slot_offset + at, bytes).is_ok()
+                    };
+                    entry.is_some_and(|entry| matches!(entry.read(&mut buffer, write), Ok(true)))
                 })
-            });
-            let ok = read.await.unwrap_or(false);
+            })
+        };
+        tokio::task::spawn_local(async move {
+            let read = tokio::select! {
+                biased;
+                read = reading => Ok(read.unwrap_or(false)),
+                () = cancel.notified() => Err(Failure::Cancelled),
+                () = tokio::time::sleep_until(deadline) => Err(Failure::Unavailable),
+            };
             let took = begun.elapsed().as_nanos() as u64;
-            let completion = if ok {
-                action.done(took / 8, took)
-            } else {
-                if let Command::Load(load) = action.command() {
-                    job.quarantine(tier, load);
+            job.state.borrow_mut().cancels.remove(&action.id());
+            let completion = match read {
+                Ok(true) => action.done(took / 8, took),
+                Ok(false) => {
+                    if let Command::Load(load) = action.command() {
+                        job.quarantine(tier, load);
+                    }
+                    action.failed(Failure::Corrupt)
                 }
-                action.failed(Failure::Corrupt)
+                Err(failure) => {
+                    *given_up.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                    if failure == Failure::Unavailable {
+                        job.note_disk_trouble(tier, "reading from", &"it doesn't answer");
+                    }
+                    action.failed(failure)
+                }
             };
             job.step(Event::Completed(completion));
         });
@@ -204,7 +237,7 @@ impl Job {
                     if let Some(Err(refusal)) = &refused
                         && !stays
                     {
-                        self.note_disk_trouble(number, refusal);
+                        self.note_disk_trouble(number, "writing to", refusal);
                     }
                     self.end_later(if stays {
                         action.done(0, 0)
@@ -241,7 +274,7 @@ impl Job {
                         action.done(0, 0)
                     }
                     Err(failed) => {
-                        job.note_disk_trouble(number, &failed.error);
+                        job.note_disk_trouble(number, "writing to", &failed.error);
                         tier.borrow_mut().failed(failed);
                         action.failed(Failure::Final)
                     }
@@ -265,8 +298,8 @@ impl Job {
         }
     }
 
-    /// Says once a minute that a disk tier doesn't take what it should; training goes on without.
-    pub(super) fn note_disk_trouble(&self, tier: u8, error: &dyn std::fmt::Display) {
+    /// Says once a minute that a disk tier doesn't do what it should; training goes on without.
+    pub(super) fn note_disk_trouble(&self, tier: u8, doing: &str, error: &dyn std::fmt::Display) {
         let mut state = self.state.borrow_mut();
         if state
             .disk_trouble
@@ -281,7 +314,7 @@ impl Job {
             .get(usize::from(tier))
             .map_or_else(String::new, |disk| disk.directory.display().to_string());
         let message = format!(
-            "writing to the disk cache at {directory}: {error}; samples that don't fit are fetched again, training goes on"
+            "{doing} the disk cache at {directory}: {error}; what it doesn't hold is fetched again, training goes on"
         );
         eprintln!("foreload-agent: job {}: {message}", self.id);
         let body = serde_json::to_string(&Trouble::new("unavailable", message)).unwrap_or_default();

@@ -132,7 +132,7 @@ fn records_of_110_kb() {
             let before = from_disk();
             if (pair + turn) % 2 == 0 {
                 ours = on_threads(DEPTH, count, |i, buffer| {
-                    entries[i].read_into(&mut buffer[..LEN]).unwrap()
+                    assert!(entries[i].read(&mut buffer[..LEN], |_, _| true).unwrap())
                 });
                 fetched[0] = from_disk() - before;
             } else {
@@ -157,8 +157,12 @@ fn records_of_110_kb() {
         "ratio to O_DIRECT: median {:.2} of {:.2}..{:.2}",
         ratios[2], ratios[0], ratios[4]
     );
-    on_threads(2, count, |i, buffer| entries[i].read_into(&mut buffer[..LEN]).unwrap());
-    let warm = on_threads(2, count, |i, buffer| entries[i].read_into(&mut buffer[..LEN]).unwrap());
+    on_threads(2, count, |i, buffer| {
+        assert!(entries[i].read(&mut buffer[..LEN], |_, _| true).unwrap())
+    });
+    let warm = on_threads(2, count, |i, buffer| {
+        assert!(entries[i].read(&mut buffer[..LEN], |_, _| true).unwrap())
+    });
     println!("warm, 2 threads: {:.0} MB/s", total / warm);
 }
 
