@@ -48,6 +48,11 @@ class Opened:
         """The same for a forked child's own connection: the index is shared memory, and the agent has numbered the data set."""
         if self.process == os.getpid() or agent.pid != self.agent_pid:
             return None
+        try:
+            agent.call(json.dumps({"call": "hold", "dataset": self.number}))
+        except ClosedError:
+            # The parent ended long ago, or the agent has now, which opening it anew will tell.
+            return None
         return Opened(agent, self.number, self.index, self.origin)
 
 

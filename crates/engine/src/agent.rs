@@ -62,7 +62,9 @@ fn is_shortage(error: &io::Error) -> bool {
 pub struct Agent {
     settings: AgentSettings,
     connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
-    datasets: RefCell<Vec<Rc<Dataset>>>,
+    datasets: RefCell<BTreeMap<u32, Rc<Dataset>>>,
+    /// Those that nobody holds and no job reads, and since when.
+    unheld: RefCell<BTreeMap<u32, Instant>>,
     jobs: RefCell<BTreeMap<u32, Rc<Job>>>,
     tiers: RefCell<FxHashMap<PathBuf, SharedTier>>,
     origins: Origins,
@@ -90,6 +92,7 @@ impl Agent {
             settings,
             connections: RefCell::default(),
             datasets: RefCell::default(),
+            unheld: RefCell::default(),
             jobs: RefCell::default(),
             tiers: RefCell::default(),
             origins: Origins::default(),
@@ -198,6 +201,7 @@ impl Agent {
                 self.leave(&job);
             }
         }
+        self.drop_unheld_later();
         self.last_seen.set(Instant::now());
         self.changed.notify_one();
     }
@@ -249,6 +253,46 @@ impl Agent {
             eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
         }
         self.jobs.borrow_mut().remove(&job.id);
+        self.drop_unheld_later();
+    }
+
+    /// Keeps data sets that nobody holds for the lingering time: whoever restarts need not open them anew.
+    fn drop_unheld_later(&self) {
+        for number in self.unheld_now() {
+            self.unheld.borrow_mut().entry(number).or_insert_with(Instant::now);
+        }
+        let Some(agent) = self.this() else { return };
+        if agent.unheld.borrow().is_empty() {
+            return;
+        }
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(agent.settings.linger).await;
+            let still = agent.unheld_now();
+            agent.unheld.borrow_mut().retain(|number, since| {
+                let over = since.elapsed() >= agent.settings.linger && still.contains(number);
+                if over {
+                    agent.datasets.borrow_mut().remove(number);
+                }
+                !over && still.contains(number)
+            });
+        });
+    }
+
+    /// The data sets that no connection holds and no job reads.
+    fn unheld_now(&self) -> Vec<u32> {
+        let (datasets, connections) = (self.datasets.borrow(), self.connections.borrow());
+        let is_held = |number: &u32| connections.values().any(|c| c.datasets.borrow().contains(number));
+        let unused = datasets.iter().filter(|(_, dataset)| Rc::strong_count(dataset) == 1);
+        unused
+            .map(|(number, _)| *number)
+            .filter(|number| !is_held(number))
+            .collect()
+    }
+
+    /// A connection holds a data set until its end.
+    fn hold(&self, connection: &Connection, number: u32) {
+        connection.datasets.borrow_mut().insert(number);
+        self.unheld.borrow_mut().remove(&number);
     }
 
     fn this(&self) -> Option<Rc<Self>> {
@@ -416,16 +460,14 @@ impl Agent {
             Call::Subset { dataset, samples } => {
                 let whole = self.dataset(dataset)?;
                 let subset = Rc::new(whole.subset(&samples)?);
-                let known = self
-                    .datasets
-                    .borrow()
-                    .iter()
-                    .position(|d| d.index.digest() == subset.index.digest() && d.open == subset.open);
-                let number = known.unwrap_or_else(|| {
-                    self.datasets.borrow_mut().push(subset);
-                    self.datasets.borrow().len() - 1
-                });
-                self.opened(number)
+                let is_same = |d: &Dataset| d.index.digest() == subset.index.digest() && d.open == subset.open;
+                let number = self.known(is_same).unwrap_or_else(|| self.add(Rc::clone(&subset)));
+                self.opened(connection, number, &subset)
+            }
+            Call::Hold { dataset } => {
+                self.dataset(dataset)?;
+                self.hold(connection, dataset);
+                Ok((Reply::Done, Fds::None))
             }
             Call::Attach(attach) => self.attach(connection, *attach).await,
             Call::Credentials {
@@ -470,9 +512,25 @@ impl Agent {
     fn dataset(&self, id: u32) -> Result<Rc<Dataset>, Trouble> {
         self.datasets
             .borrow()
-            .get(id as usize)
+            .get(&id)
             .cloned()
-            .ok_or_else(|| Trouble::new("invalid", format!("no data set {id} is open")))
+            .ok_or_else(|| Trouble::new("closed", format!("no data set {id} is open; open it again")))
+    }
+
+    /// The number of the newest data set of a kind.
+    fn known(&self, is_it: impl Fn(&Dataset) -> bool) -> Option<u32> {
+        let datasets = self.datasets.borrow();
+        datasets
+            .iter()
+            .rev()
+            .find(|(_, dataset)| is_it(dataset))
+            .map(|(number, _)| *number)
+    }
+
+    fn add(&self, dataset: Rc<Dataset>) -> u32 {
+        let number = self.next.replace(self.next.get() + 1) as u32;
+        self.datasets.borrow_mut().insert(number, dataset);
+        number
     }
 
     fn job(&self, id: u32) -> Result<Rc<Job>, Trouble> {
@@ -498,16 +556,14 @@ impl Agent {
             while self.opening.borrow().contains(&plain) {
                 self.opening_ended.notified().await;
             }
-            let opened = self
-                .datasets
-                .borrow()
-                .iter()
-                .rposition(|dataset| dataset.open == plain && dataset.origin != "subset" && is_wanted(dataset));
+            let opened =
+                self.known(|dataset| dataset.open == plain && dataset.origin != "subset" && is_wanted(dataset));
             // A run that goes on with a data set has it as it was.
-            if let (Some(number), true) = (opened, fresh)
-                && (open.digest.is_some() || self.dataset(number as u32)?.is_current().await?)
-            {
-                return self.opened(number);
+            if let (Some(number), true) = (opened, fresh) {
+                let dataset = self.dataset(number)?;
+                if open.digest.is_some() || dataset.is_current().await? {
+                    return self.opened(connection, number, &dataset);
+                }
             }
             // While it was looked whether the index is the one that was read, somebody else may have begun.
             if !self.opening.borrow().contains(&plain) {
@@ -544,20 +600,26 @@ impl Agent {
             let message = "its index is another than when it was opened, for it was listed or written again: open it and begin the run anew";
             return Err(Trouble::new("changed", format!("{}: {message}", open.url)));
         }
-        let mut datasets = self.datasets.borrow_mut();
-        datasets.push(dataset);
-        let number = datasets.len() - 1;
-        drop(datasets);
-        self.opened(number)
+        // One that was listed again and is as it was is held once.
+        let is_same = |known: &Dataset| {
+            known.open == dataset.open
+                && known.origin != "subset"
+                && known.index_etag == dataset.index_etag
+                && known.index.as_bytes() == dataset.index.as_bytes()
+        };
+        let number = self.known(is_same).unwrap_or_else(|| self.add(Rc::clone(&dataset)));
+        self.opened(connection, number, &dataset)
     }
 
-    fn opened(&self, number: usize) -> Result<(Reply, Fds), Trouble> {
-        let dataset = self.dataset(number as u32)?;
+    /// Answers with a data set that is known under a number; `said` knows how it was opened this time.
+    fn opened(&self, connection: &Connection, number: u32, said: &Dataset) -> Result<(Reply, Fds), Trouble> {
+        let dataset = self.dataset(number)?;
+        self.hold(connection, number);
         let reply = Reply::Opened {
-            dataset: number as u32,
+            dataset: number,
             index_bytes: dataset.index.as_bytes().len() as u64,
-            origin: dataset.origin.to_owned(),
-            changes: dataset.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]),
+            origin: said.origin.to_owned(),
+            changes: said.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]),
         };
         Ok((reply, Fds::Index(dataset)))
     }
@@ -566,6 +628,7 @@ impl Agent {
         // Ranks attach at the same time: the first makes the job, the others join it.
         let _one_at_a_time = self.attaching.lock().await;
         let dataset = self.dataset(attach.dataset)?;
+        self.hold(connection, attach.dataset);
         if attach.order.dataset != dataset.digest() || attach.order.samples != dataset.index.len() {
             return Err(Trouble::new(
                 "invalid",

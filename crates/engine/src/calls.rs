@@ -30,6 +30,11 @@ pub enum Call {
         /// Its samples, in their new order.
         samples: Vec<u64>,
     },
+    /// This connection's process has a data set that another one opened, its parent; it stays open for it.
+    Hold {
+        /// The data set's id.
+        dataset: u32,
+    },
     /// Joins or starts a job; the answer carries its two arenas.
     Attach(Box<Attach>),
     /// New credentials for a data set, from the client's provider.

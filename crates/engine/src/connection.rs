@@ -8,6 +8,7 @@ use foreload_plan::action::Handle;
 use rustc_hash::FxHashMap;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,6 +28,8 @@ pub struct Connection {
     leases: RefCell<FxHashMap<(u32, Handle), u32>>,
     /// Jobs it is attached to, and how many times.
     pub jobs: RefCell<FxHashMap<u32, u32>>,
+    /// Data sets that it has opened.
+    pub datasets: RefCell<BTreeSet<u32>>,
 }
 
 impl Connection {
@@ -42,6 +45,7 @@ impl Connection {
             ended: Notify::new(),
             leases: RefCell::default(),
             jobs: RefCell::default(),
+            datasets: RefCell::default(),
         }
     }
 

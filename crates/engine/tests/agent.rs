@@ -116,7 +116,7 @@ impl Node {
         Client::connect(&self.place, &mut calm()).expect("client")
     }
 
-    fn open(&self, url: &str, checksum: bool) -> Result<(u32, Index), ClientError> {
+    fn opening(&self, url: &str, checksum: bool) -> Open {
         let keys = self.bucket.keys();
         let storage_options = [
             ("endpoint_url", self.bucket.endpoint()),
@@ -125,12 +125,16 @@ impl Node {
             ("region", "us-east-1".to_owned()),
         ];
         let storage_options = storage_options.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        let open = Open {
+        Open {
             url: url.into(),
             storage_options,
             checksum,
             ..Open::default()
-        };
+        }
+    }
+
+    fn open(&self, url: &str, checksum: bool) -> Result<(u32, Index), ClientError> {
+        let open = self.opening(url, checksum);
         let (reply, fds) = self.client().call(&Call::Open(open), &mut calm())?;
         let Reply::Opened {
             dataset, index_bytes, ..
@@ -812,6 +816,91 @@ fn memory_that_is_not_there_is_not_promised() {
         "{warning}"
     );
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    drop(job);
+    node.end();
+}
+
+#[test]
+fn a_data_set_that_nobody_holds_is_let_go_and_one_that_is_listed_again_unchanged_is_held_once() {
+    let node = Node::new("img:64x1KB,classes=2,ext=jpg");
+    // Names no credentials, and holds nothing.
+    let is_open = |dataset| {
+        let call = Call::Credentials {
+            dataset,
+            storage_options: std::collections::BTreeMap::new(),
+        };
+        match node.client().call(&call, &mut calm()) {
+            Err(ClientError::Trouble(trouble)) => trouble.kind == "invalid",
+            other => panic!("{:?}", other.map(|(reply, _)| reply)),
+        }
+    };
+    let (first, index) = node.open("s3://bench/img", false).expect("opened");
+    let again = Call::Open(Open {
+        refresh: true,
+        ..node.opening("s3://bench/img", false)
+    });
+    for _ in 0..3 {
+        match node.client().call(&again, &mut calm()).expect("opened") {
+            (Reply::Opened { dataset, origin, .. }, _) => assert_eq!((dataset, origin.as_str()), (first, "listed")),
+            other => panic!("{:?}", other.0),
+        }
+    }
+    let reader = node.another();
+    let part = Call::Subset {
+        dataset: first,
+        samples: vec![3, 1],
+    };
+    let subset = |client: &Client| match client.call(&part, &mut calm()).expect("chosen") {
+        (Reply::Opened { dataset, .. }, _) => dataset,
+        other => panic!("{:?}", other.0),
+    };
+    let chosen = subset(&reader);
+    assert_eq!(subset(&node.client()), chosen);
+    let other = node.another();
+    let whole = Call::Subset {
+        dataset: first,
+        samples: vec![5],
+    };
+    let alone = match other.call(&whole, &mut calm()).expect("chosen") {
+        (Reply::Opened { dataset, .. }, _) => dataset,
+        other => panic!("{:?}", other.0),
+    };
+    let child = node.another();
+    child.call(&Call::Hold { dataset: chosen }, &mut calm()).expect("open");
+    assert!(is_open(alone));
+    drop((other, reader));
+    eventually("it is let go after the lingering time", || !is_open(alone));
+    assert!(is_open(chosen) && is_open(first), "held by who is still there");
+    let refused = child.call(&Call::Hold { dataset: alone }, &mut calm());
+    assert!(matches!(refused, Err(ClientError::Trouble(trouble)) if trouble.kind == "closed"));
+    let job = node.attach(&node.client(), first, &index, |_| ());
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    drop((job, child));
+    node.end();
+}
+
+#[test]
+fn lists_of_past_epochs_are_forgotten_and_may_be_supplied_anew() {
+    let node = Node::new("img:100x1KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let job = node.attach(&node.client(), dataset, &index, |a| supplied(a, 10));
+    let list = |epoch: u64| -> Vec<u64> { (0..10).map(|i| epoch * 10 + i).collect() };
+    for epoch in 0..4 {
+        supply(&job, epoch, &list(epoch.into())).expect("taken");
+        let read = [samples_of(&job, epoch, 0), samples_of(&job, epoch, 1)].concat();
+        assert_eq!(read, list(epoch.into()));
+    }
+    assert!(supply(&job, 2, &list(9)).is_err(), "the pass before may still be read");
+    supply(&job, 0, &list(9)).expect("forgotten");
+    job.client
+        .send(&Ask::Start {
+            job: job.job,
+            rank: 0,
+            epoch: 0,
+            batch: 0,
+        })
+        .expect("sent");
+    assert_eq!([samples_of(&job, 0, 0), samples_of(&job, 0, 1)].concat(), list(9));
     drop(job);
     node.end();
 }

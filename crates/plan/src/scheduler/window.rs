@@ -144,7 +144,12 @@ impl Windows {
     }
 
     pub fn supply(&mut self, epoch: u32, samples: &[u64]) -> Result<(), Error> {
-        self.order.supply(epoch, samples)
+        self.order.supply(epoch, samples)?;
+        // The pass before this one may still be read; what is older is supplied anew when somebody goes back.
+        let first = epoch.saturating_sub(1);
+        self.order.forget_before(first);
+        self.known.retain(|known| known.epoch() >= first);
+        Ok(())
     }
 
     /// A rank's place among this node's; `None` when it is not of this node.
