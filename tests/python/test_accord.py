@@ -124,8 +124,8 @@ def meet(where):
     store.set(f"{where}/{rank}", "")
     store.wait([f"{where}/{1 - rank}"])
 
-def make(seed):
-    return DataLoader(data, 10, shuffle=True, seed=seed, decode=lambda raw, meta: meta.sample)
+def make(seed, batch_size=10):
+    return DataLoader(data, batch_size, shuffle=True, seed=seed, decode=lambda raw, meta: meta.sample)
 
 def told(loader, where):
     try:
@@ -136,7 +136,7 @@ def told(loader, where):
     finally:
         meet(where)
 
-seeds = told(make(42 + rank), "seeds")
+seeds = told(make(42 + rank, 9), "seeds")
 looked, left = make(7), make(8)
 if rank == 0:
     next(iter(looked))

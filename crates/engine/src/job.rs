@@ -30,6 +30,8 @@ use foreload_plan::{Digest, DigestBuilder, Scheduler};
 use parts::Parts;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -659,15 +661,25 @@ fn too_large(attach: &Attach, dataset: &Dataset, sample: u64) -> Trouble {
 pub fn warning_of_batches(attach: &Attach, dataset: &Dataset) -> Option<String> {
     let (index, most_bytes) = (&dataset.index, sample_bytes(attach));
     let size = (attach.order.global_batch / attach.world.max(1)).max(1) as usize;
-    let mut lengths: Vec<u64> = (0..index.len())
-        .map(|sample| index.length(sample))
-        .filter(|&len| len <= most_bytes)
-        .collect();
-    if lengths.len() > size {
-        lengths.select_nth_unstable_by_key(size - 1, |&len| std::cmp::Reverse(len));
-        lengths.truncate(size);
+    let fitting = || {
+        (0..index.len())
+            .map(|sample| index.length(sample))
+            .filter(|&len| len <= most_bytes)
+    };
+    if fitting().max().unwrap_or(0).saturating_mul(size as u64) <= most_bytes {
+        return None;
     }
-    let bytes: u64 = lengths.iter().sum();
+    // The largest so far, the least of them on top: a copy of all lengths would be outside the budget.
+    let mut lengths = BinaryHeap::with_capacity(size.min(index.len() as usize) + 1);
+    for len in fitting() {
+        if lengths.len() < size || lengths.peek().is_some_and(|&Reverse(least)| least < len) {
+            lengths.push(Reverse(len));
+            if lengths.len() > size {
+                lengths.pop();
+            }
+        }
+    }
+    let bytes: u64 = lengths.iter().map(|Reverse(len)| len).sum();
     (bytes > most_bytes).then(|| {
         format!(
             "the largest {} samples have {bytes} bytes, and samples have {most_bytes} of the memory budget of {} bytes: a batch with all of them would end \

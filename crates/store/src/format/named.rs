@@ -110,10 +110,9 @@ fn shared_out(keys: &[String]) -> (BTreeMap<&str, FxHashSet<&str>>, Vec<&str>) {
             shares.entry(above).or_default().extend(few);
         }
     }
-    let single = shares
-        .extract_if(.., |_, keys| keys.len() < PAGE)
-        .flat_map(|(_, keys)| keys)
-        .collect();
+    let few = shares.values().filter(|keys| keys.len() < PAGE);
+    let single = few.flatten().copied().collect();
+    shares.retain(|_, keys| keys.len() >= PAGE);
     (shares, single)
 }
 
