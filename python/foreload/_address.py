@@ -99,7 +99,9 @@ def check_root(url: str, index: Any) -> None:
     if _form(root) == _form(index.root):
         if not names or is_manifest:
             return
-        stray = next((key for key in (index.key(0), index.key(len(index) - 1)) if not _stands_for(names, key)), None)
+        stray = next(
+            (key for key in (index.place(0)[0], index.place(len(index) - 1)[0]) if not _stands_for(names, key)), None
+        )
         if stray is None:
             return
         raise InvalidError(f"index: it was made of other shards than {url}: it has {index.root}/{stray}; {_REMEDY}")

@@ -63,7 +63,7 @@ class Meta:
 
     @property
     def key(self) -> str:
-        """The key of its object."""
+        """The key of its object, or in a shard WebDataset's `__key__`."""
         return self._source.opened().index.key(self.sample)
 
     @property
@@ -158,8 +158,8 @@ class Decoder:
         return _SKIPPED
 
     def _explain(self, error: Exception, meta: Meta) -> DecodeError:
-        key = f"sample {meta.sample} ({self.source.opened().index.root.rstrip('/')}/{meta.key})"
-        return DecodeError(f"decoding {key} failed: {type(error).__name__}: {error}", meta.sample)
+        title = self.source.opened().title(meta.sample)
+        return DecodeError(f"decoding {title} failed: {type(error).__name__}: {error}", meta.sample)
 
 
 def _takes_two(decode: Callable[..., Any]) -> bool:

@@ -72,8 +72,7 @@ class Patience:
             self._report_s = total_s + self._stall_s
 
     def _name(self, sample: int) -> str:
-        index = self._source.opened().index
-        return f"sample {sample} ({index.root.rstrip('/')}/{index.key(sample)})"
+        return self._source.opened().title(sample)
 
     @staticmethod
     def _report(message: str) -> None:

@@ -44,6 +44,12 @@ class Opened:
         """Whether this process opened it and the agent still answers."""
         return self.process == os.getpid() and self.agent.is_usable()
 
+    def title(self, sample: int) -> str:
+        """A sample's number, object, and what it is called in there, for messages."""
+        key, name = self.index.place(sample)[0], self.index.key(sample)
+        inside = "" if name == key else f", {name!r}"
+        return f"sample {sample} ({self.index.root.rstrip('/')}/{key}{inside})"
+
     def inherited(self, agent: _core.Agent) -> Opened | None:
         """The same for a forked child's own connection: the index is shared memory, and the agent has numbered the data set."""
         if self.process == os.getpid() or agent.pid != self.agent_pid:

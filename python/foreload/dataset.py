@@ -221,7 +221,7 @@ class Dataset:
         return np.frombuffer(self._index.lengths(), dtype="<u8")
 
     def key(self, sample: int) -> str:
-        """The key of a sample's object, relative to the root."""
+        """The key of a sample's object, relative to the root; of one in a shard what it is called there, WebDataset's `__key__`."""
         return str(self._index.key(self._at(sample)))
 
     def label(self, sample: int) -> int | None:

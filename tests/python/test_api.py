@@ -418,3 +418,24 @@ def test_a_wids_index_names_the_shards_and_their_order(home: Any, tmp_path: Path
     (tmp_path / "other.json").write_text('{"labels": {}}')
     with pytest.raises(errors.InvalidError, match="names no shards"):
         fl.open(tmp_path / "other.json")
+
+
+def test_a_sample_of_a_shard_has_webdatasets_key(home: Any, tmp_path: Path) -> None:
+    members = {f"{number}/img{number}.jpg": bytes([number]) for number in range(40)}
+    for shard in range(2):
+        tar_shard(tmp_path / f"{shard}.tar", dict(list(members.items())[20 * shard : 20 * shard + 20]))
+    data = fl.open(tmp_path)
+    keys = [name.removesuffix(".jpg") for name in members]
+    assert [data.key(number) for number in range(40)] == keys
+    assert data[33].key == "33/img33"
+    assert f"{tmp_path}/1.tar#bytes=" in data.url_of(33)
+    some = data.filter(lambda key, label, length: key.endswith("7"))
+    assert [some.key(number) for number in range(4)] == ["7/img7", "17/img17", "27/img27", "37/img37"]
+
+    def decode(raw: memoryview, meta: fl.Meta) -> str:
+        if meta.sample == 25:
+            raise ValueError("broken")
+        return meta.key
+
+    with pytest.raises(errors.DecodeError, match=r"sample 25 \(.*/1\.tar, '25/img25'\)"):
+        list(fl.NumpyLoader(data, 10, decode=decode))

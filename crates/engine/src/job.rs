@@ -517,10 +517,14 @@ impl Job {
             .and_then(|found| Ok((self.dataset.index.object(found.object)?, found.range())));
         match object {
             Ok((object, range)) => format!(
-                "sample {sample} ({} [bytes {}..{}])",
+                "sample {sample} ({} [bytes {}..{}]{})",
                 self.dataset.source.url_of(&object.key),
                 range.start,
-                range.end
+                range.end,
+                self.dataset
+                    .index
+                    .name(sample)
+                    .map_or_else(String::new, |name| format!(", {name:?}"))
             ),
             Err(_) => format!("sample {sample}"),
         }

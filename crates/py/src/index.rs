@@ -89,7 +89,11 @@ impl Index {
         Ok(self.0.label(self.check(sample)?))
     }
 
+    /// What it is called: WebDataset's key in a shard, otherwise the object's key.
     fn key(&self, sample: u64) -> PyResult<String> {
+        if let Some(name) = self.0.name(self.check(sample)?) {
+            return Ok(name);
+        }
         let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
         Ok(self.0.object(found.object).map_err(invalid)?.key)
     }

@@ -71,6 +71,12 @@ impl<'a> SampleRef<'a> {
         self.offset..self.offset + self.length
     }
 
+    /// What it is called inside its object, such as WebDataset's `__key__`; `None` when the object's key is name enough.
+    #[must_use]
+    pub fn name(&self) -> Option<String> {
+        self.index.name(self.id)
+    }
+
     /// Its fields: name, first byte relative to the sample, bytes. One field `""` covers a sample without parts.
     #[must_use]
     pub fn fields(&self) -> Fields<'a> {
@@ -341,6 +347,14 @@ impl Index {
     }
 
     /// Key of object `o`, relative to the root.
+    /// What sample `i` is called inside its object; `None` when it has no name of its own.
+    #[must_use]
+    pub fn name(&self, i: u64) -> Option<String> {
+        let text = blob(&self.inner.file, &self.inner.layout, Section::SampleNameText);
+        let start = usize::try_from(self.at(Section::SampleNameBlocks, i / keys::BLOCK)?).ok()?;
+        keys::read(text.get(start..)?, i % keys::BLOCK).filter(|name| !name.is_empty())
+    }
+
     fn key(&self, o: u64) -> Option<String> {
         let text = blob(&self.inner.file, &self.inner.layout, Section::KeyText);
         let start = usize::try_from(self.at(Section::KeyBlocks, o / keys::BLOCK)?).ok()?;
@@ -437,6 +451,7 @@ fn check_counts(layout: &Layout) -> Result<()> {
         && count(S::KeyText).unwrap_or(0) >= objects
         && required(S::KeyBlocks, objects.div_ceil(keys::BLOCK))
         && required(S::Sizes, objects)
+        && optional(S::SampleNameBlocks, samples.div_ceil(keys::BLOCK))
         && optional(S::EtagMd5, objects)
         && layout.column(S::EtagMd5).is_none_or(|c| c.width == 16)
         && optional(S::EtagParts, objects)

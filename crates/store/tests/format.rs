@@ -410,3 +410,27 @@ async fn a_manifest_without_sizes_lists_the_directories_that_it_names() {
     assert_eq!(heads, 11);
     read_all(&index.select(&[0, 3000, 6009]).unwrap(), &bucket, &options(&bucket)).await;
 }
+
+#[tokio::test]
+async fn samples_of_shards_have_webdatasets_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("s.tar"), vec![0; 10_240]).unwrap();
+    let lines = "v1.2 2\njpg 512 100 ./x/a.b.jpg\njpg 1536 5 c.jpg json 2560 9 c.json\n";
+    fs::write(directory.path().join("s.idx"), lines).unwrap();
+    let url = directory.path().to_str().unwrap();
+    let index = build(url, &SourceOptions::default(), &BuildOptions::default())
+        .await
+        .unwrap();
+    let names = |index: &Index| (0..index.len()).map(|i| index.name(i)).collect::<Vec<_>>();
+    assert_eq!(names(&index), [Some("x/a".to_owned()), Some("c".to_owned())]);
+    assert_eq!(
+        names(&index.select(&[1, 0, 1]).unwrap())[..2],
+        [Some("c".to_owned()), Some("x/a".to_owned())]
+    );
+    assert_eq!(index.as_bytes()[8], 2, "the layout's version");
+    fs::write(directory.path().join("s.idx"), "v1.1 1\njpg 512 100\n").unwrap();
+    let plain = build(url, &SourceOptions::default(), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((names(&plain), plain.as_bytes()[8]), (vec![None], 1));
+}

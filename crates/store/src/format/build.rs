@@ -302,6 +302,7 @@ async fn from_manifest(
             label: row.label.as_ref().and_then(|label| labels.number(label)),
             crc32c: row.crc32c,
             fields: &[],
+            name: "",
         };
         builder
             .sample(sample)

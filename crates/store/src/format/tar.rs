@@ -32,6 +32,7 @@ pub(crate) fn add(builder: &mut IndexBuilder, object: u64, samples: &[Sample]) -
             label: sample.label,
             crc32c: None,
             fields: &fields,
+            name: &sample.base,
         };
         builder.sample(new)?;
     }

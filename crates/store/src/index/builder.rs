@@ -49,6 +49,8 @@ pub struct NewSample<'a> {
     pub crc32c: Option<u32>,
     /// Named parts; empty for a sample that is one piece.
     pub fields: &'a [NewField<'a>],
+    /// What it is called inside its object, such as WebDataset's `__key__`; empty when the object's key is name enough.
+    pub name: &'a str,
 }
 
 /// A named part of a sample.
@@ -85,6 +87,8 @@ pub struct IndexBuilder {
     labels: Values,
     checksums: Values,
     schemas: Schemas,
+    names: KeyWriter,
+    any_name: bool,
     object_digest: Digest,
     sample_digest: Digest,
 }
@@ -112,6 +116,8 @@ impl IndexBuilder {
             labels: Values::default(),
             checksums: Values::default(),
             schemas: Schemas::default(),
+            names: KeyWriter::default(),
+            any_name: false,
             object_digest: Digest::new(b"foreload objects 1"),
             sample_digest: Digest::new(b"foreload samples 1"),
         }
@@ -178,6 +184,7 @@ impl IndexBuilder {
             label,
             crc32c,
             fields: &[],
+            name: "",
         })
     }
 
@@ -197,6 +204,7 @@ impl IndexBuilder {
             label: sample.label,
             crc32c,
             fields: &fields,
+            name: sample.name().as_deref().unwrap_or_default(),
         })
     }
 
@@ -231,6 +239,10 @@ impl IndexBuilder {
         self.labels.push(coded_label);
         self.checksums.push(new.crc32c.map_or(0, |c| u64::from(c) + 1));
         self.schemas.push(new.fields);
+        // A name that long is a stranger's joke, and none is needed.
+        let name = if new.name.len() > MAX_KEY_BYTES { "" } else { new.name };
+        self.names.push(name);
+        self.any_name |= !name.is_empty();
         self.sample_digest
             .numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
         for field in new.fields {
@@ -272,6 +284,10 @@ impl IndexBuilder {
             }
         }
         self.schemas.write(&mut out);
+        if self.any_name {
+            out.column(Section::SampleNameBlocks, &self.names.blocks);
+            out.blob(Section::SampleNameText, &self.names.blob, 1);
+        }
         // Two streams, so that it does not matter how calls for objects and for samples interleave.
         let both = [self.object_digest.finish(), self.sample_digest.finish()]
             .map(|d| d.as_ref().to_vec())

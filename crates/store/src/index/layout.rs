@@ -15,8 +15,10 @@ use super::column::Column;
 use crate::{Error, Result};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREINDX";
-/// Version of the layout; a reader accepts its own only.
-pub(crate) const VERSION: u32 = 1;
+/// Version of the layout; a reader accepts it and the ones before.
+pub(crate) const VERSION: u32 = 2;
+/// An index whose samples have no names is written as what it is: a file that older releases read as well.
+const VERSION_WITHOUT_NAMES: u32 = 1;
 const HEADER: usize = 72;
 const ENTRY: usize = 40;
 
@@ -78,6 +80,9 @@ sections! {
     /// Per field of each sample.
     FieldOffset = 24,
     FieldLength = 25,
+    /// Start of each block of 16 samples' names in `SampleNameText`; empty where a sample has none. Since version 2.
+    SampleNameBlocks = 26,
+    SampleNameText = 27,
 }
 
 /// What the fixed header says.
@@ -108,9 +113,9 @@ impl Layout {
             return Err(Error::corrupt("this is not a Foreload index"));
         }
         let version = u32_at(file, 8)?;
-        if version != VERSION {
+        if !(VERSION_WITHOUT_NAMES..=VERSION).contains(&version) {
             return Err(Error::invalid(format!(
-                "the index has layout version {version}, this release reads {VERSION}"
+                "the index has layout version {version}, this release reads versions up to {VERSION}"
             ))
             .with_remedy("build it again with `foreload index`"));
         }
@@ -208,7 +213,12 @@ impl Writer {
         let table_end = HEADER + self.entries.len() * ENTRY;
         let mut file = Vec::with_capacity(table_end + self.body.len());
         file.extend_from_slice(MAGIC);
-        file.extend_from_slice(&VERSION.to_le_bytes());
+        let has_names = self
+            .entries
+            .iter()
+            .any(|(section, _)| *section == Section::SampleNameText);
+        let version = if has_names { VERSION } else { VERSION_WITHOUT_NAMES };
+        file.extend_from_slice(&version.to_le_bytes());
         file.extend_from_slice(&(self.entries.len() as u32).to_le_bytes());
         file.extend_from_slice(&header.samples.to_le_bytes());
         file.extend_from_slice(&header.objects.to_le_bytes());

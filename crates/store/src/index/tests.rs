@@ -62,6 +62,7 @@ fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
             label: *label,
             crc32c: *crc32c,
             fields: &fields,
+            name: "",
         };
         builder.sample(new).unwrap();
     }
@@ -235,6 +236,7 @@ fn the_digest_covers_content_but_not_place() {
         label: Some(3),
         crc32c: Some(9),
         fields: &[],
+        name: "",
     };
     moved.sample(sample).unwrap();
     assert_eq!(moved.finish().unwrap().digest(), digest);

@@ -83,7 +83,7 @@ impl Grouper {
 }
 
 /// Base (with directory) and extension (all behind the first dot of the file name).
-fn split(path: &str) -> Option<(&str, &str)> {
+pub(crate) fn split(path: &str) -> Option<(&str, &str)> {
     let name_at = path.rfind('/').map_or(0, |at| at + 1);
     let dot = path[name_at..].find('.')?;
     let extension = &path[name_at + dot + 1..];

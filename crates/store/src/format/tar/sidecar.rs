@@ -3,7 +3,7 @@
 //! `v1.2 <samples>`, then one line per sample: `<extension> <offset> <size> <name>` for each member (version 1.1 without
 //! the name). Offsets count to the data, not to the header.
 
-use super::group::{Field, Sample};
+use super::group::{Field, Sample, split};
 use crate::{Error, Result};
 
 /// Reads an index of a shard of `shard_size` bytes.
@@ -38,6 +38,13 @@ pub(crate) fn parse(bytes: &[u8], shard_size: u64) -> Result<Vec<Sample>> {
             };
             if offset.checked_add(length).is_none_or(|end| end > shard_size) {
                 return Err(wrong(number, "points outside the shard"));
+            }
+            if let Some((base, _)) = member
+                .get(3)
+                .and_then(|path| split(path))
+                .filter(|_| sample.base.is_empty())
+            {
+                sample.base = base.strip_prefix("./").unwrap_or(base).to_owned();
             }
             sample.fields.push(Field {
                 name: member[0].to_ascii_lowercase(),
