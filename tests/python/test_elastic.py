@@ -108,6 +108,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samplers yield without an agent to tell."""
     monkeypatch.setattr(Run, "begin", lambda *_: None)
     monkeypatch.setattr(Run, "keep_up", lambda *_: None)
+    monkeypatch.setattr(Run, "leave", lambda *_: None)
 
 
 def passes(world: int, samples: int, batch: int, drop_last: bool, state: Any) -> tuple[list[Sampler], list[Any]]:
