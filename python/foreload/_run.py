@@ -399,7 +399,6 @@ class Run:
             _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, batch)
             self.restore()
             self._told = self.attachment().begin(*where)
-        report_warnings(self.attachment())
         return self._pass
 
     def keep_up(self, epoch: int, batch: int) -> None:
@@ -465,9 +464,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
 
     def _start(self, batch: int) -> _core.Job:
         where = (self.run.rank, self.epoch, self.run.position(self.epoch, batch))
-        job = self._attachment.start(*where, self._token)
-        report_warnings(self._attachment)
-        return job
+        return self._attachment.start(*where, self._token)
 
     @property
     def is_ours(self) -> bool:
@@ -629,13 +626,6 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         # At the interpreter's end the connection closes, which gives back everything.
         if not sys.is_finalizing():
             self.close()
-
-
-def report_warnings(attachment: Attachment) -> None:
-    """Logs, once, what the agent said when it was attached to."""
-    for warning in attachment.warnings:
-        _LOG.warning("%s", warning)
-    attachment.warnings.clear()
 
 
 def report_notices(attachment: Attachment) -> None:

@@ -74,9 +74,7 @@ def test_checksums_are_no_longer_made_when_who_asked_has_left(home: Any, monkeyp
         assert gets() == before < count
 
 
-def test_memory_that_is_not_there_is_warned_of_and_not_counted_on(
-    home: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_that_is_not_there_is_warned_of_and_not_counted_on(home: Any, caplog: pytest.LogCaptureFixture) -> None:
     data = fl.open("s3://data/fixed")
     loader = DataLoader(data, 7, shuffle=True, seed=1, cache=fl.Cache(ram="1TB"))
     with caplog.at_level("WARNING", logger="foreload"):

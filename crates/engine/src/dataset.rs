@@ -363,7 +363,10 @@ mod tests {
         };
         builder.whole_object(empty, None, None).expect("taken");
         let index = builder.finish().expect("an index");
-        let catalog = IndexCatalog(index.clone());
+        let catalog = IndexCatalog {
+            index: index.clone(),
+            most_bytes: u64::MAX,
+        };
         assert_eq!((catalog.place(0).object, catalog.place(0).len), (0, 0));
         // As of any sample of which a damaged index says something that can't be.
         assert!(index.sample(1).is_err());
