@@ -308,7 +308,7 @@ fn of_a_dead_agent_only_what_living_processes_passed_on_is_adopted() {
     agent.wait().expect("ended");
     let job = attached_to(client);
     // A zombie, as a loader's worker is until its parent looks.
-    let worker = std::process::Command::new("true").spawn().expect("started");
+    let mut worker = std::process::Command::new("true").spawn().expect("started");
     let stat = format!("/proc/{}/stat", worker.id());
     while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {
         std::thread::yield_now();
@@ -316,4 +316,5 @@ fn of_a_dead_agent_only_what_living_processes_passed_on_is_adopted() {
     let adopt = |process| job.adopt(2, process, vec![], vec![4], &mut || true).expect("answered");
     assert!(!adopt(worker.id()), "it may have ended before the agent");
     assert!(adopt(std::process::id()));
+    worker.wait().expect("ended");
 }
