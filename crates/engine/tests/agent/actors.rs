@@ -195,8 +195,7 @@ impl<'a> Actor<'a> {
     }
 
     fn may_fail(&self, kind: &str) -> bool {
-        // Of a batch that was read already, as a withdrawn one may be, and of faults.
-        kind == "invalid" || kind == "unavailable" || kind == "corrupt"
+        kind == "unavailable" || kind == "corrupt"
     }
 
     fn take(&mut self) {

@@ -7,8 +7,6 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct Want {
     /// The samples that must come, in this order.
     pub samples: Vec<u64>,
-    /// Whether it is a batch or reads of the plan, which only a start, a leave or the client itself calls off.
-    pub asked_ns: u64,
 }
 
 /// A rank. It asks for batches in order, as many ahead as its kind of loader would, and gives them back in order.

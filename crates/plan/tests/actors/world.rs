@@ -312,11 +312,7 @@ impl World {
                 self.request
             }
         };
-        let want = Want {
-            samples,
-            asked_ns: self.now_ns,
-        };
-        self.clients[place].open.insert(request, want);
+        self.clients[place].open.insert(request, Want { samples });
         self.step(event(request, rank));
     }
 
@@ -474,12 +470,7 @@ impl World {
                     "it blames another's sample"
                 );
             }
-            // What was read already, or lies before the rank's start, is asked for again by withdrawn clients only.
-            Failure::Final => assert!(
-                self.theme != Theme::Lockstep,
-                "request {request} is refused, asked at {} ns",
-                want.asked_ns
-            ),
+            Failure::Final => panic!("request {request} for {:?} is refused", want.samples),
             Failure::NoMemory => {
                 let bytes: u64 = want
                     .samples

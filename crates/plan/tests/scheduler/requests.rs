@@ -1,7 +1,7 @@
 //! How many requests a run makes is planned: it follows from the order, the sizes and the budget, whatever the timing.
 
 use crate::carrier::{Carrier, sizes, spec};
-use foreload_plan::action::{Event, Handle};
+use foreload_plan::action::{Event, Failure, Handle};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::spec::OrderKind;
@@ -109,4 +109,37 @@ proptest! {
         prop_assert_eq!((made, none), (planned, 0));
         prop_assert!(hedges > 0);
     }
+}
+
+#[test]
+fn what_is_not_in_the_plan_is_refused_and_what_is_read_again_is_a_read_of_its_own() {
+    let settings = Settings {
+        ram_bytes: 1 << 20,
+        ..Settings::default()
+    };
+    let order = spec(50, 10, OrderKind::Sequential);
+    let mut carrier = Carrier::new(settings, Arc::new(Objects(vec![1000; 50])), order, 1, vec![0], 1);
+    let ask = |request, rank, reads| Event::WantReads { request, rank, reads };
+    for (request, reads) in [(1, vec![(0, 50)]), (2, vec![(0, 3), (0, u64::MAX)])] {
+        carrier.step(ask(request, 0, reads));
+        assert_eq!(carrier.wait(request), Err((None, Failure::Final)));
+    }
+    carrier.step(Event::WantBatch {
+        request: 3,
+        rank: 0,
+        epoch: 0,
+        batch: 5,
+    });
+    assert_eq!(
+        carrier.wait(3),
+        Err((None, Failure::Final)),
+        "an epoch has five batches"
+    );
+    for request in 4..6 {
+        carrier.step(ask(request, 0, vec![(0, 7), (0, 7)]));
+        let items = carrier.wait(request).expect("served");
+        assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), [7, 7]);
+        carrier.release(items.iter().map(|item| item.handle).collect());
+    }
+    carrier.finish();
 }
