@@ -20,7 +20,7 @@ mod residents;
 mod tiers;
 mod window;
 
-use crate::action::{Action, Command, Event, Failure, Source, Via};
+use crate::action::{Action, Event, Failure, Source, Via};
 use crate::arena::Arena;
 use crate::catalog::Catalog;
 use crate::error::Error;
@@ -352,12 +352,7 @@ impl Scheduler {
     /// Ends the open requests of a rank.
     fn cancel_requests(&mut self, rank: u32, actions: &mut Vec<Action>) {
         for request in self.requests.of_rank(rank) {
-            self.withdraw(request);
-            actions.push(self.loads.action(Command::Refuse {
-                request,
-                sample: None,
-                failure: Failure::Cancelled,
-            }));
+            self.refuse(request, None, Failure::Cancelled, actions);
         }
     }
 

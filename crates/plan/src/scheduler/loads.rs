@@ -353,7 +353,7 @@ impl Scheduler {
                 State::Failed(Failure::Unavailable) if self.requests.began_after(request, issued_ns) => {
                     again.push(request)
                 }
-                State::Failed(failure) => self.refuse(request, sample, failure, actions),
+                State::Failed(failure) => self.refuse(request, Some(sample), failure, actions),
                 _ => self.one_less(request, actions),
             }
         }

@@ -114,7 +114,7 @@ impl Scheduler {
         let targets = self.entries_of(rank, epoch, batch);
         // A batch that is over, or too far away, has none.
         match targets.is_empty() {
-            true => self.decline(request, actions),
+            true => self.tell(request, None, Failure::Final, actions),
             false => self.open_request(request, rank, targets, actions),
         }
     }
@@ -151,7 +151,7 @@ impl Scheduler {
                 Some((line, entry)) => Target::Entry(line, entry),
                 None => match self.sample_at(epoch, position) {
                     Some(sample) => Target::Unplaced(sample),
-                    None => return self.decline(request, actions),
+                    None => return self.tell(request, None, Failure::Final, actions),
                 },
             };
             targets.push(target);
@@ -177,15 +177,6 @@ impl Scheduler {
         self.open_request(request, rank, targets, actions);
     }
 
-    /// Tells a request that it asks for what there isn't.
-    fn decline(&mut self, request: u64, actions: &mut Vec<Action>) {
-        actions.push(self.loads.action(Command::Refuse {
-            request,
-            sample: None,
-            failure: Failure::Final,
-        }));
-    }
-
     fn open_request(&mut self, id: u64, rank: u32, targets: Vec<Target>, actions: &mut Vec<Action>) {
         let mut samples = Vec::with_capacity(targets.len());
         for target in &targets {
@@ -202,7 +193,7 @@ impl Scheduler {
             samples.extend(sample);
         }
         if samples.len() < targets.len() || self.requests.open.contains_key(&id) {
-            return self.decline(id, actions);
+            return self.tell(id, None, Failure::Final, actions);
         }
         let missing = targets.len() as u32;
         let loose = targets.iter().any(|target| matches!(target, Target::Unplaced(_)));
@@ -322,7 +313,7 @@ impl Scheduler {
                 Target::Loose(_) => true,
             };
             if !fits {
-                return self.refuse(id, sample, Failure::NoMemory, actions);
+                return self.refuse(id, Some(sample), Failure::NoMemory, actions);
             }
         }
     }
@@ -353,13 +344,7 @@ impl Scheduler {
         let Some(ready) = ready else {
             // A count that is wrong must never become bytes that are wrong: the asker asks again.
             debug_assert!(false, "request {id} counts something that isn't there as there");
-            self.withdraw(id);
-            actions.push(self.loads.action(Command::Refuse {
-                request: id,
-                sample: None,
-                failure: Failure::Cancelled,
-            }));
-            return;
+            return self.refuse(id, None, Failure::Cancelled, actions);
         };
         let Some(open) = self.requests.open.remove(&id) else {
             return;
@@ -401,16 +386,22 @@ impl Scheduler {
         }));
     }
 
-    /// Tells a request that one of its samples failed; the others go back to being planned reads.
-    pub(super) fn refuse(&mut self, id: u64, sample: u64, failure: Failure, actions: &mut Vec<Action>) {
+    /// Ends an open request that can't be served, and tells it why: one of its samples failed, or it is called off. What it had of the plan are planned
+    /// reads again.
+    pub(super) fn refuse(&mut self, id: u64, sample: Option<u64>, failure: Failure, actions: &mut Vec<Action>) {
         if self.requests.open.contains_key(&id) {
             self.withdraw(id);
-            actions.push(self.loads.action(Command::Refuse {
-                request: id,
-                sample: Some(sample),
-                failure,
-            }));
+            self.tell(id, sample, failure, actions);
         }
+    }
+
+    fn tell(&mut self, request: u64, sample: Option<u64>, failure: Failure, actions: &mut Vec<Action>) {
+        let command = Command::Refuse {
+            request,
+            sample,
+            failure,
+        };
+        actions.push(self.loads.action(command));
     }
 
     pub(super) fn withdraw(&mut self, id: u64) {
