@@ -6,25 +6,26 @@
 //!
 //! A client that finds no agent starts one: it executes the agent's program, which detaches itself, and connects until it answers.
 
+mod attached;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleave;
+mod mailbox;
 mod peer;
 mod start;
 #[cfg(test)]
 mod tests;
 
+pub use attached::Attached;
 pub use start::{Place, own_directory};
 
 use crate::calls::{Call, Progress, Reply};
-use crate::protocol::{Ask, Frames, MAX_FRAME, Malformed, Say, Sent, Trouble, VERSION};
-use crate::slots::Mapping;
+use crate::protocol::{Ask, MAX_FRAME, Say, Sent, Trouble, VERSION};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
-use rustc_hash::FxHashMap;
+use mailbox::{Forgotten, Inbox, Incoming, Outbox};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
-use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -75,79 +76,6 @@ pub enum ClientError {
 
 /// Asked now and then while waiting; false: stop.
 pub type Pulse<'a> = &'a mut dyn FnMut() -> bool;
-
-enum Incoming {
-    Say(Say),
-    Fds(Reply, Vec<OwnedFd>),
-}
-
-#[derive(Default)]
-struct Inbox {
-    reading: bool,
-    read_at: Option<Instant>,
-    frames: Frames,
-    fds: VecDeque<OwnedFd>,
-    mail: FxHashMap<u64, Incoming>,
-    progress: FxHashMap<u64, VecDeque<Progress>>,
-    notices: VecDeque<Trouble>,
-    /// What nobody waits for any more, with the first number given out after it was forgotten.
-    forgotten: FxHashMap<u64, (Forgotten, u64)>,
-    /// Gives back what came for them all the same.
-    unwanted: Vec<Ask>,
-    closed: Option<String>,
-}
-
-/// Something that was asked for, and nobody waits for any more.
-enum Forgotten {
-    /// Samples of a job.
-    Want(u32),
-    /// A slot of a job.
-    Slot(u32),
-    /// Leases of a job that another connection had.
-    Adoption(u32, Vec<Handle>, Vec<u64>),
-    /// A call.
-    Call,
-}
-
-impl Forgotten {
-    /// What gives back that which an answer brings.
-    fn answered(self, say: Say) -> Option<Ask> {
-        let release = |job, handles, slots| Some(Ask::Release { job, handles, slots });
-        match (self, say) {
-            (Forgotten::Want(job), Say::Deliver { items, .. }) => {
-                release(job, items.iter().map(|item| item.handle).collect(), Vec::new())
-            }
-            (Forgotten::Slot(job), Say::Slot { slot, len, .. }) if len > 0 => release(job, Vec::new(), vec![slot]),
-            (Forgotten::Adoption(job, handles, slots), Say::Adopted { whole: true, .. }) => {
-                release(job, handles, slots)
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Leases of a job to give back: samples and batch slots.
-type Releases = (Vec<Handle>, Vec<u64>, u64);
-
-/// What is sent with the next message, or before a wait: releases by job.
-#[derive(Default)]
-struct Outbox(FxHashMap<u32, Releases>);
-
-impl Outbox {
-    fn empty(&mut self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut jobs: Vec<u32> = self.0.keys().copied().collect();
-        jobs.sort_unstable();
-        for job in jobs {
-            if let Some((handles, slots, _)) = self.0.remove(&job)
-                && !(handles.is_empty() && slots.is_empty())
-            {
-                bytes.extend(Ask::Release { job, handles, slots }.encode());
-            }
-        }
-        bytes
-    }
-}
 
 /// A connection to the agent.
 pub struct Client {
@@ -573,272 +501,6 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.flush();
-    }
-}
-
-impl Inbox {
-    fn sort(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
-        self.fds.extend(fds);
-        self.frames.feed(bytes);
-        let mut frames = std::mem::take(&mut self.frames);
-        let sorted = frames.drain(|frame| {
-            let say = Say::decode(frame)?;
-            self.file(say);
-            Ok::<_, Malformed>(())
-        });
-        self.frames = frames;
-        sorted.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
-    }
-
-    fn file(&mut self, say: Say) {
-        let id = match &say {
-            Say::Reply { id, body } => {
-                let reply = serde_json::from_str(body)
-                    .unwrap_or_else(|e| Reply::Failed(Trouble::new("bug", format!("unreadable reply: {e}"))));
-                let count = match reply {
-                    Reply::Opened { .. } => 1,
-                    Reply::Attached { .. } => 2,
-                    _ => 0,
-                };
-                let fds = self.fds.drain(..count.min(self.fds.len())).collect();
-                self.refile(*id, Incoming::Fds(reply, fds));
-                return;
-            }
-            Say::Progress { id, body } => {
-                if let Ok(progress) = serde_json::from_str(body)
-                    && !self.forgotten.contains_key(id)
-                {
-                    self.progress.entry(*id).or_default().push_back(progress);
-                }
-                return;
-            }
-            Say::Notice { body } => {
-                if let Ok(trouble) = serde_json::from_str(body)
-                    && self.notices.len() < 256
-                {
-                    self.notices.push_back(trouble);
-                }
-                return;
-            }
-            Say::Deliver { id, .. } | Say::Refuse { id, .. } | Say::Slot { id, .. } | Say::Adopted { id, .. } => *id,
-        };
-        self.refile(id, Incoming::Say(say));
-    }
-
-    /// Puts an answer where it is waited for, or sees to it that what it brings is given back.
-    fn refile(&mut self, id: u64, incoming: Incoming) {
-        match (self.forgotten.remove(&id), incoming) {
-            (Some((what, _)), Incoming::Say(say)) => self.unwanted.extend(what.answered(say)),
-            (Some(_), Incoming::Fds(Reply::Attached { job, .. }, _)) => self.unwanted.push(Ask::Detach { job }),
-            (Some(_), Incoming::Fds(..)) => {}
-            (None, incoming) => {
-                if let Incoming::Say(_) = &incoming {
-                    // The agent hears in order: it has heard of what was withdrawn before this was asked for. Only calls are answered when it suits.
-                    self.forgotten
-                        .retain(|_, (what, after)| matches!(what, Forgotten::Call) || *after > id);
-                }
-                self.mail.insert(id, incoming);
-            }
-        }
-    }
-}
-
-/// A job that this client is attached to: its arenas, mapped.
-pub struct Attached {
-    /// The connection.
-    pub client: Arc<Client>,
-    /// The job's number.
-    pub job: u32,
-    /// The cache arena, read-only.
-    pub cache: Mapping,
-    /// The batch arena.
-    pub batches: Mapping,
-    /// What the agent said.
-    pub reply: Reply,
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        // Every lease holds the attachment, so nothing of it is in use. In a forked child the attachment is the parent's, and an agent that is
-        // gone needs no word.
-        let _ = self.client.send(&Ask::Detach { job: self.job });
-    }
-}
-
-impl Attached {
-    /// Joins or starts a job.
-    ///
-    /// # Errors
-    /// As [`Client::call`].
-    pub fn new(client: &Arc<Client>, attach: crate::calls::Attach, pulse: Pulse<'_>) -> Result<Self, ClientError> {
-        let (reply, fds) = client.call(&Call::Attach(Box::new(attach)), pulse)?;
-        let Reply::Attached {
-            job,
-            cache_bytes,
-            batch_bytes,
-            ..
-        } = &reply
-        else {
-            return Err(ClientError::Closed(format!("unexpected answer {reply:?}")));
-        };
-        let [cache, batches] = fds.as_slice() else {
-            return Err(ClientError::Closed("the agent sent no memory".into()));
-        };
-        let map = |fd: &OwnedFd, len, writable| {
-            Mapping::new(fd.as_fd(), len, writable)
-                .map_err(|e| ClientError::Closed(format!("mapping the agent's memory: {e}")))
-        };
-        Ok(Attached {
-            job: *job,
-            cache: map(cache, *cache_bytes, false)?,
-            batches: map(batches, *batch_bytes, true)?,
-            client: Arc::clone(client),
-            reply,
-        })
-    }
-
-    /// Asks for a batch of a rank; wait for the number that comes back.
-    ///
-    /// # Errors
-    /// As [`Client::send`].
-    pub fn want_batch(&self, rank: u32, epoch: u32, batch: u64) -> Result<u64, ClientError> {
-        let id = self.client.next_id();
-        self.client.send(&Ask::WantBatch {
-            id,
-            job: self.job,
-            rank,
-            epoch,
-            batch,
-        })?;
-        Ok(id)
-    }
-
-    /// Asks for reads of the plan, by epoch and position.
-    ///
-    /// # Errors
-    /// As [`Client::send`].
-    pub fn want_reads(&self, rank: u32, reads: Vec<(u32, u64)>) -> Result<u64, ClientError> {
-        let id = self.client.next_id();
-        self.client.send(&Ask::WantReads {
-            id,
-            job: self.job,
-            rank,
-            reads,
-        })?;
-        Ok(id)
-    }
-
-    /// Asks for samples by number, outside the plan.
-    ///
-    /// # Errors
-    /// As [`Client::send`].
-    pub fn want_samples(&self, rank: u32, samples: Vec<u64>) -> Result<u64, ClientError> {
-        let id = self.client.next_id();
-        self.client.send(&Ask::WantSamples {
-            id,
-            job: self.job,
-            rank,
-            samples,
-        })?;
-        Ok(id)
-    }
-
-    /// Waits for samples.
-    ///
-    /// # Errors
-    /// As [`Client::wait`].
-    pub fn delivered(
-        &self,
-        id: u64,
-        timeout: Option<Duration>,
-        pulse: Pulse<'_>,
-    ) -> Result<(Vec<Sent>, bool), ClientError> {
-        match self.client.wait(id, timeout, pulse)? {
-            Say::Deliver { items, copy, .. } => Ok((items, copy)),
-            other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
-        }
-    }
-
-    /// The samples of a want if they are there already; a refusal is left to [`Attached::delivered`].
-    #[must_use]
-    pub fn delivered_already(&self, id: u64) -> Option<(Vec<Sent>, bool)> {
-        if self.client.is_ours() {
-            self.client.delivery_at_hand(id)
-        } else {
-            None
-        }
-    }
-
-    /// The bytes of a delivered sample; empty only for an empty sample.
-    ///
-    /// # Errors
-    /// [`ClientError::Closed`] when the agent named memory that doesn't exist.
-    pub fn bytes(&self, item: &Sent) -> Result<&[u8], ClientError> {
-        self.cache
-            .bytes(item.offset, item.len)
-            .ok_or_else(|| ClientError::Closed("the agent delivered memory outside the arena".into()))
-    }
-
-    /// Leases `len` bytes to collate into; `None` when the arena is full.
-    ///
-    /// # Errors
-    /// As [`Client::wait`].
-    pub fn batch_slot(&self, len: u64, pulse: Pulse<'_>) -> Result<Option<(u64, u64)>, ClientError> {
-        let id = self.client.next_id();
-        self.client.send(&Ask::WantSlot { id, job: self.job, len })?;
-        match self.client.wait_or_forget(id, pulse, || Forgotten::Slot(self.job))? {
-            Say::Slot {
-                slot,
-                offset,
-                len: given,
-                ..
-            } if given == len && len > 0 => Ok(Some((slot, offset))),
-            Say::Slot { .. } => Ok(None),
-            other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
-        }
-    }
-
-    /// Makes leases of another connection of this session, that of `process`, ours; false when that connection is gone and with it the leases.
-    ///
-    /// Of an agent that has ended everything stays as it is that was lent to whoever outlived it, and adopting needs nobody. A process that lives no
-    /// more may have ended first, and its memory have been lent anew.
-    ///
-    /// # Errors
-    /// As [`Client::wait`].
-    pub fn adopt(
-        &self,
-        from: u64,
-        process: u32,
-        handles: Vec<Handle>,
-        slots: Vec<u64>,
-        pulse: Pulse<'_>,
-    ) -> Result<bool, ClientError> {
-        match self.ask_to_adopt(from, handles, slots, pulse) {
-            Err(ClientError::Closed(_)) if self.client.agent_has_ended() => Ok(peer::Peer::of(process).lives()),
-            answer => answer,
-        }
-    }
-
-    fn ask_to_adopt(
-        &self,
-        from: u64,
-        handles: Vec<Handle>,
-        slots: Vec<u64>,
-        pulse: Pulse<'_>,
-    ) -> Result<bool, ClientError> {
-        let id = self.client.next_id();
-        self.client.send(&Ask::Adopt {
-            id,
-            job: self.job,
-            from,
-            handles: handles.clone(),
-            slots: slots.clone(),
-        })?;
-        let forgotten = || Forgotten::Adoption(self.job, handles, slots);
-        match self.client.wait_or_forget(id, pulse, forgotten)? {
-            Say::Adopted { whole, .. } => Ok(whole),
-            other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Threads that share one client, in every order that the scheduler of tests comes upon. A wake-up that is lost ends as a deadlock.
 
 use super::*;
+use crate::protocol::{Frames, Malformed};
 use foreload_plan::action::Via;
 use shuttle::thread;
 use std::io::{Read, Write};

@@ -1,6 +1,8 @@
 //! The client against an agent that says what a test wants it to.
 
 use super::*;
+use crate::protocol::{Frames, Malformed};
+use crate::slots::Mapping;
 use foreload_plan::action::Via;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
