@@ -1,0 +1,186 @@
+//! The agent's jobs: who attaches joins one or starts one, and the last who leaves lets it linger.
+
+use super::{Agent, Fds};
+use crate::calls::{Attach, Reply};
+use crate::connection::Connection;
+use crate::disk::{DiskSettings, DiskTier};
+use crate::job::{Job, SharedTier, warning_of_batches};
+use crate::protocol::Trouble;
+use foreload_plan::spec::OrderKind;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+impl Agent {
+    pub(super) fn job(&self, id: u32) -> Result<Rc<Job>, Trouble> {
+        self.jobs
+            .borrow()
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| Trouble::new("closed", format!("job {id} has ended; attach again")))
+    }
+
+    pub(super) async fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
+        // Ranks attach at the same time: the first makes the job, the others join it.
+        let _one_at_a_time = self.attaching.lock().await;
+        let dataset = self.dataset(attach.dataset)?;
+        self.hold(connection, attach.dataset);
+        if attach.order.dataset != dataset.digest() || attach.order.samples != dataset.index.len() {
+            return Err(Trouble::new(
+                "invalid",
+                "the order was made for another data set (its digest or number of samples differs)",
+            ));
+        }
+        // Ranks of one job join it by its word, even if they measured the machine's memory at different moments: the first one's budget
+        // holds. A job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
+        let ours = |job: &&Rc<Job>| {
+            let (a, b) = (&job.attach, &attach);
+            *job.word.borrow() == b.session
+                && (a.dataset, &a.order, a.world, &a.ranks, a.uneven)
+                    == (b.dataset, &b.order, b.world, &b.ranks, b.uneven)
+        };
+        let lingering = |job: &&Rc<Job>| {
+            let same_word = Attach {
+                session: attach.session.clone(),
+                ..job.attach.clone()
+            };
+            // Who else supplies lists of its own has other samples under the same plan.
+            let own_lists = matches!(attach.order.kind, OrderKind::Supplied { .. });
+            job.clients() == 0 && !own_lists && same_word == attach
+        };
+        let running = {
+            let jobs = self.jobs.borrow();
+            let found = jobs.values().find(ours);
+            found.or_else(|| jobs.values().find(lingering)).cloned()
+        };
+        if let Some(job) = &running {
+            job.word.replace(attach.session.clone());
+        }
+        let (mut warnings, mut tiers) = (Vec::new(), Vec::with_capacity(attach.disks.len()));
+        if running.is_none() {
+            // What lingers makes room for what is wanted now.
+            let idle = |job: &&Rc<Job>| job.clients() == 0;
+            let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(idle).cloned().collect();
+            idle.iter().for_each(|job| self.drop_job(job));
+            for disk in &attach.disks {
+                tiers.push(self.tier(disk, &mut warnings).await?);
+            }
+        }
+        // Who left meanwhile has been seen off already, and nobody would count it out again.
+        if connection.is_closed() {
+            return Err(Trouble::new("cancelled", "the client left while the job was made"));
+        }
+        let (job, joined) = match running {
+            Some(job) => (job, true),
+            None => {
+                warnings.extend(warning_of_batches(&attach, &dataset));
+                let id = self.next.replace(self.next.get() + 1) as u32;
+                let origin = self.origins.at(&dataset.source.endpoint());
+                let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record, &mut warnings)?;
+                self.jobs.borrow_mut().insert(id, Rc::clone(&job));
+                (job, false)
+            }
+        };
+        let mut jobs = connection.jobs.borrow_mut();
+        let times = jobs.entry(job.id).or_insert(0);
+        *times += 1;
+        if *times == 1 {
+            job.join();
+        }
+        drop(jobs);
+        let reply = Reply::Attached {
+            job: job.id,
+            cache_bytes: job.cache.map().len(),
+            batch_bytes: job.attach.batch_bytes,
+            joined,
+            found: job.found.get(),
+            plan: job.plan_digest(),
+            warnings,
+        };
+        Ok((reply, Fds::Arenas(job)))
+    }
+
+    /// The tier of a directory, opened once; it may take what the job that asks for most does.
+    async fn tier(&self, disk: &crate::calls::DiskShare, warnings: &mut Vec<String>) -> Result<SharedTier, Trouble> {
+        let known = self.tiers.borrow().get(&disk.directory).cloned();
+        match known {
+            Some(tier) => {
+                let jobs = self.jobs.borrow();
+                let shares = jobs.values().flat_map(|job| &job.attach.disks);
+                let wanted = shares
+                    .filter(|share| share.directory == disk.directory)
+                    .map(|share| share.capacity_bytes)
+                    .fold(disk.capacity_bytes, u64::max);
+                let resized = tier.borrow_mut().resize(wanted);
+                resized.map_err(|e| Trouble::new("invalid", e.to_string()))?;
+                Ok(tier)
+            }
+            None => {
+                let (directory, settings) = (disk.directory.clone(), DiskSettings::new(disk.capacity_bytes));
+                // After a kill this reads what the last writer left open: seconds, for a large segment.
+                let opened = tokio::task::spawn_blocking(move || DiskTier::open(&directory, settings)).await;
+                let opened = opened.map_err(|e| Trouble::new("bug", e.to_string()))?;
+                let (tier, report) = opened.map_err(|e| {
+                    let message = format!("opening the disk tier at {}: {e}", disk.directory.display());
+                    Trouble::new("invalid", message)
+                })?;
+                warnings.extend(report.damaged.iter().map(|(path, damage)| {
+                    let path = path.display();
+                    format!("the cache file {path} was damaged and is gone: {damage:?}; what it held is fetched again")
+                }));
+                let tier = Rc::new(RefCell::new(tier));
+                self.tiers.borrow_mut().insert(disk.directory.clone(), Rc::clone(&tier));
+                Ok(tier)
+            }
+        }
+    }
+
+    /// One client less.
+    pub(super) fn leave(&self, job: &Rc<Job>) {
+        if !job.leave() {
+            self.drop_idle_later(job);
+        }
+    }
+
+    /// A client is done with a job but stays connected, as a process does that makes one loader after the other.
+    pub(super) fn detach(&self, connection: &Rc<Connection>, id: u32) {
+        let Some(job) = self.jobs.borrow().get(&id).cloned() else {
+            return;
+        };
+        let mut jobs = connection.jobs.borrow_mut();
+        match jobs.get_mut(&id) {
+            Some(times) if *times > 1 => *times -= 1,
+            Some(_) => {
+                jobs.remove(&id);
+                drop(jobs);
+                job.withdraw(connection, None);
+                self.leave(&job);
+            }
+            None => {}
+        }
+    }
+
+    /// Keeps a job that nobody is attached to for the lingering time: whoever restarts finds its memory warm.
+    fn drop_idle_later(&self, job: &Rc<Job>) {
+        // Not held meanwhile: a job that makes room for another frees its memory at once.
+        let (job, linger) = (Rc::downgrade(job), self.settings.linger);
+        let Some(agent) = self.this() else { return };
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(linger).await;
+            let Some(job) = job.upgrade() else { return };
+            if job.lingers_for().is_some_and(|time| time >= linger) {
+                agent.drop_job(&job);
+            }
+        });
+    }
+
+    fn drop_job(&self, job: &Rc<Job>) {
+        job.close();
+        if self.settings.record
+            && let Err(difference) = job.replay()
+        {
+            eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
+        }
+        self.jobs.borrow_mut().remove(&job.id);
+        self.drop_unheld_later();
+    }
+}
