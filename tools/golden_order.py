@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/keyed_order.json and order_digest.json from a second implementation, in plain Python.
+"""Writes tests/golden/keyed_order.json, mixture_order.json and order_digest.json from a second implementation, in plain Python.
 
-`crates/plan/src/order/keyed.rs` and `digest.rs` are tested against these files. Because this implementation shares nothing with the
+`crates/plan/src/order/keyed.rs`, `mixture.rs` and `digest.rs` are tested against these files. Because this implementation shares nothing with the
 Rust one but its description, agreement says more than a frozen copy of the program's own output would. It is also the shortest
-complete description of the `keyed/1` order for somebody who wants to compute it elsewhere.
+complete description of the `keyed/1` and `mixture/1` orders for somebody who wants to compute it elsewhere.
 
     python tools/golden_order.py            # writes the files
     python tools/golden_order.py --check    # fails when they would change
@@ -88,6 +88,36 @@ def keyed(seed: int, epoch: int, samples: int) -> Callable[[int], int]:
     return shuffle(samples, source).__getitem__ if samples <= SMALL else network(samples, source)
 
 
+def turns(weights: list[int]) -> list[int]:
+    """Whose turn it is at each position of a period: of the reads whose window has begun, that whose window ends first."""
+    total, counts, found = sum(weights), [0] * len(weights), []
+    for position in range(total):
+        ends = [
+            (-(-(count + 1) * total // weight), stream)
+            for stream, (count, weight) in enumerate(zip(counts, weights, strict=True))
+            if count * total // weight <= position
+        ]
+        found.append(min(ends)[1])
+        counts[found[-1]] += 1
+    return found
+
+
+def mixture(streams: list[tuple[int, int]], seed: int, length: int, epoch: int, positions: list[int]) -> list[int]:
+    """The samples at positions of an epoch; streams are (samples, weight)."""
+    period = turns([weight for _, weight in streams])
+    samples = []
+    for position in positions:
+        periods, at = divmod(epoch * length + position, len(period))
+        stream = period[at]
+        size, weight = streams[stream]
+        number, place = divmod(periods * weight + period[:at].count(stream), size)
+        first = sum(size for size, _ in streams[:stream])
+        source = words(key(key(seed, stream), number & WORD, size))
+        order = shuffle(size, source).__getitem__ if size <= SMALL else network(size, source)
+        samples.append(first + order(place))
+    return samples
+
+
 def siphash_2_4_128(data: bytes, k0: int, k1: int) -> bytes:
     """SipHash-2-4 with 128 bits."""
     marks = (0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 0x7465646279746573)
@@ -147,6 +177,28 @@ def keyed_cases() -> list[dict[str, Any]]:
     return cases
 
 
+def mixture_cases() -> list[dict[str, Any]]:
+    """Samples at some positions, for several streams."""
+    mixtures = [
+        [(1, 1)],
+        [(10, 2), (4, 1)],
+        [(5, 7), (50, 2), (1, 1)],
+        [(7, 1), (7, 1), (7, 1), (7, 1)],
+        [(1000, 313), (30, 89), (90_000, 551), (2, 1)],
+        [(1 << 40, 999), (1_281_167, 1)],
+    ]
+    cases = []
+    for number, streams in enumerate(mixtures):
+        for seed, epoch, length in [(0, 0, 100), (number, 1, 37), (2**64 - 1, 2**32 - 1, 1 << 47)]:
+            positions = sorted({*range(30), 31, 35, 36, length // 3, length - 1})
+            found = mixture(streams, seed, length, epoch, positions)
+            spread = {"streams": [{"samples": size, "weight": weight} for size, weight in streams]}
+            cases.append(
+                {"seed": seed, "epoch": epoch, "length": length, **spread, "positions": positions, "found": found}
+            )
+    return cases
+
+
 def digest_cases() -> list[dict[str, Any]]:
     """Digests of one spec of each kind and of each tail."""
     data = bytes(range(16))
@@ -161,6 +213,16 @@ def digest_cases() -> list[dict[str, Any]]:
         ({"strided": {"stride": 7}}, ["strided/1", 7]),
         ({"explicit": {"list": [2, 0, 1]}}, ["explicit/1", 3, 2, 0, 1]),
         ({"supplied": {"length": 9}}, ["supplied/1", 9]),
+        (
+            {
+                "mixture": {
+                    "streams": [{"samples": 700, "weight": 2}, {"samples": 300, "weight": 5}],
+                    "shuffle": True,
+                    "length": 80,
+                }
+            },
+            ["mixture/1", 2, 700, 300, 2, 2, 5, 1, 80],
+        ),
     ]
     tails: list[tuple[Any, list[Any]]] = [
         ("drop", ["drop", 0]),
@@ -189,7 +251,11 @@ def digest_cases() -> list[dict[str, Any]]:
 def main() -> int:
     """Writes the files, or compares."""
     check, changed = "--check" in sys.argv[1:], 0
-    for name, cases in [("keyed_order.json", keyed_cases()), ("order_digest.json", digest_cases())]:
+    for name, cases in [
+        ("keyed_order.json", keyed_cases()),
+        ("mixture_order.json", mixture_cases()),
+        ("order_digest.json", digest_cases()),
+    ]:
         text = json.dumps(cases, separators=(",", ":")).replace("},{", "},\n{") + "\n"
         if check:
             changed += (GOLDEN / name).read_text() != text

@@ -20,6 +20,83 @@ pub trait Catalog: Send + Sync {
     fn place(&self, sample: u64) -> Place;
 }
 
+/// Numbers of several parts, one part after the other.
+#[derive(Clone, Debug)]
+pub struct Spans {
+    /// Where each part begins, and where the last one ends.
+    borders: Vec<u64>,
+}
+
+impl Spans {
+    /// Parts of these lengths.
+    #[must_use]
+    pub fn new(lengths: impl IntoIterator<Item = u64>) -> Self {
+        let mut borders = vec![0];
+        for length in lengths {
+            borders.push(borders[borders.len() - 1] + length);
+        }
+        Self { borders }
+    }
+
+    /// Numbers of all parts.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.borders[self.borders.len() - 1]
+    }
+
+    /// The first number of a part.
+    #[must_use]
+    pub fn first(&self, part: usize) -> u64 {
+        self.borders[part]
+    }
+
+    /// The part of a number, and the number there; `None`: there is no such number.
+    #[must_use]
+    pub fn find(&self, number: u64) -> Option<(usize, u64)> {
+        let part = self.borders.partition_point(|&border| border <= number) - 1;
+        (number < self.total()).then(|| (part, number - self.borders[part]))
+    }
+}
+
+/// Several catalogs, one after the other: samples and objects are numbered through. Different catalogs share no object, so no request spans two.
+#[derive(Clone, Debug)]
+pub struct Streams<C> {
+    parts: Vec<C>,
+    samples: Spans,
+    objects: Spans,
+}
+
+impl<C: Catalog> Streams<C> {
+    /// Catalogs, each with the number of its objects.
+    #[must_use]
+    pub fn new(parts: Vec<(C, u64)>) -> Self {
+        let objects = Spans::new(parts.iter().map(|(_, objects)| *objects));
+        let parts: Vec<C> = parts.into_iter().map(|(part, _)| part).collect();
+        Self {
+            samples: Spans::new(parts.iter().map(Catalog::samples)),
+            objects,
+            parts,
+        }
+    }
+}
+
+impl<C: Catalog> Catalog for Streams<C> {
+    fn samples(&self) -> u64 {
+        self.samples.total()
+    }
+
+    fn place(&self, sample: u64) -> Place {
+        // One that no part has is for the last one to answer.
+        let last = self.parts.len() - 1;
+        let (part, sample) = self.samples.find(sample).unwrap_or((last, u64::MAX));
+        let place = self.parts[part].place(sample);
+        Place {
+            object: place.object.saturating_add(self.objects.first(part)),
+            ..place
+        }
+    }
+}
+
 /// A catalog from a list of lengths: sample i is object i.
 #[derive(Clone, Debug, Default)]
 pub struct Objects(
@@ -77,5 +154,43 @@ impl Catalog for Shards {
 
     fn place(&self, sample: u64) -> Place {
         self.0[sample as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_number_samples_and_objects_through() {
+        let packed = Shards::pack(&[5, 6, 7], 1, 12);
+        let objects = packed.0.last().map_or(0, |place| place.object + 1);
+        let streams = Streams::new(vec![
+            (packed.clone(), objects),
+            (Shards::default(), 0),
+            (packed.clone(), objects),
+        ]);
+        assert_eq!((streams.samples(), objects), (6, 2));
+        for sample in 0..6 {
+            let place = packed.place(sample % 3);
+            let object = place.object + sample / 3 * objects;
+            assert_eq!(streams.place(sample), Place { object, ..place });
+        }
+    }
+
+    #[test]
+    fn a_number_is_found_in_its_part() {
+        let spans = Spans::new([2, 0, 3]);
+        let found: Vec<_> = (0..6).map(|number| spans.find(number)).collect();
+        let expected = [
+            Some((0, 0)),
+            Some((0, 1)),
+            Some((2, 0)),
+            Some((2, 1)),
+            Some((2, 2)),
+            None,
+        ];
+        assert_eq!(found, expected);
+        assert_eq!((spans.total(), spans.first(2)), (5, 2));
     }
 }

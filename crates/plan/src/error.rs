@@ -98,6 +98,22 @@ pub enum Error {
         /// The epoch.
         epoch: u32,
     },
+    /// A mixture's streams are not the data set's samples.
+    #[error("the streams of the mixture have {found} samples together, the data set has {samples}")]
+    StreamsDiffer {
+        /// Samples of all streams.
+        found: u64,
+        /// Samples in the data set.
+        samples: u64,
+    },
+    /// A mixture's weights are finer than what is kept of them.
+    #[error("the weights of the mixture add up to {total} in whole numbers, and may add up to {limit}; round them")]
+    Weights {
+        /// Their sum.
+        total: u64,
+        /// The largest sum.
+        limit: u64,
+    },
     /// The ranks can't share a global batch equally.
     #[error(
         "{ranks} data ranks can't share global batches of {samples} samples equally; use a global batch that {ranks} divides, or uneven=\"weights\""

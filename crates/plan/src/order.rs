@@ -6,6 +6,7 @@
 //!
 //! - `keyed` computes both directions from (seed, epoch) and stores nothing;
 //! - `sequential`, `contiguous` and `strided` are arithmetic;
+//! - `mixture` looks up whose turn it is among several streams, each of which has an order of its own, and goes on from epoch to epoch;
 //! - the torch kinds and explicit lists are tables of 4 bytes per sample, with an inverse that is built when first asked for (then 8 bytes in all).
 //!
 //! The tail rule is applied here, once, for every kind: [`EpochOrder`] has [`positions`](EpochOrder::positions) positions, of which those past the
@@ -14,6 +15,7 @@
 mod keyed;
 mod layout;
 mod mix;
+mod mixture;
 mod mt19937;
 mod table;
 mod torch;
@@ -27,6 +29,7 @@ use crate::spec::{OrderKind, OrderSpec};
 
 use keyed::Keyed;
 use layout::Transpose;
+use mixture::Mixture;
 use table::Table;
 use torch::Replay;
 
@@ -43,6 +46,7 @@ pub struct Order {
 enum Source {
     Computed,
     Random(Replay),
+    Mixture(Arc<Mixture>),
     Same(Arc<Table>),
     Supplied(BTreeMap<u32, Arc<Table>>),
 }
@@ -56,6 +60,11 @@ impl Order {
         spec.check()?;
         let source = match &spec.kind {
             OrderKind::TorchRandom { draws } => Source::Random(Replay::new(spec.samples, spec.seed, *draws)),
+            OrderKind::Mixture {
+                streams,
+                shuffle,
+                length,
+            } => Source::Mixture(Arc::new(Mixture::new(streams, spec.seed, *shuffle, *length))),
             OrderKind::Explicit { list } => Source::Same(Arc::new(Table::from_list(list, spec.samples)?)),
             OrderKind::Supplied { .. } => Source::Supplied(BTreeMap::new()),
             _ => Source::Computed,
@@ -97,11 +106,12 @@ impl Order {
         let samples = self.spec.samples;
         let entry = match (&self.source, &self.spec.kind) {
             (Source::Random(replay), _) => Entry::Table(Arc::new(replay.epoch(epoch))),
+            (Source::Mixture(mixture), _) => Entry::Mixture(mixture.epoch(epoch)),
             (Source::Same(table), _) => Entry::Table(Arc::clone(table)),
             (Source::Supplied(lists), _) => {
                 Entry::Table(Arc::clone(lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?))
             }
-            (Source::Computed, OrderKind::Keyed) => match Keyed::new(self.spec.seed, epoch, samples) {
+            (Source::Computed, OrderKind::Keyed) => match Keyed::new(self.spec.seed, epoch.into(), samples) {
                 Keyed::Small(table) => Entry::Table(Arc::new(table)),
                 Keyed::Feistel(feistel) => Entry::Feistel(feistel),
             },
@@ -203,6 +213,7 @@ enum Entry {
     Contiguous(Transpose),
     Strided(Transpose),
     Feistel(keyed::Feistel),
+    Mixture(mixture::Stretch),
     Table(Arc<Table>),
 }
 
@@ -233,6 +244,7 @@ impl EpochOrder {
             Entry::Contiguous(transpose) => transpose.forward(at),
             Entry::Strided(transpose) => transpose.backward(at),
             Entry::Feistel(feistel) => feistel.forward(at),
+            Entry::Mixture(stretch) => stretch.sample_at(at),
             Entry::Table(table) => table.sample_at(at),
         }
     }
@@ -247,6 +259,7 @@ impl EpochOrder {
             Entry::Contiguous(transpose) => Some(transpose.backward(sample)),
             Entry::Strided(transpose) => Some(transpose.forward(sample)),
             Entry::Feistel(feistel) => Some(feistel.backward(sample)),
+            Entry::Mixture(stretch) => stretch.position_of(sample),
             Entry::Table(table) => table.position_of(sample),
         };
         at.filter(|&position| position < self.positions)
@@ -254,22 +267,27 @@ impl EpochOrder {
 
     /// The next position after `position` at which the tail rule repeats what is read there; `None` when it doesn't.
     ///
-    /// Repeats inside an explicit list are not seen by this.
+    /// Repeats inside an explicit list or a mixture are not seen by this.
     pub fn repeat_after(&self, position: u64) -> Option<u64> {
         Some(position + self.entries).filter(|&next| next < self.positions)
     }
 
-    /// Whether a sample may be read more than once in this epoch: padded, or an explicit list that repeats.
+    /// Whether a sample may be read more than once in this epoch: padded, an explicit list that repeats, or a stream of a mixture that comes round.
     pub fn repeats(&self) -> bool {
-        self.positions > self.entries || matches!(&self.entry, Entry::Table(table) if table.repeats())
+        self.positions > self.entries
+            || match &self.entry {
+                Entry::Table(table) => table.repeats(),
+                Entry::Mixture(stretch) => stretch.repeats(),
+                _ => false,
+            }
     }
 
     /// Bytes this order occupies beyond its own few words.
     pub fn heap_bytes(&self) -> u64 {
-        if let Entry::Table(table) = &self.entry {
-            table.heap_bytes()
-        } else {
-            0
+        match &self.entry {
+            Entry::Table(table) => table.heap_bytes(),
+            Entry::Mixture(stretch) => stretch.heap_bytes(),
+            _ => 0,
         }
     }
 }

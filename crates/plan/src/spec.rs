@@ -51,6 +51,25 @@ pub enum OrderKind {
         /// Entries in every list.
         length: u64,
     },
+    /// Several streams, one after the other in the samples' numbers, read in proportion to their weights. Of the first p positions of the run each
+    /// stream has its share of p, rounded down or up; each goes through its own samples, pass after pass, across the epochs' borders.
+    Mixture {
+        /// The streams.
+        streams: Vec<Share>,
+        /// Whether each pass over a stream has an order of its own, or all that of its samples' numbers.
+        shuffle: bool,
+        /// Entries of an epoch.
+        length: u64,
+    },
+}
+
+/// A stream of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Its samples.
+    pub samples: u64,
+    /// Its reads in as many positions as the weights of all streams add up to.
+    pub weight: u64,
 }
 
 /// What draws from the generator of a [`OrderKind::TorchRandom`] order besides the permutations.
@@ -154,6 +173,9 @@ pub struct OrderSpec {
 /// 2^48: a petabyte of four-byte samples, and far enough from 2^64 that no sum of positions overflows.
 const MAX_SAMPLES: u64 = 1 << 48;
 
+/// What a mixture's weights may add up to: shares of thousandths leave room, and what is kept for each unit of weight stays below a megabyte.
+const MAX_WEIGHT: u64 = 1 << 16;
+
 impl OrderSpec {
     /// Names everything in the spec, and the version of the algorithm.
     pub fn digest(&self) -> Digest {
@@ -171,6 +193,19 @@ impl OrderSpec {
             OrderKind::Strided { stride } => builder.text("strided/1").number(*stride),
             OrderKind::Explicit { list } => builder.text("explicit/1").numbers(list),
             OrderKind::Supplied { length } => builder.text("supplied/1").number(*length),
+            OrderKind::Mixture {
+                streams,
+                shuffle,
+                length,
+            } => {
+                let all = |of: fn(&Share) -> u64| streams.iter().map(of).collect::<Vec<_>>();
+                builder
+                    .text("mixture/1")
+                    .numbers(&all(|share| share.samples))
+                    .numbers(&all(|share| share.weight))
+                    .number(u64::from(*shuffle))
+                    .number(*length)
+            }
         };
         let (tail, multiple) = match self.tail {
             Tail::Drop => ("drop", 0),
@@ -183,11 +218,11 @@ impl OrderSpec {
         builder.text(tail).number(u64::from(multiple)).finish()
     }
 
-    /// Entries of an epoch before the tail rule: the samples, or the list's length.
+    /// Entries of an epoch before the tail rule: the samples, the list's length, or the mixture's.
     pub fn entries(&self) -> u64 {
         match &self.kind {
             OrderKind::Explicit { list } => list.len() as u64,
-            OrderKind::Supplied { length } => *length,
+            OrderKind::Supplied { length } | OrderKind::Mixture { length, .. } => *length,
             _ => self.samples,
         }
     }
@@ -220,6 +255,10 @@ impl OrderSpec {
             OrderKind::Keyed => (MAX_SAMPLES, "keyed"),
             OrderKind::Sequential => (MAX_SAMPLES, "sequential"),
             OrderKind::Explicit { .. } | OrderKind::Supplied { .. } => (MAX_SAMPLES, "explicit"),
+            OrderKind::Mixture { streams, .. } => {
+                self.check_streams(streams)?;
+                (MAX_SAMPLES, "mixture")
+            }
         };
         if self.samples.max(self.entries()) > limit {
             return Err(Error::TooManySamples {
@@ -229,6 +268,30 @@ impl OrderSpec {
             });
         }
         self.check_tail()
+    }
+
+    fn check_streams(&self, streams: &[Share]) -> Result<(), Error> {
+        if streams.iter().any(|share| share.samples == 0) {
+            return Err(Error::NoSamples);
+        }
+        if streams.iter().any(|share| share.weight == 0) {
+            return Err(Error::Zero { what: "weight" });
+        }
+        let sum = |of: fn(&Share) -> u64| streams.iter().map(of).fold(0, u64::saturating_add);
+        let (samples, total) = (sum(|share| share.samples), sum(|share| share.weight));
+        if samples != self.samples {
+            return Err(Error::StreamsDiffer {
+                found: samples,
+                samples: self.samples,
+            });
+        }
+        if total > MAX_WEIGHT {
+            return Err(Error::Weights {
+                total,
+                limit: MAX_WEIGHT,
+            });
+        }
+        Ok(())
     }
 
     fn check_tail(&self) -> Result<(), Error> {

@@ -4,7 +4,7 @@
 
 use foreload_plan::Digest;
 use foreload_plan::order::Order;
-use foreload_plan::spec::{OrderKind, OrderSpec, Tail, TorchDraws};
+use foreload_plan::spec::{OrderKind, OrderSpec, Share, Tail, TorchDraws};
 use foreload_plan::split::Split;
 use foreload_plan::{Error, ErrorKind};
 use serde::Deserialize;
@@ -53,6 +53,37 @@ fn keyed_equals_its_second_implementation() {
             .map(|&sample| epoch.position_of(sample).expect("nothing is dropped"))
             .collect();
         assert_eq!(back, case.positions);
+    }
+}
+
+#[derive(Deserialize)]
+struct MixtureCase {
+    streams: Vec<Share>,
+    seed: u64,
+    epoch: u32,
+    length: u64,
+    positions: Vec<u64>,
+    found: Vec<u64>,
+}
+
+#[test]
+fn mixtures_equal_their_second_implementation() {
+    for case in parse::<Vec<MixtureCase>>(include_str!("../../../tests/golden/mixture_order.json")) {
+        let samples = case.streams.iter().map(|share| share.samples).sum();
+        let about = format!("{:?}, seed {}, epoch {}", case.streams, case.seed, case.epoch);
+        let kind = OrderKind::Mixture {
+            streams: case.streams,
+            shuffle: true,
+            length: case.length,
+        };
+        let order = Order::new(&spec(kind, samples, case.seed, 1, Tail::Uneven)).expect("valid");
+        let epoch = order.epoch(case.epoch).expect("computed");
+        let found: Vec<u64> = case
+            .positions
+            .iter()
+            .map(|&position| epoch.sample_at(position))
+            .collect();
+        assert_eq!(found, case.found, "{about}");
     }
 }
 

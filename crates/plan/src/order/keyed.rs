@@ -32,12 +32,36 @@ pub(super) enum Keyed {
 }
 
 impl Keyed {
-    pub(super) fn new(seed: u64, epoch: u32, samples: u64) -> Self {
-        let key = key(&[seed, u64::from(epoch), samples]);
+    /// The bijection of a pass over the samples: of an epoch, or of a stream that comes round by itself.
+    pub(super) fn new(seed: u64, pass: u64, samples: u64) -> Self {
+        let key = key(&[seed, pass, samples]);
         if samples <= SMALL {
             Self::Small(shuffle(samples, key))
         } else {
             Self::Feistel(Feistel::new(samples, key))
+        }
+    }
+
+    /// Position to sample.
+    pub(super) fn sample_at(&self, position: u64) -> u64 {
+        match self {
+            Self::Small(table) => table.sample_at(position),
+            Self::Feistel(network) => network.forward(position),
+        }
+    }
+
+    /// Sample to position.
+    pub(super) fn position_of(&self, sample: u64) -> u64 {
+        match self {
+            Self::Small(table) => table.position_of(sample).expect("a permutation has every sample"),
+            Self::Feistel(network) => network.backward(sample),
+        }
+    }
+
+    pub(super) fn heap_bytes(&self) -> u64 {
+        match self {
+            Self::Small(table) => table.heap_bytes(),
+            Self::Feistel(_) => 0,
         }
     }
 }

@@ -28,7 +28,7 @@ fn half_of(samples: u32) -> u32 {
 }
 
 fn keyed(samples: u32) -> impl Fn(u64, u32) -> Vec<u32> {
-    move |seed, epoch| match Keyed::new(seed, epoch, u64::from(samples)) {
+    move |seed, epoch| match Keyed::new(seed, epoch.into(), u64::from(samples)) {
         Keyed::Small(table) => (0..u64::from(samples))
             .map(|position| table.sample_at(position) as u32)
             .collect(),
@@ -370,7 +370,7 @@ fn every_permutation_of_a_few_samples_is_as_likely() {
             let mut counts = vec![0.0; permutations];
             for run in 0..runs {
                 let (seed, epoch) = if over_epochs { (7, run) } else { (u64::from(run), 0) };
-                let Keyed::Small(table) = Keyed::new(seed, epoch, samples) else {
+                let Keyed::Small(table) = Keyed::new(seed, epoch.into(), samples) else {
                     panic!("few samples are a table")
                 };
                 let list: Vec<u64> = (0..samples).map(|position| table.sample_at(position)).collect();
