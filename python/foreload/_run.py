@@ -460,7 +460,13 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         #: Whether another pass over the same loader has begun: the agent follows that one, and answers this one by the samples' numbers.
         self._overtaken = False
         # The job that was started: another one, of an agent that came after, knows nothing of this pass.
-        self._job = self._start(first)
+        try:
+            self._job = self._start(first)
+        except ClosedError as error:
+            # The agent ended between two passes, which only a call could tell: once more, with a new one.
+            _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, first)
+            run.restore()
+            self._job = self._start(first)
 
     def _start(self, batch: int) -> _core.Job:
         where = (self.run.rank, self.epoch, self.run.position(self.epoch, batch))

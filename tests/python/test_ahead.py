@@ -14,6 +14,7 @@ import pytest
 import foreload as fl
 from foreload import _agent, _run, errors
 from foreload._ahead import Ahead
+from foreload._job import Attachment
 from foreload.torch import DataLoader
 from small import until
 
@@ -180,3 +181,25 @@ def test_a_forked_child_leaves_the_parents_pass_alone(loader: Any) -> None:
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert [value for _, values in ahead for value in values] == expected
+
+
+def test_an_agent_that_ended_between_two_passes_is_replaced_when_the_next_begins(
+    data: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(data, 40, shuffle=True, seed=3)
+    expected = [batch for _ in range(2) for batch in loader]
+    start, ended = Attachment.start, list[int]()
+
+    def unaware(self: Attachment, *where: Any) -> Any:
+        if not ended:
+            # What a process finds that hasn't heard yet.
+            ended.append(_agent.connect(str(home.cache_dir)).pid)
+            os.kill(ended[0], signal.SIGKILL)
+            raise errors.ClosedError("the foreload agent ended")
+        return start(self, *where)
+
+    loader.set_epoch(0)
+    found = list(loader)
+    monkeypatch.setattr(Attachment, "start", unaware)
+    found += list(loader)
+    assert [batch[0] for batch in found] == [batch[0] for batch in expected]
