@@ -399,7 +399,7 @@ impl Agent {
                 let jobs = self.jobs.borrow();
                 let jobs = jobs.values().map(|job| JobStatus {
                     job: job.id,
-                    url: job.dataset.open.url.clone(),
+                    url: job.streams.url(),
                     clients: job.clients(),
                     ram_bytes: job.attach.ram_bytes,
                 });

@@ -107,6 +107,9 @@ pub struct DiskShare {
 pub struct Attach {
     /// The data set's id.
     pub dataset: u32,
+    /// Those of further data sets: their samples are numbered after its own, one data set after the other.
+    #[serde(default)]
+    pub more: Vec<u32>,
     /// Tells two jobs with equal plans apart; the ranks of one job use the same word. A job that nobody is attached to is taken over whatever its word, and has that of the new client from then on.
     pub session: String,
     /// The order.

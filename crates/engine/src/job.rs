@@ -13,11 +13,11 @@ mod watch;
 use crate::batches::Batches;
 use crate::calls::{Attach, Stats};
 use crate::connection::Connection;
-use crate::dataset::{Dataset, IndexCatalog};
 use crate::disk::DiskTier;
 use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Sent, Trouble};
 use crate::slots::Shared;
+use crate::streams::Streams;
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source, Via};
 use foreload_plan::budget::Budget;
 use foreload_plan::flow::Demand;
@@ -91,8 +91,8 @@ pub struct Job {
     pub attach: Attach,
     /// The word by which others join it: that of the loader it belongs to now.
     pub word: RefCell<String>,
-    /// The data set.
-    pub dataset: Rc<Dataset>,
+    /// What it reads.
+    pub streams: Rc<Streams>,
     /// The cache arena.
     pub cache: Arc<Shared>,
     /// The batch arena.
@@ -142,7 +142,7 @@ fn settings(attach: &Attach, usable: &[u64]) -> Settings {
 ///
 /// # Errors
 /// `invalid` when order, ranks and batch don't fit.
-fn scheduler(attach: &Attach, usable: &[u64], dataset: &Dataset) -> Result<Scheduler, Trouble> {
+fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams) -> Result<Scheduler, Trouble> {
     let invalid = |e: foreload_plan::Error| Trouble::new("invalid", e.to_string());
     let order = Order::new(&attach.order).map_err(invalid)?;
     let split = if attach.uneven {
@@ -153,10 +153,7 @@ fn scheduler(attach: &Attach, usable: &[u64], dataset: &Dataset) -> Result<Sched
     .map_err(invalid)?;
     Scheduler::new(
         settings(attach, usable),
-        Arc::new(IndexCatalog {
-            index: dataset.index.clone(),
-            most_bytes: settings(attach, usable).ram_bytes,
-        }),
+        Arc::new(streams.catalog(settings(attach, usable).ram_bytes)),
         order,
         split,
         attach.ranks.clone(),
@@ -172,7 +169,7 @@ impl Job {
     pub fn start(
         id: u32,
         attach: Attach,
-        dataset: Rc<Dataset>,
+        streams: Streams,
         tiers: Vec<SharedTier>,
         origin: &Rc<Origin>,
         record: bool,
@@ -183,7 +180,7 @@ impl Job {
         let capacity = if record { None } else { Some(LOG_STEPS) };
         let bounds = Budget {
             asked: settings.ram_bytes,
-            least: least_bytes(&attach, &dataset)?,
+            least: least_bytes(&attach, &streams)?,
             reserve: RESERVE_BYTES,
         };
         let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(attach.batch_bytes));
@@ -197,7 +194,7 @@ impl Job {
                 mb(budget),
             ));
         }
-        let plan = Recorded::new(scheduler(&attach, &usable, &dataset)?, capacity);
+        let plan = Recorded::new(scheduler(&attach, &usable, &streams)?, capacity);
         let memory =
             |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
         let cache = Arc::new(Shared::new("foreload-cache", settings.ram_bytes, true).map_err(memory)?);
@@ -221,7 +218,7 @@ impl Job {
             seat: origin.join(Weak::clone(job), attach.concurrency),
             word: RefCell::new(attach.session.clone()),
             attach,
-            dataset,
+            streams: Rc::new(streams),
             cache,
             batches,
             clients: Cell::new(0),
@@ -238,7 +235,7 @@ impl Job {
         job.seat.report(Demand::default());
         job.set_budget(budget);
         let seen = job.look_into_tiers(0);
-        if seen < job.dataset.index.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
+        if seen < job.streams.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
             tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
         }
         tokio::task::spawn_local(Rc::clone(&job).watch());
@@ -247,12 +244,11 @@ impl Job {
 
     /// Tells the plan what the disk tiers hold of the samples from `first` on, some hundred thousand of them; returns the next one to look at.
     fn look_into_tiers(self: &Rc<Self>, first: u64) -> u64 {
-        let index = &self.dataset.index;
-        let end = (first + LOOK_AT_ONCE).min(index.len());
+        let end = (first + LOOK_AT_ONCE).min(self.streams.len());
         let mut found = vec![Vec::new(); self.tiers.len()];
         if self.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
             for sample in first..end {
-                let Ok(key) = index.sample_key(sample) else { continue };
+                let Some(key) = self.streams.key(sample) else { continue };
                 if let Some(number) = self.tiers.iter().position(|tier| tier.borrow().contains(&key)) {
                     self.tiers[number].borrow_mut().protect(u64::from(self.id), [key]);
                     found[number].push(sample);
@@ -271,7 +267,7 @@ impl Job {
 
     /// Goes on looking while the job runs already: a large data set must not delay the first batch.
     async fn look_on(self: Rc<Self>, mut next: u64) {
-        while next < self.dataset.index.len() {
+        while next < self.streams.len() {
             tokio::task::yield_now().await;
             if self.is_closed() {
                 return;
@@ -404,22 +400,18 @@ impl Job {
                 }
             }
             Command::Forget { tier, sample } => {
-                if let (Ok(key), Some(tier)) = (
-                    self.dataset.index.sample_key(*sample),
-                    self.tiers.get(usize::from(*tier)),
-                ) {
+                if let (Some(key), Some(tier)) = (self.streams.key(*sample), self.tiers.get(usize::from(*tier))) {
                     tier.borrow_mut().forget(&key);
                 }
             }
             Command::Deliver { request, items, copy } => {
-                let index = &self.dataset.index;
                 let mut state = self.state.borrow_mut();
                 let most_bytes = sample_bytes(&self.attach);
-                if let Some(large) = items.iter().find(|item| index.length(item.sample) > most_bytes) {
+                if let Some(large) = items.iter().find(|item| self.streams.length(item.sample) > most_bytes) {
                     let asked = state.wants.remove(request);
                     drop(state);
                     self.release_later(items.iter().map(|item| item.handle).collect());
-                    let trouble = too_large(&self.attach, &self.dataset, large.sample);
+                    let trouble = too_large(&self.attach, &self.streams, large.sample);
                     if let Some((who, id)) = asked.and_then(|(who, id)| who.upgrade().map(|who| (who, id))) {
                         let body = serde_json::to_string(&trouble).unwrap_or_default();
                         who.say(&Say::Refuse { id, body });
@@ -429,7 +421,7 @@ impl Job {
                 let sent: Vec<Sent> = items
                     .iter()
                     .map(|item| {
-                        let label = index.label(item.sample).unwrap_or(i64::MIN);
+                        let label = self.streams.label(item.sample).unwrap_or(i64::MIN);
                         count(&mut state.stats, item.via, item.slot.len);
                         Sent {
                             sample: item.sample,
@@ -490,7 +482,7 @@ impl Job {
     }
 
     fn explain_refusal(&self, sample: Option<u64>, failure: Failure) -> Trouble {
-        let name = sample.map_or_else(|| "the request".to_owned(), |sample| self.name(sample));
+        let name = sample.map_or_else(|| "the request".to_owned(), |sample| self.streams.name(sample));
         match failure {
             Failure::NoMemory => Trouble::new(
                 "no-memory",
@@ -508,28 +500,6 @@ impl Job {
         }
     }
 
-    /// A sample, as messages name it.
-    fn name(&self, sample: u64) -> String {
-        let object = self
-            .dataset
-            .index
-            .sample(sample)
-            .and_then(|found| Ok((self.dataset.index.object(found.object)?, found.range())));
-        match object {
-            Ok((object, range)) => format!(
-                "sample {sample} ({} [bytes {}..{}]{})",
-                self.dataset.source.url_of(&object.key),
-                range.start,
-                range.end,
-                self.dataset
-                    .index
-                    .name(sample)
-                    .map_or_else(String::new, |name| format!(", {name:?}"))
-            ),
-            Err(_) => format!("sample {sample}"),
-        }
-    }
-
     /// Counters so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -544,7 +514,7 @@ impl Job {
     /// # Errors
     /// The first difference, in words.
     pub fn replay(&self) -> Result<(), String> {
-        let fresh = scheduler(&self.attach, &self.usable, &self.dataset).map_err(|e| e.message)?;
+        let fresh = scheduler(&self.attach, &self.usable, &self.streams).map_err(|e| e.message)?;
         foreload_plan::replay::replay(fresh, self.state.borrow().plan.log()).map_err(|e| e.to_string())
     }
 
@@ -620,38 +590,34 @@ fn sample_bytes(attach: &Attach) -> u64 {
 /// What the job needs to go on at all: a batch in use, one that is waited for and one behind it, and the largest sample.
 ///
 /// A sample that can't fit is an error at the start, not in the middle of an epoch, unless such samples are to be left out.
-fn least_bytes(attach: &Attach, dataset: &Dataset) -> Result<u64, Trouble> {
-    let (index, most) = (&dataset.index, sample_bytes(attach));
+fn least_bytes(attach: &Attach, streams: &Streams) -> Result<u64, Trouble> {
+    let most = sample_bytes(attach);
     let (mut largest, mut len, mut total) = (0, 0, 0u64);
-    for sample in 0..index.len() {
-        let bytes = index.length(sample);
+    for sample in 0..streams.len() {
+        let bytes = streams.length(sample);
         total = total.saturating_add(bytes);
         if bytes > len && !(attach.skip_large && bytes > most) {
             (largest, len) = (sample, bytes);
         }
     }
     if len > most {
-        return Err(too_large(attach, dataset, largest));
+        return Err(too_large(attach, streams, largest));
     }
     let batch = u64::from(attach.order.global_batch) * attach.ranks.len() as u64 / u64::from(attach.world.max(1));
-    let batches = (total / index.len().max(1)).saturating_mul(3 * batch.max(1));
+    let batches = (total / streams.len().max(1)).saturating_mul(3 * batch.max(1));
     Ok(batches.saturating_add(len))
 }
 
 /// Why a sample can't be had, and what would help.
-fn too_large(attach: &Attach, dataset: &Dataset, sample: u64) -> Trouble {
-    let (index, most_bytes) = (&dataset.index, sample_bytes(attach));
-    let len = index.length(sample);
-    let key = index
-        .object(index.object_of(sample))
-        .map_or_else(|_| String::new(), |object| object.key);
+fn too_large(attach: &Attach, streams: &Streams, sample: u64) -> Trouble {
+    let (len, most_bytes) = (streams.length(sample), sample_bytes(attach));
     // As much for batches as now, or the eighth that is the default, and a little over.
     let enough_mb = (len + attach.batch_bytes.max(len / 7)).div_ceil(1_000_000) + 1;
     let message = format!(
         "sample {sample} ({}) has {len} bytes and doesn't fit the memory budget of {} bytes ({most_bytes} without the batch arena); give \
          cache=Cache(ram=\"{enough_mb}MB\") or more, leave it out with data.filter(lambda key, label, length: length <= {most_bytes}), or give \
          on_error=foreload.skip()",
-        dataset.source.url_of(&key),
+        streams.url_of(sample),
         attach.ram_bytes
     );
     Trouble {
@@ -662,19 +628,19 @@ fn too_large(attach: &Attach, dataset: &Dataset, sample: u64) -> Trouble {
 
 /// Says when the largest samples of the data set, should they meet in one batch, don't fit the memory together.
 #[must_use]
-pub fn warning_of_batches(attach: &Attach, dataset: &Dataset) -> Option<String> {
-    let (index, most_bytes) = (&dataset.index, sample_bytes(attach));
+pub fn warning_of_batches(attach: &Attach, streams: &Streams) -> Option<String> {
+    let most_bytes = sample_bytes(attach);
     let size = (attach.order.global_batch / attach.world.max(1)).max(1) as usize;
     let fitting = || {
-        (0..index.len())
-            .map(|sample| index.length(sample))
+        (0..streams.len())
+            .map(|sample| streams.length(sample))
             .filter(|&len| len <= most_bytes)
     };
     if fitting().max().unwrap_or(0).saturating_mul(size as u64) <= most_bytes {
         return None;
     }
     // The largest so far, the least of them on top: a copy of all lengths would be outside the budget.
-    let mut lengths = BinaryHeap::with_capacity(size.min(index.len() as usize) + 1);
+    let mut lengths = BinaryHeap::with_capacity(size.min(streams.len() as usize) + 1);
     for len in fitting() {
         if lengths.len() < size || lengths.peek().is_some_and(|&Reverse(least)| least < len) {
             lengths.push(Reverse(len));

@@ -19,4 +19,5 @@ pub mod origin;
 pub mod protocol;
 pub mod scatter;
 pub mod slots;
+pub mod streams;
 mod sync;

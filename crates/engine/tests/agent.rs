@@ -10,11 +10,12 @@ use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, St
 use foreload_engine::client::{Attached, Client, ClientError, Place};
 use foreload_engine::protocol::{Ask, Sent};
 use foreload_engine::slots::Mapping;
+use foreload_engine::streams;
 use foreload_plan::Digest;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
-use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
+use foreload_plan::spec::{OrderKind, OrderSpec, Share, Tail};
 use foreload_plan::split::Split;
 use foreload_store::Index;
 use foreload_testkit::bucket::{Bucket, Class, Fault, Profile, Settings};
@@ -152,6 +153,7 @@ impl Node {
     fn attachment(&self, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attach {
         let mut attach = Attach {
             dataset,
+            more: vec![],
             session: "test".into(),
             order: OrderSpec {
                 dataset: Digest::from_bytes(index.digest()),
@@ -1102,4 +1104,67 @@ fn a_missing_bucket_and_wrong_keys_are_told_apart() {
         other => panic!("{:?}", other.map(|(reply, _)| reply)),
     }
     node.end();
+}
+
+#[test]
+fn several_data_sets_are_one_jobs_samples_and_disk_and_labels_are_their_own() {
+    let rules = ["img:30x1KB-9KB,classes=3,ext=jpg", "more:5x1KB-9KB,classes=5,ext=jpg"];
+    let node = Node::lingering(rules, Duration::from_millis(300));
+    let (first, one) = node.open("s3://bench/img", true).expect("opened");
+    let (second, other) = node.open("s3://bench/more", true).expect("opened");
+    let parts = [(&one, "img", 0), (&other, "more", 30), (&one, "img", 35)];
+    let digest = streams::digest_of(&parts.map(|(index, ..)| Digest::from_bytes(index.digest())));
+    let mixed = |a: &mut Attach| {
+        a.more = vec![second, first];
+        a.order.dataset = digest;
+        a.order.samples = 65;
+        let share = |samples, weight| Share { samples, weight };
+        a.order.kind = OrderKind::Mixture {
+            streams: vec![share(30, 2), share(5, 3), share(30, 1)],
+            shuffle: true,
+            length: 120,
+        };
+        a.disks = vec![DiskShare {
+            directory: node.directory.path().join("disk"),
+            capacity_bytes: 64 << 20,
+            pinned: None,
+        }];
+    };
+    let expect_refused = |change: &dyn Fn(&mut Attach)| {
+        let attach = node.attachment(first, &one, |a| {
+            mixed(a);
+            change(a);
+        });
+        let refused = Attached::new(&node.client(), attach, &mut calm())
+            .err()
+            .expect("refused");
+        assert!(refused.to_string().contains("another data set"), "{refused}");
+    };
+    expect_refused(&|a| a.more = vec![first, second]);
+    expect_refused(&|a| a.more = vec![second]);
+    let job = node.attach(&node.client(), first, &one, mixed);
+    let order = Order::new(&node.attachment(first, &one, mixed).order).expect("order");
+    for epoch in 0..3 {
+        let epoch = order.epoch(epoch).expect("epoch");
+        for batch in 0..order.batches() {
+            let want = job.want_batch(0, epoch.epoch(), batch).expect("sent");
+            let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+            let positions = 16 * batch..epoch.positions().min(16 * (batch + 1));
+            let expected: Vec<u64> = positions.map(|position| epoch.sample_at(position)).collect();
+            assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
+            for item in &items {
+                let (index, prefix, begins) = *parts.iter().rfind(|part| part.2 <= item.sample).expect("a stream");
+                let sample = item.sample - begins;
+                assert!(
+                    job.bytes(item).expect("inside") == node.truth(index, prefix, sample),
+                    "sample {} has other bytes",
+                    item.sample
+                );
+                assert_eq!(Some(item.label), index.label(sample));
+            }
+            release(&job, &items);
+        }
+    }
+    drop(job);
+    node.retire();
 }

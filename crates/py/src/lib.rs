@@ -29,7 +29,7 @@ mod _core {
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
-    use crate::tools::{cost, scenario, simulate, split_url, stands_for};
+    use crate::tools::{cost, digest_of, scenario, simulate, split_url, stands_for};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -71,3 +71,13 @@ pub fn stands_for(names: &str, key: &str) -> PyResult<bool> {
 pub fn cost(py: Python<'_>, request: &str) -> PyResult<String> {
     py.detach(|| foreload_sim::cost_json(request)).map_err(invalid)
 }
+
+/// The digest of data sets that are read together, from theirs.
+#[pyfunction]
+pub fn digest_of(digests: Vec<String>) -> PyResult<String> {
+    let digests = digests
+        .iter()
+        .map(|digest| digest.parse())
+        .collect::<Result<Vec<_>, _>>();
+    Ok(foreload_engine::streams::digest_of(&digests.map_err(invalid)?).to_string())
+}

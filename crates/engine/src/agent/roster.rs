@@ -6,6 +6,7 @@ use crate::connection::Connection;
 use crate::disk::{DiskSettings, DiskTier};
 use crate::job::{Job, SharedTier, warning_of_batches};
 use crate::protocol::Trouble;
+use crate::streams::Streams;
 use foreload_plan::spec::OrderKind;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,9 +23,10 @@ impl Agent {
     pub(super) async fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
         // Ranks attach at the same time: the first makes the job, the others join it.
         let _one_at_a_time = self.attaching.lock().await;
-        let dataset = self.dataset(attach.dataset)?;
-        self.hold(connection, attach.dataset);
-        if attach.order.dataset != dataset.digest() || attach.order.samples != dataset.index.len() {
+        let numbers = || std::iter::once(attach.dataset).chain(attach.more.iter().copied());
+        let streams = Streams::new(numbers().map(|number| self.dataset(number)).collect::<Result<_, _>>()?);
+        numbers().for_each(|number| self.hold(connection, number));
+        if attach.order.dataset != streams.digest() || attach.order.samples != streams.len() {
             return Err(Trouble::new(
                 "invalid",
                 "the order was made for another data set (its digest or number of samples differs)",
@@ -35,8 +37,8 @@ impl Agent {
         let ours = |job: &&Rc<Job>| {
             let (a, b) = (&job.attach, &attach);
             *job.word.borrow() == b.session
-                && (a.dataset, &a.order, a.world, &a.ranks, a.uneven)
-                    == (b.dataset, &b.order, b.world, &b.ranks, b.uneven)
+                && (a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven)
+                    == (b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven)
         };
         let lingering = |job: &&Rc<Job>| {
             let same_word = Attach {
@@ -72,10 +74,10 @@ impl Agent {
         let (job, joined) = match running {
             Some(job) => (job, true),
             None => {
-                warnings.extend(warning_of_batches(&attach, &dataset));
+                warnings.extend(warning_of_batches(&attach, &streams));
                 let id = self.next.replace(self.next.get() + 1) as u32;
-                let origin = self.origins.at(&dataset.source.endpoint());
-                let job = Job::start(id, attach, dataset, tiers, &origin, self.settings.record, &mut warnings)?;
+                let origin = self.origins.at(&streams.endpoint());
+                let job = Job::start(id, attach, streams, tiers, &origin, self.settings.record, &mut warnings)?;
                 self.jobs.borrow_mut().insert(id, Rc::clone(&job));
                 (job, false)
             }

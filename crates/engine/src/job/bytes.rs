@@ -27,27 +27,29 @@ impl Job {
         self.state.borrow_mut().partial.expect(load);
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let begun = Instant::now();
-        let object = |()| self.dataset.index.object(load.object);
         let object = match load.pieces.first() {
             // Why the index places it nowhere.
-            Some(piece) if load.object == NOWHERE => self.dataset.index.sample(piece.sample).map(drop).and_then(object),
-            _ => object(()),
+            Some(piece) if load.object == NOWHERE => self
+                .streams
+                .placed(piece.sample)
+                .and_then(|()| self.streams.object(load.object)),
+            _ => self.streams.object(load.object),
         };
         let outcome = match object {
-            Err(error) => Err(trouble(&error)),
-            Ok(object) => {
+            Err(trouble) => Err(trouble),
+            Ok((dataset, object)) => {
                 let mut sink = Scatter::new(Arc::clone(&self.cache), load);
                 let range = load.offset..load.offset + load.len;
                 let fetched = tokio::select! {
                     biased;
-                    fetched = self.dataset.source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
+                    fetched = dataset.source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
                     () = cancel.notified() => None,
                 };
                 match fetched {
                     None => Err(Trouble::new("cancelled", "")),
                     Some(Err(error)) => Err(trouble(&error)),
                     Some(Ok(fetched)) => {
-                        self.note_speed(&object.key, begun.elapsed());
+                        self.note_speed(begun.elapsed(), || dataset.source.url_of(&object.key));
                         self.check(load, &sink).map(|()| fetched)
                     }
                 }
@@ -100,10 +102,10 @@ impl Job {
                     None => continue,
                 }
             }
-            if let Some(known) = self.dataset.index.crc32c(piece.sample)
+            if let Some(known) = self.streams.crc32c(piece.sample)
                 && known != crc
             {
-                let name = self.name(piece.sample);
+                let name = self.streams.name(piece.sample);
                 self.state.borrow_mut().partial.forget(piece.handle);
                 return Err(Trouble::new(
                     "corrupt",
@@ -122,12 +124,12 @@ impl Job {
         Ok(())
     }
 
-    pub(super) fn note_speed(&self, key: &str, took: Duration) {
+    pub(super) fn note_speed(&self, took: Duration, url: impl FnOnce() -> String) {
         let seconds = took.as_secs_f64();
         let slowest = &mut self.state.borrow_mut().stats.slowest;
         if slowest.len() < SLOWEST || slowest.last().is_some_and(|(_, least)| seconds > *least) {
             let at = slowest.partition_point(|(_, other)| *other >= seconds);
-            slowest.insert(at, (self.dataset.source.url_of(key), seconds));
+            slowest.insert(at, (url(), seconds));
             slowest.truncate(SLOWEST);
         }
     }
@@ -140,7 +142,7 @@ impl Job {
             .pieces
             .iter()
             .map(|piece| {
-                let key = self.dataset.index.sample_key(piece.sample).ok()?;
+                let key = self.streams.key(piece.sample)?;
                 self.tiers
                     .get(usize::from(tier))?
                     .borrow()
@@ -201,10 +203,7 @@ impl Job {
     pub(super) fn quarantine(&self, tier: u8, load: &Load) {
         let mut state = self.state.borrow_mut();
         for piece in &load.pieces {
-            if let (Ok(key), Some(tier)) = (
-                self.dataset.index.sample_key(piece.sample),
-                self.tiers.get(usize::from(tier)),
-            ) {
+            if let (Some(key), Some(tier)) = (self.streams.key(piece.sample), self.tiers.get(usize::from(tier))) {
                 let mut tier = tier.borrow_mut();
                 if let Some(entry) = tier.find(&key) {
                     tier.quarantine(&entry);
@@ -222,7 +221,7 @@ impl Job {
                 continue;
             };
             let (number, sample, slot) = (*tier, *sample, *slot);
-            let place = self.dataset.index.sample_key(sample).ok().and_then(|key| {
+            let place = self.streams.key(sample).and_then(|key| {
                 let tier = self.tiers.get(usize::from(number))?;
                 Some(tier.borrow_mut().reserve(u64::from(self.id), key, slot.len))
             });

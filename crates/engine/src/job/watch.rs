@@ -27,9 +27,8 @@ impl Job {
             if cared.elapsed() > CARE {
                 cared = Instant::now();
                 // Aside: a credential service that doesn't answer must not keep stalls from being reported.
-                let dataset = Rc::clone(&self.dataset);
-                let fresh = async move { dataset.source.warm_credentials().await };
-                // What goes wrong here is told by the fetch that needs them.
+                let streams = Rc::clone(&self.streams);
+                let fresh = async move { streams.warm_credentials().await };
                 let _aside = tokio::task::spawn_local(fresh);
             }
             if let Some(log) = &mut log
@@ -121,7 +120,7 @@ impl Job {
             let seconds = now_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
             let what = waiting
                 .sample
-                .map_or_else(|| "its samples".to_owned(), |sample| self.name(sample));
+                .map_or_else(|| "its samples".to_owned(), |sample| self.streams.name(sample));
             let cause = match waiting.cause {
                 Cause::Loading(Source::Bucket) => "a GET to the bucket is under way".to_owned(),
                 Cause::Loading(Source::Disk(tier)) => format!("a read from disk tier {tier} is under way"),

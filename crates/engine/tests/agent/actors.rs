@@ -280,6 +280,7 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, dataset: u32, 
     let least = 6 * u64::from(own) * (LARGEST + 64) * u64::from(world);
     Attach {
         dataset,
+        more: vec![],
         session: format!("{seed}-{which}"),
         order,
         world,

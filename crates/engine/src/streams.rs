@@ -1,0 +1,181 @@
+//! What a job reads: one data set or several, whose samples and objects are numbered one data set after the other.
+//!
+//! The plan, the clients and everything that a job counts use the job's numbers; here they become a data set and its own number, wherever bytes are
+//! fetched, checked, named or looked up on disk. A sample's key in the disk tiers is that of its own data set, so that a mixture finds what a job over
+//! one of its streams has kept, and the other way round.
+
+use crate::dataset::{Dataset, IndexCatalog, trouble};
+use crate::protocol::Trouble;
+use foreload_plan::catalog::{self, Spans};
+use foreload_plan::{Digest, DigestBuilder};
+use foreload_store::index::ObjectRef;
+use std::rc::Rc;
+
+/// The data sets of a job.
+pub struct Streams {
+    parts: Vec<Rc<Dataset>>,
+    samples: Spans,
+    objects: Spans,
+}
+
+impl Streams {
+    /// At least one data set; one may come several times.
+    #[must_use]
+    pub fn new(parts: Vec<Rc<Dataset>>) -> Self {
+        Self {
+            samples: Spans::new(parts.iter().map(|part| part.index.len())),
+            objects: Spans::new(parts.iter().map(|part| part.index.objects())),
+            parts,
+        }
+    }
+
+    /// Samples of all.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.samples.total()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Names one data set as its index does, and several together.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        let digests: Vec<Digest> = self.parts.iter().map(|part| part.digest()).collect();
+        digest_of(&digests)
+    }
+
+    /// Where they lie, for people.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let urls: Vec<&str> = self.parts.iter().map(|part| part.open.url.as_str()).collect();
+        urls.join(", ")
+    }
+
+    /// What answers requests for them. Several endpoints count as one of their own: its limit is found for them together.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        let mut endpoints: Vec<String> = self.parts.iter().map(|part| part.source.endpoint()).collect();
+        endpoints.sort_unstable();
+        endpoints.dedup();
+        endpoints.join(" ")
+    }
+
+    /// The plan's view of them.
+    #[must_use]
+    pub fn catalog(&self, most_bytes: u64) -> catalog::Streams<IndexCatalog> {
+        let part = |part: &Rc<Dataset>| {
+            let index = part.index.clone();
+            let objects = index.objects();
+            (IndexCatalog { index, most_bytes }, objects)
+        };
+        catalog::Streams::new(self.parts.iter().map(part).collect())
+    }
+
+    /// A sample's data set, and its number there.
+    fn find(&self, sample: u64) -> Option<(&Dataset, u64)> {
+        self.samples
+            .find(sample)
+            .map(|(part, sample)| (&*self.parts[part], sample))
+    }
+
+    /// A sample's bytes; 0 when there is no such sample.
+    #[must_use]
+    pub fn length(&self, sample: u64) -> u64 {
+        self.find(sample).map_or(0, |(part, sample)| part.index.length(sample))
+    }
+
+    /// A sample's label, as its data set numbers it.
+    #[must_use]
+    pub fn label(&self, sample: u64) -> Option<i64> {
+        self.find(sample).and_then(|(part, sample)| part.index.label(sample))
+    }
+
+    /// A sample's checksum, where the index has it.
+    #[must_use]
+    pub fn crc32c(&self, sample: u64) -> Option<u32> {
+        self.find(sample).and_then(|(part, sample)| part.index.crc32c(sample))
+    }
+
+    /// A sample's key in the disk tiers.
+    #[must_use]
+    pub fn key(&self, sample: u64) -> Option<[u8; 16]> {
+        let (part, sample) = self.find(sample)?;
+        part.index.sample_key(sample).ok()
+    }
+
+    /// The URL of a sample's object.
+    #[must_use]
+    pub fn url_of(&self, sample: u64) -> String {
+        let found = self.find(sample).and_then(|(part, sample)| {
+            let object = part.index.object(part.index.object_of(sample)).ok()?;
+            Some(part.source.url_of(&object.key))
+        });
+        found.unwrap_or_default()
+    }
+
+    /// A sample, as messages name it.
+    #[must_use]
+    pub fn name(&self, sample: u64) -> String {
+        let found = self.find(sample).and_then(|(part, sample)| {
+            let named = part.index.name(sample);
+            let named = named.map_or_else(String::new, |name| format!(", {name:?}"));
+            Some((part.index.sample(sample).ok()?.range(), named))
+        });
+        match found {
+            Some((range, named)) => format!(
+                "sample {sample} ({} [bytes {}..{}]{named})",
+                self.url_of(sample),
+                range.start,
+                range.end
+            ),
+            None => format!("sample {sample}"),
+        }
+    }
+
+    /// Whether the index places a sample.
+    ///
+    /// # Errors
+    /// Why it doesn't.
+    pub fn placed(&self, sample: u64) -> Result<(), Trouble> {
+        let Some((part, sample)) = self.find(sample) else {
+            return Ok(());
+        };
+        part.index.sample(sample).map(drop).map_err(|error| trouble(&error))
+    }
+
+    /// An object and the data set that it belongs to.
+    ///
+    /// # Errors
+    /// What the index says of an object that it doesn't have.
+    pub fn object(&self, object: u64) -> Result<(&Dataset, ObjectRef), Trouble> {
+        // One that no data set has is for the last one's index to refuse.
+        let last = self.parts.len() - 1;
+        let (part, object) = self.objects.find(object).unwrap_or((last, u64::MAX));
+        let part = &self.parts[part];
+        let found = part.index.object(object).map_err(|error| trouble(&error))?;
+        Ok((part, found))
+    }
+
+    /// Looks after the credentials of each; what goes wrong is told by the fetch that needs them.
+    pub async fn warm_credentials(&self) {
+        for part in &self.parts {
+            let _ = part.source.warm_credentials().await;
+        }
+    }
+}
+
+/// Names data sets that are read together: one as it is, several by all of theirs in their order.
+#[must_use]
+pub fn digest_of(digests: &[Digest]) -> Digest {
+    match digests {
+        [one] => *one,
+        several => several
+            .iter()
+            .fold(DigestBuilder::new("streams/1"), DigestBuilder::digest)
+            .finish(),
+    }
+}
