@@ -10,6 +10,7 @@ from foreload.cache import Cache
 from foreload.dataset import Dataset, Item, open  # noqa: A004 (`foreload.open`)
 from foreload.errors import ForeloadError
 from foreload.failures import skip
+from foreload.mixture import Mixture, Stream
 from foreload.planning import plan
 from foreload.tuning import Tuning
 
@@ -19,7 +20,9 @@ __all__ = [
     "ForeloadError",
     "Item",
     "Meta",
+    "Mixture",
     "NumpyLoader",
+    "Stream",
     "Tuning",
     "__version__",
     "open",

@@ -67,6 +67,11 @@ class Meta:
         return self._source.opened().index.key(self.sample)
 
     @property
+    def stream(self) -> str | None:
+        """The name of its stream, where the data set is a `Mixture`."""
+        return self._source.stream_of(self.sample)
+
+    @property
     def fields(self) -> list[tuple[str, int, int]]:
         """Its parts: (name, first byte, bytes)."""
         return self._source.opened().index.fields(self.sample)
@@ -158,7 +163,7 @@ class Decoder:
         return _SKIPPED
 
     def _explain(self, error: Exception, meta: Meta) -> DecodeError:
-        title = self.source.opened().title(meta.sample)
+        title = f"sample {meta.sample} ({self.source.where_of(meta.sample)})"
         return DecodeError(f"decoding {title} failed: {type(error).__name__}: {error}", meta.sample)
 
 

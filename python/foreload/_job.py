@@ -35,7 +35,7 @@ class Recipe:
 
     Attributes:
         source: The data set.
-        attach: The fields of the agent's `attach` call, but for the data set's number.
+        attach: The fields of the agent's `attach` call, but for the data sets' numbers.
         name: Tells it apart from other recipes; the same in all processes that share it.
     """
 
@@ -158,7 +158,7 @@ class Attachment:
 
     def _attach(self) -> _core.Job:
         opened = self.source.opened()
-        job = opened.agent.attach(json.dumps({"dataset": opened.number, **self.attach}))
+        job = opened.agent.attach(json.dumps({"dataset": opened.number, "more": opened.more, **self.attach}))
         for warning in json.loads(job.reply)["warnings"]:
             _LOG.warning("%s", warning)
         return job

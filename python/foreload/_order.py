@@ -64,11 +64,7 @@ class Order:
     @property
     def length(self) -> int:
         """Samples of an epoch, before any is repeated or left out for the ranks' sake."""
-        return (
-            self.samples
-            if isinstance(self.kind, str)
-            else int(self.kind.get("supplied", {}).get("length", self.samples))
-        )
+        return self.samples if isinstance(self.kind, str) else int(self.kind[self.name].get("length", self.samples))
 
     @property
     def name(self) -> str:
@@ -91,8 +87,7 @@ def kind_of(name: str, world: int, *, shuffle: bool, draws: str = "loader_each_e
     Raises:
         InvalidError: There is no such order.
     """
-    if name not in NAMES:
-        raise InvalidError(f"order={name!r} is not known; there are {', '.join(NAMES)}")
+    check_name(name)
     if name == "contiguous":
         return {"contiguous": {"parts": world}}
     if name == "strided":
@@ -104,6 +99,16 @@ def kind_of(name: str, world: int, *, shuffle: bool, draws: str = "loader_each_e
     if name in ("torch", "torch-random"):
         return {"torch_random": {"draws": draws}}
     return "keyed"
+
+
+def check_name(name: str) -> None:
+    """Refuses an order that isn't known.
+
+    Raises:
+        InvalidError: It isn't.
+    """
+    if name not in NAMES:
+        raise InvalidError(f"order={name!r} is not known; there are {', '.join(NAMES)}")
 
 
 def check_shuffle(name: str, shuffle: bool) -> None:

@@ -72,7 +72,7 @@ class Patience:
             self._report_s = total_s + self._stall_s
 
     def _name(self, sample: int) -> str:
-        return self._source.opened().title(sample)
+        return f"sample {sample} ({self._source.where_of(sample)})"
 
     @staticmethod
     def _report(message: str) -> None:

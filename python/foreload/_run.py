@@ -375,7 +375,12 @@ class Run:
             for name, text in names.items()
             if state.get(name) != here[name]
         ]
-        return "; ".join(differing) or "another version of the order"
+        other = (
+            "other weights or another length of an epoch"
+            if self.order.name == "mixture"
+            else "another version of the order"
+        )
+        return "; ".join(differing) or other
 
     def restore(self) -> None:
         """Tells a new agent what it needs to know besides the attachment."""
@@ -416,9 +421,11 @@ class Run:
         """The agent's counters for the job, and what its requests cost where they have a price."""
         answer = self.attachment().call("stats")
         answer.pop("reply", None)
-        call = self.dataset.source.call
         gets = answer["requests"] + answer["retries"]
-        dollars = _dollars.of_requests(str(call["url"]), call["storage_options"], gets)
+        calls = self.dataset.source.calls()
+        prices = {_dollars.of_requests(str(call["url"]), call["storage_options"], gets) for call in calls}
+        # Of a mixture, the requests of which store are not counted: they have a price where it is the same everywhere.
+        dollars = prices.pop() if len(prices) == 1 else None
         return answer if dollars is None else {**answer, "request_dollars": dollars}
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,22 +33,19 @@ class Opened:
         number: The data set's number there.
         index: Its index.
         origin: Where the index came from: `listed`, `cache`, `saved`, `subset`.
+        more: Numbers of further data sets there, whose samples come after its own.
     """
 
-    def __init__(self, agent: _core.Agent, number: int, index: _core.Index, origin: str) -> None:
-        self.agent, self.number, self.index, self.origin = agent, number, index, origin
+    def __init__(
+        self, agent: _core.Agent, number: int, index: _core.Index, origin: str, more: Sequence[int] = ()
+    ) -> None:
+        self.agent, self.number, self.index, self.origin, self.more = agent, number, index, origin, list(more)
         self.agent_pid = agent.pid
         self.process = os.getpid()
 
     def is_usable(self) -> bool:
         """Whether this process opened it and the agent still answers."""
         return self.process == os.getpid() and self.agent.is_usable()
-
-    def title(self, sample: int) -> str:
-        """A sample's number, object, and what it is called in there, for messages."""
-        key, name = self.index.place(sample)[0], self.index.key(sample)
-        inside = "" if name == key else f", {name!r}"
-        return f"sample {sample} ({self.index.root.rstrip('/')}/{key}{inside})"
 
     def inherited(self, agent: _core.Agent) -> Opened | None:
         """The same for a forked child's own connection: the index is shared memory, and the agent has numbered the data set."""
@@ -140,6 +137,21 @@ class Source:
         if self.samples is None:
             return self._whole
         return Opened(agent, *agent.subset(self._whole.number, self.samples.tolist()))
+
+    def calls(self) -> list[dict[str, Any]]:
+        """What its data sets were opened with: one, but for a mixture's."""
+        return [self.call]
+
+    def where_of(self, sample: int) -> str:
+        """A sample's object, and what it is called in there, for messages."""
+        index = self.opened().index
+        key, name = index.place(sample)[0], index.key(sample)
+        inside = "" if name == key else f", {name!r}"
+        return f"{index.root.rstrip('/')}/{key}{inside}"
+
+    def stream_of(self, sample: int) -> str | None:  # noqa: ARG002 (of a mixture's sources)
+        """The name of a sample's stream; None: it is of no mixture."""
+        return None
 
     def choose(self, samples: NDArray[np.int64]) -> Source:
         """Some samples of this source, in a new order."""

@@ -13,7 +13,7 @@ from foreload import _core, _numbers
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, decoded_batches, threads_of
-from foreload._order import Order, check_shuffle, kind_of, tail_of
+from foreload._order import Order, check_shuffle, tail_of
 from foreload._run import (
     LEFT_OUT,
     Cursor,
@@ -98,7 +98,7 @@ class NumpyLoader:
             raise InvalidError(f"shard={shard!r}: give (this process' data rank, data ranks)")
         place = _ranks.find(*shared)
         global_batch = batch_size * place.world
-        kind = kind_of(order, place.world, shuffle=shuffle)
+        kind = dataset.order_kind(order, place.world, shuffle=shuffle)
         tail = tail_of(place.world, global_batch, drop_last=drop_last, uneven=uneven)
         plan = Order(dataset.digest, len(dataset), kind, seed, global_batch, tail)
         self.dataset = dataset

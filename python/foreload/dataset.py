@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from foreload import _address, _agent, _environment, _numbers
 from foreload._credentials import Credentials, Provider
 from foreload._job import Reader
+from foreload._order import kind_of
 from foreload._source import Progress, Source
 from foreload.errors import CorruptError, InvalidError, NotFoundError
 
@@ -347,6 +348,12 @@ class Dataset:
                 f"split: nothing of {len(self)} samples would be in {', '.join(empty)}; give larger shares, or leave it out"
             )
         return {name: self.select(np.sort(shuffled[first:last])) for name, first, last in parts}
+
+    def order_kind(
+        self, name: str, world: int, *, shuffle: bool, draws: str = "loader_each_epoch"
+    ) -> str | dict[str, Any]:
+        """The plan's kind of order for what a loader of this data set was asked for."""
+        return kind_of(name, world, shuffle=shuffle, draws=draws)
 
     def apart(self) -> Dataset:
         """The same data set for one loader, whose order doesn't concern other readers of it."""

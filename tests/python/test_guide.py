@@ -22,6 +22,8 @@ PAGES = ("quickstart", "torch", "resume", "distributed", "frameworks")
 CALLS: dict[str, Any] = {
     "fl.open": fl.open,
     "fl.Cache": fl.Cache,
+    "fl.Mixture": fl.Mixture,
+    "fl.Stream": fl.Stream,
     "fl.NumpyLoader": fl.NumpyLoader,
     "fl.skip": fl.skip,
     "DataLoader": ft.DataLoader,

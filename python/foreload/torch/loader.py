@@ -22,7 +22,7 @@ from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, decoded_batches, threads_of
-from foreload._order import Order, kind_of, tail_of
+from foreload._order import Order, tail_of
 from foreload._run import (
     LEFT_OUT,
     Cursor,
@@ -599,7 +599,7 @@ class _Course(Sampler):
     def _planned(self, place: _ranks.Ranks) -> Run:
         world, global_batch, samples = place.world, self.batch_size * place.world, len(self.data)
         torch_like = self.order.startswith("torch") or self._known is not None
-        kind = kind_of(self.order, world, shuffle=self.shuffle, draws=self._draws)
+        kind = self.data.order_kind(self.order, world, shuffle=self.shuffle, draws=self._draws)
         seed, tail = (
             self.seed,
             tail_of(world, global_batch, drop_last=self.drop_last, uneven=self._uneven, torch=torch_like),

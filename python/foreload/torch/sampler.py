@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
-from foreload._order import Order, kind_of, tail_of
+from foreload._order import Order, tail_of
 from foreload._run import Cursor, Run, check_run
 from foreload._state import check_state
 from foreload.cache import Cache, fixed
@@ -122,7 +122,7 @@ class Sampler(DistributedSampler[int]):
         self._accord = Accord()
         self._skip = 0
         self._run: Run | None = None
-        kind_of(order, 1, shuffle=shuffle)
+        self.data.order_kind(order, 1, shuffle=shuffle)
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
         if dataset is not self.data:
@@ -141,7 +141,7 @@ class Sampler(DistributedSampler[int]):
         place = self._place()
         if self._run is None or self._run.ranks != place:
             world, global_batch = place.world, self.batch_size * place.world
-            kind = kind_of(self.order, world, shuffle=self.shuffle, draws="sampler_only")
+            kind = self.data.order_kind(self.order, world, shuffle=self.shuffle, draws="sampler_only")
             tail = (
                 {"trim": {"multiple": world}}
                 if self.drop_last
