@@ -324,7 +324,7 @@ class _Sources(Source):
         """A sample's object, and what it is called in there, for messages."""
         index: Any = self.opened().index
         part, number = index.find(sample)
-        return self._parts[part].where_of(number)
+        return str(self._parts[part].where_of(number))
 
     def stream_of(self, sample: int) -> str | None:
         """The name of a sample's stream."""
