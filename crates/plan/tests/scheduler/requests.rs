@@ -141,5 +141,13 @@ fn what_is_not_in_the_plan_is_refused_and_what_is_read_again_is_a_read_of_its_ow
         assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), [7, 7]);
         carrier.release(items.iter().map(|item| item.handle).collect());
     }
+    // Two who ask for the same read at once both get it, though it is one of the plan's.
+    carrier.step(ask(6, 0, vec![(0, 20)]));
+    carrier.step(ask(7, 0, vec![(0, 20)]));
+    for request in [7, 6] {
+        let items = carrier.wait(request).expect("served");
+        assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), [20]);
+        carrier.release(items.iter().map(|item| item.handle).collect());
+    }
     carrier.finish();
 }
