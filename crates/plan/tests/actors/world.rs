@@ -106,8 +106,9 @@ impl World {
         let total: u64 = lengths.iter().map(|&len| reserved_bytes(len)).sum();
         let largest = lengths.iter().map(|&len| reserved_bytes(len)).max().unwrap_or(64);
         let batch_bytes = u64::from(global_batch.div_ceil(world)) * largest;
-        // Room for a batch of one rank, leases of up to half of staging beside it, and slack for slots of all sizes.
-        let least = 3 * batch_bytes + 4096;
+        // Room for the largest batch of one rank, and as much again for the holes between slots; in lockstep also for what the others hold meanwhile.
+        let batches = if theme == Theme::Lockstep { 3 } else { 2 };
+        let least = batches * batch_bytes + 4096;
         let ram_bytes = least + [0, total / 3, 2 * total / 3, 2 * total][dice.below(4) as usize];
         let tiers = match dice.below(3) {
             0 => vec![TierSettings {
