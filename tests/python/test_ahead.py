@@ -192,9 +192,13 @@ def test_an_agent_that_ended_between_two_passes_is_replaced_when_the_next_begins
 
     def unaware(self: Attachment, *where: Any) -> Any:
         if not ended:
-            # What a process finds that hasn't heard yet.
             ended.append(_agent.connect(str(home.cache_dir)).pid)
+            job = self.job()
             os.kill(ended[0], signal.SIGKILL)
+            # A process that hasn't heard yet finds out when it sends something.
+            while job.is_usable():
+                with contextlib.suppress(errors.ClosedError):
+                    job.start(*where[:3])
             raise errors.ClosedError("the foreload agent ended")
         return start(self, *where)
 
