@@ -74,6 +74,10 @@ impl Catalog for IndexCatalog {
             },
         }
     }
+
+    fn shares_objects(&self) -> bool {
+        self.index.shares_objects()
+    }
 }
 
 impl Dataset {

@@ -1,7 +1,7 @@
 //! A disk tier: records in segment files, found again after a restart or a kill.
 //!
-//! A *record* is a sample's bytes under their content key, so that it serves every job that reads the same object, and
-//! survives all of them. Records are appended to one *segment* file at a time. A full segment is *sealed*: a footer
+//! A *record* is a block's bytes under their content key, so that it serves every job that reads the same object, and
+//! survives all of them. Any range of it can be read and compared with its checksums by itself. Records are appended to one *segment* file at a time. A full segment is *sealed*: a footer
 //! lists its records, and the next start reads that alone. Nothing is ever moved or overwritten; room is made by
 //! unlinking whole segments, of jobs that are gone, oldest first.
 //!
@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   event loop                          blocking threads
-//!   find(key)            -> Entry       -> read(buffer, take)
+//!   find(key)            -> Entry       -> read(range, buffer, take)
 //!   reserve(job, key, n) -> Reservation -> write(bytes) -> Written or FailedWrite
 //!   commit(written) / failed(failed)    <-
 //!   chore()              -> Chore       -> run()
@@ -37,8 +37,9 @@ pub use scan::Damage;
 pub use segment::{Chore, Entry, FailedWrite, ReadError, Reservation, SegmentFile, Written};
 pub use settings::DiskSettings;
 
+use foreload_plan::scheduler::record_bytes;
 use index::{Index, Place};
-use layout::{MAX_SEGMENT, RECORD_OVERHEAD, Record, SEGMENT_OVERHEAD};
+use layout::{MAX_SEGMENT, Record, SEGMENT_OVERHEAD};
 use rustc_hash::FxHashMap;
 use rustix::fs::{FlockOperation, flock};
 use segments::Segments;
@@ -247,8 +248,11 @@ impl DiskTier {
             return Err(Refusal::Exists);
         }
         self.may_write()?;
-        let need = len.saturating_add(RECORD_OVERHEAD);
-        let alone = need.saturating_add(SEGMENT_OVERHEAD);
+        if len > MAX_SEGMENT {
+            return Err(Refusal::Full);
+        }
+        let need = record_bytes(len);
+        let alone = need + SEGMENT_OVERHEAD;
         if alone > self.settings.capacity_bytes.min(MAX_SEGMENT) {
             return Err(Refusal::Full);
         }
@@ -360,7 +364,7 @@ impl DiskTier {
     }
 
     fn settled(&mut self, reservation: &Reservation) {
-        self.pending_bytes -= reservation.len().saturating_add(RECORD_OVERHEAD);
+        self.pending_bytes -= record_bytes(reservation.len());
     }
 
     fn insert(&mut self, sequence: u32, record: &Record) {
@@ -445,7 +449,7 @@ impl DiskTier {
         self.settings.capacity_bytes
     }
 
-    /// What a policy may fill that counts each record as its length and [`foreload_plan::scheduler::RECORD_BYTES`]: the
+    /// What a policy may fill that counts each record as [`foreload_plan::scheduler::record_bytes`] does: the
     /// capacity less the segments' own headers and one segment, which a policy that evicts finds half dead.
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {

@@ -19,6 +19,7 @@ use crate::protocol::{Say, Sent, Trouble};
 use crate::slots::Shared;
 use crate::streams::Streams;
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source, Via};
+use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
 use foreload_plan::flow::Demand;
 use foreload_plan::order::Order;
@@ -42,7 +43,7 @@ use tokio::time::Instant;
 const LOG_STEPS: usize = 512;
 /// Late loads and stalls are looked for this often while anything is in flight.
 const TICK: Duration = Duration::from_millis(10);
-/// Samples looked up in the disk tiers in one go: about a tenth of a second.
+/// Blocks looked up in the disk tiers in one go: about a tenth of a second.
 const LOOK_AT_ONCE: u64 = 200_000;
 /// Credentials are looked after this often while the job is active.
 const CARE: Duration = Duration::from_secs(5);
@@ -62,9 +63,8 @@ struct State {
     next_want: u64,
     cancels: FxHashMap<u64, Rc<Notify>>,
     partial: Parts,
-    /// Checksums of what was fetched, by place in the scheduler's table.
-    checksums: Vec<(u32, u32)>,
-    troubles: FxHashMap<u64, Trouble>,
+    /// Why a content could not be loaded, until those who waited for it have heard.
+    troubles: FxHashMap<Content, Trouble>,
     stats: Stats,
     soon: bool,
     waiting_since: Option<Instant>,
@@ -93,6 +93,8 @@ pub struct Job {
     pub word: RefCell<String>,
     /// What it reads.
     pub streams: Rc<Streams>,
+    /// The same, as memory and disk tiers hold it.
+    pub blocks: Arc<Blocks>,
     /// The cache arena.
     pub cache: Arc<Shared>,
     /// The batch arena.
@@ -194,7 +196,9 @@ impl Job {
                 mb(budget),
             ));
         }
-        let plan = Recorded::new(scheduler(&attach, &usable, &streams)?, capacity);
+        let plan = scheduler(&attach, &usable, &streams)?;
+        let blocks = Arc::clone(plan.blocks());
+        let plan = Recorded::new(plan, capacity);
         let memory =
             |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
         let cache = Arc::new(Shared::new("foreload-cache", settings.ram_bytes, true).map_err(memory)?);
@@ -205,7 +209,6 @@ impl Job {
             next_want: 1,
             cancels: FxHashMap::default(),
             partial: Parts::default(),
-            checksums: Vec::new(),
             troubles: FxHashMap::default(),
             stats: Stats::default(),
             soon: false,
@@ -219,6 +222,7 @@ impl Job {
             word: RefCell::new(attach.session.clone()),
             attach,
             streams: Rc::new(streams),
+            blocks,
             cache,
             batches,
             clients: Cell::new(0),
@@ -235,31 +239,34 @@ impl Job {
         job.seat.report(Demand::default());
         job.set_budget(budget);
         let seen = job.look_into_tiers(0);
-        if seen < job.streams.len() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
+        if seen < job.blocks.count() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
             tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
         }
         tokio::task::spawn_local(Rc::clone(&job).watch());
         Ok(job)
     }
 
-    /// Tells the plan what the disk tiers hold of the samples from `first` on, some hundred thousand of them; returns the next one to look at.
+    /// Tells the plan what the disk tiers hold of the blocks from `first` on, some hundred thousand of them; returns the next one to look at.
     fn look_into_tiers(self: &Rc<Self>, first: u64) -> u64 {
-        let end = (first + LOOK_AT_ONCE).min(self.streams.len());
+        let end = (first + LOOK_AT_ONCE).min(self.blocks.count());
         let mut found = vec![Vec::new(); self.tiers.len()];
         if self.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
-            for sample in first..end {
-                let Some(key) = self.streams.key(sample) else { continue };
+            for block in first..end {
+                let samples = self.blocks.range(block);
+                let Some(key) = self.streams.key(self.blocks.extent(samples.clone())) else {
+                    continue;
+                };
                 if let Some(number) = self.tiers.iter().position(|tier| tier.borrow().contains(&key)) {
                     self.tiers[number].borrow_mut().protect(u64::from(self.id), [key]);
-                    found[number].push(sample);
+                    found[number].push(block);
+                    self.found.set(self.found.get() + samples.end - samples.start);
                 }
             }
         }
-        for (number, samples) in found.into_iter().enumerate().filter(|(_, samples)| !samples.is_empty()) {
-            self.found.set(self.found.get() + samples.len() as u64);
+        for (number, blocks) in found.into_iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()) {
             self.step(Event::Found {
                 tier: number as u8,
-                samples,
+                blocks,
             });
         }
         end
@@ -267,7 +274,7 @@ impl Job {
 
     /// Goes on looking while the job runs already: a large data set must not delay the first batch.
     async fn look_on(self: Rc<Self>, mut next: u64) {
-        while next < self.streams.len() {
+        while next < self.blocks.count() {
             tokio::task::yield_now().await;
             if self.is_closed() {
                 return;
@@ -312,7 +319,10 @@ impl Job {
         }
         // All who waited for a sample have heard by now why it failed.
         for sample in refused {
-            self.state.borrow_mut().troubles.remove(&sample);
+            let mut state = self.state.borrow_mut();
+            self.contents_of(sample).iter().for_each(|content| {
+                state.troubles.remove(content);
+            });
         }
         if !keeps.is_empty() {
             self.write_to_disk(keeps);
@@ -399,8 +409,9 @@ impl Job {
                     }
                 }
             }
-            Command::Forget { tier, sample } => {
-                if let (Some(key), Some(tier)) = (self.streams.key(*sample), self.tiers.get(usize::from(*tier))) {
+            Command::Forget { tier, block } => {
+                let key = self.key(Content::block(*block));
+                if let (Some(key), Some(tier)) = (key, self.tiers.get(usize::from(*tier))) {
                     tier.borrow_mut().forget(&key);
                 }
             }
@@ -454,7 +465,12 @@ impl Job {
             } => {
                 let mut state = self.state.borrow_mut();
                 let asked = state.wants.remove(request);
-                let trouble = sample.and_then(|sample| state.troubles.get(&sample).cloned());
+                let known = |sample| {
+                    self.contents_of(sample)
+                        .iter()
+                        .find_map(|it| state.troubles.get(it).cloned())
+                };
+                let trouble = sample.and_then(known);
                 drop(state);
                 let trouble = trouble.unwrap_or_else(|| self.explain_refusal(*sample, *failure));
                 if let Some((who, id)) = asked.and_then(|(who, id)| who.upgrade().map(|who| (who, id))) {
@@ -473,6 +489,17 @@ impl Job {
             }
             _ => {}
         }
+    }
+
+    /// What a sample may have been loaded as: by itself, or with its block.
+    fn contents_of(&self, sample: u64) -> [Content; 2] {
+        [Content::sample(sample), Content::block(self.blocks.of(sample))]
+    }
+
+    /// The key of a content's block in the disk tiers.
+    fn key(&self, content: Content) -> Option<[u8; 16]> {
+        let block = Content::block(self.blocks.block_of(content));
+        self.streams.key(self.blocks.place_of(block))
     }
 
     /// Releases from inside a step: the next event.

@@ -18,40 +18,73 @@ pub fn crc32c_joined(crc: u32, next: u32, len: u64) -> u32 {
     crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, crc.into(), next.into(), len) as u32
 }
 
-/// Scatters one range into slots. Gaps between pieces are dropped.
+/// A stretch of a load that has a checksum of its own in the index: a sample, or a part of a large one.
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    /// The sample.
+    pub sample: u64,
+    /// The piece that it comes with, by its number in the load.
+    pub piece: usize,
+    /// Where it begins in the load's range.
+    pub at: u64,
+    /// Its bytes.
+    pub len: u64,
+}
+
+/// Scatters one range into slots. Bytes that no piece has are dropped.
 pub struct Scatter {
     arena: Arc<Shared>,
     pieces: Vec<Piece>,
-    current: usize,
+    /// The first piece that isn't there yet.
+    piece: usize,
+    checks: Vec<Check>,
     crc: Digest,
     crcs: Vec<u32>,
 }
 
 impl Scatter {
-    /// For the pieces of a load.
+    /// For the pieces of a load, with the checksums of these stretches, which come one after the other.
     #[must_use]
-    pub fn new(arena: Arc<Shared>, load: &Load) -> Self {
+    pub fn new(arena: Arc<Shared>, load: &Load, checks: &[Check]) -> Self {
         Scatter {
             arena,
             pieces: load.pieces.clone(),
-            current: 0,
+            piece: 0,
+            checks: checks.to_vec(),
             crc: Digest::new(CrcAlgorithm::Crc32Iscsi),
-            crcs: Vec::with_capacity(load.pieces.len()),
+            crcs: Vec::with_capacity(checks.len()),
         }
     }
 
-    /// The checksum of each piece, once all bytes have come.
+    /// The checksum of each stretch, once all bytes have come.
     #[must_use]
     pub fn checksums(&self) -> Option<&[u32]> {
-        (self.crcs.len() == self.pieces.len()).then_some(&self.crcs)
+        let complete = self.piece == self.pieces.len() && self.crcs.len() == self.checks.len();
+        complete.then_some(&self.crcs)
+    }
+
+    fn sum_up(&mut self, at: u64, frame: &[u8]) {
+        let end = at + frame.len() as u64;
+        while let Some(check) = self.checks.get(self.crcs.len()).filter(|check| check.at <= end) {
+            let (from, to) = (check.at.max(at), (check.at + check.len).min(end));
+            self.crc.update(&frame[(from - at) as usize..(to - at) as usize]);
+            if to < check.at + check.len {
+                break;
+            }
+            self.crcs.push(self.crc.finalize() as u32);
+            self.crc.reset();
+        }
     }
 }
 
 impl Sink for Scatter {
     fn write(&mut self, at: u64, frame: &[u8]) -> Result<(), Error> {
         let end = at + frame.len() as u64;
-        while let Some(piece) = self.pieces.get(self.current).filter(|piece| piece.at < end) {
+        for piece in self.pieces[self.piece..].iter().take_while(|piece| piece.at < end) {
             let (from, to) = (piece.at.max(at), (piece.at + piece.len).min(end));
+            if from >= to {
+                continue;
+            }
             let part = &frame[(from - at) as usize..(to - at) as usize];
             self.arena
                 .write(piece.slot_offset + (from - piece.at), part)
@@ -61,19 +94,15 @@ impl Sink for Scatter {
                         format!("writing {} bytes into the cache arena: {error}", part.len()),
                     )
                 })?;
-            self.crc.update(part);
-            if to < piece.at + piece.len {
-                break;
-            }
-            self.crcs.push(self.crc.finalize() as u32);
-            self.crc.reset();
-            self.current += 1;
         }
+        let is_there = |piece: &&Piece| piece.at + piece.len <= end;
+        self.piece += self.pieces[self.piece..].iter().take_while(is_there).count();
+        self.sum_up(at, frame);
         Ok(())
     }
 
     fn restart(&mut self) {
-        self.current = 0;
+        self.piece = 0;
         self.crc.reset();
         self.crcs.clear();
     }
@@ -83,23 +112,29 @@ impl Sink for Scatter {
 mod tests {
     use super::*;
     use foreload_plan::action::{Handle, Source};
+    use foreload_plan::blocks::Content;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn pieces_arrive_whole_whatever_the_frames(lens in proptest::collection::vec((1u64..500, 0u64..40), 1..12), cuts in proptest::collection::vec(1usize..300, 1..9)) {
+        fn pieces_arrive_whole_whatever_the_frames(lens in proptest::collection::vec((1u64..500, 0u64..40), 1..12), within: bool, cuts in proptest::collection::vec(1usize..300, 1..9)) {
             let arena = Arc::new(Shared::new("t", 1 << 16, true).expect("memfd"));
             let (mut at, mut slot, mut pieces) = (0, 0, Vec::new());
             for (i, (len, gap)) in lens.iter().enumerate() {
                 at += gap;
                 let handle = Handle { index: i as u32, generation: 0 };
-                pieces.push(Piece { sample: i as u64, handle, at, slot_offset: slot, len: *len, sample_offset: 0, sample_len: *len });
+                pieces.push(Piece { content: Content::block(i as u64), handle, at, slot_offset: slot, len: *len, content_offset: 0, content_len: *len });
                 at += len;
                 slot += len.next_multiple_of(64);
             }
+            let checks: Vec<Check> = pieces.iter().enumerate().map(|(piece, it)| Check { sample: 0, piece, at: it.at, len: it.len }).collect();
+            if within {
+                // All of the range goes somewhere as a whole, too.
+                pieces.insert(0, Piece { content: Content::block(99), at: 0, slot_offset: slot, len: at, content_len: at, ..pieces[0] });
+            }
             let body: Vec<u8> = (0..at).map(|i| (i * 31 % 251) as u8).collect();
             let load = Load { source: Source::Bucket, object: 0, offset: 0, len: at, pieces: pieces.clone(), deadline_ns: 0, attempt: 0, hedge: false };
-            let mut sink = Scatter::new(Arc::clone(&arena), &load);
+            let mut sink = Scatter::new(Arc::clone(&arena), &load, &checks);
             // A failed attempt first.
             sink.write(0, &body[..body.len() / 2]).expect("inside");
             sink.restart();
@@ -109,10 +144,12 @@ mod tests {
                 sink.write(from as u64, &body[from..to]).expect("inside");
                 from = to;
             }
-            for (piece, crc) in pieces.iter().zip(sink.checksums().expect("all")) {
-                let wanted = &body[piece.at as usize..(piece.at + piece.len) as usize];
-                prop_assert_eq!(arena.map().bytes(piece.slot_offset, piece.len).expect("inside"), wanted);
-                prop_assert_eq!(crc32c(wanted), *crc);
+            let bytes = |at: u64, len: u64| &body[at as usize..(at + len) as usize];
+            for piece in &pieces {
+                prop_assert_eq!(arena.map().bytes(piece.slot_offset, piece.len).expect("inside"), bytes(piece.at, piece.len));
+            }
+            for (check, crc) in checks.iter().zip(sink.checksums().expect("all")) {
+                prop_assert_eq!(crc32c(bytes(check.at, check.len)), *crc);
             }
         }
     }

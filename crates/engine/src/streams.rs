@@ -1,14 +1,14 @@
 //! What a job reads: one data set or several, whose samples and objects are numbered one data set after the other.
 //!
 //! The plan, the clients and everything that a job counts use the job's numbers; here they become a data set and its own number, wherever bytes are
-//! fetched, checked, named or looked up on disk. A sample's key in the disk tiers is that of its own data set, so that a mixture finds what a job over
+//! fetched, checked, named or looked up on disk. A block's key in the disk tiers is that of its own data set, so that a mixture finds what a job over
 //! one of its streams has kept, and the other way round.
 
 use crate::dataset::{Dataset, IndexCatalog, trouble};
 use crate::protocol::Trouble;
-use foreload_plan::catalog::{self, Spans};
+use foreload_plan::catalog::{self, Place, Spans};
 use foreload_plan::{Digest, DigestBuilder};
-use foreload_store::index::ObjectRef;
+use foreload_store::index::{ObjectRef, content_key};
 use std::rc::Rc;
 
 /// The data sets of a job.
@@ -100,11 +100,12 @@ impl Streams {
         self.find(sample).and_then(|(part, sample)| part.index.crc32c(sample))
     }
 
-    /// A sample's key in the disk tiers.
+    /// The key of a block in the disk tiers.
     #[must_use]
-    pub fn key(&self, sample: u64) -> Option<[u8; 16]> {
-        let (part, sample) = self.find(sample)?;
-        part.index.sample_key(sample).ok()
+    pub fn key(&self, block: Place) -> Option<[u8; 16]> {
+        let (part, object) = self.object(block.object).ok()?;
+        let range = block.offset..block.offset + block.len;
+        Some(content_key(part.index.root(), &object, range))
     }
 
     /// The URL of a sample's object.

@@ -4,9 +4,10 @@
 //! from the action that it completes, so a carrier can't report what nobody ordered. Both sides stay plain data for the decision log.
 
 use crate::arena::Slot;
+use crate::blocks::Content;
 use serde::{Deserialize, Serialize};
 
-/// Names one stay of a sample in memory: its place in the scheduler's table and how often that place was reused.
+/// Names one stay in memory: its place in the scheduler's table and how often that place was reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Handle {
     /// Place in the table.
@@ -25,11 +26,11 @@ pub enum Source {
     Disk(u8),
 }
 
-/// Part of a load: bytes of one sample and where they go.
+/// Part of a load: bytes of one stay in memory, and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The sample.
-    pub sample: u64,
+    /// What is to be there.
+    pub content: Content,
     /// Its stay in memory.
     pub handle: Handle,
     /// Where the piece starts in the load's range.
@@ -38,10 +39,10 @@ pub struct Piece {
     pub slot_offset: u64,
     /// Its bytes.
     pub len: u64,
-    /// Where it starts in the sample: above 0 only for parts of a large sample.
-    pub sample_offset: u64,
-    /// The sample's whole length.
-    pub sample_len: u64,
+    /// Where it starts in the content: above 0 only for parts of a large sample.
+    pub content_offset: u64,
+    /// The content's whole length.
+    pub content_len: u64,
 }
 
 /// One request to a source: a range of an object, scattered into slots. Bytes between pieces are dropped.
@@ -49,19 +50,19 @@ pub struct Piece {
 pub struct Load {
     /// Where from.
     pub source: Source,
-    /// The object, by its number in the index. For a disk tier the object that the sample belongs to.
+    /// The object, by its number in the index. For a disk tier the object that its content belongs to.
     pub object: u64,
     /// First byte in the object.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Pieces in order of `at`, not overlapping.
+    /// Pieces in order of `at`. One may lie within another: then its bytes go to both.
     pub pieces: Vec<Piece>,
     /// Give up at this time.
     pub deadline_ns: u64,
     /// 0 for the first try; a corrupt or failed load is ordered once more.
     pub attempt: u8,
-    /// It races an earlier load of the same samples that is late.
+    /// It races an earlier load of the same bytes that is late.
     pub hedge: bool,
 }
 
@@ -70,9 +71,9 @@ pub struct Load {
 pub struct Item {
     /// The sample.
     pub sample: u64,
-    /// What to give back after use.
+    /// What to give back after use; samples of one block have the same.
     pub handle: Handle,
-    /// Its bytes.
+    /// Its bytes: a view of its block's.
     pub slot: Slot,
     /// What this use of the sample cost: the first use of loaded bytes names their source, later ones the RAM tier.
     pub via: Via,
@@ -113,21 +114,23 @@ pub enum Failure {
 pub enum Command {
     /// Read bytes into slots. Ends with [`Action::done`] or [`Action::failed`].
     Load(Load),
-    /// Write a sample that is in memory to a disk tier. Ends like a load.
+    /// Write a block that is in memory to a disk tier. Ends like a load.
     Keep {
         /// The tier.
         tier: u8,
-        /// The sample.
-        sample: u64,
+        /// The block.
+        block: u64,
+        /// Its stay in memory.
+        handle: Handle,
         /// Its bytes, unchanged until the action ends.
         slot: Slot,
     },
-    /// Forget a sample in a disk tier. Nothing comes back.
+    /// Forget a block in a disk tier. Nothing comes back.
     Forget {
         /// The tier.
         tier: u8,
-        /// The sample.
-        sample: u64,
+        /// The block.
+        block: u64,
     },
     /// Hand samples over: all that a request asked for, in its order. Nothing comes back but later releases.
     Deliver {
@@ -293,12 +296,12 @@ pub enum Event {
     },
     /// An action ended.
     Completed(Completion),
-    /// Samples found in a disk tier (after a restart, or put there by another job).
+    /// Blocks found in a disk tier (after a restart, or put there by another job).
     Found {
         /// The tier.
         tier: u8,
-        /// The samples.
-        samples: Vec<u64>,
+        /// The blocks.
+        blocks: Vec<u64>,
     },
     /// A disk tier takes nothing more (full, or failing).
     TierClosed {
@@ -367,9 +370,9 @@ impl Event {
                 id: *id,
                 outcome: *outcome,
             }),
-            Event::Found { tier, samples } => Event::Found {
+            Event::Found { tier, blocks } => Event::Found {
                 tier: *tier,
-                samples: samples.clone(),
+                blocks: blocks.clone(),
             },
             Event::TierClosed { tier } => Event::TierClosed { tier: *tier },
             Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },

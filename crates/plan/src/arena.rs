@@ -1,10 +1,10 @@
 //! Where in the arena a sample's bytes go: a two-level segregated-fit allocator over offsets.
 //!
 //! The plan owns the address space of the cache arena, so that an ordered fetch always has its memory and the budget is exact.
-//! Nothing is touched here: offsets are handed out, the engine maps them. Free blocks sit in bins by size (a power of two split
+//! Nothing is touched here: offsets are handed out, the engine maps them. Free stretches sit in bins by size (a power of two split
 //! into [`SECOND`] steps), found with two bitmaps, so that taking and returning a slot is O(1) (M. Masmano et al., "TLSF: a new
-//! dynamic memory allocator for real-time systems", ECRTS 2004). What stays long is cut from the low end of a block and
-//! what passes through from the high end, so that the two kinds rarely fragment each other. A returned block is reused first:
+//! dynamic memory allocator for real-time systems", ECRTS 2004). What stays long is cut from the low end of a stretch and
+//! what passes through from the high end, so that the two kinds rarely fragment each other. A returned stretch is reused first:
 //! its pages are warm.
 
 /// Slots start and end at multiples of this many bytes: a cache line, which also satisfies every tensor type's alignment.
@@ -23,7 +23,7 @@ pub struct Slot {
     pub offset: u64,
     /// Bytes asked for; the arena reserves them rounded up to [`GRAIN_BYTES`].
     pub len: u64,
-    block: u32,
+    stretch: u32,
 }
 
 impl Slot {
@@ -31,21 +31,33 @@ impl Slot {
     pub const EMPTY: Slot = Slot {
         offset: 0,
         len: 0,
-        block: NONE,
+        stretch: NONE,
     };
+
+    /// A view of some of its bytes; only the whole slot can be given back.
+    #[must_use]
+    pub const fn part(self, at: u64, len: u64) -> Slot {
+        Slot {
+            offset: self.offset + at,
+            len,
+            stretch: NONE,
+        }
+    }
 }
 
-/// Which end of a free block to cut from.
+/// Which end of a free stretch to cut from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
     /// Kept in the RAM tier: low addresses.
     Long,
     /// Staged, delivered, dropped: high addresses.
     Short,
+    /// As short, and small among large ones: from the largest free stretch, so that those which a large one has just left stay whole.
+    Small,
 }
 
 #[derive(Clone, Copy)]
-struct Block {
+struct Stretch {
     offset: u64,
     len: u64,
     before: u32,
@@ -57,7 +69,7 @@ struct Block {
 
 /// The allocator. Not thread-safe; the scheduler is its only user.
 pub struct Arena {
-    blocks: Vec<Block>,
+    stretches: Vec<Stretch>,
     spare: Vec<u32>,
     first: u64,
     second: [u32; FIRST],
@@ -82,7 +94,7 @@ fn bin(len: u64) -> (usize, usize) {
     ((log2 - SECOND_LOG2 + 1) as usize, second)
 }
 
-/// The smallest length whose bin holds only blocks of at least `len` bytes.
+/// The smallest length whose bin holds only stretches of at least `len` bytes.
 fn search_len(len: u64) -> u64 {
     let units = len / GRAIN_BYTES;
     if units < SECOND as u64 {
@@ -99,7 +111,7 @@ impl Arena {
     pub fn new(capacity_bytes: u64) -> Self {
         let capacity = capacity_bytes / GRAIN_BYTES * GRAIN_BYTES;
         let mut arena = Arena {
-            blocks: Vec::new(),
+            stretches: Vec::new(),
             spare: Vec::new(),
             first: 0,
             second: [0; FIRST],
@@ -108,7 +120,7 @@ impl Arena {
             used: 0,
         };
         if capacity > 0 {
-            let whole = arena.new_block(Block {
+            let whole = arena.new_stretch(Stretch {
                 offset: 0,
                 len: capacity,
                 before: NONE,
@@ -134,16 +146,16 @@ impl Arena {
         self.used
     }
 
-    /// The free blocks of at least `least` bytes: offset and length.
-    pub fn free_blocks(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
+    /// The free stretches of at least `least` bytes: offset and length.
+    pub fn free_stretches(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         let spare: std::collections::BTreeSet<u32> = self.spare.iter().copied().collect();
-        let blocks = (0u32..)
-            .zip(&self.blocks)
-            .filter(move |(id, block)| block.free && block.len >= least && !spare.contains(id));
-        blocks.map(|(_, block)| (block.offset, block.len))
+        let stretches = (0u32..)
+            .zip(&self.stretches)
+            .filter(move |(id, stretch)| stretch.free && stretch.len >= least && !spare.contains(id));
+        stretches.map(|(_, stretch)| (stretch.offset, stretch.len))
     }
 
-    /// Takes a slot of `len` bytes, or `None` when no free block is large enough.
+    /// Takes a slot of `len` bytes, or `None` when no free stretch is large enough.
     pub fn take(&mut self, len: u64, stay: Stay) -> Option<Slot> {
         if len == 0 {
             return Some(Slot::EMPTY);
@@ -152,51 +164,54 @@ impl Arena {
             return None;
         }
         let need = reserved_bytes(len);
-        let found = self.find(need)?;
+        let found = match stay {
+            Stay::Small => self.largest(need).or_else(|| self.find(need))?,
+            Stay::Long | Stay::Short => self.find(need)?,
+        };
         self.unlink(found);
-        let have = self.blocks[found as usize].len;
+        let have = self.stretches[found as usize].len;
         let taken = if have == need {
             found
         } else {
             match stay {
-                Stay::Long => {
+                Stay::Long | Stay::Small => {
                     let rest = self.split(found, need);
                     self.link(rest);
                     found
                 }
                 Stay::Short => {
                     let taken = self.split(found, have - need);
-                    self.blocks[found as usize].free = true;
+                    self.stretches[found as usize].free = true;
                     self.link(found);
                     taken
                 }
             }
         };
-        self.blocks[taken as usize].free = false;
+        self.stretches[taken as usize].free = false;
         self.used += need;
         Some(Slot {
-            offset: self.blocks[taken as usize].offset,
+            offset: self.stretches[taken as usize].offset,
             len,
-            block: taken,
+            stretch: taken,
         })
     }
 
     /// Gives a slot back. Each slot is given back once; the scheduler's residents guarantee it.
     pub fn give(&mut self, slot: Slot) {
-        if slot.block == NONE {
+        if slot.stretch == NONE {
             return;
         }
-        let mut id = slot.block;
-        debug_assert!(!self.blocks[id as usize].free && self.blocks[id as usize].offset == slot.offset);
-        self.used -= self.blocks[id as usize].len;
-        self.blocks[id as usize].free = true;
-        let after = self.blocks[id as usize].after;
-        if after != NONE && self.blocks[after as usize].free {
+        let mut id = slot.stretch;
+        debug_assert!(!self.stretches[id as usize].free && self.stretches[id as usize].offset == slot.offset);
+        self.used -= self.stretches[id as usize].len;
+        self.stretches[id as usize].free = true;
+        let after = self.stretches[id as usize].after;
+        if after != NONE && self.stretches[after as usize].free {
             self.unlink(after);
             self.absorb(id, after);
         }
-        let before = self.blocks[id as usize].before;
-        if before != NONE && self.blocks[before as usize].free {
+        let before = self.stretches[id as usize].before;
+        if before != NONE && self.stretches[before as usize].free {
             self.unlink(before);
             self.absorb(before, id);
             id = before;
@@ -225,69 +240,77 @@ impl Arena {
                 return Some(self.heads[f * SECOND + self.second[f].trailing_zeros() as usize]);
             }
         }
-        // The rounded search can miss a block in the request's own bin: look there once, so that the last large block is usable.
+        // The rounded search can miss a stretch in the request's own bin: look there once, so that the last large stretch is usable.
         let (f, s) = bin(need);
         let mut id = self.heads[f * SECOND + s];
         let mut looked = 0;
         while id != NONE && looked < 16 {
-            if self.blocks[id as usize].len >= need {
+            if self.stretches[id as usize].len >= need {
                 return Some(id);
             }
-            id = self.blocks[id as usize].next_free;
+            id = self.stretches[id as usize].next_free;
             looked += 1;
         }
         None
     }
 
-    fn new_block(&mut self, block: Block) -> u32 {
-        if let Some(id) = self.spare.pop() {
-            self.blocks[id as usize] = block;
-            return id;
-        }
-        self.blocks.push(block);
-        (self.blocks.len() - 1) as u32
+    /// One of the largest free stretches, if it has `need` bytes.
+    fn largest(&self, need: u64) -> Option<u32> {
+        let f = self.first.checked_ilog2()? as usize;
+        let s = self.second[f].checked_ilog2()? as usize;
+        let id = self.heads[f * SECOND + s];
+        (self.stretches[id as usize].len >= need).then_some(id)
     }
 
-    /// Cuts `id` after `len` bytes; returns the new block behind it.
+    fn new_stretch(&mut self, stretch: Stretch) -> u32 {
+        if let Some(id) = self.spare.pop() {
+            self.stretches[id as usize] = stretch;
+            return id;
+        }
+        self.stretches.push(stretch);
+        (self.stretches.len() - 1) as u32
+    }
+
+    /// Cuts `id` after `len` bytes; returns the new stretch behind it.
     fn split(&mut self, id: u32, len: u64) -> u32 {
-        let block = self.blocks[id as usize];
-        let rest = self.new_block(Block {
-            offset: block.offset + len,
-            len: block.len - len,
+        let stretch = self.stretches[id as usize];
+        let rest = self.new_stretch(Stretch {
+            offset: stretch.offset + len,
+            len: stretch.len - len,
             before: id,
-            after: block.after,
+            after: stretch.after,
             previous_free: NONE,
             next_free: NONE,
             free: true,
         });
-        if block.after != NONE {
-            self.blocks[block.after as usize].before = rest;
+        if stretch.after != NONE {
+            self.stretches[stretch.after as usize].before = rest;
         }
-        let block = &mut self.blocks[id as usize];
-        block.len = len;
-        block.after = rest;
+        let stretch = &mut self.stretches[id as usize];
+        stretch.len = len;
+        stretch.after = rest;
         rest
     }
 
     /// Joins `gone` to `id`, its neighbour before it.
     fn absorb(&mut self, id: u32, gone: u32) {
-        let Block { len, after, .. } = self.blocks[gone as usize];
-        self.blocks[id as usize].len += len;
-        self.blocks[id as usize].after = after;
+        let Stretch { len, after, .. } = self.stretches[gone as usize];
+        self.stretches[id as usize].len += len;
+        self.stretches[id as usize].after = after;
         if after != NONE {
-            self.blocks[after as usize].before = id;
+            self.stretches[after as usize].before = id;
         }
         self.spare.push(gone);
     }
 
     fn link(&mut self, id: u32) {
-        let (f, s) = bin(self.blocks[id as usize].len);
+        let (f, s) = bin(self.stretches[id as usize].len);
         let head = self.heads[f * SECOND + s];
-        let block = &mut self.blocks[id as usize];
-        block.previous_free = NONE;
-        block.next_free = head;
+        let stretch = &mut self.stretches[id as usize];
+        stretch.previous_free = NONE;
+        stretch.next_free = head;
         if head != NONE {
-            self.blocks[head as usize].previous_free = id;
+            self.stretches[head as usize].previous_free = id;
         }
         self.heads[f * SECOND + s] = id;
         self.first |= 1 << f;
@@ -295,18 +318,18 @@ impl Arena {
     }
 
     fn unlink(&mut self, id: u32) {
-        let Block {
+        let Stretch {
             len,
             previous_free,
             next_free,
             ..
-        } = self.blocks[id as usize];
+        } = self.stretches[id as usize];
         let (f, s) = bin(len);
         if next_free != NONE {
-            self.blocks[next_free as usize].previous_free = previous_free;
+            self.stretches[next_free as usize].previous_free = previous_free;
         }
         if previous_free != NONE {
-            self.blocks[previous_free as usize].next_free = next_free;
+            self.stretches[previous_free as usize].next_free = next_free;
         } else {
             self.heads[f * SECOND + s] = next_free;
             if next_free == NONE {

@@ -18,6 +18,10 @@ pub trait Catalog: Send + Sync {
     fn samples(&self) -> u64;
     /// Where a sample lies. Called once or twice per planned sample: keep it in the tens of nanoseconds.
     fn place(&self, sample: u64) -> Place;
+    /// Whether several samples may lie in one object. Whoever knows that none do spares a look at each.
+    fn shares_objects(&self) -> bool {
+        true
+    }
 }
 
 /// Numbers of several parts, one part after the other.
@@ -95,6 +99,10 @@ impl<C: Catalog> Catalog for Streams<C> {
             ..place
         }
     }
+
+    fn shares_objects(&self) -> bool {
+        self.parts.iter().any(Catalog::shares_objects)
+    }
 }
 
 /// A catalog from a list of lengths: sample i is object i.
@@ -115,6 +123,10 @@ impl Catalog for Objects {
             offset: 0,
             len: self.0[sample as usize],
         }
+    }
+
+    fn shares_objects(&self) -> bool {
+        false
     }
 }
 

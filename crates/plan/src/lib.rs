@@ -14,6 +14,8 @@ pub mod action;
 #[cfg(feature = "std")]
 pub mod arena;
 #[cfg(feature = "std")]
+pub mod blocks;
+#[cfg(feature = "std")]
 pub mod budget;
 #[cfg(feature = "std")]
 pub mod catalog;

@@ -20,8 +20,9 @@ mod residents;
 mod tiers;
 mod window;
 
-use crate::action::{Action, Event, Failure, Source, Via};
+use crate::action::{Action, Event, Failure, Source};
 use crate::arena::Arena;
+use crate::blocks::{Blocks, Content};
 use crate::catalog::Catalog;
 use crate::error::Error;
 use crate::flow::Demand;
@@ -34,8 +35,8 @@ use requests::Requests;
 use residents::{NONE, Residents, State};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-pub use tiers::RECORD_BYTES;
 use tiers::Tier;
+pub use tiers::{CHECKED_BYTES, RECORD_BYTES, check_bytes, record_bytes};
 use window::{Read, Windows};
 
 /// Entries planned in one step at most: keeps a step below a millisecond; the next [`Event::Tick`] goes on.
@@ -74,7 +75,7 @@ pub struct Gauges {
     pub requests: u64,
     /// Bytes reserved in the disk tiers, all together.
     pub disk_bytes: u64,
-    /// Samples whose memory is reserved or filled.
+    /// Blocks, and samples of blocks that are here in part, whose memory is reserved or filled.
     pub residents: u64,
     /// Mean time to first byte of the bucket, in seconds.
     pub bucket_latency_s: f64,
@@ -112,7 +113,7 @@ pub enum Cause {
 /// The policy's state machine.
 pub struct Scheduler {
     settings: Settings,
-    catalog: Arc<dyn Catalog>,
+    blocks: Arc<Blocks>,
     windows: Windows,
     arena: Arena,
     residents: Residents,
@@ -121,8 +122,8 @@ pub struct Scheduler {
     requests: Requests,
     ram_bytes: u64,
     staging_bytes: u64,
-    /// Whether several samples lie in one object.
-    shards: bool,
+    /// Blocks that can't be had as a whole, for something is wrong with one of their samples.
+    apart: BTreeSet<u64>,
     /// Bytes of neighbours that come along with a sample and pass through; 0 where samples are whole objects.
     group_bytes: u64,
     /// Reads that somebody waits for and that have no memory yet: the first in the order comes first, whoever asked first.
@@ -187,34 +188,34 @@ impl Scheduler {
         let staging_bytes = settings
             .staging_bytes(batch_bytes)
             .max((3 * batch_bytes).min(settings.ram_bytes / 2));
-        // 64 places spread over the data set tell shards from whole objects; a data set that mixes them is treated as shards.
-        let pairs = (0..64).map(|i| i * samples / 64).filter(|&i| i + 1 < samples);
-        let shards = pairs
-            .map(|i| (catalog.place(i).object, catalog.place(i + 1).object))
-            .any(|(one, next)| one == next);
-        let passes = shards && settings.policy.retention() == Retention::Pinned;
+        // What the papers' caches hold is samples.
+        let pins = settings.policy.retention() == Retention::Pinned;
+        let cell_bytes = if pins { cell_bytes(&settings, staging_bytes) } else { 0 };
+        let blocks = Arc::new(Blocks::new(catalog, cell_bytes, settings.gap_bytes));
         Ok(Scheduler {
             staging_bytes,
-            shards,
-            group_bytes: if passes {
-                settings.coalesce_bytes.min(staging_bytes / 2)
-            } else {
-                0
-            },
+            group_bytes: if blocks.are_shared() { cell_bytes } else { 0 },
+            apart: BTreeSet::new(),
             ram_bytes: arena.capacity_bytes(),
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
             windows: Windows::new(order, split, ranks, settings.epochs)?,
             arena,
-            residents: Residents::new(settings.policy.retention() == Retention::Pinned),
+            residents: Residents::new(pins, blocks.are_shared()),
             requests: Requests::default(),
             wanted: BTreeSet::new(),
             chunk_left: 0,
             now_ns: 0,
             left: false,
             settings,
-            catalog,
+            blocks,
         })
+    }
+
+    /// What memory and disk tiers hold.
+    #[must_use]
+    pub fn blocks(&self) -> &Arc<Blocks> {
+        &self.blocks
     }
 
     /// The settings it was made with.
@@ -266,7 +267,7 @@ impl Scheduler {
                 }
             }
             Event::Completed(completion) => self.completed(completion, actions),
-            Event::Found { tier, samples } => self.found(tier, &samples),
+            Event::Found { tier, blocks } => self.found(tier, &blocks),
             Event::TierClosed { tier } => {
                 if let Some(tier) = self.tiers.get_mut(usize::from(tier)) {
                     tier.close();
@@ -302,7 +303,7 @@ impl Scheduler {
         Gauges {
             used_bytes: self.arena.used_bytes(),
             kept_bytes: self.residents.kept_bytes,
-            kept_samples: self.residents.kept_count,
+            kept_samples: self.residents.kept_samples,
             leased_bytes: self.residents.leased_bytes,
             leases: self.residents.leases,
             reads_ahead: self.windows.ahead,
@@ -388,29 +389,32 @@ impl Scheduler {
         self.residents.drop_if_idle(id, &mut self.arena);
     }
 
-    fn found(&mut self, tier: u8, samples: &[u64]) {
+    fn found(&mut self, tier: u8, blocks: &[u64]) {
         let Some(held) = self.tiers.get_mut(usize::from(tier)) else {
             return;
         };
-        for &sample in samples {
-            if sample < self.catalog.samples() && !held.has(sample) {
-                let len = self.catalog.place(sample).len;
+        for &block in blocks {
+            if block < self.blocks.count() && !held.has(block) {
+                let len = self.blocks.place_of(Content::block(block)).len;
                 if held.admit(len) {
-                    held.insert(sample, len);
+                    held.insert(block, len);
                 }
             }
         }
     }
 
     /// Parts of the arena of at least `least` bytes that hold nothing now: what can be given back to the system.
-    pub fn free_blocks(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
-        self.arena.free_blocks(least)
+    pub fn free_stretches(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.arena.free_stretches(least)
     }
 
-    /// The current stay of a sample in memory, if it has one.
-    #[must_use]
-    pub fn handle_of(&self, sample: u64) -> Option<crate::action::Handle> {
-        self.residents.find(sample).map(|id| self.residents.handle(id))
+    /// The stay that has a sample, if it is in memory or on its way: its block's, or its own.
+    fn resident_with(&self, sample: u64) -> Option<u32> {
+        let whole = self.residents.find(Content::block(self.blocks.of(sample)));
+        match self.blocks.are_shared() {
+            true => whole.or_else(|| self.residents.find(Content::sample(sample))),
+            false => whole,
+        }
     }
 
     /// What a request waits for, oldest first; for the watchdog.
@@ -418,20 +422,13 @@ impl Scheduler {
     pub fn waiting(&self) -> Vec<Waiting> {
         self.requests
             .open()
-            .map(|(id, since_ns, targets)| self.explain(id, since_ns, targets))
+            .map(|(id, since_ns, reads)| self.explain(id, since_ns, reads))
             .collect()
     }
 
-    fn explain(&self, request: u64, since_ns: u64, targets: &[requests::Target]) -> Waiting {
-        for target in targets {
-            let (sample, id) = match *target {
-                requests::Target::Entry(line, entry) => match self.windows.peek(line) {
-                    Some(l) => (l.entries[entry].sample, l.entries[entry].resident),
-                    None => continue,
-                },
-                requests::Target::Loose(id) => (self.residents.get(id).sample, id),
-                requests::Target::Unplaced(sample) => (sample, NONE),
-            };
+    fn explain(&self, request: u64, since_ns: u64, reads: impl Iterator<Item = (requests::Target, u64)>) -> Waiting {
+        for (target, sample) in reads {
+            let id = self.resident_of(target).unwrap_or(NONE);
             if id == NONE {
                 return Waiting {
                     request,
@@ -460,6 +457,12 @@ impl Scheduler {
             cause: Cause::Order,
         }
     }
+}
+
+/// Bytes of the cells that blocks are cut by: with little memory less than is set, so that a few may pass through at once.
+fn cell_bytes(settings: &Settings, staging_bytes: u64) -> u64 {
+    let most = (staging_bytes / 4).max(1);
+    settings.coalesce_bytes.min(1 << most.ilog2())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -375,8 +375,8 @@ impl Driver<'_> {
                     }
                 }
             }
-            Command::Keep { tier, sample, .. } => {
-                let mb = self.setup.sizes.of(*sample as u32);
+            Command::Keep { tier, slot, .. } => {
+                let mb = slot.len as f64 / MB;
                 let done = self.devices.write_tier(node, self.disks[usize::from(*tier)], mb, at);
                 let slot = self.fly(
                     node,

@@ -328,6 +328,12 @@ impl Index {
         self.column_or(Section::SampleObject, i, i)
     }
 
+    /// Whether several samples may lie in one object; false: sample `i` is all of object `i`.
+    #[must_use]
+    pub fn shares_objects(&self) -> bool {
+        self.inner.layout.column(Section::SampleObject).is_some()
+    }
+
     /// CRC-32C of the bytes of sample `i`, when the index was built with checksums.
     #[inline]
     #[must_use]

@@ -18,7 +18,7 @@ pub(super) struct Place {
     pub segment: u32,
     offset: u32,
     len: u32,
-    crc32c: u32,
+    checksum: u32,
 }
 
 const _: () = assert!(size_of::<([u8; 16], Place)>() == 32);
@@ -29,7 +29,7 @@ impl Place {
             segment,
             offset: record.offset,
             len: record.len,
-            crc32c: record.crc32c,
+            checksum: record.checksum,
         }
     }
 
@@ -38,7 +38,7 @@ impl Place {
             key,
             offset: self.offset,
             len: self.len,
-            crc32c: self.crc32c,
+            checksum: self.checksum,
         }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
                     segment: n % 3,
                     offset: 32,
                     len: n,
-                    crc32c: 0,
+                    checksum: 0,
                 },
             );
         }

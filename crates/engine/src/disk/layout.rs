@@ -4,6 +4,7 @@
 //! `None` for what this version did not write. All numbers are little-endian, all checksums CRC-32C.
 
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
+use foreload_plan::scheduler::{CHECKED_BYTES, RECORD_BYTES, check_bytes};
 
 /// Bytes of the header of a segment.
 pub(super) const SEGMENT_HEADER: u64 = 32;
@@ -13,8 +14,6 @@ pub(super) const RECORD_HEADER: u64 = 36;
 pub(super) const ENTRY: u64 = 28;
 /// Bytes of the end of a sealed segment.
 pub(super) const TRAILER: u64 = 40;
-/// What a record costs besides its payload, in the segment and in its footer. The policy reckons with it.
-pub(super) const RECORD_OVERHEAD: u64 = foreload_plan::scheduler::RECORD_BYTES;
 /// What a segment costs besides its records.
 pub(super) const SEGMENT_OVERHEAD: u64 = SEGMENT_HEADER + TRAILER;
 /// Places in a segment are 32 bits wide.
@@ -22,11 +21,11 @@ pub(super) const MAX_SEGMENT: u64 = u32::MAX as u64;
 /// Records in a segment: their list is in memory while it is written, sealed or read, 28 bytes each.
 pub(super) const MOST_RECORDS: usize = 1 << 18;
 
-const _: () = assert!(RECORD_HEADER + ENTRY == RECORD_OVERHEAD);
+const _: () = assert!(RECORD_HEADER + ENTRY == RECORD_BYTES);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FLSEGMNT");
 const SEAL: u64 = u64::from_le_bytes(*b"FLSEALED");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// CRC-32C of `bytes`.
 #[must_use]
@@ -48,6 +47,64 @@ impl Crc {
 
     pub(super) fn value(&self) -> u32 {
         self.0.finalize() as u32
+    }
+}
+
+/// The checksums of a payload that comes in pieces: one for each stretch of [`CHECKED_BYTES`].
+pub(super) struct Checks {
+    stretch: Crc,
+    left: u64,
+    done: Vec<u8>,
+}
+
+impl Checks {
+    pub(super) fn new() -> Self {
+        Checks {
+            stretch: Crc::new(),
+            left: CHECKED_BYTES,
+            done: Vec::new(),
+        }
+    }
+
+    /// Those of `bytes`.
+    pub(super) fn of(bytes: &[u8]) -> Vec<u8> {
+        let mut checks = Checks::new();
+        checks.update(bytes);
+        checks.finish()
+    }
+
+    pub(super) fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (now, rest) = bytes.split_at(bytes.len().min(self.left as usize));
+            self.stretch.update(now);
+            self.left -= now.len() as u64;
+            if self.left == 0 {
+                self.end_stretch();
+            }
+            bytes = rest;
+        }
+    }
+
+    fn end_stretch(&mut self) {
+        let stretch = std::mem::replace(&mut self.stretch, Crc::new());
+        self.done.extend_from_slice(&stretch.value().to_le_bytes());
+        self.left = CHECKED_BYTES;
+    }
+
+    /// All of them, four bytes each; an empty payload has one.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        if self.left < CHECKED_BYTES || self.done.is_empty() {
+            self.end_stretch();
+        }
+        self.done
+    }
+
+    /// What a record's header and its entry say of its payload: the checksum, or that of the checksums where there are several.
+    pub(super) fn summary(checks: &[u8]) -> u32 {
+        match checks.try_into() {
+            Ok(one) => u32::from_le_bytes(one),
+            Err(_) => crc32c(checks),
+        }
     }
 }
 
@@ -150,14 +207,19 @@ pub(super) struct Record {
     pub offset: u32,
     /// Bytes of payload.
     pub len: u32,
-    /// CRC-32C of the payload.
-    pub crc32c: u32,
+    /// The payload's checksum ([`Checks::summary`]).
+    pub checksum: u32,
 }
 
 impl Record {
+    /// Where its checksums are, if it has any of its own.
+    pub(super) fn checks_at(&self) -> u64 {
+        u64::from(self.offset) + RECORD_HEADER + u64::from(self.len)
+    }
+
     /// Where the next record starts.
     pub(super) fn end(&self) -> u64 {
-        u64::from(self.offset) + RECORD_HEADER + u64::from(self.len)
+        self.checks_at() + check_bytes(u64::from(self.len))
     }
 
     /// The header. Its checksum covers its place, too: a header that was copied elsewhere is none.
@@ -167,7 +229,7 @@ impl Record {
             .u64(mark)
             .bytes(&self.key)
             .u32(self.len)
-            .u32(self.crc32c)
+            .u32(self.checksum)
             .crc(&self.offset.to_le_bytes());
         out
     }
@@ -183,7 +245,7 @@ impl Record {
             key: from.array()?,
             offset,
             len: from.u32()?,
-            crc32c: from.u32()?,
+            checksum: from.u32()?,
         })
     }
 
@@ -193,7 +255,7 @@ impl Record {
             .bytes(&self.key)
             .u32(self.offset)
             .u32(self.len)
-            .u32(self.crc32c);
+            .u32(self.checksum);
         out
     }
 
@@ -203,7 +265,7 @@ impl Record {
             key: from.array()?,
             offset: from.u32()?,
             len: from.u32()?,
-            crc32c: from.u32()?,
+            checksum: from.u32()?,
         })
     }
 }
@@ -281,7 +343,7 @@ mod tests {
             key: *b"0123456789abcdef",
             offset: 32,
             len: 5,
-            crc32c: crc32c(b"hello"),
+            checksum: crc32c(b"hello"),
         };
         let header = SegmentHeader {
             sequence: 7,
@@ -292,19 +354,42 @@ mod tests {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(
             hex(&header.encode()),
-            "464c5345474d4e540100000007000000080706050403020100000000".to_owned() + &hex(&header.encode()[28..])
+            "464c5345474d4e540200000007000000080706050403020100000000".to_owned() + &hex(&header.encode()[28..])
         );
         assert_eq!(
             hex(&record.header(header.mark)[..32]),
-            "08070605040302013031323334353637383961626364656605000000".to_owned() + &hex(&record.crc32c.to_le_bytes())
+            "08070605040302013031323334353637383961626364656605000000".to_owned()
+                + &hex(&record.checksum.to_le_bytes())
         );
         assert_eq!(footer(&[record], header.mark, 73).len() as u64, ENTRY + TRAILER);
+    }
+
+    #[test]
+    fn a_payload_has_a_checksum_for_each_stretch_however_it_comes() {
+        let bytes: Vec<u8> = (0..2 * CHECKED_BYTES + 5).map(|i| (i * 7 % 251) as u8).collect();
+        let whole = Checks::of(&bytes);
+        let each: Vec<u8> = bytes
+            .chunks(CHECKED_BYTES as usize)
+            .flat_map(|part| crc32c(part).to_le_bytes())
+            .collect();
+        assert_eq!(whole, each);
+        assert_eq!(whole.len() as u64, check_bytes(bytes.len() as u64));
+        let mut pieces = Checks::new();
+        bytes.chunks(999).for_each(|piece| pieces.update(piece));
+        assert_eq!(pieces.finish(), whole);
+        assert_eq!(Checks::summary(&Checks::of(b"hello")), crc32c(b"hello"));
+        assert_eq!(Checks::summary(&Checks::of(b"")), crc32c(b""));
+        let full = &bytes[..CHECKED_BYTES as usize];
+        assert_eq!(
+            (Checks::summary(&Checks::of(full)), check_bytes(CHECKED_BYTES)),
+            (crc32c(full), 0)
+        );
     }
 
     proptest! {
         #[test]
         fn proptest_what_is_encoded_is_decoded(key: [u8; 16], offset in 32u32.., len: u32, crc: u32, mark: u64, sequence: u32) {
-            let record = Record { key, offset, len, crc32c: crc };
+            let record = Record { key, offset, len, checksum: crc };
             prop_assert_eq!(Record::from_header(&record.header(mark), mark, offset), Some(record));
             prop_assert_eq!(Record::from_header(&record.header(mark), mark, offset ^ 1), None);
             let header = SegmentHeader { sequence, mark };
@@ -318,7 +403,7 @@ mod tests {
 
         #[test]
         fn proptest_a_changed_bit_is_noticed(at in 0usize..36, bit in 0u8..8, sequence: u32, mark: u64) {
-            let record = Record { key: [9; 16], offset: 32, len: 3, crc32c: 1 };
+            let record = Record { key: [9; 16], offset: 32, len: 3, checksum: 1 };
             let mut bytes = record.header(mark);
             bytes[at] ^= 1 << bit;
             prop_assert_eq!(Record::from_header(&bytes, mark, 32), None);

@@ -9,7 +9,7 @@
 //! number of records that fit; and payloads that pretend to overlap by a budget for what is read in all.
 
 use super::layout::{
-    Crc, MAX_SEGMENT, MOST_RECORDS, RECORD_HEADER, Record, SEGMENT_HEADER, SegmentHeader, TRAILER, Trailer,
+    Checks, MAX_SEGMENT, MOST_RECORDS, RECORD_HEADER, Record, SEGMENT_HEADER, SegmentHeader, TRAILER, Trailer,
 };
 use std::fs::File;
 use std::io;
@@ -128,7 +128,7 @@ fn unsealed(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Vec<R
                 break;
             };
             budget = left;
-            if payload_crc(file, &record, &mut buffer)? == record.crc32c {
+            if is_intact(file, &record, &mut buffer)? {
                 at = record.end();
                 records.push(record);
                 continue;
@@ -151,16 +151,23 @@ fn record_at(file: &File, mark: u64, at: u64, bytes: u64) -> io::Result<Option<R
     Ok(Record::from_header(&header, mark, at as u32).filter(|record| record.end() <= bytes))
 }
 
-fn payload_crc(file: &File, record: &Record, buffer: &mut [u8]) -> io::Result<u32> {
-    let mut crc = Crc::new();
+/// Whether payload and checksums are as they were written.
+fn is_intact(file: &File, record: &Record, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut checks = Checks::new();
     let mut at = u64::from(record.offset) + RECORD_HEADER;
-    while at < record.end() {
-        let n = (record.end() - at).min(buffer.len() as u64) as usize;
+    while at < record.checks_at() {
+        let n = (record.checks_at() - at).min(buffer.len() as u64) as usize;
         file.read_exact_at(&mut buffer[..n], at)?;
-        crc.update(&buffer[..n]);
+        checks.update(&buffer[..n]);
         at += n as u64;
     }
-    Ok(crc.value())
+    let checks = checks.finish();
+    if Checks::summary(&checks) != record.checksum {
+        return Ok(false);
+    }
+    let mut written = vec![0; (record.end() - record.checks_at()) as usize];
+    file.read_exact_at(&mut written, record.checks_at())?;
+    Ok(written.is_empty() || written == checks)
 }
 
 /// The first place from `at` on that holds `mark`.

@@ -4,14 +4,15 @@
 //! there are too many, so that the number of segments is not limited by that of file descriptors. A handle in use stays
 //! open until its call ends, whatever happens to the pool or to the file's name.
 
-use super::layout::{RECORD_HEADER, Record, SegmentHeader, crc32c, footer};
-use crate::scatter::crc32c_joined;
+use super::layout::{Checks, RECORD_HEADER, Record, SegmentHeader, footer};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use foreload_plan::scheduler::{CHECKED_BYTES, check_bytes};
 use rustix::fs::Advice;
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak};
@@ -197,58 +198,84 @@ impl Entry {
         self.record.len == 0
     }
 
-    /// CRC-32C of the bytes, as written.
-    #[must_use]
-    pub fn crc32c(&self) -> u32 {
-        self.record.crc32c
-    }
-
     /// The file that holds it.
     #[must_use]
     pub fn segment(&self) -> &SegmentFile {
         &self.segment
     }
 
-    /// Reads the record through `buffer`, shows each part of it to `take` with its place in the record, and compares the checksum at the end. Blocks.
+    /// Reads a range of the record through `buffer`, shows each part of it to `take` with its place in the range, and compares the checksums at the
+    /// end. Blocks.
     ///
     /// False: `take` wanted no more.
     ///
     /// # Errors
     /// What was shown may be anything then: the caller must not use it.
-    pub fn read(&self, buffer: &mut [u8], mut take: impl FnMut(u64, &[u8]) -> bool) -> Result<bool, ReadError> {
-        let path = || self.segment.path.clone();
-        let offset = u64::from(self.record.offset);
-        let io = |source| ReadError::Io {
-            path: path(),
-            offset,
-            source,
-        };
+    pub fn read(
+        &self,
+        range: Range<u64>,
+        buffer: &mut [u8],
+        mut take: impl FnMut(u64, &[u8]) -> bool,
+    ) -> Result<bool, ReadError> {
         let file = match self.segment.handle(false) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReadError::Gone { path: path() }),
-            Err(error) => return Err(io(error)),
-        };
-        let (mut at, mut crc) = (0, crc32c(&[]));
-        while at < self.len() {
-            let part = (self.len() - at).min(buffer.len() as u64);
-            let bytes = &mut buffer[..part as usize];
-            match file.read_exact_at(bytes, offset + RECORD_HEADER + at) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    return Err(ReadError::Corrupt { path: path(), offset });
-                }
-                Err(error) => return Err(io(error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let path = self.segment.path.clone();
+                return Err(ReadError::Gone { path });
             }
-            crc = crc32c_joined(crc, crc32c(bytes), part);
-            if !take(at, bytes) {
+            handle => handle.map_err(|error| self.failed(error))?,
+        };
+        let read_at = |bytes: &mut [u8], at| file.read_exact_at(bytes, at).map_err(|error| self.failed(error));
+        let payload = u64::from(self.record.offset) + RECORD_HEADER;
+        let is_part = range.end - range.start < self.len();
+        // A range is as good as the stretches that it touches.
+        let (mut at, end) = match check_bytes(self.len()) {
+            0 => (0, self.len()),
+            _ => (
+                range.start / CHECKED_BYTES * CHECKED_BYTES,
+                range.end.next_multiple_of(CHECKED_BYTES).min(self.len()),
+            ),
+        };
+        let stretches = (at / CHECKED_BYTES) as usize..end.div_ceil(CHECKED_BYTES) as usize;
+        let mut checks = Checks::new();
+        while at < end {
+            let part = (end - at).min(buffer.len() as u64);
+            let bytes = &mut buffer[..part as usize];
+            read_at(bytes, payload + at)?;
+            checks.update(bytes);
+            let (from, to) = (range.start.max(at), range.end.min(at + part));
+            if from < to && !take(from - range.start, &bytes[(from - at) as usize..(to - at) as usize]) {
                 return Ok(false);
             }
             at += part;
         }
-        if crc == self.record.crc32c {
-            Ok(true)
+        let checks = checks.finish();
+        let right = if is_part && check_bytes(self.len()) > 0 {
+            let mut written = vec![0; check_bytes(self.len()) as usize];
+            read_at(&mut written, self.record.checks_at())?;
+            Checks::summary(&written) == self.record.checksum
+                && written.get(4 * stretches.start..4 * stretches.end) == Some(&checks)
         } else {
-            Err(ReadError::Corrupt { path: path(), offset })
+            Checks::summary(&checks) == self.record.checksum
+        };
+        if right { Ok(true) } else { Err(self.corrupt()) }
+    }
+
+    fn corrupt(&self) -> ReadError {
+        ReadError::Corrupt {
+            path: self.segment.path.clone(),
+            offset: u64::from(self.record.offset),
+        }
+    }
+
+    /// What an error of the system's says of the record: one that ends too early isn't what was written.
+    fn failed(&self, source: io::Error) -> ReadError {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => self.corrupt(),
+            _ => ReadError::Io {
+                path: self.segment.path.clone(),
+                offset: u64::from(self.record.offset),
+                source,
+            },
         }
     }
 }
@@ -285,14 +312,15 @@ impl Reservation {
 
     /// Writes the record to its place. Blocks.
     ///
-    /// `crc32c` is that of `bytes` where it is known already. No flush follows: the bytes are a copy of what the bucket
+    /// No flush follows: the bytes are a copy of what the bucket
     /// holds, they outlive the process in the page cache, and after a power cut the checksum tells what is missing.
     ///
     /// # Errors
     /// What the system says, or `InvalidInput` when `bytes` are not as many as reserved.
-    pub fn write(mut self, bytes: &[u8], crc: Option<u32>) -> Result<Written, FailedWrite> {
-        self.record.crc32c = crc.unwrap_or_else(|| crc32c(bytes));
-        match self.try_write(bytes) {
+    pub fn write(mut self, bytes: &[u8]) -> Result<Written, FailedWrite> {
+        let checks = Checks::of(bytes);
+        self.record.checksum = Checks::summary(&checks);
+        match self.try_write(bytes, &checks) {
             Ok(()) => Ok(Written { reservation: self }),
             Err(error) => Err(FailedWrite {
                 reservation: self,
@@ -301,7 +329,7 @@ impl Reservation {
         }
     }
 
-    fn try_write(&self, bytes: &[u8]) -> io::Result<()> {
+    fn try_write(&self, bytes: &[u8], checks: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 != self.len() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -311,9 +339,11 @@ impl Reservation {
         let file = self.segment.handle(true)?;
         let header = self.record.header(self.segment.header.mark);
         let mut at = u64::from(self.record.offset);
-        let mut parts = [IoSlice::new(&header), IoSlice::new(bytes)];
+        // One checksum alone is in the header.
+        let checks = &checks[..check_bytes(self.len()) as usize];
+        let mut parts = [IoSlice::new(&header), IoSlice::new(bytes), IoSlice::new(checks)];
         let mut rest = &mut parts[..];
-        let mut left = header.len() + bytes.len();
+        let mut left = header.len() + bytes.len() + checks.len();
         while left > 0 {
             match rustix::io::pwritev(&*file, rest, at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -342,12 +372,6 @@ impl Written {
     #[must_use]
     pub fn key(&self) -> [u8; 16] {
         self.reservation.record.key
-    }
-
-    /// CRC-32C of its bytes.
-    #[must_use]
-    pub fn crc32c(&self) -> u32 {
-        self.reservation.record.crc32c
     }
 }
 
@@ -413,9 +437,11 @@ impl SegmentFile {
 impl Reservation {
     /// Fails after `at` bytes.
     pub(super) fn tear(mut self, bytes: &[u8], at: usize) -> FailedWrite {
-        self.record.crc32c = crc32c(bytes);
+        let checks = Checks::of(bytes);
+        self.record.checksum = Checks::summary(&checks);
         let mut all = self.record.header(self.segment.header.mark).to_vec();
         all.extend(bytes);
+        all.extend(&checks[..check_bytes(self.len()) as usize]);
         all.truncate(at.min(all.len() - 1));
         let file = self.segment.handle(true).unwrap();
         file.write_all_at(&all, u64::from(self.record.offset)).unwrap();

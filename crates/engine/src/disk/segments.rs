@@ -2,12 +2,11 @@
 
 use super::Refusal;
 use super::index::{Index, Place};
-use super::layout::{
-    ENTRY, MOST_RECORDS, RECORD_OVERHEAD, Record, SEGMENT_HEADER, SEGMENT_OVERHEAD, SegmentHeader, TRAILER,
-};
+use super::layout::{ENTRY, MOST_RECORDS, Record, SEGMENT_HEADER, SEGMENT_OVERHEAD, SegmentHeader, TRAILER};
 use super::scan::Contents;
 use super::segment::{Chore, Reservation, SegmentFile, Shared, Work};
 use crate::sync::atomic::Ordering;
+use foreload_plan::scheduler::record_bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -174,9 +173,9 @@ impl Segments {
             key,
             offset: u32::try_from(segment.end).ok()?,
             len,
-            crc32c: 0,
+            checksum: 0,
         };
-        let bytes = u64::from(len) + RECORD_OVERHEAD;
+        let bytes = record_bytes(u64::from(len));
         segment.end = record.end();
         segment.bytes += bytes;
         segment.in_flight += 1;
@@ -244,7 +243,7 @@ impl Segments {
         };
         segment.in_flight -= 1;
         if active && segment.end == record.end() {
-            let bytes = u64::from(record.len) + RECORD_OVERHEAD;
+            let bytes = record_bytes(u64::from(record.len));
             segment.end = u64::from(record.offset);
             segment.bytes -= bytes;
             self.bytes -= bytes;

@@ -40,7 +40,7 @@ fn settings(capacity_bytes: u64, segment_bytes: u64) -> DiskSettings {
 
 fn put(tier: &mut DiskTier, job: u64, n: u64, len: usize) -> Result<(), Refusal> {
     let reservation = tier.reserve(job, key(n), len as u64)?;
-    match reservation.write(&payload(n, len), None) {
+    match reservation.write(&payload(n, len)) {
         Ok(written) => tier.commit(written),
         Err(failed) => panic!("{}", failed.error),
     }
@@ -54,7 +54,15 @@ fn read(entry: &Entry) -> Result<Vec<u8>, ReadError> {
         out[at as usize..][..bytes.len()].copy_from_slice(bytes);
         true
     };
-    assert!(entry.read(&mut [0; 97], &mut put)?);
+    assert!(entry.read(0..entry.len(), &mut [0; 97], &mut put)?);
+    let (from, to) = (entry.len() / 3, entry.len() - entry.len() / 5);
+    let mut part = vec![0xaa; (to - from) as usize];
+    let mut put = |at: u64, bytes: &[u8]| {
+        part[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        true
+    };
+    assert!(entry.read(from..to, &mut [0; 97], &mut put)?);
+    assert!(part == out[from as usize..to as usize], "a part is part of the whole");
     Ok(out)
 }
 
@@ -157,7 +165,7 @@ fn a_record_is_written_once() {
     let reservation = tier.reserve(1, key(1), 10).unwrap();
     assert!(tier.find(&key(1)).is_none());
     assert_eq!(tier.reserve(1, key(1), 10).err(), Some(Refusal::Exists));
-    let written = reservation.write(&payload(1, 10), None).ok().unwrap();
+    let written = reservation.write(&payload(1, 10)).ok().unwrap();
     tier.commit(written);
     assert_eq!(tier.reserve(2, key(1), 10).err(), Some(Refusal::Exists));
     tier.forget(&key(1));
@@ -172,7 +180,7 @@ fn a_record_forgotten_while_it_is_written_does_not_appear() {
     let (mut tier, _) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();
     let reservation = tier.reserve(1, key(1), 10).unwrap();
     tier.forget(&key(1));
-    let written = reservation.write(&payload(1, 10), None).ok().unwrap();
+    let written = reservation.write(&payload(1, 10)).ok().unwrap();
     tier.commit(written);
     assert!(tier.find(&key(1)).is_none() && tier.is_empty());
 }
@@ -200,7 +208,7 @@ fn a_segment_is_not_evicted_under_a_write() {
         put(&mut tier, n, n, 5000).unwrap();
         tier.unprotect(n);
     }
-    let written = reservation.write(&payload(1, 5000), None).ok().unwrap();
+    let written = reservation.write(&payload(1, 5000)).ok().unwrap();
     tier.commit(written);
     assert!(holds(&tier, 1, 5000));
 }

@@ -7,9 +7,11 @@ use super::{Job, SLOWEST};
 use crate::dataset::{NOWHERE, trouble};
 use crate::disk::{Entry, Refusal};
 use crate::protocol::{Say, Trouble};
-use crate::scatter::Scatter;
+use crate::scatter::{Check, Scatter};
 use crate::sync::Mutex;
 use foreload_plan::action::{Action, Command, Event, Failure, Load};
+use foreload_plan::blocks::Content;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -31,14 +33,15 @@ impl Job {
             // Why the index places it nowhere.
             Some(piece) if load.object == NOWHERE => self
                 .streams
-                .placed(piece.sample)
+                .placed(self.blocks.samples_of(piece.content).start)
                 .and_then(|()| self.streams.object(load.object)),
             _ => self.streams.object(load.object),
         };
         let outcome = match object {
             Err(trouble) => Err(trouble),
             Ok((dataset, object)) => {
-                let mut sink = Scatter::new(Arc::clone(&self.cache), load);
+                let checks = self.checks(load);
+                let mut sink = Scatter::new(Arc::clone(&self.cache), load, &checks);
                 let range = load.offset..load.offset + load.len;
                 let fetched = tokio::select! {
                     biased;
@@ -50,7 +53,7 @@ impl Job {
                     Some(Err(error)) => Err(trouble(&error)),
                     Some(Ok(fetched)) => {
                         self.note_speed(begun.elapsed(), || dataset.source.url_of(&object.key));
-                        self.check(load, &sink).map(|()| fetched)
+                        self.check(load, &checks, &sink).map(|()| fetched)
                     }
                 }
             }
@@ -78,7 +81,7 @@ impl Job {
                     let mut state = self.state.borrow_mut();
                     state.stats.failures += 1;
                     for piece in &load.pieces {
-                        state.troubles.insert(piece.sample, trouble.clone());
+                        state.troubles.insert(piece.content, trouble.clone());
                     }
                 }
                 action.failed(failure)
@@ -89,23 +92,49 @@ impl Job {
         self.step(Event::Completed(completion));
     }
 
-    /// Compares what came with the index' checksums, and remembers them for the disk tier.
-    pub(super) fn check(&self, load: &Load, sink: &Scatter) -> Result<(), Trouble> {
+    /// What of a load has a checksum in the index: the samples in each piece, or the part of a large one that it is. What comes with a piece before it
+    /// is compared there.
+    fn checks(&self, load: &Load) -> Vec<Check> {
+        let (mut checks, mut end) = (Vec::new(), 0);
+        for (number, piece) in load.pieces.iter().enumerate() {
+            if piece.at + piece.len <= end {
+                continue;
+            }
+            end = piece.at + piece.len;
+            let samples = self.blocks.samples_of(piece.content);
+            let first = self.blocks.place(samples.start).offset;
+            let is_known = |sample: &u64| self.streams.crc32c(*sample).is_some();
+            checks.extend(samples.filter(is_known).map(|sample| {
+                let place = self.blocks.place(sample);
+                Check {
+                    sample,
+                    piece: number,
+                    at: piece.at + (place.offset - first),
+                    len: place.len.min(piece.len),
+                }
+            }));
+        }
+        checks
+    }
+
+    /// Compares what came with the index' checksums.
+    fn check(&self, load: &Load, checks: &[Check], sink: &Scatter) -> Result<(), Trouble> {
         let crcs = sink
             .checksums()
             .ok_or_else(|| Trouble::new("bug", "a fetch ended before all its pieces came"))?;
-        for (piece, &crc) in load.pieces.iter().zip(crcs) {
+        for (check, &crc) in checks.iter().zip(crcs) {
+            let piece = &load.pieces[check.piece];
             let mut crc = crc;
-            if piece.len < piece.sample_len {
+            if piece.len < piece.content_len {
                 match self.state.borrow_mut().partial.arrived(piece, crc) {
                     Some(whole) => crc = whole,
                     None => continue,
                 }
             }
-            if let Some(known) = self.streams.crc32c(piece.sample)
+            if let Some(known) = self.streams.crc32c(check.sample)
                 && known != crc
             {
-                let name = self.streams.name(piece.sample);
+                let name = self.streams.name(check.sample);
                 self.state.borrow_mut().partial.forget(piece.handle);
                 return Err(Trouble::new(
                     "corrupt",
@@ -114,12 +143,6 @@ impl Job {
                     ),
                 ));
             }
-            let mut state = self.state.borrow_mut();
-            let at = piece.handle.index as usize;
-            if state.checksums.len() <= at {
-                state.checksums.resize(at + 1, (u32::MAX, 0));
-            }
-            state.checksums[at] = (piece.handle.generation, crc);
         }
         Ok(())
     }
@@ -138,16 +161,20 @@ impl Job {
     pub(super) fn read_from_disk(self: &Rc<Self>, tier: u8, action: Action, cancel: Rc<Notify>) {
         let Command::Load(load) = action.command() else { return };
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
-        let entries: Vec<Option<Entry>> = load
+        let entries: Vec<Option<(Entry, Range<u64>)>> = load
             .pieces
             .iter()
             .map(|piece| {
-                let key = self.streams.key(piece.sample)?;
-                self.tiers
+                let block = self
+                    .blocks
+                    .place_of(Content::block(self.blocks.block_of(piece.content)));
+                let entry = self
+                    .tiers
                     .get(usize::from(tier))?
                     .borrow()
-                    .find(&key)
-                    .filter(|entry| entry.len() == piece.sample_len)
+                    .find(&self.streams.key(block)?)?;
+                let from = load.offset + piece.at - block.offset;
+                (entry.len() == block.len).then_some((entry, from..from + piece.len))
             })
             .collect();
         let given_up = Arc::new(Mutex::new(false));
@@ -167,7 +194,7 @@ impl Job {
                         let given_up = given_up.lock().unwrap_or_else(PoisonError::into_inner);
                         !*given_up && cache.write(piece.slot_offset + at, bytes).is_ok()
                     };
-                    entry.is_some_and(|entry| matches!(entry.read(&mut buffer, write), Ok(true)))
+                    entry.is_some_and(|(entry, range)| matches!(entry.read(range, &mut buffer, write), Ok(true)))
                 })
             })
         };
@@ -203,7 +230,7 @@ impl Job {
     pub(super) fn quarantine(&self, tier: u8, load: &Load) {
         let mut state = self.state.borrow_mut();
         for piece in &load.pieces {
-            if let (Some(key), Some(tier)) = (self.streams.key(piece.sample), self.tiers.get(usize::from(tier))) {
+            if let (Some(key), Some(tier)) = (self.key(piece.content), self.tiers.get(usize::from(tier))) {
                 let mut tier = tier.borrow_mut();
                 if let Some(entry) = tier.find(&key) {
                     tier.quarantine(&entry);
@@ -213,25 +240,25 @@ impl Job {
         }
     }
 
-    /// Writes samples to a disk tier: one task for all that a step ordered.
+    /// Writes blocks to a disk tier: one task for all that a step ordered.
     pub(super) fn write_to_disk(self: &Rc<Self>, actions: Vec<Action>) {
         let mut work = Vec::with_capacity(actions.len());
         for action in actions {
-            let Command::Keep { tier, sample, slot } = action.command() else {
+            let Command::Keep { tier, block, slot, .. } = action.command() else {
                 continue;
             };
-            let (number, sample, slot) = (*tier, *sample, *slot);
-            let place = self.streams.key(sample).and_then(|key| {
+            let (number, block, slot) = (*tier, *block, *slot);
+            let place = self.key(Content::block(block)).and_then(|key| {
                 let tier = self.tiers.get(usize::from(number))?;
                 Some(tier.borrow_mut().reserve(u64::from(self.id), key, slot.len))
             });
             match place {
                 Some(Ok(place)) => {
-                    let crc = self.checksum_of(sample);
-                    work.push((action, number, slot, place, crc));
+                    let samples = self.blocks.range(block);
+                    work.push((action, number, slot, place, samples.end - samples.start));
                 }
                 refused => {
-                    // A tier that is full or failing for a moment refuses for a moment; the plan offers it the next sample all the same.
+                    // A tier that is full or failing for a moment refuses for a moment; the plan offers it the next block all the same.
                     let stays = matches!(refused, Some(Err(Refusal::Exists)));
                     if let Some(Err(refusal)) = &refused
                         && !stays
@@ -249,27 +276,27 @@ impl Job {
         let (job, cache) = (Rc::clone(self), Arc::clone(&self.cache));
         tokio::task::spawn_local(async move {
             let written = tokio::task::spawn_blocking(move || {
-                let write = |(action, tier, slot, place, crc): (
+                let write = |(action, tier, slot, place, samples): (
                     Action,
                     u8,
                     foreload_plan::arena::Slot,
                     crate::disk::Reservation,
-                    Option<u32>,
+                    u64,
                 )| {
                     let bytes = cache.map().bytes(slot.offset, slot.len).unwrap_or_default();
-                    (action, tier, place.write(bytes, crc))
+                    (action, tier, samples, place.write(bytes))
                 };
                 work.into_iter().map(write).collect::<Vec<_>>()
             });
             let Ok(written) = written.await else { return };
-            for (action, number, result) in written {
+            for (action, number, samples, result) in written {
                 let Some(tier) = job.tiers.get(usize::from(number)) else {
                     continue;
                 };
                 let completion = match result {
                     Ok(written) => {
                         tier.borrow_mut().commit(written);
-                        job.state.borrow_mut().stats.kept_samples += 1;
+                        job.state.borrow_mut().stats.kept_samples += samples;
                         action.done(0, 0)
                     }
                     Err(failed) => {
@@ -327,16 +354,5 @@ impl Job {
     pub(super) fn end_later(self: &Rc<Self>, completion: foreload_plan::action::Completion) {
         let job = Rc::clone(self);
         tokio::task::spawn_local(async move { job.step(Event::Completed(completion)) });
-    }
-
-    /// The checksum recorded when the sample was fetched into this stay, if it was fetched whole.
-    pub(super) fn checksum_of(&self, sample: u64) -> Option<u32> {
-        let state = self.state.borrow();
-        let handle = state.plan.scheduler().handle_of(sample)?;
-        state
-            .checksums
-            .get(handle.index as usize)
-            .filter(|(generation, _)| *generation == handle.generation)
-            .map(|(_, crc)| *crc)
     }
 }

@@ -22,9 +22,9 @@ pub(super) struct Parts(FxHashMap<u32, (u32, BTreeMap<u64, Part>)>);
 impl Parts {
     /// A load begins: what it is going to write doesn't count any more.
     pub fn expect(&mut self, load: &Load) {
-        for piece in load.pieces.iter().filter(|piece| piece.len < piece.sample_len) {
+        for piece in load.pieces.iter().filter(|piece| piece.len < piece.content_len) {
             if let Some((_, parts)) = self.0.get_mut(&piece.handle.index) {
-                parts.remove(&piece.sample_offset);
+                parts.remove(&piece.content_offset);
             }
         }
     }
@@ -36,8 +36,8 @@ impl Parts {
             *generation = piece.handle.generation;
             parts.clear();
         }
-        parts.insert(piece.sample_offset, Part { len: piece.len, crc });
-        let whole = parts.values().map(|part| part.len).sum::<u64>() >= piece.sample_len;
+        parts.insert(piece.content_offset, Part { len: piece.len, crc });
+        let whole = parts.values().map(|part| part.len).sum::<u64>() >= piece.content_len;
         whole.then(|| {
             parts
                 .values()
@@ -55,17 +55,18 @@ impl Parts {
 mod tests {
     use super::*;
     use foreload_plan::action::Source;
+    use foreload_plan::blocks::Content;
 
-    fn piece(generation: u32, sample_offset: u64) -> Piece {
+    fn piece(generation: u32, content_offset: u64) -> Piece {
         let handle = Handle { index: 3, generation };
         Piece {
-            sample: 1,
+            content: Content::block(1),
             handle,
             at: 0,
-            slot_offset: sample_offset,
+            slot_offset: content_offset,
             len: 10,
-            sample_offset,
-            sample_len: 30,
+            content_offset,
+            content_len: 30,
         }
     }
 

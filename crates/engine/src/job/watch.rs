@@ -90,7 +90,7 @@ impl Job {
             state
                 .plan
                 .scheduler()
-                .free_blocks(1 << 16)
+                .free_stretches(1 << 16)
                 .for_each(|(offset, len)| self.cache.give_back(offset, len));
         }
     }

@@ -9,6 +9,7 @@ use super::residents::NONE;
 use super::window::{Entry, Read};
 use super::{Blocked, Next, STEP_ENTRIES, Scheduler, Urgency};
 use crate::action::Action;
+use crate::blocks::Content;
 use crate::policy::Lookahead;
 use std::hint::black_box;
 
@@ -103,8 +104,8 @@ impl Scheduler {
     /// Brings what planning these reads will look up close.
     fn warm(&self, entries: &[Entry]) {
         for it in entries {
-            if !self.residents.warm(it.sample) {
-                black_box(self.catalog.place(it.sample));
+            if !self.residents.warm(Content::block(self.blocks.of(it.sample))) {
+                black_box(self.blocks.place(it.sample));
             }
         }
     }
@@ -151,6 +152,38 @@ impl Scheduler {
         window.frontier = window.frontier.min((step, entry));
         self.unuse(it.resident);
         true
+    }
+
+    /// All reads that were to come from a resident are to be planned anew; who waits for them goes on waiting.
+    pub(super) fn unplan_all(&mut self, resident: u32) {
+        for place in 0..self.windows.ranks().len() {
+            let window = self.windows.of(place);
+            for step in window.head()..window.end() {
+                let line = self.windows.line_at(place, step);
+                let Some(entries) = self.windows.line(line).map(|line| &mut line.entries) else {
+                    continue;
+                };
+                let mut found = Vec::new();
+                for (entry, it) in entries.iter_mut().enumerate() {
+                    if it.read == Read::Planned && it.resident == resident {
+                        (it.read, it.resident) = (Read::Unplanned, NONE);
+                        found.push((entry, it.waiter));
+                    }
+                }
+                for &(entry, waiter) in &found {
+                    self.windows.ahead -= 1;
+                    self.residents.get_mut(resident).uses -= 1;
+                    if waiter != 0 {
+                        self.wanted.insert((line, entry));
+                    }
+                }
+                if let Some(&(entry, _)) = found.first() {
+                    let window = self.windows.of_mut(place);
+                    window.frontier = window.frontier.min((step, entry));
+                }
+            }
+        }
+        self.residents.get_mut(resident).uses -= self.requests.displace_all(resident);
     }
 
     /// Nothing will ever give memory back: no load or write is under way, and nobody holds a lease.

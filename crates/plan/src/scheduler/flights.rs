@@ -1,29 +1,30 @@
 //! Flights: loads and disk writes that are under way, by the id of their action.
 //!
 //! A load waits in a [`Lane`](super::lanes::Lane) as [`Pending`], flies as a [`Flight`], and ends once, with the completion of its action. What it
-//! brings lies in [`Part`]s: whole samples, or pieces of one that is large. Nothing here decides; the table only says who is in the air.
+//! brings lies in [`Part`]s: whole blocks or samples, or pieces of a sample that is large. Nothing here decides; the table only says who is in the air.
 
 use crate::action::{Handle, Source};
 use crate::arena::Slot;
+use crate::blocks::Content;
 use crate::catalog::Place;
 
-/// What a load brings of one sample.
+/// What a load brings of one stay in memory.
 pub(super) struct Part {
     pub handle: Handle,
-    pub sample: u64,
+    pub content: Content,
     /// Where it begins in the load's range.
     pub at: u64,
     pub len: u64,
-    pub sample_offset: u64,
-    pub sample_len: u64,
+    pub content_offset: u64,
+    pub content_len: u64,
     /// The twin's own slot.
     pub own: Option<Slot>,
 }
 
 impl Part {
-    /// Whether it is all of its sample.
+    /// Whether it is all of its content.
     pub fn is_whole(&self) -> bool {
-        self.len == self.sample_len
+        self.len == self.content_len
     }
 
     /// The same part, for another load; the slot of a twin goes with the twin.
@@ -73,12 +74,12 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// A load of one part alone, whose bytes begin `sample_offset` into its sample at `place`.
+    /// A load of one part alone, whose bytes begin `content_offset` into its content at `place`.
     pub fn of(source: Source, place: Place, part: Part, line: u64, attempt: u8) -> Self {
         Pending {
             source,
             object: place.object,
-            offset: place.offset + part.sample_offset,
+            offset: place.offset + part.content_offset,
             len: part.len,
             parts: Parts::one(part),
             line,
@@ -104,12 +105,12 @@ impl Flight {
     }
 }
 
-/// A sample on its way to a disk tier.
+/// A block on its way to a disk tier.
 pub(super) struct Write {
     pub tier: u8,
     pub handle: Handle,
     pub len: u64,
-    pub sample: u64,
+    pub block: u64,
 }
 
 pub(super) enum Running {
@@ -196,11 +197,11 @@ pub(super) mod tests {
         };
         let part = Part {
             handle: Handle { index, generation: 0 },
-            sample: u64::from(index),
+            content: Content::block(u64::from(index)),
             at: 0,
             len,
-            sample_offset: 0,
-            sample_len: len,
+            content_offset: 0,
+            content_len: len,
             own: None,
         };
         Pending::of(source, place, part, 0, 0)
@@ -242,7 +243,7 @@ pub(super) mod tests {
                     generation: 0,
                 },
                 len: 1,
-                sample: 0,
+                block: 0,
             }),
         );
         assert!(!flights.is_empty() && flights.load(id).is_none());
@@ -261,11 +262,11 @@ pub(super) mod tests {
                 index: 0,
                 generation: 0,
             },
-            sample: 3,
+            content: Content::block(3),
             at: 0,
             len: 100,
-            sample_offset: 200,
-            sample_len: 300,
+            content_offset: 200,
+            content_len: 300,
             own: None,
         };
         let load = Pending::of(Source::Bucket, place, part, 5, 1);

@@ -1,4 +1,4 @@
-//! From a sample to its place in the table of residents.
+//! From a content to its place in the table of residents.
 //!
 //! Samples are looked up at random among up to millions, so a look-up costs as much as the cache lines it touches. Here that is one: linear probing over
 //! words of eight bytes, each a place and the upper half of the sample's hash. The hash alone says where a word belongs, so that growing and removing

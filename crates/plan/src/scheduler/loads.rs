@@ -10,8 +10,12 @@ use super::lanes::Lanes;
 use super::race::{Ended, Fate, RETRIES, fate};
 use super::residents::{Residents, State};
 use crate::action::{Action, Command, Completion, Failure, Load, Outcome, Piece, Source, Via};
+use crate::blocks::Content;
 use crate::catalog::Place;
 use crate::settings::Settings;
+
+/// Parts of a sample at most: a resident counts them in 16 bits.
+const MOST_PARTS: u64 = 1 << 15;
 
 pub(super) struct Loads {
     next_id: u64,
@@ -58,20 +62,20 @@ impl Loads {
     /// A large sample, in parts that fly in parallel.
     pub fn queue_parts(&mut self, place: Place, id: u32, part_bytes: u64, residents: &mut Residents, line: u64) {
         let handle = residents.handle(id);
-        let count = place.len.div_ceil(part_bytes.max(1));
+        let count = place.len.div_ceil(part_bytes.max(1)).min(MOST_PARTS);
         let resident = residents.get_mut(id);
-        resident.parts = count as u32;
-        let (sample, attempt) = (resident.sample, resident.attempt);
+        resident.parts = count as u16;
+        let (content, attempt) = (resident.content, resident.attempt);
         for part in 0..count {
             // Equal parts: a short last one would be issued at the price of a full one.
             let (from, to) = (place.len * part / count, place.len * (part + 1) / count);
             let part = Part {
                 handle,
-                sample,
+                content,
                 at: 0,
                 len: to - from,
-                sample_offset: from,
-                sample_len: place.len,
+                content_offset: from,
+                content_len: place.len,
                 own: None,
             };
             let pending = Pending::of(Source::Bucket, place, part, line, attempt);
@@ -79,7 +83,19 @@ impl Loads {
         }
     }
 
-    /// Samples of one object, in as few requests as gaps of `gap_bytes` allow.
+    /// One load for contents that lie in the first of them, in the order of their places.
+    pub fn queue(&mut self, contents: &[(Place, u32)], residents: &mut Residents, line: u64) {
+        let mut parts = contents.iter().map(|&(place, id)| Part {
+            at: place.offset - contents[0].0.offset,
+            ..whole(place, id, residents)
+        });
+        let Some(first) = parts.next() else { return };
+        let mut load = Pending::of(Source::Bucket, contents[0].0, first, line, 0);
+        load.parts.more = parts.collect();
+        self.lanes.bucket.push(load);
+    }
+
+    /// Contents of one object, in as few requests as gaps of `gap_bytes` allow.
     pub fn queue_group(&mut self, group: &mut [(Place, u32)], gap_bytes: u64, residents: &mut Residents, line: u64) {
         group.sort_unstable_by_key(|(place, _)| place.offset);
         for (n, &(place, id)) in group.iter().enumerate() {
@@ -110,18 +126,18 @@ impl Loads {
     }
 }
 
-/// All of a sample as the part of a load: the only one that its resident waits for.
+/// All of a content as the part of a load: the only one that its resident waits for.
 fn whole(place: Place, id: u32, residents: &mut Residents) -> Part {
     let handle = residents.handle(id);
     let resident = residents.get_mut(id);
     resident.parts = 1;
     Part {
         handle,
-        sample: resident.sample,
+        content: resident.content,
         at: 0,
         len: place.len,
-        sample_offset: 0,
-        sample_len: place.len,
+        content_offset: 0,
+        content_len: place.len,
         own: None,
     }
 }
@@ -152,7 +168,10 @@ impl Scheduler {
             Source::Bucket => true,
             Source::Disk(tier) => {
                 let tier = &self.tiers[usize::from(tier)];
-                pending.parts.iter().all(|part| tier.has(part.sample))
+                pending
+                    .parts
+                    .iter()
+                    .all(|part| tier.has(self.blocks.block_of(part.content)))
             }
         }
     }
@@ -174,13 +193,13 @@ impl Scheduler {
         let pieces = pending.parts.iter().map(|part| {
             let slot = part.own.unwrap_or_else(|| self.residents.get(part.handle.index).slot);
             Piece {
-                sample: part.sample,
+                content: part.content,
                 handle: part.handle,
                 at: part.at,
-                slot_offset: slot.offset + part.sample_offset,
+                slot_offset: slot.offset + part.content_offset,
                 len: part.len,
-                sample_offset: part.sample_offset,
-                sample_len: part.sample_len,
+                content_offset: part.content_offset,
+                content_len: part.content_len,
             }
         });
         let load = Load {
@@ -217,7 +236,7 @@ impl Scheduler {
         self.loads.written_ns = self.now_ns;
         let held = &mut self.tiers[usize::from(write.tier)];
         match outcome {
-            Outcome::Done { .. } => held.insert(write.sample, write.len),
+            Outcome::Done { .. } => held.insert(write.block, write.len),
             Outcome::Failed(_) => held.abandon(write.len),
         }
         self.residents.get_mut(write.handle.index).writes -= 1;
@@ -241,7 +260,7 @@ impl Scheduler {
             let Some(part) = self.part_ended(part, flight.issued_ns, rival, result, actions) else {
                 continue;
             };
-            let place = self.catalog.place(part.sample);
+            let place = self.blocks.place_of(part.content);
             // A failed load is retried before new work.
             let again = Pending::of(Source::Bucket, place, part, line, attempt + 1);
             self.loads.lanes.bucket.push_first(again);
@@ -261,11 +280,11 @@ impl Scheduler {
             && failure != Failure::Cancelled
         {
             // The entry is quarantined by the engine; here it is no longer there.
-            let held = &mut self.tiers[usize::from(tier)];
-            ended
-                .parts
-                .iter()
-                .for_each(|part| held.remove(part.sample, part.sample_len));
+            for part in ended.parts.iter() {
+                let block = self.blocks.block_of(part.content);
+                let len = self.blocks.place_of(Content::block(block)).len;
+                self.tiers[usize::from(tier)].remove(block, len);
+            }
         }
     }
 
@@ -313,7 +332,13 @@ impl Scheduler {
             }
             Fate::Failed(failure) => {
                 resident.state = State::Failed(failure);
-                self.settled(index, issued_ns, actions);
+                let is_fetched = resident.via == Via::Bucket;
+                match failure {
+                    Failure::Corrupt | Failure::Final if is_fetched && self.residents.samples(index) > 1 => {
+                        self.take_apart(index);
+                    }
+                    _ => self.settled(index, issued_ns, actions),
+                }
             }
         }
         None
@@ -323,16 +348,18 @@ impl Scheduler {
     /// gets a load that was begun since.
     fn settled(&mut self, index: u32, issued_ns: u64, actions: &mut Vec<Action>) {
         let resident = self.residents.get_mut(index);
-        let (state, to_tier, sample, slot) = (resident.state, resident.to_tier.take(), resident.sample, resident.slot);
+        let (state, to_tier, slot) = (resident.state, resident.to_tier.take(), resident.slot);
+        let block = self.blocks.block_of(resident.content);
         let waiters = self.residents.told(index);
         match (state, to_tier) {
             (State::Ready, Some(tier)) => {
                 self.residents.get_mut(index).writes += 1;
+                let handle = self.residents.handle(index);
                 let write = Write {
                     tier,
-                    handle: self.residents.handle(index),
+                    handle,
                     len: slot.len,
-                    sample,
+                    block,
                 };
                 if self.loads.writing == 0 {
                     self.loads.written_ns = self.now_ns;
@@ -340,7 +367,13 @@ impl Scheduler {
                 self.loads.writing += 1;
                 let id = self.loads.flights.reserve();
                 self.loads.flights.insert(id, Running::Keep(write));
-                actions.push(Action::new(id, Command::Keep { tier, sample, slot }));
+                let keep = Command::Keep {
+                    tier,
+                    block,
+                    handle,
+                    slot,
+                };
+                actions.push(Action::new(id, keep));
             }
             (_, Some(tier)) => self.tiers[usize::from(tier)].abandon(slot.len),
             _ => {}
@@ -353,7 +386,10 @@ impl Scheduler {
                 State::Failed(Failure::Unavailable) if self.requests.began_after(request, issued_ns) => {
                     again.push(request)
                 }
-                State::Failed(failure) => self.refuse(request, Some(sample), failure, actions),
+                State::Failed(failure) => {
+                    let sample = self.sample_of(request, index);
+                    self.refuse(request, sample, failure, actions);
+                }
                 _ => self.one_less(request, actions),
             }
         }
@@ -368,13 +404,25 @@ impl Scheduler {
         self.residents.let_go(index, &mut self.arena);
     }
 
+    /// A block that can't be had as a whole is read sample by sample from now on: what is wrong with one of them is no reason to withhold the others.
+    fn take_apart(&mut self, index: u32) {
+        let resident = self.residents.get_mut(index);
+        let (content, to_tier, len) = (resident.content, resident.to_tier.take(), resident.slot.len);
+        self.apart.insert(self.blocks.block_of(content));
+        if let Some(tier) = to_tier {
+            self.tiers[usize::from(tier)].abandon(len);
+        }
+        drop(self.residents.told(index));
+        self.unplan_all(index);
+        self.residents.drop_if_idle(index, &mut self.arena);
+    }
+
     /// Loads a resident again whose load failed: somebody asks for it once more.
     pub(super) fn reload(&mut self, index: u32, line: u64) {
-        let resident = self.residents.get_mut(index);
-        resident.state = State::Loading;
-        resident.via = Via::Bucket;
-        let place = self.catalog.place(resident.sample);
-        if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
+        self.residents.loads_from(index, Via::Bucket);
+        let place = self.blocks.place_of(self.residents.get(index).content);
+        let is_large = place.len > self.settings.part_bytes + self.settings.part_bytes / 2;
+        if is_large && self.residents.samples(index) == 1 {
             self.loads
                 .queue_parts(place, index, self.settings.part_bytes, &mut self.residents, line);
         } else {

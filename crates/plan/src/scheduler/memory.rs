@@ -1,13 +1,15 @@
 //! Where a sample's bytes come from, where they stay, and who leaves for them.
 //!
-//! A read of a sample that is in memory costs nothing. Otherwise the sample gets a slot: in the RAM tier while that has room, or in staging on its way to a
-//! disk tier or to the consumer. Neighbours in the same shard come along when they will stay or are read soon. What passed through leaves when its
-//! memory is needed, in the order of planning. For a read that somebody waits for, what was planned further ahead is put back, and then kept samples leave.
+//! A read of a sample that is in memory costs nothing. Otherwise its block gets a slot where it will stay: in the RAM tier while that has room, or in
+//! staging on its way to a disk tier. A block that nothing keeps comes in part: the sample that is wanted, and those of its neighbours that are read soon.
+//! What passed through leaves when its memory is needed, in the order of planning. For a read that somebody waits for, what was planned further ahead is
+//! put back, and then kept blocks leave.
 
 use super::residents::{Residents, State};
 use super::{Blocked, Keep, Scheduler, Urgency};
 use crate::action::{Action, Command, Source, Via};
 use crate::arena::{Slot, Stay, reserved_bytes};
+use crate::blocks::{Content, Held};
 use crate::catalog::Place;
 use crate::policy::Retention;
 
@@ -15,6 +17,16 @@ use crate::policy::Retention;
 const ILL_S: f64 = 0.25;
 /// A wanted read waits for memory that is being written to disk while a write has ended within this time.
 const DISK_PATIENCE_NS: u64 = 50_000_000;
+/// Neighbours looked at on either side of a sample whose block comes in part.
+const MOST_NEIGHBOURS: u64 = 1024;
+
+/// What a load may bring: a block, or one sample of it.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    content: Content,
+    samples: u64,
+    place: Place,
+}
 
 impl Scheduler {
     /// The resident of a sample, with a load queued if it isn't there.
@@ -25,7 +37,7 @@ impl Scheduler {
         urgency: Urgency,
         actions: &mut Vec<Action>,
     ) -> Result<u32, Blocked> {
-        if let Some(id) = self.residents.find(sample) {
+        if let Some(id) = self.resident_with(sample) {
             if matches!(self.settings.policy.retention(), Retention::Fifo(_)) {
                 // Paper 000's prototype evicted samples between the request and their use; asking for one makes it the newest.
                 self.residents.refresh(id);
@@ -37,19 +49,21 @@ impl Scheduler {
             }
             return Ok(id);
         }
-        let place = self.catalog.place(sample);
-        if place.len == 0 {
-            let id = self.residents.insert(sample, Slot::EMPTY, Via::Ram);
+        let (alone, whole) = self.units(sample, urgency);
+        if alone.place.len == 0 {
+            let id = self.residents.insert(alone.content, 1, Slot::EMPTY, Via::Ram);
             self.residents.get_mut(id).state = State::Ready;
             return Ok(id);
         }
-        if let Some(tier) = self.best_tier(sample, place.len) {
-            let slot = self.reserve(place.len, line, urgency)?;
-            let id = self.residents.insert(sample, slot, Via::Disk);
-            if self.ram_admits(place.len) {
+        if let Some(tier) = self.best_tier(self.blocks.block_of(alone.content), alone.place.len) {
+            let unit = whole.filter(|whole| self.ram_admits(whole.place.len)).unwrap_or(alone);
+            let slot = self.reserve(unit, 0, line, urgency)?;
+            let id = self.residents.insert(unit.content, unit.samples, slot, Via::Disk);
+            if !self.is_part(unit) && self.ram_admits(unit.place.len) {
                 self.residents.keep(id);
             }
-            self.loads.queue_disk(tier as u8, place, id, &mut self.residents, line);
+            self.loads
+                .queue_disk(tier as u8, unit.place, id, &mut self.residents, line);
             return Ok(id);
         }
         let group = self.group_bytes;
@@ -59,35 +73,121 @@ impl Scheduler {
             // wanted whole a moment later. What is under way gives memory back.
             return Err(Blocked::Memory);
         }
-        let stay = self.where_to_keep(place.len, actions);
-        let slot = match stay {
-            Keep::Ram => match self.take(place.len, Stay::Long) {
-                Some(slot) => slot,
-                None => self.reserve(place.len, line, urgency)?,
-            },
-            Keep::Tier(_) | Keep::No => match self.reserve(place.len, line, urgency) {
-                Ok(slot) => slot,
-                Err(blocked) => {
-                    if let Keep::Tier(tier) = stay {
-                        self.tiers[usize::from(tier)].abandon(place.len);
-                    }
-                    return Err(blocked);
-                }
-            },
+        while let Some(whole) = whole {
+            match self.bring_block(whole, alone, line, actions) {
+                Ok(Some(id)) => return Ok(id),
+                Ok(None) => break,
+                // It has no room for a moment: what is under way makes some.
+                Err(blocked) if !urgency.is_urgent() || !self.loads.is_idle() => return Err(blocked),
+                // Reads planned further ahead are put back for it, but nothing that is kept leaves for a block of which somebody waits for a part.
+                Err(_) if self.put_back_after(line) => {}
+                Err(_) => break,
+            }
+        }
+        let stay = match self.is_part(alone) {
+            true => Keep::No,
+            false => self.where_to_keep(alone.place.len, actions),
         };
-        let id = self.residents.insert(sample, slot, Via::Bucket);
+        let slot = self.slot_for(alone, stay, line, urgency)?;
+        let id = self.residents.insert(alone.content, 1, slot, Via::Bucket);
         self.settle(id, stay);
-        self.fetch(id, place, line, urgency);
+        self.fetch(id, alone, line, urgency);
         Ok(id)
     }
 
-    /// The disk tier to read a sample from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
+    /// A sample by itself, and its block where that has others too and may come as a whole.
+    fn units(&self, sample: u64, urgency: Urgency) -> (Unit, Option<Unit>) {
+        let (block, siblings) = (self.blocks.of(sample), self.blocks.siblings(sample));
+        let samples = siblings.end - siblings.start;
+        let alone = Unit {
+            content: if samples == 1 {
+                Content::block(block)
+            } else {
+                Content::sample(sample)
+            },
+            samples: 1,
+            place: self.blocks.place(sample),
+        };
+        let whole = (samples > 1 && urgency != Urgency::Alone && !self.apart.contains(&block)).then(|| Unit {
+            content: Content::block(block),
+            samples,
+            place: self.blocks.extent(siblings),
+        });
+        (alone, whole)
+    }
+
+    /// Whether it is only a part of its block.
+    fn is_part(&self, unit: Unit) -> bool {
+        matches!(unit.content.held(), Held::Sample(_))
+    }
+
+    /// Where in memory something that passes through goes: a sample among blocks that pass through to a disk leaves their places whole.
+    fn stay_of(&self, content: Content) -> Stay {
+        match content.held() {
+            Held::Sample(_) if !self.tiers.is_empty() => Stay::Small,
+            Held::Sample(_) | Held::Block(_) => Stay::Short,
+        }
+    }
+
+    /// Brings a whole block that is going to stay somewhere, for one sample of it. `None`: it would stay nowhere.
+    ///
+    /// One that stays in memory serves the sample itself. One on its way to a disk tier leaves as soon as it is written, so the sample gets memory of
+    /// its own from the same load: however long somebody waits for it or holds it, that takes what one sample takes.
+    fn bring_block(
+        &mut self,
+        block: Unit,
+        alone: Unit,
+        line: u64,
+        actions: &mut Vec<Action>,
+    ) -> Result<Option<u32>, Blocked> {
+        let stay = self.where_to_keep(block.place.len, actions);
+        if stay == Keep::No {
+            return Ok(None);
+        }
+        let slot = self.slot_for(block, stay, line, Urgency::Ahead)?;
+        let Keep::Tier(tier) = stay else {
+            let id = self.residents.insert(block.content, block.samples, slot, Via::Bucket);
+            self.settle(id, stay);
+            self.loads.queue(&[(block.place, id)], &mut self.residents, line);
+            return Ok(Some(id));
+        };
+        let Some(own) = self.take(alone.place.len, Stay::Small) else {
+            self.arena.give(slot);
+            self.tiers[usize::from(tier)].abandon(block.place.len);
+            return Err(Blocked::Memory);
+        };
+        let passing = self.residents.insert(block.content, block.samples, slot, Via::Bucket);
+        self.settle(passing, stay);
+        let id = self.residents.insert(alone.content, 1, own, Via::Bucket);
+        let both = [(block.place, passing), (alone.place, id)];
+        self.loads.queue(&both, &mut self.residents, line);
+        Ok(Some(id))
+    }
+
+    /// Memory for what comes from the bucket; where there is none, the room that it was to have in a disk tier is given back.
+    fn slot_for(&mut self, unit: Unit, stay: Keep, line: u64, urgency: Urgency) -> Result<Slot, Blocked> {
+        let len = unit.place.len;
+        if stay == Keep::Ram
+            && let Some(slot) = self.take(len, Stay::Long)
+        {
+            return Ok(slot);
+        }
+        // Room for the neighbours that come along, too.
+        let along = if self.is_part(unit) { self.group_bytes } else { 0 };
+        let slot = self.reserve(unit, along, line, urgency);
+        if let (Err(_), Keep::Tier(tier)) = (&slot, stay) {
+            self.tiers[usize::from(tier)].abandon(len);
+        }
+        slot
+    }
+
+    /// The disk tier to read a block, or `len` bytes of it, from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
     /// a request to the bucket also costs money, so a cached copy is left only for a large gain).
-    pub(super) fn best_tier(&self, sample: u64, len: u64) -> Option<usize> {
+    pub(super) fn best_tier(&self, block: u64, len: u64) -> Option<usize> {
         let lanes = &self.loads.lanes;
         let wait_s = |tier: usize| lanes.of(Source::Disk(tier as u8)).wait_s(len);
         let holds =
-            |&tier: &usize| self.tiers[tier].has(sample) && lanes.of(Source::Disk(tier as u8)).is_open(self.now_ns);
+            |&tier: &usize| self.tiers[tier].has(block) && lanes.of(Source::Disk(tier as u8)).is_open(self.now_ns);
         let fastest = (0..self.tiers.len())
             .filter(holds)
             .min_by(|&a, &b| wait_s(a).total_cmp(&wait_s(b)))?;
@@ -95,28 +195,26 @@ impl Scheduler {
         (!ill).then_some(fastest)
     }
 
-    /// Queues the fetch of a new resident: in parts when it is large, with its neighbours when they are wanted too.
-    pub(super) fn fetch(&mut self, id: u32, place: Place, line: u64, urgency: Urgency) {
-        if place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
+    /// Queues the fetch of a new resident: in parts when it is large, with those of its block's other samples that are read soon when it is one of them.
+    fn fetch(&mut self, id: u32, unit: Unit, line: u64, urgency: Urgency) {
+        if unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
             self.loads
-                .queue_parts(place, id, self.settings.part_bytes, &mut self.residents, line);
+                .queue_parts(unit.place, id, self.settings.part_bytes, &mut self.residents, line);
             return;
         }
-        let gap_bytes = self.settings.gap_bytes;
-        if self.shards && place.len < self.settings.coalesce_bytes && urgency != Urgency::Alone {
-            let mut group = vec![(place, id)];
-            self.gather(&mut group, line);
-            self.loads.queue_group(&mut group, gap_bytes, &mut self.residents, line);
-        } else {
-            self.loads
-                .queue_group(&mut [(place, id)], gap_bytes, &mut self.residents, line);
+        let mut group = vec![(unit.place, id)];
+        if let Held::Sample(sample) = unit.content.held()
+            && urgency != Urgency::Alone
+        {
+            self.gather(&mut group, sample, line);
         }
+        let gap_bytes = self.settings.gap_bytes;
+        self.loads.queue_group(&mut group, gap_bytes, &mut self.residents, line);
     }
 
-    /// Adds the neighbours in the same shard, within one cell of the coalescing grid, that are not here and will stay or be read soon.
-    pub(super) fn gather(&mut self, group: &mut Vec<(Place, u32)>, line: u64) {
-        let (first, sample) = (group[0].0, self.residents.get(group[0].1).sample);
-        for (next, place) in self.absent_neighbours(sample, first) {
+    /// Adds samples of the same block that are not here and will be read soon.
+    fn gather(&mut self, group: &mut Vec<(Place, u32)>, sample: u64, line: u64) {
+        for (next, place) in self.absent_neighbours(sample) {
             if let Some(id) = self.invite(next, place, line) {
                 group.push((place, id));
             }
@@ -124,47 +222,29 @@ impl Scheduler {
     }
 
     /// All looked up before any is invited, so that their cache misses overlap.
-    fn absent_neighbours(&self, sample: u64, first: Place) -> Vec<(u64, Place)> {
-        let cell = |place: Place| (place.object, place.offset / self.settings.coalesce_bytes);
-        let inside = |next: u64| Some((next, self.catalog.place(next))).filter(|(_, at)| cell(*at) == cell(first));
-        let up = (sample + 1..self.catalog.samples()).map_while(inside);
-        let down = (0..sample).rev().map_while(inside);
-        let absent = |(next, place): &(u64, Place)| {
-            place.len > 0 && self.residents.find(*next).is_none() && !self.tiers.iter().any(|tier| tier.has(*next))
+    fn absent_neighbours(&self, sample: u64) -> Vec<(u64, Place)> {
+        let siblings = self.blocks.siblings(sample);
+        let up = sample + 1..siblings.end.min(sample + 1 + MOST_NEIGHBOURS);
+        let down = siblings.start.max(sample.saturating_sub(MOST_NEIGHBOURS))..sample;
+        let absent = |next: u64| {
+            let place = self.blocks.place(next);
+            (place.len > 0 && self.residents.find(Content::sample(next)).is_none()).then_some((next, place))
         };
-        up.chain(down).filter(absent).collect()
+        up.chain(down.rev()).filter_map(absent).collect()
     }
 
-    /// A resident for a neighbour that comes along in a request, if it has a place to stay or is read within the window.
-    pub(super) fn invite(&mut self, sample: u64, place: Place, line: u64) -> Option<u32> {
-        if self.settings.policy.retention() != Retention::Pinned {
+    /// A resident for a neighbour that comes along in a request, if it is read before staging turns over and few others are waited for like that.
+    fn invite(&mut self, sample: u64, place: Place, line: u64) -> Option<u32> {
+        let expected = self.residents.expected_bytes + reserved_bytes(place.len) <= self.staging_bytes / 4;
+        if !expected || !self.has_staging_room(place.len) || !self.read_soon(sample, line) {
             return None;
         }
-        let stay = if self.ram_admits(place.len) {
-            Keep::Ram
-        } else if !self.has_staging_room(place.len) || !self.make_staging_room(place.len, true) {
+        if !self.make_staging_room(place.len, true) {
             return None;
-        } else if let Some(tier) = self.tier_admits(place.len) {
-            Keep::Tier(tier)
-        } else if self.residents.expected_bytes + reserved_bytes(place.len) <= self.staging_bytes / 4
-            && self.read_soon(sample, line)
-        {
-            Keep::No
-        } else {
-            return None;
-        };
-        let end = if stay == Keep::Ram { Stay::Long } else { Stay::Short };
-        let Some(slot) = self.take(place.len, end) else {
-            if let Keep::Tier(tier) = stay {
-                self.tiers[usize::from(tier)].abandon(place.len);
-            }
-            return None;
-        };
-        let id = self.residents.insert(sample, slot, Via::Bucket);
-        self.settle(id, stay);
-        if stay == Keep::No {
-            self.residents.expect(id);
         }
+        let slot = self.take(place.len, self.stay_of(Content::sample(sample)))?;
+        let id = self.residents.insert(Content::sample(sample), 1, slot, Via::Bucket);
+        self.residents.expect(id);
         Some(id)
     }
 
@@ -172,7 +252,7 @@ impl Scheduler {
     pub(super) fn read_soon(&mut self, sample: u64, line: u64) -> bool {
         let (epoch, batch) = self.windows.batch_of(self.windows.parts(line).0);
         let global = u64::from(self.windows.split().global_batch());
-        let batches = (self.staging_bytes / self.catalog.place(sample).len.max(1) / global.max(1)).max(1);
+        let batches = (self.staging_bytes / self.blocks.place(sample).len.max(1) / global.max(1)).max(1);
         let (split, local) = (self.windows.split().clone(), self.windows.ranks().to_vec());
         let Some(position) = self.windows.epoch(epoch).and_then(|order| order.position_of(sample)) else {
             return false;
@@ -200,7 +280,7 @@ impl Scheduler {
         self.residents.kept_bytes + reserved_bytes(len) <= limit
     }
 
-    /// Where a sample that comes from the bucket stays. Reserves its room in a disk tier.
+    /// Where a block that comes from the bucket stays. Reserves its room in a disk tier.
     pub(super) fn where_to_keep(&mut self, len: u64, actions: &mut Vec<Action>) -> Keep {
         match self.settings.policy.retention() {
             Retention::Nothing => return Keep::No,
@@ -230,17 +310,17 @@ impl Scheduler {
 
     /// Evicts the oldest until one more of `len` bytes fits the RAM tier.
     pub(super) fn evict_for(&mut self, len: u64, items: u64) {
-        while (!self.ram_admits(len) || self.residents.kept_count >= items)
-            && self.residents.evict_one(&mut self.arena).is_some()
+        while (!self.ram_admits(len) || self.residents.kept_samples >= items)
+            && self.residents.evict_one(&mut self.arena)
         {}
     }
 
     pub(super) fn evict_from_tier(&mut self, len: u64, items: u64, actions: &mut Vec<Action>) {
         let tier = &mut self.tiers[0];
         while items > 0 && tier.count() >= items || !tier.fits(len) {
-            let Some((sample, old)) = tier.pop_oldest() else { break };
-            tier.remove(sample, old);
-            actions.push(self.loads.action(Command::Forget { tier: 0, sample }));
+            let Some((block, old)) = tier.pop_oldest() else { break };
+            tier.remove(block, old);
+            actions.push(self.loads.action(Command::Forget { tier: 0, block }));
         }
     }
 
@@ -274,9 +354,9 @@ impl Scheduler {
         true
     }
 
-    /// Lets one sample leave that nothing holds: one that rests, or else a kept one. False: there is none.
+    /// Lets something leave that nothing holds: one that rests, or else a kept one. False: there is none.
     pub(super) fn make_any_room(&mut self) -> bool {
-        self.residents.drop_resting(true, &mut self.arena) || self.residents.evict_one(&mut self.arena).is_some()
+        self.residents.drop_resting(true, &mut self.arena) || self.residents.evict_one(&mut self.arena)
     }
 
     /// A slot, if there is one when what rests leaves.
@@ -291,14 +371,14 @@ impl Scheduler {
 
     /// A slot for something that passes through. For what is waited for, staging may grow into the RAM tier, kept samples leave, and
     /// reads planned further ahead are put back.
-    pub(super) fn reserve(&mut self, len: u64, line: u64, urgency: Urgency) -> Result<Slot, Blocked> {
+    fn reserve(&mut self, unit: Unit, along: u64, line: u64, urgency: Urgency) -> Result<Slot, Blocked> {
+        let (len, stay) = (unit.place.len, self.stay_of(unit.content));
         let urgent = urgency.is_urgent();
-        // Room for a request's worth of neighbours, too.
-        if !self.make_staging_room(len + self.group_bytes, urgent) && !urgent {
+        if !self.make_staging_room(len + along, urgent) && !urgent {
             return Err(Blocked::Memory);
         }
         loop {
-            if let Some(slot) = self.take(len, Stay::Short) {
+            if let Some(slot) = self.take(len, stay) {
                 return Ok(slot);
             }
             if !urgent {
@@ -311,7 +391,7 @@ impl Scheduler {
             if self.residents.forget_expected(&mut self.arena) {
                 continue;
             }
-            if self.put_back_after(line) || self.residents.evict_one(&mut self.arena).is_some() {
+            if self.put_back_after(line) || self.residents.evict_one(&mut self.arena) {
                 continue;
             }
             // Only leases hold memory, and who holds them may wait for this very read.

@@ -42,7 +42,7 @@ pub(super) struct Ended {
     /// Two loads were sent for it.
     pub raced: bool,
     /// Loads that are still to end for the resident.
-    pub rest: u32,
+    pub rest: u16,
     /// The part is all of the sample.
     pub whole: bool,
     /// Somebody wants it, and it has tries left.

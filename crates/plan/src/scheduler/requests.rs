@@ -6,8 +6,9 @@
 
 use super::residents::{Ready, State};
 use super::window::Read;
-use super::{Scheduler, Urgency, Via};
+use super::{Scheduler, Urgency};
 use crate::action::{Action, Command, Failure, Item};
+use crate::arena::Slot;
 use crate::policy::{Lookahead, Retention};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,6 +36,10 @@ struct Request {
 }
 
 impl Request {
+    fn reads(&self) -> impl Iterator<Item = (Target, u64)> {
+        self.targets.iter().copied().zip(self.samples.iter().copied())
+    }
+
     /// The first target without memory: its place in the request, and its sample.
     fn next_unplaced(&self) -> Option<(usize, u64)> {
         self.targets.iter().enumerate().find_map(|(at, target)| match *target {
@@ -102,10 +107,29 @@ impl Requests {
         }
     }
 
-    pub fn open(&self) -> impl Iterator<Item = (u64, u64, &[Target])> {
+    /// The open requests: since when, and what each reads of which sample.
+    pub fn open(&self) -> impl Iterator<Item = (u64, u64, impl Iterator<Item = (Target, u64)>)> {
         self.open
             .iter()
-            .map(|(&id, request)| (id, request.since_ns, request.targets.as_slice()))
+            .map(|(&id, request)| (id, request.since_ns, request.reads()))
+    }
+
+    /// Takes the reads of their own that were to come from a resident from all requests: they wait for memory again. Answers with how many they are.
+    pub fn displace_all(&mut self, resident: u32) -> u32 {
+        let mut displaced = 0;
+        for (&id, request) in &mut self.open {
+            for (target, &sample) in request.targets.iter_mut().zip(&request.samples) {
+                if *target == Target::Loose(resident) {
+                    *target = Target::Unplaced(sample);
+                    displaced += 1;
+                    if !self.unplaced.contains(&id) {
+                        let at = self.unplaced.partition_point(|&other| other < id);
+                        self.unplaced.insert(at, id);
+                    }
+                }
+            }
+        }
+        displaced
     }
 }
 
@@ -187,7 +211,7 @@ impl Scheduler {
                     .map(|line| line.entries[entry])
                     .filter(|it| it.waiter == 0 && it.read != Read::Over)
                     .map(|it| it.sample),
-                Target::Unplaced(sample) => Some(sample).filter(|&sample| sample < self.catalog.samples()),
+                Target::Unplaced(sample) => Some(sample).filter(|&sample| sample < self.blocks.samples()),
                 Target::Loose(_) => None,
             };
             samples.extend(sample);
@@ -294,7 +318,7 @@ impl Scheduler {
             return;
         };
         let mut order: Vec<usize> = (0..open.targets.len()).collect();
-        order.sort_by_key(|&at| (Reverse(self.catalog.place(open.samples[at]).len), at));
+        order.sort_by_key(|&at| (Reverse(self.blocks.place(open.samples[at]).len), at));
         for at in order {
             let Some((target, sample)) = self
                 .requests
@@ -324,7 +348,15 @@ impl Scheduler {
         self.windows.line_at(place, self.windows.of(place).head())
     }
 
-    fn resident_of(&self, target: Target) -> Option<u32> {
+    /// The sample that a request reads from a resident.
+    pub(super) fn sample_of(&self, request: u64, resident: u32) -> Option<u64> {
+        let mut reads = self.requests.open.get(&request)?.reads();
+        reads
+            .find(|&(target, _)| self.resident_of(target) == Some(resident))
+            .map(|(_, sample)| sample)
+    }
+
+    pub(super) fn resident_of(&self, target: Target) -> Option<u32> {
         match target {
             Target::Entry(line, entry) => Some(self.windows.peek(line)?.entries.get(entry)?.resident),
             Target::Loose(resident) => Some(resident),
@@ -352,21 +384,21 @@ impl Scheduler {
         let mut items = Vec::with_capacity(ready.len());
         let touch = self.settings.policy.retention() == Retention::Lru;
         let mut newest = None;
-        for (target, ready) in open.targets.into_iter().zip(ready) {
+        for ((target, sample), ready) in open.reads().zip(ready) {
             if let Target::Entry(line, entry) = target {
                 self.windows.close(line, entry);
                 newest = newest.max(Some(line));
             }
             let handle = self.residents.lease(ready);
+            let slot = self.view(ready.id(), sample);
             let it = self.residents.get_mut(ready.id());
             it.uses -= 1;
             items.push(Item {
-                sample: it.sample,
+                sample,
                 handle,
-                slot: it.slot,
-                via: it.via,
+                slot,
+                via: it.used(),
             });
-            it.via = Via::Ram;
             if touch {
                 self.residents.refresh(ready.id());
             }
@@ -384,6 +416,17 @@ impl Scheduler {
             items,
             copy,
         }));
+    }
+
+    /// A sample's bytes in its resident.
+    fn view(&self, id: u32, sample: u64) -> Slot {
+        let whole = self.residents.get(id).slot;
+        if self.residents.samples(id) == 1 {
+            return whole;
+        }
+        let first = self.blocks.place(self.blocks.siblings(sample).start);
+        let place = self.blocks.place(sample);
+        whole.part(place.offset - first.offset, place.len)
     }
 
     /// Ends an open request that can't be served, and tells it why: one of its samples failed, or it is called off. What it had of the plan are planned

@@ -1,4 +1,4 @@
-//! The samples in memory: one entry each, from the moment memory is reserved until it is given back.
+//! What is in memory: an entry for each block, or for each sample of one that is here in part, from the moment memory is reserved until it is given back.
 //!
 //! A resident is held by three kinds of owners, counted apart: *uses* (planned reads in the window), *leases* (delivered, not given back) and
 //! *writes* (on their way to a disk tier). One that is *kept* stays without any. Another one *passes through*: when nothing holds it any more it rests
@@ -9,6 +9,7 @@
 use super::index::Index;
 use crate::action::{Failure, Handle, Via};
 use crate::arena::{Arena, Slot, Stay, reserved_bytes};
+use crate::blocks::Content;
 use std::hint::black_box;
 
 pub(super) const NONE: u32 = u32::MAX;
@@ -72,11 +73,13 @@ impl Ready {
 /// One cache line: with millions of them, that line's way from memory is most of what a hit costs.
 #[repr(align(64))]
 pub(super) struct Resident {
-    pub sample: u64,
+    pub content: Content,
     pub slot: Slot,
     pub generation: u32,
     /// Loads that must still arrive.
-    pub parts: u32,
+    pub parts: u16,
+    /// Of its loaded samples, those that nobody has had yet: their use is what the load was for.
+    pub unread: u16,
     pub uses: u32,
     pub leases: u32,
     previous: u32,
@@ -100,6 +103,15 @@ impl Resident {
 
     pub fn is_kept(&self) -> bool {
         self.stays == Stays::Kept
+    }
+
+    /// One of its samples is used: what that use cost.
+    pub fn used(&mut self) -> Via {
+        if self.unread == 0 {
+            return Via::Ram;
+        }
+        self.unread -= 1;
+        self.via
     }
 
     fn is_held(&self) -> bool {
@@ -128,10 +140,13 @@ impl Default for Ends {
 #[derive(Default)]
 pub(super) struct Residents {
     table: Vec<Resident>,
+    /// Samples of each, by its place: apart from the table, for where all have one nobody looks.
+    samples: Vec<u16>,
+    are_shared: bool,
     /// Requests to tell when a resident is there, by its place.
     waiters: Vec<Waiters>,
     vacant: Vec<u32>,
-    by_sample: Index,
+    by_content: Index,
     kept: Ends,
     passing: Ends,
     /// Whether what passes through may rest.
@@ -143,30 +158,33 @@ pub(super) struct Residents {
     pub expected_bytes: u64,
     /// Kept bytes, rounded as the arena does.
     pub kept_bytes: u64,
-    pub kept_count: u64,
-    /// Leased bytes of residents that are not kept: memory that can't be planned with.
+    kept_count: u64,
+    pub kept_samples: u64,
+    /// Bytes of leased residents that are not kept: memory that can't be planned with.
     pub leased_bytes: u64,
-    /// All leased bytes, those of kept residents too.
+    /// What consumers hold of all residents, of kept ones too.
     pub held_bytes: u64,
     pub leases: u64,
 }
 
 impl Residents {
-    pub fn new(rests: bool) -> Self {
+    pub fn new(rests: bool, are_shared: bool) -> Self {
         Residents {
             rests,
+            are_shared,
             ..Residents::default()
         }
     }
 
-    pub fn find(&self, sample: u64) -> Option<u32> {
-        self.by_sample.find(sample, |id| self.get(id).sample == sample)
+    pub fn find(&self, content: Content) -> Option<u32> {
+        self.by_content
+            .find(content.number(), |id| self.get(id).content == content)
     }
 
-    /// Brings what is known of a sample close; whether it is in memory. Callers that are about to go through many samples do this for all of them
+    /// Brings what is known of a content close; whether it is in memory. Callers that are about to go through many do this for all of them
     /// first: such look-ups don't depend on each other, so their cache misses overlap, while one at a time each is waited for.
-    pub fn warm(&self, sample: u64) -> bool {
-        black_box(self.find(sample)).is_some()
+    pub fn warm(&self, content: Content) -> bool {
+        black_box(self.find(content)).is_some()
     }
 
     pub fn get(&self, id: u32) -> &Resident {
@@ -190,16 +208,17 @@ impl Residents {
         }
     }
 
-    pub fn insert(&mut self, sample: u64, slot: Slot, via: Via) -> u32 {
+    pub fn insert(&mut self, content: Content, samples: u64, slot: Slot, via: Via) -> u32 {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.table.push(Resident {
-                sample,
+                content,
                 slot,
                 generation: 0,
                 state: State::Vacant,
                 parts: 0,
                 uses: 0,
                 leases: 0,
+                unread: 0,
                 writes: 0,
                 stays: Stays::Held,
                 to_tier: None,
@@ -210,14 +229,15 @@ impl Residents {
                 next: NONE,
             });
             self.waiters.push(Waiters::default());
+            self.samples.push(1);
             (self.table.len() - 1) as u32
         });
         let resident = &mut self.table[id as usize];
-        resident.sample = sample;
+        resident.content = content;
         resident.slot = slot;
-        resident.via = via;
-        resident.state = State::Loading;
-        self.by_sample.insert(sample, id);
+        self.samples[id as usize] = u16::try_from(samples).unwrap_or(u16::MAX);
+        self.loads_from(id, via);
+        self.by_content.insert(content.number(), id);
         self.link(id);
         id
     }
@@ -330,13 +350,31 @@ impl Residents {
         self.unlink(id);
         self.get_mut(id).stays = Stays::Kept;
         self.link(id);
-        let resident = self.get(id);
-        let (bytes, leased) = (reserved_bytes(resident.slot.len), resident.leases > 0);
-        if leased {
-            self.leased_bytes -= bytes;
-        }
+        let bytes = reserved_bytes(self.get(id).slot.len);
+        let leased = if self.get(id).leases > 0 { bytes } else { 0 };
+        let samples = self.samples(id);
+        self.leased_bytes -= leased;
         self.kept_bytes += bytes;
         self.kept_count += 1;
+        self.kept_samples += u64::from(samples);
+    }
+
+    /// Samples in it.
+    pub fn samples(&self, id: u32) -> u16 {
+        if self.are_shared { self.samples[id as usize] } else { 1 }
+    }
+
+    /// Its bytes are going to come from there, all of them.
+    pub fn loads_from(&mut self, id: u32, via: Via) {
+        let unread = self.samples(id);
+        let it = self.get_mut(id);
+        (it.state, it.via, it.unread) = (State::Loading, via, unread);
+    }
+
+    /// Bytes that its leases hold: of a block each sample's its part, of a sample any number what one does.
+    fn all_leased(&self, id: u32) -> u64 {
+        let (it, samples) = (self.get(id), u64::from(self.samples(id)));
+        samples.min(u64::from(it.leases)) * reserved_bytes(it.slot.len) / samples.max(1)
     }
 
     /// Makes it pass through again.
@@ -345,13 +383,13 @@ impl Residents {
         self.unlink(id);
         self.get_mut(id).stays = Stays::Held;
         self.link(id);
-        let resident = self.get(id);
-        let (bytes, leased) = (reserved_bytes(resident.slot.len), resident.leases > 0);
-        if leased {
-            self.leased_bytes += bytes;
-        }
+        let bytes = reserved_bytes(self.get(id).slot.len);
+        let leased = if self.get(id).leases > 0 { bytes } else { 0 };
+        let samples = self.samples(id);
+        self.leased_bytes += leased;
         self.kept_bytes -= bytes;
         self.kept_count -= 1;
+        self.kept_samples -= u64::from(samples);
     }
 
     /// Moves a kept one to the newest end.
@@ -370,31 +408,29 @@ impl Residents {
 
     pub fn lease(&mut self, ready: Ready) -> Handle {
         let id = ready.0;
-        let resident = self.get_mut(id);
-        resident.leases += 1;
-        let (first, kept) = (resident.leases == 1, resident.is_kept());
-        let bytes = reserved_bytes(resident.slot.len);
+        let before = self.all_leased(id);
+        self.get_mut(id).leases += 1;
+        self.held_bytes += self.all_leased(id) - before;
         self.leases += 1;
-        if first {
-            self.held_bytes += bytes;
-            self.leased_bytes += if kept { 0 } else { bytes };
+        let it = self.get(id);
+        if it.leases == 1 && !it.is_kept() {
+            self.leased_bytes += reserved_bytes(it.slot.len);
         }
         self.handle(id)
     }
 
     /// Takes a lease back; false when there was none.
     pub fn unlease(&mut self, id: u32) -> bool {
-        let resident = self.get_mut(id);
-        if resident.leases == 0 {
+        if self.get(id).leases == 0 {
             return false;
         }
-        resident.leases -= 1;
-        let (last, kept) = (resident.leases == 0, resident.is_kept());
-        let bytes = reserved_bytes(resident.slot.len);
+        let before = self.all_leased(id);
+        self.get_mut(id).leases -= 1;
+        self.held_bytes -= before - self.all_leased(id);
         self.leases -= 1;
-        if last {
-            self.held_bytes -= bytes;
-            self.leased_bytes -= if kept { 0 } else { bytes };
+        let it = self.get(id);
+        if it.leases == 0 && !it.is_kept() {
+            self.leased_bytes -= reserved_bytes(it.slot.len);
         }
         true
     }
@@ -428,9 +464,9 @@ impl Residents {
         resident.generation = resident.generation.wrapping_add(1);
         resident.to_tier = None;
         resident.attempt = 0;
-        let (sample, slot) = (resident.sample, resident.slot);
+        let (content, slot) = (resident.content, resident.slot);
         drop(self.told(id));
-        self.by_sample.remove(sample, id);
+        self.by_content.remove(content.number(), id);
         arena.give(slot);
         self.vacant.push(id);
     }
@@ -454,20 +490,19 @@ impl Residents {
         false
     }
 
-    /// Evicts the oldest kept resident that nothing holds. Held ones met on the way become newest. `None`: there is none.
-    pub fn evict_one(&mut self, arena: &mut Arena) -> Option<u64> {
+    /// Evicts the oldest kept resident that nothing holds. Held ones met on the way become newest. False: there is none.
+    pub fn evict_one(&mut self, arena: &mut Arena) -> bool {
         for _ in 0..self.kept_count {
             let id = self.kept.oldest;
             if self.get(id).is_held() || self.get(id).state != State::Ready {
                 self.refresh(id);
                 continue;
             }
-            let sample = self.get(id).sample;
             self.unkeep(id);
             self.drop_if_idle(id, arena);
-            return Some(sample);
+            return true;
         }
-        None
+        false
     }
 
     /// Takes a slot, counting against `limit_bytes` for the whole arena.
@@ -478,8 +513,8 @@ impl Residents {
         arena.take(len, stay)
     }
 
-    /// Samples in memory, whatever their state.
+    /// Contents in memory, whatever their state.
     pub fn count(&self) -> usize {
-        self.by_sample.len()
+        self.by_content.len()
     }
 }

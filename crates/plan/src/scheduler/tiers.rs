@@ -1,12 +1,31 @@
-//! What the plan knows of a disk tier: which samples it holds, and how much more it takes.
+//! What the plan knows of a disk tier: which blocks it holds, and how much more it takes.
 
 use crate::settings::TierSettings;
 use std::collections::VecDeque;
 
-/// Bytes a record adds on disk to a sample's own (header and padding; see the engine's segment format).
+/// Bytes that a record adds on disk to its block's own: header and entry in the footer (the engine's segment format).
 pub const RECORD_BYTES: u64 = 64;
 
-/// A set of sample numbers: one bit each, in chunks that exist only where something is set.
+/// A longer record carries a checksum of four bytes for each stretch of so many, so that part of it can be read.
+pub const CHECKED_BYTES: u64 = 16 << 10;
+
+/// Bytes that a record of `len` bytes takes on disk.
+#[must_use]
+pub const fn record_bytes(len: u64) -> u64 {
+    len + RECORD_BYTES + check_bytes(len)
+}
+
+/// Bytes of a record's own checksums.
+#[must_use]
+pub const fn check_bytes(len: u64) -> u64 {
+    if len > CHECKED_BYTES {
+        4 * len.div_ceil(CHECKED_BYTES)
+    } else {
+        0
+    }
+}
+
+/// A set of block numbers: one bit each, in chunks that exist only where something is set.
 #[derive(Default)]
 struct Bits(Vec<Option<Box<[u64; 512]>>>);
 
@@ -53,54 +72,54 @@ impl Tier {
         }
     }
 
-    pub fn has(&self, sample: u64) -> bool {
-        self.held.has(sample)
+    pub fn has(&self, block: u64) -> bool {
+        self.held.has(block)
     }
 
-    /// Reserves room for a sample of `len` bytes that is going to be written.
+    /// Reserves room for a block of `len` bytes that is going to be written.
     pub fn admit(&mut self, len: u64) -> bool {
         let fits = self.fits(len);
         if fits {
-            self.used_bytes += len + RECORD_BYTES;
+            self.used_bytes += record_bytes(len);
         }
         fits
     }
 
-    /// Whether a sample of `len` bytes would be admitted.
+    /// Whether a block of `len` bytes would be admitted.
     pub fn fits(&self, len: u64) -> bool {
-        !self.closed && self.used_bytes + len + RECORD_BYTES <= self.capacity_bytes
+        !self.closed && self.used_bytes + record_bytes(len) <= self.capacity_bytes
     }
 
-    /// Samples it holds.
+    /// Blocks it holds.
     pub fn count(&self) -> u64 {
         self.count
     }
 
     /// Gives the room of [`Tier::admit`] back.
     pub fn abandon(&mut self, len: u64) {
-        self.used_bytes -= len + RECORD_BYTES;
+        self.used_bytes -= record_bytes(len);
     }
 
-    /// The admitted sample is written.
-    pub fn insert(&mut self, sample: u64, len: u64) {
-        self.held.set(sample, true);
+    /// The admitted block is written.
+    pub fn insert(&mut self, block: u64, len: u64) {
+        self.held.set(block, true);
         self.count += 1;
-        self.oldest.push_back((sample, len));
+        self.oldest.push_back((block, len));
     }
 
-    pub fn remove(&mut self, sample: u64, len: u64) {
-        if self.held.has(sample) {
-            self.held.set(sample, false);
+    pub fn remove(&mut self, block: u64, len: u64) {
+        if self.held.has(block) {
+            self.held.set(block, false);
             self.count -= 1;
-            self.used_bytes -= len + RECORD_BYTES;
+            self.used_bytes -= record_bytes(len);
         }
     }
 
-    /// The oldest sample, for FIFO eviction.
+    /// The oldest block, for FIFO eviction.
     pub fn pop_oldest(&mut self) -> Option<(u64, u64)> {
-        while let Some((sample, len)) = self.oldest.pop_front() {
-            if self.held.has(sample) {
-                return Some((sample, len));
+        while let Some((block, len)) = self.oldest.pop_front() {
+            if self.held.has(block) {
+                return Some((block, len));
             }
         }
         None

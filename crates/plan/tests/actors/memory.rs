@@ -1,19 +1,20 @@
-//! The arena's bytes, in grains.
+//! The arena's bytes: which stretch of which object lies where.
 
 use foreload_plan::arena::Slot;
+use foreload_plan::catalog::Place;
+use std::collections::BTreeMap;
 
 /// Bytes of a grain: what slots are rounded to.
-pub const GRAIN: u64 = 64;
+const GRAIN: u64 = 64;
 
-/// What a grain holds: sample and place in it, or what a load that is under way has left there.
-pub type Bytes = (u64, u64);
-
-const TORN: Bytes = (u64::MAX, u64::MAX);
+/// A stretch of the arena: where it ends, and the object and offset of its first byte; `None`: a load that is under way, or failed, left anything there.
+type Stretch = (u64, Option<(u64, u64)>);
 
 /// The arena as a carrier sees it.
 #[derive(Default)]
 pub struct Memory {
-    grains: Vec<Bytes>,
+    /// By first byte.
+    stretches: BTreeMap<u64, Stretch>,
     leases: Vec<u32>,
 }
 
@@ -22,49 +23,69 @@ fn grains(offset: u64, len: u64) -> std::ops::Range<usize> {
 }
 
 impl Memory {
-    fn grow(&mut self, end: usize) {
-        if self.grains.len() < end {
-            self.grains.resize(end, TORN);
-            self.leases.resize(end, 0);
+    fn set(&mut self, offset: u64, len: u64, what: Option<(u64, u64)>) {
+        let end = offset + len;
+        let over = self.stretches.range(..end).rev();
+        let over: Vec<(u64, Stretch)> = over
+            .take_while(|&(_, &(last, _))| last > offset)
+            .map(|(&first, &stretch)| (first, stretch))
+            .collect();
+        for (first, (last, old)) in over {
+            self.stretches.remove(&first);
+            if first < offset {
+                self.stretches.insert(first, (offset, old));
+            }
+            if last > end {
+                let rest = old.map(|(object, from)| (object, from + (end - first)));
+                self.stretches.insert(end, (last, rest));
+            }
         }
+        if len > 0 {
+            self.stretches.insert(offset, (end, what));
+        }
+        let held = self.leases.get(grains(offset, len).start..).unwrap_or_default();
+        let held = held.iter().take(grains(offset, len).len());
+        assert_eq!(held.sum::<u32>(), 0, "a load writes over what a client holds");
     }
 
     /// A load begins to write here: from now on nothing there can be relied on.
     pub fn scribble(&mut self, offset: u64, len: u64) {
-        let range = grains(offset, len);
-        self.grow(range.end);
-        for at in range {
-            assert_eq!(self.leases[at], 0, "a load writes over what a client holds");
-            self.grains[at] = TORN;
+        self.set(offset, len, None);
+    }
+
+    /// A load has written `len` bytes of an object, from its byte `from` on.
+    pub fn write(&mut self, offset: u64, len: u64, object: u64, from: u64) {
+        self.set(offset, len, Some((object, from)));
+    }
+
+    /// Whether a slot holds these bytes, all of them.
+    pub fn holds(&self, slot: Slot, place: Place) -> bool {
+        let (mut at, end) = (slot.offset, slot.offset + slot.len);
+        while at < end {
+            let Some((&first, &(last, Some((object, from))))) = self.stretches.range(..=at).next_back() else {
+                return false;
+            };
+            if last <= at || object != place.object || from + (at - first) != place.offset + (at - slot.offset) {
+                return false;
+            }
+            at = last;
         }
+        slot.len == place.len
     }
 
-    /// A load has written `len` bytes of a sample, from its byte `from` on.
-    pub fn write(&mut self, offset: u64, len: u64, sample: u64, from: u64) {
-        let range = grains(offset, len);
-        self.grow(range.end);
-        for (place, at) in range.enumerate() {
-            assert_eq!(self.leases[at], 0, "a load writes over what a client holds");
-            self.grains[at] = (sample, from / GRAIN + place as u64);
-        }
-    }
-
-    /// Whether a slot holds a sample, whole.
-    pub fn holds(&self, slot: Slot, sample: u64) -> bool {
-        grains(slot.offset, slot.len)
-            .enumerate()
-            .all(|(place, at)| self.grains.get(at) == Some(&(sample, place as u64)))
-    }
-
+    #[allow(dead_code)]
     pub fn lease(&mut self, slot: Slot) {
-        for at in grains(slot.offset, slot.len) {
-            self.leases[at] += 1;
+        let range = grains(slot.offset, slot.len);
+        if self.leases.len() < range.end {
+            self.leases.resize(range.end, 0);
         }
+        self.leases[range].iter_mut().for_each(|leases| *leases += 1);
     }
 
+    #[allow(dead_code)]
     pub fn unlease(&mut self, slot: Slot) {
-        for at in grains(slot.offset, slot.len) {
-            self.leases[at] -= 1;
-        }
+        self.leases[grains(slot.offset, slot.len)]
+            .iter_mut()
+            .for_each(|leases| *leases -= 1);
     }
 }

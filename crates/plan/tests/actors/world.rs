@@ -3,7 +3,8 @@
 use crate::client::{Client, Want};
 use crate::memory::Memory;
 use foreload_plan::action::{Action, Command, Event, Failure, Item, Source};
-use foreload_plan::arena::reserved_bytes;
+use foreload_plan::arena::{Slot, reserved_bytes};
+use foreload_plan::blocks::Content;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::order::Order;
@@ -333,7 +334,7 @@ impl World {
     fn release(&mut self, items: Vec<Item>) {
         for item in &items {
             assert!(
-                self.memory.holds(item.slot, item.sample),
+                self.memory.holds(item.slot, self.catalog.place(item.sample)),
                 "bytes changed while they were held"
             );
             self.memory.unlease(item.slot);
@@ -408,19 +409,20 @@ impl World {
                     self.memory.scribble(piece.slot_offset, piece.len);
                 }
                 if let Source::Disk(tier) = load.source {
-                    let there = |sample: u64| self.disk.contains(&(tier, sample));
+                    let blocks = self.plan.scheduler().blocks();
+                    let there = |content| self.disk.contains(&(tier, blocks.block_of(content)));
                     assert!(
-                        load.pieces.iter().all(|piece| there(piece.sample)),
+                        load.pieces.iter().all(|piece| there(piece.content)),
                         "reads what no disk holds"
                     );
                 }
                 self.under_way.push(action);
             }
-            Command::Keep { sample, slot, .. } => {
-                assert!(self.memory.holds(*slot, *sample), "writes to disk what isn't there");
+            Command::Keep { block, slot, .. } => {
+                assert!(self.has(*slot, *block), "writes to disk what isn't there");
                 self.under_way.push(action);
             }
-            Command::Forget { tier, sample } => assert!(self.disk.remove(&(*tier, *sample))),
+            Command::Forget { tier, block } => assert!(self.disk.remove(&(*tier, *block))),
             Command::Deliver { request, items, copy } => self.arrived(*request, items.clone(), *copy, copies),
             Command::Refuse {
                 request,
@@ -430,6 +432,12 @@ impl World {
             Command::Cancel { load } => assert!(self.cancelled.insert(*load)),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Whether a slot holds a block, whole.
+    fn has(&self, slot: Slot, block: u64) -> bool {
+        let place = self.plan.scheduler().blocks().place_of(Content::block(block));
+        self.memory.holds(slot, place)
     }
 
     fn arrived(&mut self, request: u64, items: Vec<Item>, copy: bool, copies: &mut Vec<Vec<Item>>) {
@@ -444,7 +452,7 @@ impl World {
                 "a length that isn't the sample's"
             );
             assert!(
-                self.memory.holds(item.slot, item.sample),
+                self.memory.holds(item.slot, self.catalog.place(item.sample)),
                 "request {request} gets foreign bytes for sample {}",
                 item.sample
             );
@@ -528,18 +536,15 @@ impl World {
                     match failure {
                         None => self
                             .memory
-                            .write(piece.slot_offset, piece.len, piece.sample, piece.sample_offset),
+                            .write(piece.slot_offset, piece.len, load.object, load.offset + piece.at),
                         Some(_) => self.memory.scribble(piece.slot_offset, piece.len),
                     }
                 }
             }
-            Command::Keep { sample, slot, tier } => {
-                assert!(
-                    self.memory.holds(*slot, *sample),
-                    "a slot changed while it was written to disk"
-                );
+            Command::Keep { block, slot, tier, .. } => {
+                assert!(self.has(*slot, *block), "a slot changed while it was written to disk");
                 if failure.is_none() {
-                    self.disk.insert((*tier, *sample));
+                    self.disk.insert((*tier, *block));
                 }
             }
             _ => {}

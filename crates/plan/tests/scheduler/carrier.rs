@@ -1,7 +1,9 @@
 //! A carrier under the test's control: it ends loads in any order, late, or not at all, and checks what it is told to do.
 
-use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Source, Via};
-use foreload_plan::arena::reserved_bytes;
+use crate::memory::Memory;
+use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Piece, Source, Via};
+use foreload_plan::arena::Slot;
+use foreload_plan::blocks::Content;
 use foreload_plan::catalog::Catalog;
 use foreload_plan::order::Order;
 use foreload_plan::replay::{Recorded, replay};
@@ -10,7 +12,7 @@ use foreload_plan::settings::Settings;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
 use foreload_plan::{Digest, DigestBuilder, Scheduler};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 fn dataset() -> Digest {
@@ -39,17 +41,24 @@ pub struct Carrier {
     pub dice: u64,
     pub under_way: Vec<Action>,
     pub cancelled: HashSet<u64>,
-    /// Bytes in the arena: slot offset -> (sample, len), as the loads wrote them.
-    pub written: BTreeMap<u64, (u64, u64)>,
+    pub memory: Memory,
+    /// Blocks on disk.
     pub disk: HashSet<u64>,
     pub delivered: HashMap<u64, Answer>,
     pub fetched_bytes: u64,
+    /// Of it, what went into memory.
+    pub placed_bytes: u64,
+    /// Read from disk.
+    pub disk_bytes: u64,
+    pub disk_reads: u64,
     /// Hedges not counted.
     pub requests: u64,
     pub hedges: u64,
     pub fail_one_in: u64,
     /// Of the loads, one in so many takes 300 ms.
     pub late_one_in: u64,
+    /// Loads that bring this sample's bytes from the bucket end as corrupt.
+    pub corrupt: Option<u64>,
     /// After so many ends of actions, another limit on requests is set.
     pub limit_every: u64,
     pub settings: Settings,
@@ -93,14 +102,18 @@ impl Carrier {
             dice: seed | 1,
             under_way: Vec::new(),
             cancelled: HashSet::new(),
-            written: BTreeMap::new(),
+            memory: Memory::default(),
             disk: HashSet::new(),
             delivered: HashMap::new(),
             fetched_bytes: 0,
+            disk_bytes: 0,
+            disk_reads: 0,
+            placed_bytes: 0,
             requests: 0,
             hedges: 0,
             fail_one_in: 0,
             late_one_in: 0,
+            corrupt: None,
             limit_every: 0,
             settings,
             order,
@@ -154,51 +167,48 @@ impl Carrier {
     fn take(&mut self, action: Action) {
         match action.command() {
             Command::Load(load) => {
-                let mut end = 0;
+                let mut begin = 0;
                 for piece in &load.pieces {
-                    let place = self.catalog.place(piece.sample);
+                    let place = self.plan.scheduler().blocks().place_of(piece.content);
                     assert!(
-                        piece.at >= end && piece.at + piece.len <= load.len,
+                        piece.at >= begin && piece.at + piece.len <= load.len,
                         "pieces in order, inside the range"
                     );
                     assert_eq!(
-                        (place.object, place.offset + piece.sample_offset),
+                        (place.object, place.offset + piece.content_offset),
                         (load.object, load.offset + piece.at)
                     );
-                    assert_eq!(piece.sample_len, place.len);
-                    end = piece.at + piece.len;
+                    assert_eq!(piece.content_len, place.len);
+                    self.memory.scribble(piece.slot_offset, piece.len);
+                    begin = piece.at;
                 }
                 if load.source == Source::Bucket {
                     self.requests += u64::from(!load.hedge);
                     self.hedges += u64::from(load.hedge);
                     self.fetched_bytes += load.len;
+                    self.placed_bytes += load.pieces.iter().map(|piece| piece.len).sum::<u64>();
                 } else {
+                    self.disk_bytes += load.len;
+                    self.disk_reads += 1;
+                    let blocks = self.plan.scheduler().blocks();
                     assert!(
-                        load.pieces.iter().all(|p| self.disk.contains(&p.sample)),
+                        load.pieces
+                            .iter()
+                            .all(|piece| self.disk.contains(&blocks.block_of(piece.content))),
                         "reads only what is on disk"
                     );
                 }
                 self.under_way.push(action);
             }
-            Command::Keep { sample, slot, .. } => {
-                assert_eq!(
-                    self.written.get(&slot.offset),
-                    Some(&(*sample, slot.len)),
-                    "writes what is in memory"
-                );
+            Command::Keep { block, slot, .. } => {
+                assert!(self.has(*slot, *block), "writes what is in memory");
                 self.under_way.push(action);
             }
-            Command::Forget { sample, .. } => assert!(self.disk.remove(sample)),
+            Command::Forget { block, .. } => assert!(self.disk.remove(block)),
             Command::Deliver { request, items, .. } => {
                 for item in items {
-                    assert_eq!(item.slot.len, self.catalog.place(item.sample).len);
-                    if item.slot.len > 0 {
-                        assert_eq!(
-                            self.written.get(&item.slot.offset),
-                            Some(&(item.sample, item.slot.len)),
-                            "delivers what was loaded"
-                        );
-                    }
+                    let place = self.catalog.place(item.sample);
+                    assert!(self.memory.holds(item.slot, place), "delivers what was loaded");
                 }
                 assert!(self.delivered.insert(*request, Ok(items.clone())).is_none());
             }
@@ -212,6 +222,21 @@ impl Carrier {
             Command::Cancel { load } => assert!(self.cancelled.insert(*load)),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Whether a slot holds a block, whole.
+    fn has(&self, slot: Slot, block: u64) -> bool {
+        let place = self.plan.scheduler().blocks().place_of(Content::block(block));
+        self.memory.holds(slot, place)
+    }
+
+    fn brings_corrupt(&self, action: &Action) -> bool {
+        let (Some(bad), Command::Load(load)) = (self.corrupt, action.command()) else {
+            return false;
+        };
+        let blocks = self.plan.scheduler().blocks();
+        let brings = |piece: &Piece| blocks.samples_of(piece.content).contains(&bad);
+        load.source == Source::Bucket && load.pieces.iter().any(brings)
     }
 
     /// Whether an action is one of those that take long, and not over yet.
@@ -247,6 +272,8 @@ impl Carrier {
         let fails = self.fail_one_in > 0 && self.roll(self.fail_one_in) == 0;
         let failure = if self.cancelled.contains(&action.id()) {
             Some(Failure::Cancelled)
+        } else if self.brings_corrupt(&action) {
+            Some(Failure::Corrupt)
         } else if fails {
             Some(Failure::Unavailable)
         } else {
@@ -254,26 +281,14 @@ impl Carrier {
         };
         match action.command() {
             Command::Load(load) if failure.is_none() => {
-                for piece in load.pieces.clone() {
-                    let start = piece.slot_offset - piece.sample_offset;
-                    let end = start + reserved_bytes(piece.sample_len);
-                    let over: Vec<u64> = self
-                        .written
-                        .range(..end)
-                        .filter(|&(&o, &(_, l))| o + reserved_bytes(l) > start)
-                        .map(|(&o, _)| o)
-                        .collect();
-                    over.iter().for_each(|o| assert!(self.written.remove(o).is_some()));
-                    self.written.insert(start, (piece.sample, piece.sample_len));
+                for piece in &load.pieces {
+                    let from = load.offset + piece.at;
+                    self.memory.write(piece.slot_offset, piece.len, load.object, from);
                 }
             }
-            Command::Keep { sample, slot, .. } if failure.is_none() => {
-                assert_eq!(
-                    self.written.get(&slot.offset),
-                    Some(&(*sample, slot.len)),
-                    "the slot stays until it is written"
-                );
-                self.disk.insert(*sample);
+            Command::Keep { block, slot, .. } if failure.is_none() => {
+                assert!(self.has(*slot, *block), "the slot stays until it is written");
+                self.disk.insert(*block);
             }
             _ => {}
         }

@@ -7,9 +7,12 @@
     reason = "a test may hash; it never iterates what it hashed"
 )]
 
+mod blocks;
 mod carrier;
 mod left;
 mod limits;
+#[path = "../actors/memory.rs"]
+mod memory;
 mod properties;
 mod requests;
 
@@ -149,9 +152,9 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
     let Command::Load(load) = slow.command() else {
         panic!("a load")
     };
-    let (sample, id) = (load.pieces[0].sample, slow.id());
+    let (sample, id) = (load.pieces[0].content, slow.id());
     let order = Order::new(&carrier.order).expect("order").epoch(0).expect("epoch");
-    let its_batch = order.position_of(sample).expect("read") / 8;
+    let its_batch = order.position_of(sample.number()).expect("read") / 8;
     for batch in 20..=its_batch {
         carrier.step(Event::WantBatch {
             request: batch,
@@ -170,7 +173,7 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
     let twins: Vec<&Action> = carrier
         .under_way
         .iter()
-        .filter(|a| matches!(a.command(), Command::Load(l) if l.hedge && l.pieces[0].sample == sample))
+        .filter(|a| matches!(a.command(), Command::Load(l) if l.hedge && l.pieces[0].content == sample))
         .collect();
     assert_eq!(twins.len(), 1, "one twin");
     carrier.step(Event::Tick);
@@ -235,12 +238,12 @@ fn a_failed_load_is_retried_before_new_work() {
     let Command::Load(load) = first.command() else {
         panic!("a load")
     };
-    let sample = load.pieces[0].sample;
+    let sample = load.pieces[0].content;
     carrier.step(Event::Completed(first.failed(Failure::Corrupt)));
     let Command::Load(again) = carrier.under_way[0].command() else {
         panic!("a load")
     };
-    assert_eq!((again.pieces[0].sample, again.attempt), (sample, 1));
+    assert_eq!((again.pieces[0].content, again.attempt), (sample, 1));
     carrier.finish();
 }
 
@@ -348,7 +351,7 @@ fn a_restarted_job_reads_from_disk_what_was_found_there() {
     fresh.disk = (0..100).collect();
     fresh.step(Event::Found {
         tier: 0,
-        samples: (0..100).collect(),
+        blocks: (0..100).collect(),
     });
     fresh.step(Event::Start {
         rank: 0,
@@ -389,7 +392,7 @@ fn a_disk_that_is_far_slower_than_the_bucket_is_left_alone() {
         fresh.disk = (0..100).collect();
         fresh.step(Event::Found {
             tier: 0,
-            samples: (0..100).collect(),
+            blocks: (0..100).collect(),
         });
         fresh.step(Event::Start {
             rank: 0,

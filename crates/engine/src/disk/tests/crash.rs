@@ -30,7 +30,7 @@ fn child_writes_until_killed() {
                 for n in (first + writer..).step_by(4) {
                     let reserved = tier.lock().unwrap().reserve(1, key(n), len(n) as u64);
                     if let Ok(reservation) = reserved {
-                        let written = reservation.write(&payload(n, len(n)), None).ok().unwrap();
+                        let written = reservation.write(&payload(n, len(n))).ok().unwrap();
                         tier.lock().unwrap().commit(written);
                         println!("\nhas {n}");
                         if let Some(chore) = { tier.lock().unwrap().chore() } {

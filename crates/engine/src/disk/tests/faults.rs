@@ -48,7 +48,7 @@ fn what_is_being_written_counts_against_what_is_free() {
     let writing: Vec<_> = (0..9).map_while(|n| tier.reserve(1, key(n), 1000).ok()).collect();
     assert_eq!(writing.len(), 3);
     // A write finds out what really is free.
-    let written = writing.into_iter().map(|place| place.write(&[0; 1000], None));
+    let written = writing.into_iter().map(|place| place.write(&[0; 1000]));
     for written in written.collect::<Vec<_>>() {
         tier.commit(written.ok().unwrap());
     }
@@ -70,7 +70,7 @@ fn nothing_is_evicted_for_an_error_while_others_fit() {
     let mut failed = large.tear(&payload(500, 1000), 500);
     failed.error = io::ErrorKind::StorageFull.into();
     tier.failed(failed);
-    tier.commit(small.write(&payload(501, 1000), None).ok().unwrap());
+    tier.commit(small.write(&payload(501, 1000)).ok().unwrap());
     assert_eq!(tier.reserve(2, key(502), 1000).err(), Some(Refusal::NoSpace));
     time_passes(&mut tier);
     // However long the answer takes.
@@ -119,12 +119,7 @@ fn time_passes(tier: &mut DiskTier) {
 fn a_write_of_another_length_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (mut tier, _) = DiskTier::open(dir.path(), settings(1 << 20, 1 << 16)).unwrap();
-    let failed = tier
-        .reserve(1, key(1), 1000)
-        .unwrap()
-        .write(&[0; 999], None)
-        .err()
-        .unwrap();
+    let failed = tier.reserve(1, key(1), 1000).unwrap().write(&[0; 999]).err().unwrap();
     assert_eq!(failed.error.kind(), io::ErrorKind::InvalidInput);
     tier.failed(failed);
     put(&mut tier, 1, 1, 1000).unwrap();
@@ -143,7 +138,7 @@ fn child_fills_a_disk() {
         // The tier knows how much is free: others have taken it since.
         tier.segments.has(u64::MAX);
         match tier.reserve(1, key(n), 70_000) {
-            Ok(reservation) => match reservation.write(&payload(n, 70_000), None) {
+            Ok(reservation) => match reservation.write(&payload(n, 70_000)) {
                 Ok(written) => {
                     tier.commit(written);
                     held.push(n);
@@ -246,11 +241,7 @@ fn threads_write_and_read_while_segments_come_and_go() {
             let reservation = tier.reserve(n, key(n), LEN as u64).unwrap();
             tier.unprotect(n);
             let sender = done.clone();
-            scope.spawn(move || {
-                sender
-                    .send(Done::Written(reservation.write(&payload(n, LEN), None)))
-                    .unwrap()
-            });
+            scope.spawn(move || sender.send(Done::Written(reservation.write(&payload(n, LEN)))).unwrap());
             in_flight += 1;
             for back in [1, 20, 60] {
                 if let Some(entry) = n.checked_sub(back).and_then(|n| tier.find(&key(n))) {

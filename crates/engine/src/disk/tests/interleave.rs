@@ -66,7 +66,7 @@ fn interleave_what_is_evicted_under_a_reader_is_gone_or_right_never_wrong() {
                         None
                     }));
                 }
-                writers.push(thread::spawn(move || Some(reservation.write(&payload(n, bytes), None))));
+                writers.push(thread::spawn(move || Some(reservation.write(&payload(n, bytes)))));
             }
             for writer in writers {
                 match writer.join().unwrap() {
