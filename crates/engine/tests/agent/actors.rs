@@ -1,6 +1,7 @@
 //! Ranks as independent actors against a real agent: threads with connections of their own that start, ask by batch, by name and by sample, hold what
 //! they got, give it back, start again elsewhere, leave, and die with everything in their hands. Every byte is compared, when it comes and when
-//! it is given back. Two jobs run beside each other over one data set; every third has a disk, every fourth a source with faults.
+//! it is given back. Two jobs run beside each other over one data set, of whole objects or of shards in turn; every third has a disk, every fourth a
+//! source with faults.
 //!
 //! `FORELOAD_CHAOS_AGENT=N` says how many schedules are tried, `FORELOAD_CHAOS_SEED=N` tries that one alone.
 
@@ -306,9 +307,17 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, dataset: u32, 
 fn ranks_that_start_leave_and_die_get_their_own_bytes_from_a_real_agent() {
     let only = number("FORELOAD_CHAOS_SEED");
     let seeds = only.map_or(0..number("FORELOAD_CHAOS_AGENT").unwrap_or(24), |seed| seed..seed + 1);
-    let node = Node::new(&format!("img:{SAMPLES}x1KB-{}KB,classes=3,ext=jpg", LARGEST / 1000));
-    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
-    let truth: Vec<Vec<u8>> = (0..SAMPLES).map(|sample| node.truth(&index, "img", sample)).collect();
+    let node = Node::with([
+        &*format!("img:{SAMPLES}x1KB-{}KB,classes=3,ext=jpg", LARGEST / 1000),
+        &*format!("shards:3x{}x1KB-{}KB,tar", SAMPLES / 3, LARGEST / 1000),
+    ]);
+    // Whole objects, and shards.
+    let sets = [("s3://bench/img", "img"), ("s3://bench/shards", "shards")].map(|(url, prefix)| {
+        let (dataset, index) = node.open(url, false).expect("opened");
+        assert_eq!(index.len(), SAMPLES);
+        let truth: Vec<Vec<u8>> = (0..SAMPLES).map(|sample| node.truth(&index, prefix, sample)).collect();
+        (dataset, index, truth)
+    });
     for seed in seeds {
         if seed % 4 == 3 {
             let fault = "kind=status,status=503,share=0.02,attempts=1";
@@ -317,13 +326,14 @@ fn ranks_that_start_leave_and_die_get_their_own_bytes_from_a_real_agent() {
             node.bucket.clear_faults();
         }
         let mut dice = Dice(seed);
+        let (dataset, index, truth) = &sets[(seed % 2) as usize];
         let jobs: Vec<Attach> = (0..1 + dice.below(2))
-            .map(|which| attach_of(&mut dice, &node, seed, which, dataset, &index))
+            .map(|which| attach_of(&mut dice, &node, seed, which, *dataset, index))
             .collect();
         std::thread::scope(|scope| {
             for attach in &jobs {
                 for &rank in &attach.ranks {
-                    let (node, truth) = (&node, &truth);
+                    let node = &node;
                     scope.spawn(move || Actor::new(node, truth, attach.clone(), rank, seed).play());
                 }
             }
