@@ -10,7 +10,7 @@ mod roster;
 use crate::calls::{Call, JobStatus, Open, Reply};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
-use crate::job::{Job, SharedTier};
+use crate::job::{Job, SOLE, SharedTier};
 use crate::origin::Origins;
 use crate::protocol::{Ask, Frames, Malformed, Say, Trouble, VERSION};
 use foreload_plan::action::Event;
@@ -230,7 +230,12 @@ impl Agent {
                 batch,
             } => {
                 if let Some(job) = find(job) {
-                    job.step(Event::Start { rank, epoch, batch });
+                    job.step(Event::Start {
+                        job: SOLE,
+                        rank,
+                        epoch,
+                        batch,
+                    });
                 }
             }
             Ask::WantBatch {
@@ -241,6 +246,7 @@ impl Agent {
                 batch,
             } => match find(job) {
                 Some(job) => job.want(connection, id, |request| Event::WantBatch {
+                    job: SOLE,
                     request,
                     rank,
                     epoch,
@@ -249,16 +255,26 @@ impl Agent {
                 None => gone(id),
             },
             Ask::WantSamples { id, job, rank, samples } => match find(job) {
-                Some(job) => job.want(connection, id, |request| Event::WantSamples { request, rank, samples }),
+                Some(job) => job.want(connection, id, |request| Event::WantSamples {
+                    job: SOLE,
+                    request,
+                    rank,
+                    samples,
+                }),
                 None => gone(id),
             },
             Ask::WantReads { id, job, rank, reads } => match find(job) {
-                Some(job) => job.want(connection, id, |request| Event::WantReads { request, rank, reads }),
+                Some(job) => job.want(connection, id, |request| Event::WantReads {
+                    job: SOLE,
+                    request,
+                    rank,
+                    reads,
+                }),
                 None => gone(id),
             },
             Ask::Leave { job, rank } => {
                 if let Some(job) = find(job) {
-                    job.step(Event::Leave { rank });
+                    job.step(Event::Leave { job: SOLE, rank });
                 }
             }
             Ask::Withdraw { job, id } => {

@@ -22,11 +22,10 @@ use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source, Via
 use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
 use foreload_plan::flow::Demand;
-use foreload_plan::order::Order;
+use foreload_plan::job::{Reads, Set};
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::Next;
 use foreload_plan::settings::{Settings, TierSettings};
-use foreload_plan::split::Split;
 use foreload_plan::{Digest, DigestBuilder, Scheduler};
 use parts::Parts;
 use rustc_hash::FxHashMap;
@@ -53,6 +52,9 @@ const MIND: Duration = Duration::from_secs(1);
 const RESERVE_BYTES: u64 = 256 << 20;
 /// Loads remembered as the slowest.
 const SLOWEST: usize = 10;
+
+/// A job's number in its scheduler, which it has to itself.
+pub const SOLE: u32 = 0;
 
 /// A disk tier that several jobs may share.
 pub type SharedTier = Rc<RefCell<DiskTier>>;
@@ -134,7 +136,6 @@ fn settings(attach: &Attach, usable: &[u64]) -> Settings {
         concurrency: attach.concurrency,
         hedge_per_cent: attach.hedge_per_cent,
         load_timeout_ns: (attach.timeout_s.clamp(0.1, 86_400.0) * 1e9) as u64,
-        epochs: attach.epochs,
         bucket: attach.bucket,
         ..Settings::default()
     }
@@ -146,21 +147,20 @@ fn settings(attach: &Attach, usable: &[u64]) -> Settings {
 /// `invalid` when order, ranks and batch don't fit.
 fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams) -> Result<Scheduler, Trouble> {
     let invalid = |e: foreload_plan::Error| Trouble::new("invalid", e.to_string());
-    let order = Order::new(&attach.order).map_err(invalid)?;
-    let split = if attach.uneven {
-        Split::weighted(&order, attach.world)
-    } else {
-        Split::new(&order, attach.world)
-    }
-    .map_err(invalid)?;
-    Scheduler::new(
-        settings(attach, usable),
-        Arc::new(streams.catalog(settings(attach, usable).ram_bytes)),
-        order,
-        split,
-        attach.ranks.clone(),
-    )
-    .map_err(invalid)
+    let settings = settings(attach, usable);
+    let set = Set {
+        name: 0,
+        catalog: Arc::new(streams.catalog(settings.ram_bytes)),
+    };
+    let reads = Reads {
+        sets: vec![set],
+        order: attach.order.clone(),
+        world: attach.world,
+        uneven: attach.uneven,
+        ranks: attach.ranks.clone(),
+        epochs: attach.epochs,
+    };
+    Scheduler::for_one(settings, &reads).map_err(invalid)
 }
 
 impl Job {
@@ -197,7 +197,7 @@ impl Job {
             ));
         }
         let plan = scheduler(&attach, &usable, &streams)?;
-        let blocks = Arc::clone(plan.blocks());
+        let blocks = Arc::clone(&plan.library().shelves()[0].blocks);
         let plan = Recorded::new(plan, capacity);
         let memory =
             |e: std::io::Error| Trouble::new("no-memory", format!("making arenas of {} bytes: {e}", attach.ram_bytes));
@@ -353,9 +353,17 @@ impl Job {
     /// # Errors
     /// `invalid` when the list doesn't fit the order, or differs from the one that is known.
     pub fn supply(self: &Rc<Self>, epoch: u32, samples: Vec<u64>) -> Result<(), Trouble> {
-        let fits = self.state.borrow().plan.scheduler().order().takes(epoch, &samples);
+        let fits = {
+            let state = self.state.borrow();
+            let order = state.plan.scheduler().order(SOLE);
+            order.map_or(Ok(()), |order| order.takes(epoch, &samples))
+        };
         fits.map_err(|e| Trouble::new("invalid", format!("the list of epoch {epoch}: {e}")))?;
-        self.step(Event::Epoch { epoch, samples });
+        self.step(Event::Epoch {
+            job: SOLE,
+            epoch,
+            samples,
+        });
         Ok(())
     }
 
@@ -564,7 +572,7 @@ impl Job {
             return true;
         }
         self.life.set(Life::Lingering(Instant::now()));
-        self.step(Event::Left);
+        self.step(Event::Left { job: SOLE });
         false
     }
 

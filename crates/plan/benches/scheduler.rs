@@ -7,10 +7,9 @@
 use foreload_plan::action::{Action, Command, Event};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
-use foreload_plan::order::Order;
+use foreload_plan::job::{Reads, Set};
 use foreload_plan::settings::Settings;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
-use foreload_plan::split::Split;
 use foreload_plan::{DigestBuilder, Scheduler};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -69,21 +68,28 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
         global_batch: 64,
         tail: Tail::Drop,
     };
-    let order = Order::new(&spec).expect("order");
-    let split = Split::new(&order, 1).expect("split");
-    let batches = split.batches();
+    let reads = Reads {
+        sets: vec![Set { name: 0, catalog }],
+        order: spec,
+        world: 1,
+        uneven: false,
+        ranks: vec![0],
+        epochs: None,
+    };
+    let batches = reads.check().expect("it fits").1.batches();
     let settings = Settings {
         ram_bytes,
         concurrency: ConcurrencySettings::fixed(64),
         ..Settings::default()
     };
-    let plan = Scheduler::new(settings, catalog, order, split, vec![0]).expect("scheduler");
+    let plan = Scheduler::for_one(settings, &reads).expect("scheduler");
     let mut carrier = Carrier {
         plan,
         under_way: VecDeque::new(),
         now_ns: 0,
     };
     carrier.step(Event::Start {
+        job: 0,
         rank: 0,
         epoch: 0,
         batch: 0,
@@ -92,6 +98,7 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
         let begun = cpu();
         for batch in 0..batches {
             let mut served = carrier.step(Event::WantBatch {
+                job: 0,
                 request: u64::from(epoch) * batches + batch,
                 rank: 0,
                 epoch,

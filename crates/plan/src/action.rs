@@ -5,6 +5,7 @@
 
 use crate::arena::Slot;
 use crate::blocks::Content;
+use crate::job::Reads;
 use serde::{Deserialize, Serialize};
 
 /// Names one stay in memory: its place in the scheduler's table and how often that place was reused.
@@ -241,6 +242,8 @@ pub(crate) enum Outcome {
 pub enum Event {
     /// A rank begins, resumes or jumps: its next batch is `batch` of `epoch`.
     Start {
+        /// The job.
+        job: u32,
         /// The rank.
         rank: u32,
         /// The epoch.
@@ -252,6 +255,8 @@ pub enum Event {
     WantBatch {
         /// Chosen by the asker, unique while it is open.
         request: u64,
+        /// The job.
+        job: u32,
         /// The rank.
         rank: u32,
         /// The epoch.
@@ -263,6 +268,8 @@ pub enum Event {
     WantReads {
         /// Chosen by the asker, unique while it is open.
         request: u64,
+        /// The job.
+        job: u32,
         /// The rank.
         rank: u32,
         /// Epochs and positions, in the order of delivery.
@@ -272,6 +279,8 @@ pub enum Event {
     WantSamples {
         /// Chosen by the asker, unique while it is open.
         request: u64,
+        /// The job.
+        job: u32,
         /// The rank.
         rank: u32,
         /// The samples, in the order of delivery.
@@ -279,6 +288,8 @@ pub enum Event {
     },
     /// A rank reads no more, until it starts again.
     Leave {
+        /// The job.
+        job: u32,
         /// The rank.
         rank: u32,
     },
@@ -287,8 +298,23 @@ pub enum Event {
         /// The request.
         request: u64,
     },
-    /// Nobody reads any more. What is in flight ends, and nothing new is loaded until a rank starts or asks again.
-    Left,
+    /// Nobody reads for a job any more. What is in flight ends, and nothing new is loaded for it until a rank starts or asks again.
+    Left {
+        /// The job.
+        job: u32,
+    },
+    /// A job begins: from now on events may name it, and none of its ranks has started.
+    Join {
+        /// The job, a number that no job has now.
+        job: u32,
+        /// What it reads.
+        reads: Reads,
+    },
+    /// A job is over: its ranks leave. What it kept stays until its memory is needed.
+    Part {
+        /// The job.
+        job: u32,
+    },
     /// Leases given back.
     Release {
         /// One for each delivered item that is no longer used.
@@ -321,6 +347,8 @@ pub enum Event {
     },
     /// The order of an epoch became known (explicit orders).
     Epoch {
+        /// The job.
+        job: u32,
         /// The epoch.
         epoch: u32,
         /// Its samples, by position.
@@ -334,35 +362,60 @@ impl Event {
     /// A copy for the decision log. Not `Clone`: outside this crate a completion must come from its action.
     pub(crate) fn duplicate(&self) -> Event {
         match self {
-            Event::Start { rank, epoch, batch } => Event::Start {
+            Event::Start {
+                job,
+                rank,
+                epoch,
+                batch,
+            } => Event::Start {
+                job: *job,
                 rank: *rank,
                 epoch: *epoch,
                 batch: *batch,
             },
             Event::WantBatch {
                 request,
+                job,
                 rank,
                 epoch,
                 batch,
             } => Event::WantBatch {
                 request: *request,
+                job: *job,
                 rank: *rank,
                 epoch: *epoch,
                 batch: *batch,
             },
-            Event::WantReads { request, rank, reads } => Event::WantReads {
+            Event::WantReads {
+                request,
+                job,
+                rank,
+                reads,
+            } => Event::WantReads {
                 request: *request,
+                job: *job,
                 rank: *rank,
                 reads: reads.clone(),
             },
-            Event::Leave { rank } => Event::Leave { rank: *rank },
-            Event::WantSamples { request, rank, samples } => Event::WantSamples {
+            Event::Leave { job, rank } => Event::Leave { job: *job, rank: *rank },
+            Event::WantSamples {
+                request,
+                job,
+                rank,
+                samples,
+            } => Event::WantSamples {
                 request: *request,
+                job: *job,
                 rank: *rank,
                 samples: samples.clone(),
             },
             Event::Withdraw { request } => Event::Withdraw { request: *request },
-            Event::Left => Event::Left,
+            Event::Left { job } => Event::Left { job: *job },
+            Event::Join { job, reads } => Event::Join {
+                job: *job,
+                reads: reads.clone(),
+            },
+            Event::Part { job } => Event::Part { job: *job },
             Event::Release { handles } => Event::Release {
                 handles: handles.clone(),
             },
@@ -377,7 +430,8 @@ impl Event {
             Event::TierClosed { tier } => Event::TierClosed { tier: *tier },
             Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },
             Event::Limit { requests } => Event::Limit { requests: *requests },
-            Event::Epoch { epoch, samples } => Event::Epoch {
+            Event::Epoch { job, epoch, samples } => Event::Epoch {
+                job: *job,
                 epoch: *epoch,
                 samples: samples.clone(),
             },

@@ -27,6 +27,18 @@ pub enum ErrorKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// More ranks on one node than it can name.
+    #[error("a node can serve {most} ranks at once, of all jobs together")]
+    TooManyRanks {
+        /// The most.
+        most: usize,
+    },
+    /// A job of this number reads already.
+    #[error("a job {job} reads already")]
+    JobExists {
+        /// Its number.
+        job: u32,
+    },
     /// An order over nothing.
     #[error("the data set has no samples: an order needs at least one")]
     NoSamples,

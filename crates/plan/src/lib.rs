@@ -28,6 +28,10 @@ mod error;
 #[cfg(feature = "std")]
 pub mod flow;
 #[cfg(feature = "std")]
+pub mod job;
+#[cfg(feature = "std")]
+pub mod library;
+#[cfg(feature = "std")]
 pub mod model;
 #[cfg(feature = "std")]
 pub mod order;

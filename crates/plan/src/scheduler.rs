@@ -5,6 +5,8 @@
 //! request is served when all of it is in memory. How far ahead to walk and what to keep is the [`Policy`](crate::policy::Policy)'s; how many loads may be in
 //! flight is [`flow`](crate::flow)'s. Each event is handled in three moves: note what happened, plan on, issue what may fly.
 //!
+//! It serves any number of jobs ([`Reads`]): each joins with data sets, an order and ranks of its own, and what one has brought is there for all.
+//!
 //! Memory is reserved before bytes are asked for and never above the budget. A read that a consumer waits for comes first: for it, kept samples are
 //! evicted and planned ones far ahead are put back, so a consumer that gives its leases back is always served.
 
@@ -22,10 +24,11 @@ mod window;
 
 use crate::action::{Action, Event, Failure, Source};
 use crate::arena::Arena;
-use crate::blocks::{Blocks, Content};
-use crate::catalog::Catalog;
+use crate::blocks::Content;
 use crate::error::Error;
 use crate::flow::Demand;
+use crate::job::{Reads, Set};
+use crate::library::Library;
 use crate::order::Order;
 use crate::policy::Retention;
 use crate::settings::Settings;
@@ -34,10 +37,9 @@ use loads::Loads;
 use requests::Requests;
 use residents::{NONE, Residents, State};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use tiers::Tier;
 pub use tiers::{CHECKED_BYTES, RECORD_BYTES, check_bytes, record_bytes};
-use window::{Read, Windows};
+use window::{Read, Reader, Windows};
 
 /// Entries planned in one step at most: keeps a step below a millisecond; the next [`Event::Tick`] goes on.
 const STEP_ENTRIES: u32 = 1024;
@@ -113,7 +115,7 @@ pub enum Cause {
 /// The policy's state machine.
 pub struct Scheduler {
     settings: Settings,
-    blocks: Arc<Blocks>,
+    library: Library,
     windows: Windows,
     arena: Arena,
     residents: Residents,
@@ -128,10 +130,20 @@ pub struct Scheduler {
     group_bytes: u64,
     /// Reads that somebody waits for and that have no memory yet: the first in the order comes first, whoever asked first.
     wanted: BTreeSet<(u64, usize)>,
-    chunk_left: u32,
     now_ns: u64,
-    /// Nobody reads: see [`Event::Left`].
-    left: bool,
+}
+
+/// Mean bytes of a sample, by 64 of each data set.
+fn mean_bytes(sets: &[Set]) -> u64 {
+    let of = |set: &Set| {
+        let samples = set.catalog.samples().max(1);
+        let some = (0..64).map(|i| set.catalog.place(i * samples / 64 % samples).len);
+        (samples, some.sum::<u64>() / 64)
+    };
+    let (samples, bytes) = sets.iter().map(of).fold((0, 0), |(n, bytes), (samples, mean)| {
+        (n + samples, bytes + u128::from(samples) * u128::from(mean))
+    });
+    (bytes / u128::from(samples.max(1))) as u64
 }
 
 /// Why a read could not be planned.
@@ -160,62 +172,106 @@ impl Urgency {
 }
 
 impl Scheduler {
-    /// A scheduler for the `ranks` of this node, none of which has started.
+    /// A scheduler that no job has joined.
     ///
     /// # Errors
-    /// [`Error`] when a rank doesn't exist, or when a policy is for the simulator only.
-    pub fn new(
-        settings: Settings,
-        catalog: Arc<dyn Catalog>,
-        order: Order,
-        split: Split,
-        ranks: Vec<u32>,
-    ) -> Result<Self, Error> {
+    /// [`Error`] when a policy is for the simulator only.
+    pub fn new(settings: Settings) -> Result<Self, Error> {
         if !settings.policy.runs_in_engine() {
             return Err(Error::SimulatorOnly {
                 policy: format!("{:?}", settings.policy),
             });
         }
-        let samples = catalog.samples().max(1);
-        let mean = (0..64)
-            .map(|i| catalog.place(i * samples / 64 % samples).len)
-            .sum::<u64>()
-            / 64;
-        let batch_bytes =
-            mean.saturating_mul(u64::from(split.global_batch()) * ranks.len() as u64 / u64::from(split.ranks()));
         let arena = Arena::new(settings.ram_bytes);
-        // The batch in use, the one waited for and the one after it: with less, kept samples would have to leave for them.
-        let staging_bytes = settings
-            .staging_bytes(batch_bytes)
-            .max((3 * batch_bytes).min(settings.ram_bytes / 2));
-        // What the papers' caches hold is samples.
-        let pins = settings.policy.retention() == Retention::Pinned;
-        let cell_bytes = if pins { cell_bytes(&settings, staging_bytes) } else { 0 };
-        let blocks = Arc::new(Blocks::new(catalog, cell_bytes, settings.gap_bytes));
         Ok(Scheduler {
-            staging_bytes,
-            group_bytes: if blocks.are_shared() { cell_bytes } else { 0 },
+            staging_bytes: settings.staging_bytes(0),
+            group_bytes: 0,
             apart: BTreeSet::new(),
             ram_bytes: arena.capacity_bytes(),
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
-            windows: Windows::new(order, split, ranks, settings.epochs)?,
+            windows: Windows::default(),
             arena,
-            residents: Residents::new(pins, blocks.are_shared()),
+            residents: Residents::new(settings.policy.retention() == Retention::Pinned),
             requests: Requests::default(),
             wanted: BTreeSet::new(),
-            chunk_left: 0,
             now_ns: 0,
-            left: false,
+            library: Library::default(),
             settings,
-            blocks,
         })
     }
 
-    /// What memory and disk tiers hold.
+    /// A scheduler for one job, number 0.
+    ///
+    /// # Errors
+    /// As [`Scheduler::new`] and [`Reads::check`].
+    pub fn for_one(settings: Settings, reads: &Reads) -> Result<Self, Error> {
+        let mut scheduler = Self::new(settings)?;
+        scheduler.join(0, reads)?;
+        Ok(scheduler)
+    }
+
+    /// A job joins: from now on events may name it. None of its ranks has started.
+    fn join(&mut self, job: u32, reads: &Reads) -> Result<(), Error> {
+        let (order, split) = reads.check()?;
+        if self.windows.reader(job).is_some() {
+            return Err(Error::JobExists { job });
+        }
+        let ranks = reads.ranks.len() as u64;
+        let mean_bytes = mean_bytes(&reads.sets);
+        let batch_bytes = mean_bytes.saturating_mul(u64::from(split.global_batch()) * ranks / u64::from(split.ranks()));
+        let staging_bytes = self.staging_for(self.windows.batch_bytes() + batch_bytes);
+        // What the papers' caches hold is samples.
+        let pins = self.settings.policy.retention() == Retention::Pinned;
+        let cell_bytes = if pins {
+            cell_bytes(&self.settings, staging_bytes)
+        } else {
+            0
+        };
+        let (mut sets, mut samples) = (Vec::new(), 0);
+        for set in &reads.sets {
+            let shelf = self
+                .library
+                .take_in(set.name, &set.catalog, cell_bytes, self.settings.gap_bytes);
+            sets.push((samples, shelf.first_sample));
+            samples += shelf.blocks.samples();
+        }
+        self.windows.join(Reader {
+            job,
+            order,
+            split,
+            ranks: reads.ranks.clone(),
+            places: Vec::new(),
+            epochs: reads.epochs,
+            known: Vec::new(),
+            sets,
+            samples,
+            mean_bytes,
+            batch_bytes,
+            ahead: 0,
+            chunk_left: 0,
+            left: false,
+        })?;
+        self.staging_bytes = staging_bytes;
+        if self.library.are_shared() {
+            self.group_bytes = self.group_bytes.max(cell_bytes);
+            self.residents.share();
+        }
+        Ok(())
+    }
+
+    /// Bytes that pass through, for jobs that read so much per global batch together: the batch in use, the one waited for and the one after it at
+    /// least. With less, kept blocks would have to leave for them.
+    fn staging_for(&self, batch_bytes: u64) -> u64 {
+        self.settings
+            .staging_bytes(batch_bytes)
+            .max((3 * batch_bytes).min(self.settings.ram_bytes / 2))
+    }
+
+    /// The data sets of all jobs, and how they are cut.
     #[must_use]
-    pub fn blocks(&self) -> &Arc<Blocks> {
-        &self.blocks
+    pub fn library(&self) -> &Library {
+        &self.library
     }
 
     /// The settings it was made with.
@@ -224,39 +280,65 @@ impl Scheduler {
         &self.settings
     }
 
-    /// The order it walks.
+    /// The order that a job reads in.
     #[must_use]
-    pub fn order(&self) -> &Order {
-        self.windows.order()
+    pub fn order(&self, job: u32) -> Option<&Order> {
+        self.windows.reader(job).map(|reader| &reader.order)
     }
 
-    /// How batches are shared.
+    /// How a job's batches are shared.
     #[must_use]
-    pub fn split(&self) -> &Split {
-        self.windows.split()
+    pub fn split(&self, job: u32) -> Option<&Split> {
+        self.windows.reader(job).map(|reader| &reader.split)
     }
 
     /// Takes one event at `now_ns` (never earlier than the last) and appends what is to be carried out.
     pub fn step(&mut self, now_ns: u64, event: Event, actions: &mut Vec<Action>) -> Next {
         self.now_ns = self.now_ns.max(now_ns);
-        if let Event::Start { .. } | Event::WantBatch { .. } | Event::WantReads { .. } | Event::WantSamples { .. } =
-            event
+        if let Event::Start { job, .. }
+        | Event::WantBatch { job, .. }
+        | Event::WantReads { job, .. }
+        | Event::WantSamples { job, .. } = event
+            && let Some(reader) = self.windows.reader_mut(job)
         {
-            self.left = false;
+            reader.left = false;
         }
         match event {
-            Event::Start { rank, epoch, batch } => self.start(rank, epoch, batch, actions),
-            Event::WantBatch {
-                request,
+            Event::Start {
+                job,
                 rank,
                 epoch,
                 batch,
-            } => self.want_batch(request, rank, epoch, batch, actions),
-            Event::WantReads { request, rank, reads } => self.want_reads(request, rank, &reads, actions),
-            Event::WantSamples { request, rank, samples } => self.want_samples(request, rank, &samples, actions),
-            Event::Leave { rank } => self.leave(rank, actions),
+            } => self.start(job, rank, epoch, batch, actions),
+            Event::WantBatch {
+                request,
+                job,
+                rank,
+                epoch,
+                batch,
+            } => self.want_batch(request, (job, rank), epoch, batch, actions),
+            Event::WantReads {
+                request,
+                job,
+                rank,
+                reads,
+            } => self.want_reads(request, (job, rank), &reads, actions),
+            Event::WantSamples {
+                request,
+                job,
+                rank,
+                samples,
+            } => self.want_samples(request, (job, rank), &samples, actions),
+            Event::Leave { job, rank } => self.leave(job, rank, actions),
             Event::Withdraw { request } => self.withdraw(request),
-            Event::Left => self.left = true,
+            Event::Left { job } => {
+                if let Some(reader) = self.windows.reader_mut(job) {
+                    reader.left = true;
+                }
+            }
+            // One that can't be served is told so by whoever asks: [`Reads::check`].
+            Event::Join { job, reads } => drop(self.join(job, &reads)),
+            Event::Part { job } => self.part(job, actions),
             Event::Release { handles } => {
                 for handle in handles {
                     if let Some(id) = self.residents.of(handle)
@@ -277,18 +359,22 @@ impl Scheduler {
             Event::Limit { requests } => {
                 // What is queued flies, and nothing is planned: it may come before the first start, and from the steps of other jobs.
                 self.loads.lanes.bucket.set_limit(requests);
-                if !self.left {
+                if !self.all_left() {
                     self.issue(actions);
                 }
                 return Next::Wait;
             }
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
-            Event::Epoch { epoch, samples } => drop(self.windows.supply(epoch, &samples)),
-            Event::Tick if self.left => {}
+            Event::Epoch { job, epoch, samples } => {
+                if let Some(reader) = self.windows.reader_mut(job) {
+                    drop(reader.supply(epoch, &samples));
+                }
+            }
+            Event::Tick if self.all_left() => {}
             Event::Tick => self.hedge(actions),
         }
         while self.arena.used_bytes() > self.ram_bytes && self.make_any_room() {}
-        if self.left {
+        if self.all_left() {
             return Next::Wait;
         }
         let next = self.plan(actions);
@@ -323,10 +409,18 @@ impl Scheduler {
         self.loads.lanes.bucket.demand()
     }
 
+    /// Nobody reads, of any job.
+    fn all_left(&self) -> bool {
+        self.windows.readers().iter().all(|reader| reader.left)
+    }
+
     /// A rank begins somewhere: its open requests end, its reads before that batch are over. No other rank notices.
-    fn start(&mut self, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
-        self.cancel_requests(rank, actions);
-        let (Some(place), Some(step)) = (self.windows.place_of(rank), self.windows.step_of(epoch, batch)) else {
+    fn start(&mut self, job: u32, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
+        let Some(place) = self.windows.place_of(job, rank) else {
+            return;
+        };
+        self.cancel_requests(place, actions);
+        let Some(step) = self.windows.reader_at(place).and_then(|it| it.step_of(epoch, batch)) else {
             return;
         };
         let window = self.windows.of(place);
@@ -339,20 +433,33 @@ impl Scheduler {
             self.empty(place);
             self.windows.begin(place, step);
         }
-        self.chunk_left = 0;
+        if let Some(reader) = self.windows.reader_at_mut(place) {
+            reader.chunk_left = 0;
+        }
     }
 
     /// A rank reads no more: its requests end, and what was planned for it is given back.
-    fn leave(&mut self, rank: u32, actions: &mut Vec<Action>) {
-        self.cancel_requests(rank, actions);
-        if let Some(place) = self.windows.place_of(rank) {
+    fn leave(&mut self, job: u32, rank: u32, actions: &mut Vec<Action>) {
+        if let Some(place) = self.windows.place_of(job, rank) {
+            self.cancel_requests(place, actions);
             self.empty(place);
         }
     }
 
+    /// A job is over: its ranks leave, and its number may be used again. What it kept stays until its memory is needed.
+    fn part(&mut self, job: u32, actions: &mut Vec<Action>) {
+        let Some(reader) = self.windows.reader(job) else { return };
+        for rank in reader.ranks.clone() {
+            self.leave(job, rank, actions);
+        }
+        self.forget_queued(job, actions);
+        self.windows.part(job);
+        self.staging_bytes = self.staging_for(self.windows.batch_bytes());
+    }
+
     /// Ends the open requests of a rank.
-    fn cancel_requests(&mut self, rank: u32, actions: &mut Vec<Action>) {
-        for request in self.requests.of_rank(rank) {
+    fn cancel_requests(&mut self, place: usize, actions: &mut Vec<Action>) {
+        for request in self.requests.of_place(place) {
             self.refuse(request, None, Failure::Cancelled, actions);
         }
     }
@@ -394,8 +501,8 @@ impl Scheduler {
             return;
         };
         for &block in blocks {
-            if block < self.blocks.count() && !held.has(block) {
-                let len = self.blocks.place_of(Content::block(block)).len;
+            if block < self.library.count() && !held.has(block) {
+                let len = self.library.place_of(Content::block(block)).len;
                 if held.admit(len) {
                     held.insert(block, len);
                 }
@@ -410,8 +517,8 @@ impl Scheduler {
 
     /// The stay that has a sample, if it is in memory or on its way: its block's, or its own.
     fn resident_with(&self, sample: u64) -> Option<u32> {
-        let whole = self.residents.find(Content::block(self.blocks.of(sample)));
-        match self.blocks.are_shared() {
+        let whole = self.residents.find(Content::block(self.library.of(sample)));
+        match self.library.are_shared() {
             true => whole.or_else(|| self.residents.find(Content::sample(sample))),
             false => whole,
         }

@@ -47,8 +47,6 @@ pub struct Settings {
     pub load_timeout_ns: u64,
     /// Entries planned ahead at most, whatever the bytes: bounds the scheduler's own memory (about 40 bytes each).
     pub window_entries: u64,
-    /// Epochs in the run; look-ahead stops there. `None`: unknown, look-ahead never stops.
-    pub epochs: Option<u32>,
     /// Speeds of the bucket to assume instead of measuring.
     pub bucket: Option<Pinned>,
 }
@@ -69,7 +67,6 @@ impl Default for Settings {
             hedge_per_cent: 5,
             load_timeout_ns: 60_000_000_000,
             window_entries: 1 << 18,
-            epochs: None,
             bucket: None,
         }
     }

@@ -16,7 +16,7 @@ use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, TierSp
 use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
-use foreload_plan::order::Order;
+use foreload_plan::job::{Reads, Set};
 use foreload_plan::policy::Policy as Planned;
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::{Next, Scheduler};
@@ -49,8 +49,6 @@ pub struct Run {
 /// # Errors
 /// When the policy is not the engine's, or the order can't be shared.
 pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Scheduler, Error> {
-    let order = Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?;
-    let split = Split::weighted(&order, setup.hardware.nodes)?;
     let bytes = |mb: f64| (mb * MB) as u64;
     let lengths = setup.sizes.mb.iter().map(|mb| bytes(f64::from(*mb)).max(1));
     let catalog: Arc<dyn Catalog> = match &setup.sizes.places {
@@ -84,10 +82,17 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         },
         hedge_per_cent: 0,
         load_timeout_ns: u64::MAX / 4,
-        epochs: Some(setup.access.epochs()),
         ..Settings::default()
     };
-    Ok(Scheduler::new(settings, catalog, order, split, vec![node])?)
+    let reads = Reads {
+        sets: vec![Set { name: 0, catalog }],
+        order: access::spec(setup.scenario, setup.sizes.samples()),
+        world: setup.hardware.nodes,
+        uneven: true,
+        ranks: vec![node],
+        epochs: Some(setup.access.epochs()),
+    };
+    Ok(Scheduler::for_one(settings, &reads)?)
 }
 
 fn planned(setup: &Setup<'_>, policy: Policy) -> Planned {
@@ -201,7 +206,7 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
         let recorded = Recorded::new(scheduler(setup, policy, node)?, if record { None } else { Some(0) });
         all.push(Node::new(recorded, memory_mb));
     }
-    let batches = all.first().map_or(0, |n| n.recorded.scheduler().split().batches());
+    let batches = all.first().map_or(0, |n| n.batches());
     let streams = nodes * STREAMS;
     let node_of = (0..streams).map(|s| s / STREAMS).collect();
     let disks = setup
@@ -252,6 +257,11 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
 }
 
 impl Node {
+    /// Batches of an epoch.
+    fn batches(&self) -> u64 {
+        self.recorded.scheduler().split(0).map_or(0, Split::batches)
+    }
+
     fn new(recorded: Recorded, memory_mb: f64) -> Self {
         Self {
             recorded,
@@ -497,12 +507,22 @@ impl Driver<'_> {
             let request = n.asked;
             let rank = node;
             if batch == 0 {
-                self.step(node, at, Event::Start { rank, epoch, batch });
+                self.step(
+                    node,
+                    at,
+                    Event::Start {
+                        job: 0,
+                        rank,
+                        epoch,
+                        batch,
+                    },
+                );
             }
             self.step(
                 node,
                 at,
                 Event::WantBatch {
+                    job: 0,
                     request,
                     rank,
                     epoch,

@@ -53,12 +53,24 @@ impl Scheduler {
         Next::Soon
     }
 
-    /// The rank to plan on for, of those that may look further ahead. Ranks in step are planned in the order of the epoch, whoever is a little
-    /// ahead: what is planned then doesn't depend on timing. Of ranks that are elsewhere, the one that is the fewest steps ahead of its consumer.
+    /// The rank to plan on for, of those that may look further ahead: of the job for which the fewest bytes are planned ahead. Its ranks that are in
+    /// step are planned in the order of the epoch, whoever is a little ahead: what is planned then doesn't depend on timing. Of ranks that are
+    /// elsewhere, the one that is the fewest steps ahead of its consumer.
     fn next_frontier(&mut self) -> Option<usize> {
-        let in_step = self.windows.spread() <= IN_STEP;
+        let readers = self.windows.readers().iter().filter(|reader| !reader.left);
+        let mut jobs: Vec<(u64, u32)> = readers.map(|reader| (reader.ahead_bytes(), reader.job)).collect();
+        if jobs.len() > 1 {
+            jobs.sort_unstable();
+        }
+        jobs.into_iter().find_map(|(_, job)| self.frontier_of(job))
+    }
+
+    fn frontier_of(&mut self, job: u32) -> Option<usize> {
+        let reader = self.windows.reader(job)?;
+        let in_step = self.windows.spread(reader) <= IN_STEP;
         let mut best = None;
-        for place in 0..self.windows.ranks().len() {
+        for at in 0..reader.places.len() {
+            let place = self.windows.reader(job)?.places[at];
             let window = self.windows.of(place);
             let key = if in_step { window.frontier.0 } else { window.lead() };
             if self.windows.has_started(place) && best.is_none_or(|(least, _)| key < least) && self.may_plan_on(place) {
@@ -86,13 +98,15 @@ impl Scheduler {
             }
             let Some(it) = self.windows.peek(line) else { return true };
             if entry.is_multiple_of(WARMED) {
-                self.warm(&it.entries[entry..count.min(entry + WARMED)]);
+                self.warm(place, &it.entries[entry..count.min(entry + WARMED)]);
             }
             if it.entries[entry].read == Read::Unplanned {
                 if self.plan_read(line, entry, Urgency::Ahead, actions).is_err() {
                     return false;
                 }
-                self.chunk_left = self.chunk_left.saturating_sub(1);
+                if let Some(reader) = self.windows.reader_at_mut(place) {
+                    reader.chunk_left = reader.chunk_left.saturating_sub(1);
+                }
             }
             self.windows.of_mut(place).frontier = (step, entry + 1);
             *budget -= 1;
@@ -102,17 +116,20 @@ impl Scheduler {
     }
 
     /// Brings what planning these reads will look up close.
-    fn warm(&self, entries: &[Entry]) {
+    fn warm(&self, place: usize, entries: &[Entry]) {
         for it in entries {
-            if !self.residents.warm(Content::block(self.blocks.of(it.sample))) {
-                black_box(self.blocks.place(it.sample));
+            if !self
+                .residents
+                .warm(Content::block(self.library.of(self.windows.on_node(place, it.sample))))
+            {
+                black_box(self.library.place(self.windows.on_node(place, it.sample)));
             }
         }
     }
 
     /// Empties the memory: every planned read is put back, and nothing is kept. Only when nothing is under way and nobody holds a lease.
     pub(super) fn put_all_back(&mut self) {
-        for place in 0..self.windows.ranks().len() {
+        for place in self.windows.places() {
             let window = self.windows.of(place);
             for step in window.head()..window.end() {
                 let line = self.windows.line_at(place, step);
@@ -142,7 +159,7 @@ impl Scheduler {
         if let Some(line) = self.windows.line(line) {
             (line.entries[entry].read, line.entries[entry].resident) = (Read::Unplanned, NONE);
         }
-        self.windows.ahead -= 1;
+        self.windows.count_ahead(self.windows.parts(line).1, false);
         if it.waiter != 0 {
             self.requests.one_more(it.waiter - 1);
             self.wanted.insert((line, entry));
@@ -156,7 +173,7 @@ impl Scheduler {
 
     /// All reads that were to come from a resident are to be planned anew; who waits for them goes on waiting.
     pub(super) fn unplan_all(&mut self, resident: u32) {
-        for place in 0..self.windows.ranks().len() {
+        for place in self.windows.places() {
             let window = self.windows.of(place);
             for step in window.head()..window.end() {
                 let line = self.windows.line_at(place, step);
@@ -171,7 +188,7 @@ impl Scheduler {
                     }
                 }
                 for &(entry, waiter) in &found {
-                    self.windows.ahead -= 1;
+                    self.windows.count_ahead(place, false);
                     self.residents.get_mut(resident).uses -= 1;
                     if waiter != 0 {
                         self.wanted.insert((line, entry));
@@ -193,7 +210,7 @@ impl Scheduler {
 
     fn may_look_ahead(&mut self, place: usize, step: u64) -> bool {
         let window = self.windows.of(place);
-        let most = (self.settings.window_entries / self.windows.ranks().len() as u64).max(1);
+        let most = (self.settings.window_entries / self.windows.places().len() as u64).max(1);
         if window.open >= most && step >= window.end() {
             return false;
         }
@@ -201,10 +218,13 @@ impl Scheduler {
             Lookahead::Demand => false,
             Lookahead::Batches(ahead) => step <= window.newest + ahead,
             Lookahead::Chunk { fetch, threshold } => {
-                if self.chunk_left == 0 && self.windows.ahead <= u64::from(threshold) {
-                    self.chunk_left = fetch;
+                let Some(reader) = self.windows.reader_at_mut(place) else {
+                    return false;
+                };
+                if reader.chunk_left == 0 && reader.ahead <= u64::from(threshold) {
+                    reader.chunk_left = fetch;
                 }
-                self.chunk_left > 0
+                reader.chunk_left > 0
             }
             // Bounded by memory inside plan_read; a frontier that stands still costs one look per step.
             Lookahead::Bytes => true,
@@ -223,7 +243,8 @@ impl Scheduler {
             return Ok(());
         };
         let (sample, waiter) = (it.entries[entry].sample, it.entries[entry].waiter);
-        let id = self.resident_for(sample, line, urgency, actions)?;
+        let place = self.windows.parts(line).1;
+        let id = self.resident_for(self.windows.on_node(place, sample), line, urgency, actions)?;
         self.residents.plan_use(id);
         let it = &mut self
             .windows
@@ -232,7 +253,7 @@ impl Scheduler {
             .entries[entry];
         it.resident = id;
         it.read = Read::Planned;
-        self.windows.ahead += 1;
+        self.windows.count_ahead(place, true);
         if waiter != 0 {
             self.note_waiter(id, waiter - 1, line, actions);
         }

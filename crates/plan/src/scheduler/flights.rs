@@ -60,6 +60,13 @@ impl Parts {
     }
 }
 
+/// For whom a load is: a job, and the line of it that needs it first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Asker {
+    pub job: u32,
+    pub line: u64,
+}
+
 /// A load that has not been issued.
 pub(super) struct Pending {
     pub source: Source,
@@ -67,6 +74,8 @@ pub(super) struct Pending {
     pub offset: u64,
     pub len: u64,
     pub parts: Parts,
+    /// The job that it is for.
+    pub job: u32,
     /// The line that first needs it.
     pub line: u64,
     pub attempt: u8,
@@ -75,16 +84,27 @@ pub(super) struct Pending {
 
 impl Pending {
     /// A load of one part alone, whose bytes begin `content_offset` into its content at `place`.
-    pub fn of(source: Source, place: Place, part: Part, line: u64, attempt: u8) -> Self {
+    pub fn of(source: Source, place: Place, part: Part, asker: Asker, attempt: u8) -> Self {
         Pending {
             source,
             object: place.object,
             offset: place.offset + part.content_offset,
             len: part.len,
             parts: Parts::one(part),
-            line,
+            job: asker.job,
+            line: asker.line,
             attempt,
             twin_of: None,
+        }
+    }
+}
+
+impl Pending {
+    /// For whom it is.
+    pub fn asker(&self) -> Asker {
+        Asker {
+            job: self.job,
+            line: self.line,
         }
     }
 }
@@ -204,7 +224,7 @@ pub(super) mod tests {
             content_len: len,
             own: None,
         };
-        Pending::of(source, place, part, 0, 0)
+        Pending::of(source, place, part, Asker::default(), 0)
     }
 
     fn flight(index: u32) -> Running {
@@ -269,7 +289,7 @@ pub(super) mod tests {
             content_len: 300,
             own: None,
         };
-        let load = Pending::of(Source::Bucket, place, part, 5, 1);
+        let load = Pending::of(Source::Bucket, place, part, Asker::default(), 1);
         assert_eq!((load.object, load.offset, load.len), (7, 1200, 100));
         assert!(!load.parts.first.is_whole());
     }

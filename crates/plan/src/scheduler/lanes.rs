@@ -1,6 +1,7 @@
 //! Lanes: one for each source, with what waits for it, what is in flight, and what it has shown of itself.
 //!
-//! A load waits in its source's lane until the lane has room, departs, and ends there, well or not. A lane knows how many requests its source takes
+//! A load waits in its source's lane until the lane has room, departs, and ends there, well or not. Jobs take turns: next is the one for which the fewest
+//! bytes are in the air. A lane knows how many requests its source takes
 //! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier; nothing
 //! here tells them apart but the numbers they are made with.
 //!
@@ -25,8 +26,17 @@ enum Limit {
     Set(u32),
 }
 
+/// What waits for a job, and what is in the air for it.
+struct Queue {
+    job: u32,
+    waits: VecDeque<Pending>,
+    flying_bytes: u64,
+    flying: u32,
+}
+
 pub(super) struct Lane {
-    queue: VecDeque<Pending>,
+    /// Of the jobs that have anything there.
+    queues: Vec<Queue>,
     in_flight: u32,
     limit: Limit,
     pub estimate: Estimate,
@@ -37,7 +47,7 @@ pub(super) struct Lane {
 impl Lane {
     fn new(limit: Limit, estimate: Estimate, twins_per_cent: u32) -> Self {
         Lane {
-            queue: VecDeque::new(),
+            queues: Vec::new(),
             in_flight: 0,
             limit,
             estimate,
@@ -85,53 +95,96 @@ impl Lane {
     /// What waits for the source, and what is in flight.
     pub fn demand(&self) -> Demand {
         Demand {
-            queued: self.queue.len() as u32,
+            queued: self.queued() as u32,
             in_flight: self.in_flight,
         }
     }
 
-    /// Waits as the last.
+    fn queued(&self) -> usize {
+        self.queues.iter().map(|queue| queue.waits.len()).sum()
+    }
+
+    fn queue(&mut self, job: u32) -> &mut Queue {
+        let at = self.queues.iter().position(|queue| queue.job == job);
+        let at = at.unwrap_or_else(|| {
+            self.queues.push(Queue {
+                job,
+                waits: VecDeque::new(),
+                flying_bytes: 0,
+                flying: 0,
+            });
+            self.queues.len() - 1
+        });
+        &mut self.queues[at]
+    }
+
+    /// Waits as the last of its job.
     pub fn push(&mut self, pending: Pending) {
-        self.queue.push_back(pending);
+        self.queue(pending.job).waits.push_back(pending);
     }
 
-    /// Waits as the first: what failed, or was sent on from another lane, comes before what is new.
+    /// Waits as the first of its job: what failed, or was sent on from another lane, comes before what is new.
     pub fn push_first(&mut self, pending: Pending) {
-        self.queue.push_front(pending);
+        self.queue(pending.job).waits.push_front(pending);
     }
 
-    /// The load that was queued last, to add to it.
-    pub fn last(&mut self) -> Option<&mut Pending> {
-        self.queue.back_mut()
+    /// Takes what waits for a job.
+    pub fn take(&mut self, job: u32) -> VecDeque<Pending> {
+        std::mem::take(&mut self.queue(job).waits)
+    }
+
+    /// The load that was queued last for a job, to add to it.
+    pub fn last(&mut self, job: u32) -> Option<&mut Pending> {
+        self.queue(job).waits.back_mut()
     }
 
     /// The next load, if there is room for one more.
     pub fn next(&mut self) -> Option<Pending> {
-        if self.in_flight < self.limit() {
-            return self.queue.pop_front();
+        let waiting = self.queues.iter_mut().filter(|queue| !queue.waits.is_empty());
+        let next = waiting.min_by_key(|queue| queue.flying_bytes)?;
+        let limit = match &mut self.limit {
+            Limit::Found(concurrency) => concurrency.limit(),
+            Limit::Set(requests) => *requests,
+        };
+        if self.in_flight < limit {
+            return next.waits.pop_front();
         }
-        if let (Limit::Found(concurrency), false) = (&mut self.limit, self.queue.is_empty()) {
+        if let Limit::Found(concurrency) = &mut self.limit {
             concurrency.wanted_more();
         }
         None
     }
 
     /// A load is issued.
-    pub fn depart(&mut self) {
-        self.in_flight += 1;
+    pub fn depart(&mut self, pending: &Pending) {
+        self.fly(pending.job, pending.len);
         self.twins.earn();
     }
 
+    fn fly(&mut self, job: u32, bytes: u64) {
+        self.in_flight += 1;
+        let queue = self.queue(job);
+        queue.flying += 1;
+        queue.flying_bytes += bytes;
+    }
+
     /// A twin is issued, if the budget has one: it doesn't queue, for it would be late itself.
-    pub fn depart_twin(&mut self) -> bool {
+    pub fn depart_twin(&mut self, job: u32, bytes: u64) -> bool {
         let can = self.twins.spend();
-        self.in_flight += u32::from(can);
+        if can {
+            self.fly(job, bytes);
+        }
         can
     }
 
-    /// A request for `bytes` ended: what that says about the source.
-    pub fn ended(&mut self, now_ns: u64, bytes: u64, outcome: Outcome) {
+    /// A request ended: what that says about the source.
+    pub fn ended(&mut self, now_ns: u64, ended: &Pending, outcome: Outcome) {
         self.in_flight -= 1;
+        let queue = self.queue(ended.job);
+        queue.flying -= 1;
+        queue.flying_bytes -= ended.len;
+        self.queues.retain(|queue| queue.flying > 0 || !queue.waits.is_empty());
+        let bytes = ended.len;
         if let Limit::Found(concurrency) = &mut self.limit {
             concurrency.ended(now_ns, bytes, outcome);
         }
@@ -150,7 +203,7 @@ impl Lane {
 
     /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.
     pub fn wait_s(&self, bytes: u64) -> f64 {
-        let turns = 1.0 + self.queue.len() as f64 / f64::from(self.limit());
+        let turns = 1.0 + self.queued() as f64 / f64::from(self.limit());
         self.estimate.expected_s(bytes) * turns
     }
 
@@ -198,7 +251,7 @@ impl Lanes {
 
     /// Nothing waits.
     pub fn are_empty(&self) -> bool {
-        self.bucket.queue.is_empty() && self.disks.iter().all(|lane| lane.queue.is_empty())
+        self.bucket.queued() == 0 && self.disks.iter().all(|lane| lane.queued() == 0)
     }
 }
 
@@ -228,9 +281,9 @@ mod tests {
     }
 
     fn fly(lane: &mut Lane) -> Option<u64> {
-        let object = lane.next()?.object;
-        lane.depart();
-        Some(object)
+        let next = lane.next()?;
+        lane.depart(&next);
+        Some(next.object)
     }
 
     #[test]
@@ -240,7 +293,7 @@ mod tests {
         (0..5).for_each(|i| lane.push(pending(Source::Bucket, i, 100)));
         assert_eq!([(); 5].map(|()| fly(lane)), [Some(0), Some(1), Some(2), None, None]);
         lane.push_first(pending(Source::Bucket, 9, 100));
-        lane.ended(1, 100, DONE);
+        lane.ended(1, &pending(Source::Bucket, 0, 100), DONE);
         assert_eq!((fly(lane), fly(lane)), (Some(9), None));
         let Demand { queued, in_flight } = lane.demand();
         assert_eq!((queued, in_flight), (2, 3));
@@ -259,8 +312,9 @@ mod tests {
         let first = lanes.of_mut(Source::Disk(0));
         while fly(first).is_some() {}
         (0..Breaker::FAILURES).for_each(|_| {
-            first.ended(1, 100, Outcome::Failed(Failure::Corrupt));
-            first.depart();
+            let load = pending(Source::Disk(0), 0, 100);
+            first.ended(1, &load, Outcome::Failed(Failure::Corrupt));
+            first.depart(&load);
         });
         assert!(!first.is_open(1), "ill after {} failures", Breaker::FAILURES);
         assert!(lanes.of(Source::Disk(1)).is_open(1) && lanes.bucket.is_open(1));
@@ -280,7 +334,7 @@ mod tests {
             lane.push(pending(Source::Bucket, 0, 100));
             lane.push(pending(Source::Bucket, 0, 100));
             while fly(&mut lane).is_some() {}
-            lane.ended(now * 1000, 100, DONE);
+            lane.ended(now * 1000, &pending(Source::Bucket, 0, 100), DONE);
         }
         assert_eq!(lane.limit(), 5);
         lane.set_limit(0);
@@ -290,11 +344,11 @@ mod tests {
     #[test]
     fn a_lane_without_twins_sends_none_and_one_with_them_goes_beyond_its_limit() {
         let mut lanes = lanes(1);
-        assert!(!lanes.of_mut(Source::Disk(0)).depart_twin());
+        assert!(!lanes.of_mut(Source::Disk(0)).depart_twin(0, 1));
         let lane = &mut lanes.bucket;
         (0..4).for_each(|i| lane.push(pending(Source::Bucket, i, 100)));
         while fly(lane).is_some() {}
-        assert!(lane.depart_twin());
+        assert!(lane.depart_twin(0, 1));
         assert_eq!(lane.demand().in_flight, 4);
     }
 

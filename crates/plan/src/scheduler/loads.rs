@@ -5,7 +5,7 @@
 //! twin of a late load brings slots of its own. Failed loads are tried once more before their readers are told.
 
 use super::Scheduler;
-use super::flights::{Flight, Flights, Part, Pending, Running, Write};
+use super::flights::{Asker, Flight, Flights, Part, Pending, Running, Write};
 use super::lanes::Lanes;
 use super::race::{Ended, Fate, RETRIES, fate};
 use super::residents::{Residents, State};
@@ -53,14 +53,14 @@ impl Loads {
         Action::new(1 << 63 | self.next_id, command)
     }
 
-    pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, line: u64) {
+    pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, asker: Asker) {
         let (source, part) = (Source::Disk(tier), whole(place, id, residents));
-        let pending = Pending::of(source, place, part, line, 0);
+        let pending = Pending::of(source, place, part, asker, 0);
         self.lanes.of_mut(source).push(pending);
     }
 
     /// A large sample, in parts that fly in parallel.
-    pub fn queue_parts(&mut self, place: Place, id: u32, part_bytes: u64, residents: &mut Residents, line: u64) {
+    pub fn queue_parts(&mut self, place: Place, id: u32, part_bytes: u64, residents: &mut Residents, asker: Asker) {
         let handle = residents.handle(id);
         let count = place.len.div_ceil(part_bytes.max(1)).min(MOST_PARTS);
         let resident = residents.get_mut(id);
@@ -78,29 +78,29 @@ impl Loads {
                 content_len: place.len,
                 own: None,
             };
-            let pending = Pending::of(Source::Bucket, place, part, line, attempt);
+            let pending = Pending::of(Source::Bucket, place, part, asker, attempt);
             self.lanes.bucket.push(pending);
         }
     }
 
     /// One load for contents that lie in the first of them, in the order of their places.
-    pub fn queue(&mut self, contents: &[(Place, u32)], residents: &mut Residents, line: u64) {
+    pub fn queue(&mut self, contents: &[(Place, u32)], residents: &mut Residents, asker: Asker) {
         let mut parts = contents.iter().map(|&(place, id)| Part {
             at: place.offset - contents[0].0.offset,
             ..whole(place, id, residents)
         });
         let Some(first) = parts.next() else { return };
-        let mut load = Pending::of(Source::Bucket, contents[0].0, first, line, 0);
+        let mut load = Pending::of(Source::Bucket, contents[0].0, first, asker, 0);
         load.parts.more = parts.collect();
         self.lanes.bucket.push(load);
     }
 
     /// Contents of one object, in as few requests as gaps of `gap_bytes` allow.
-    pub fn queue_group(&mut self, group: &mut [(Place, u32)], gap_bytes: u64, residents: &mut Residents, line: u64) {
+    pub fn queue_group(&mut self, group: &mut [(Place, u32)], gap_bytes: u64, residents: &mut Residents, asker: Asker) {
         group.sort_unstable_by_key(|(place, _)| place.offset);
         for (n, &(place, id)) in group.iter().enumerate() {
             let part = whole(place, id, residents);
-            let run = if n > 0 { self.lanes.bucket.last() } else { None };
+            let run = if n > 0 { self.lanes.bucket.last(asker.job) } else { None };
             let is_near = |run: &&mut Pending| {
                 place.offset >= run.offset + run.len && place.offset <= run.offset + run.len + gap_bytes
             };
@@ -110,7 +110,7 @@ impl Loads {
                 run.len = at + place.len;
             } else {
                 let attempt = residents.get(id).attempt;
-                let pending = Pending::of(Source::Bucket, place, part, line, attempt);
+                let pending = Pending::of(Source::Bucket, place, part, asker, attempt);
                 self.lanes.bucket.push(pending);
             }
         }
@@ -156,7 +156,7 @@ impl Scheduler {
                 let Some(pending) = self.still_wanted(pending, actions) else {
                     continue;
                 };
-                self.loads.lanes.of_mut(source).depart();
+                self.loads.lanes.of_mut(source).depart(&pending);
                 actions.push(self.launch(pending));
             }
         }
@@ -171,7 +171,7 @@ impl Scheduler {
                 pending
                     .parts
                     .iter()
-                    .all(|part| tier.has(self.blocks.block_of(part.content)))
+                    .all(|part| tier.has(self.library.block_of(part.content)))
             }
         }
     }
@@ -186,6 +186,25 @@ impl Scheduler {
             self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), actions);
         }
         None
+    }
+
+    /// What waits for its turn for a job that is over never flies, but what others read too.
+    pub(super) fn forget_queued(&mut self, job: u32, actions: &mut Vec<Action>) {
+        for source in self.loads.lanes.sources() {
+            for pending in self.loads.lanes.of_mut(source).take(job) {
+                if pending
+                    .parts
+                    .iter()
+                    .any(|part| self.residents.get(part.handle.index).uses > 0)
+                {
+                    self.loads.lanes.of_mut(source).push(pending);
+                    continue;
+                }
+                for part in pending.parts.all() {
+                    self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), actions);
+                }
+            }
+        }
     }
 
     /// A load takes off.
@@ -255,14 +274,15 @@ impl Scheduler {
             Outcome::Done { .. } => Ok(()),
             Outcome::Failed(failure) => Err(failure),
         };
-        let (rival, line, attempt) = (flight.rival(), flight.pending.line, flight.pending.attempt);
+        let (rival, attempt) = (flight.rival(), flight.pending.attempt);
+        let asker = flight.pending.asker();
         for part in flight.pending.parts.all() {
             let Some(part) = self.part_ended(part, flight.issued_ns, rival, result, actions) else {
                 continue;
             };
-            let place = self.blocks.place_of(part.content);
+            let place = self.library.place_of(part.content);
             // A failed load is retried before new work.
-            let again = Pending::of(Source::Bucket, place, part, line, attempt + 1);
+            let again = Pending::of(Source::Bucket, place, part, asker, attempt + 1);
             self.loads.lanes.bucket.push_first(again);
         }
         if let (Some(rival), Ok(())) = (rival, result) {
@@ -272,17 +292,14 @@ impl Scheduler {
 
     /// What the end of a load says about its source.
     fn learn(&mut self, ended: &Pending, outcome: Outcome) {
-        self.loads
-            .lanes
-            .of_mut(ended.source)
-            .ended(self.now_ns, ended.len, outcome);
+        self.loads.lanes.of_mut(ended.source).ended(self.now_ns, ended, outcome);
         if let (Source::Disk(tier), Outcome::Failed(failure)) = (ended.source, outcome)
             && failure != Failure::Cancelled
         {
             // The entry is quarantined by the engine; here it is no longer there.
             for part in ended.parts.iter() {
-                let block = self.blocks.block_of(part.content);
-                let len = self.blocks.place_of(Content::block(block)).len;
+                let block = self.library.block_of(part.content);
+                let len = self.library.place_of(Content::block(block)).len;
                 self.tiers[usize::from(tier)].remove(block, len);
             }
         }
@@ -349,7 +366,7 @@ impl Scheduler {
     fn settled(&mut self, index: u32, issued_ns: u64, actions: &mut Vec<Action>) {
         let resident = self.residents.get_mut(index);
         let (state, to_tier, slot) = (resident.state, resident.to_tier.take(), resident.slot);
-        let block = self.blocks.block_of(resident.content);
+        let block = self.library.block_of(resident.content);
         let waiters = self.residents.told(index);
         match (state, to_tier) {
             (State::Ready, Some(tier)) => {
@@ -408,7 +425,7 @@ impl Scheduler {
     fn take_apart(&mut self, index: u32) {
         let resident = self.residents.get_mut(index);
         let (content, to_tier, len) = (resident.content, resident.to_tier.take(), resident.slot.len);
-        self.apart.insert(self.blocks.block_of(content));
+        self.apart.insert(self.library.block_of(content));
         if let Some(tier) = to_tier {
             self.tiers[usize::from(tier)].abandon(len);
         }
@@ -417,17 +434,24 @@ impl Scheduler {
         self.residents.drop_if_idle(index, &mut self.arena);
     }
 
+    /// Who a line belongs to.
+    pub(super) fn asker(&self, line: u64) -> Asker {
+        let job = self.windows.job_at(self.windows.parts(line).1);
+        Asker { job, line }
+    }
+
     /// Loads a resident again whose load failed: somebody asks for it once more.
     pub(super) fn reload(&mut self, index: u32, line: u64) {
         self.residents.loads_from(index, Via::Bucket);
-        let place = self.blocks.place_of(self.residents.get(index).content);
+        let place = self.library.place_of(self.residents.get(index).content);
+        let asker = self.asker(line);
         let is_large = place.len > self.settings.part_bytes + self.settings.part_bytes / 2;
         if is_large && self.residents.samples(index) == 1 {
             self.loads
-                .queue_parts(place, index, self.settings.part_bytes, &mut self.residents, line);
+                .queue_parts(place, index, self.settings.part_bytes, &mut self.residents, asker);
         } else {
             self.loads
-                .queue_group(&mut [(place, index)], 0, &mut self.residents, line);
+                .queue_group(&mut [(place, index)], 0, &mut self.residents, asker);
         }
     }
 }

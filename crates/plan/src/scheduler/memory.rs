@@ -49,13 +49,14 @@ impl Scheduler {
             }
             return Ok(id);
         }
+        let asker = self.asker(line);
         let (alone, whole) = self.units(sample, urgency);
         if alone.place.len == 0 {
             let id = self.residents.insert(alone.content, 1, Slot::EMPTY, Via::Ram);
             self.residents.get_mut(id).state = State::Ready;
             return Ok(id);
         }
-        if let Some(tier) = self.best_tier(self.blocks.block_of(alone.content), alone.place.len) {
+        if let Some(tier) = self.best_tier(self.library.block_of(alone.content), alone.place.len) {
             let unit = whole.filter(|whole| self.ram_admits(whole.place.len)).unwrap_or(alone);
             let slot = self.reserve(unit, 0, line, urgency)?;
             let id = self.residents.insert(unit.content, unit.samples, slot, Via::Disk);
@@ -63,7 +64,7 @@ impl Scheduler {
                 self.residents.keep(id);
             }
             self.loads
-                .queue_disk(tier as u8, unit.place, id, &mut self.residents, line);
+                .queue_disk(tier as u8, unit.place, id, &mut self.residents, asker);
             return Ok(id);
         }
         let group = self.group_bytes;
@@ -97,7 +98,7 @@ impl Scheduler {
 
     /// A sample by itself, and its block where that has others too and may come as a whole.
     fn units(&self, sample: u64, urgency: Urgency) -> (Unit, Option<Unit>) {
-        let (block, siblings) = (self.blocks.of(sample), self.blocks.siblings(sample));
+        let (block, siblings) = (self.library.of(sample), self.library.siblings(sample));
         let samples = siblings.end - siblings.start;
         let alone = Unit {
             content: if samples == 1 {
@@ -106,12 +107,12 @@ impl Scheduler {
                 Content::sample(sample)
             },
             samples: 1,
-            place: self.blocks.place(sample),
+            place: self.library.place(sample),
         };
         let whole = (samples > 1 && urgency != Urgency::Alone && !self.apart.contains(&block)).then(|| Unit {
             content: Content::block(block),
             samples,
-            place: self.blocks.extent(siblings),
+            place: self.library.extent(siblings),
         });
         (alone, whole)
     }
@@ -144,11 +145,12 @@ impl Scheduler {
         if stay == Keep::No {
             return Ok(None);
         }
+        let asker = self.asker(line);
         let slot = self.slot_for(block, stay, line, Urgency::Ahead)?;
         let Keep::Tier(tier) = stay else {
             let id = self.residents.insert(block.content, block.samples, slot, Via::Bucket);
             self.settle(id, stay);
-            self.loads.queue(&[(block.place, id)], &mut self.residents, line);
+            self.loads.queue(&[(block.place, id)], &mut self.residents, asker);
             return Ok(Some(id));
         };
         let Some(own) = self.take(alone.place.len, Stay::Small) else {
@@ -160,7 +162,7 @@ impl Scheduler {
         self.settle(passing, stay);
         let id = self.residents.insert(alone.content, 1, own, Via::Bucket);
         let both = [(block.place, passing), (alone.place, id)];
-        self.loads.queue(&both, &mut self.residents, line);
+        self.loads.queue(&both, &mut self.residents, asker);
         Ok(Some(id))
     }
 
@@ -197,9 +199,10 @@ impl Scheduler {
 
     /// Queues the fetch of a new resident: in parts when it is large, with those of its block's other samples that are read soon when it is one of them.
     fn fetch(&mut self, id: u32, unit: Unit, line: u64, urgency: Urgency) {
+        let asker = self.asker(line);
         if unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
             self.loads
-                .queue_parts(unit.place, id, self.settings.part_bytes, &mut self.residents, line);
+                .queue_parts(unit.place, id, self.settings.part_bytes, &mut self.residents, asker);
             return;
         }
         let mut group = vec![(unit.place, id)];
@@ -209,7 +212,8 @@ impl Scheduler {
             self.gather(&mut group, sample, line);
         }
         let gap_bytes = self.settings.gap_bytes;
-        self.loads.queue_group(&mut group, gap_bytes, &mut self.residents, line);
+        self.loads
+            .queue_group(&mut group, gap_bytes, &mut self.residents, asker);
     }
 
     /// Adds samples of the same block that are not here and will be read soon.
@@ -223,11 +227,11 @@ impl Scheduler {
 
     /// All looked up before any is invited, so that their cache misses overlap.
     fn absent_neighbours(&self, sample: u64) -> Vec<(u64, Place)> {
-        let siblings = self.blocks.siblings(sample);
+        let siblings = self.library.siblings(sample);
         let up = sample + 1..siblings.end.min(sample + 1 + MOST_NEIGHBOURS);
         let down = siblings.start.max(sample.saturating_sub(MOST_NEIGHBOURS))..sample;
         let absent = |next: u64| {
-            let place = self.blocks.place(next);
+            let place = self.library.place(next);
             (place.len > 0 && self.residents.find(Content::sample(next)).is_none()).then_some((next, place))
         };
         up.chain(down.rev()).filter_map(absent).collect()
@@ -250,15 +254,21 @@ impl Scheduler {
 
     /// Whether this node reads a sample again before staging turns over.
     pub(super) fn read_soon(&mut self, sample: u64, line: u64) -> bool {
-        let (epoch, batch) = self.windows.batch_of(self.windows.parts(line).0);
-        let global = u64::from(self.windows.split().global_batch());
-        let batches = (self.staging_bytes / self.blocks.place(sample).len.max(1) / global.max(1)).max(1);
-        let (split, local) = (self.windows.split().clone(), self.windows.ranks().to_vec());
-        let Some(position) = self.windows.epoch(epoch).and_then(|order| order.position_of(sample)) else {
+        let (step, place) = self.windows.parts(line);
+        let mean = self.library.place(sample).len.max(1);
+        let staging_bytes = self.staging_bytes;
+        let Some(reader) = self.windows.reader_at_mut(place) else {
             return false;
         };
-        let at = split.batch_of(position);
-        at >= batch && at < batch + batches && local.contains(&split.rank_of(position))
+        let (epoch, batch) = reader.batch_of(step);
+        let global = u64::from(reader.split.global_batch());
+        let batches = (staging_bytes / mean / global.max(1)).max(1);
+        let Some(own) = reader.own(sample) else { return false };
+        let Some(position) = reader.epoch(epoch).and_then(|order| order.position_of(own)) else {
+            return false;
+        };
+        let (at, rank) = (reader.split.batch_of(position), reader.split.rank_of(position));
+        at >= batch && at < batch + batches && reader.ranks.contains(&rank)
     }
 
     pub(super) fn settle(&mut self, id: u32, stay: Keep) {

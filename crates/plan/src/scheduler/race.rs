@@ -150,7 +150,7 @@ impl Scheduler {
     /// A twin of a load, with slots for what hasn't come yet, if there is memory and its lane has one left.
     fn twin_of(&mut self, id: u64) -> Option<Pending> {
         let late = &self.loads.flights.load(id)?.pending;
-        let (source, object, offset, len, line) = (late.source, late.object, late.offset, late.len, late.line);
+        let (source, object, offset, len, asker) = (late.source, late.object, late.offset, late.len, late.asker());
         let absent = |part: &&Part| self.residents.get(part.handle.index).state == State::Loading;
         let needs: Vec<Part> = late.parts.iter().filter(absent).map(Part::again).collect();
         let mut slots = Vec::with_capacity(needs.len());
@@ -160,7 +160,8 @@ impl Scheduler {
                 None => break,
             }
         }
-        if needs.is_empty() || slots.len() < needs.len() || !self.loads.lanes.of_mut(source).depart_twin() {
+        if needs.is_empty() || slots.len() < needs.len() || !self.loads.lanes.of_mut(source).depart_twin(asker.job, len)
+        {
             slots.into_iter().for_each(|slot| self.arena.give(slot));
             return None;
         }
@@ -181,7 +182,8 @@ impl Scheduler {
                 first: parts.next()?,
                 more: parts.collect(),
             },
-            line,
+            job: asker.job,
+            line: asker.line,
             attempt: 0,
             twin_of: Some(id),
         })

@@ -16,6 +16,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// How many steps beyond its window a rank may ask for.
 const NEAR_STEPS: u64 = 4096;
 
+/// Who asks: job and rank.
+type Who = (u32, u32);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// A read of the window: line and entry.
@@ -27,7 +30,8 @@ pub(super) enum Target {
 }
 
 struct Request {
-    rank: u32,
+    /// Of the rank that asks.
+    place: usize,
     since_ns: u64,
     targets: Vec<Target>,
     /// The targets' samples.
@@ -87,10 +91,10 @@ impl Requests {
         displaced
     }
 
-    pub fn of_rank(&self, rank: u32) -> Vec<u64> {
+    pub fn of_place(&self, place: usize) -> Vec<u64> {
         self.open
             .iter()
-            .filter(|(_, request)| request.rank == rank)
+            .filter(|(_, request)| request.place == place)
             .map(|(&id, _)| id)
             .collect()
     }
@@ -134,26 +138,23 @@ impl Requests {
 }
 
 impl Scheduler {
-    pub(super) fn want_batch(&mut self, request: u64, rank: u32, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
-        let targets = self.entries_of(rank, epoch, batch);
-        // A batch that is over, or too far away, has none.
-        match targets.is_empty() {
-            true => self.tell(request, None, Failure::Final, actions),
-            false => self.open_request(request, rank, targets, actions),
+    pub(super) fn want_batch(&mut self, request: u64, who: Who, epoch: u32, batch: u64, actions: &mut Vec<Action>) {
+        let place = self.windows.place_of(who.0, who.1);
+        let line = place.and_then(|place| {
+            let step = self.windows.reader_at(place)?.step_of(epoch, batch)?;
+            self.reach(place, step)
+        });
+        let count = line
+            .and_then(|line| self.windows.peek(line))
+            .map_or(0, |line| line.entries.len());
+        match (place, line) {
+            (Some(place), Some(line)) if count > 0 => {
+                let targets = (0..count).map(|entry| Target::Entry(line, entry)).collect();
+                self.open_request(request, place, targets, actions);
+            }
+            // A batch that is over, or too far away.
+            _ => self.tell(request, None, Failure::Final, actions),
         }
-    }
-
-    fn entries_of(&mut self, rank: u32, epoch: u32, batch: u64) -> Vec<Target> {
-        let Some(line) = self
-            .windows
-            .place_of(rank)
-            .zip(self.windows.step_of(epoch, batch))
-            .and_then(|(place, step)| self.reach(place, step))
-        else {
-            return Vec::new();
-        };
-        let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
-        (0..count).map(|entry| Target::Entry(line, entry)).collect()
     }
 
     /// The line of a rank's step, laid out, if the rank has it before it and near. A rank that hasn't started begins there.
@@ -166,25 +167,27 @@ impl Scheduler {
         (near && self.windows.reach(place, step)).then(|| self.windows.line_at(place, step))
     }
 
-    pub(super) fn want_reads(&mut self, request: u64, rank: u32, reads: &[(u32, u64)], actions: &mut Vec<Action>) {
-        let place = self.windows.place_of(rank);
+    pub(super) fn want_reads(&mut self, request: u64, who: Who, reads: &[(u32, u64)], actions: &mut Vec<Action>) {
+        let Some(place) = self.windows.place_of(who.0, who.1) else {
+            return self.tell(request, None, Failure::Final, actions);
+        };
         let (mut targets, mut claimed) = (Vec::with_capacity(reads.len()), BTreeSet::new());
         for &(epoch, position) in reads {
-            let entry = place.and_then(|place| self.entry_of(place, epoch, position));
+            let entry = self.entry_of(place, epoch, position);
             let target = match entry.filter(|&entry| claimed.insert(entry)) {
                 Some((line, entry)) => Target::Entry(line, entry),
-                None => match self.sample_at(epoch, position) {
+                None => match self.sample_at(place, epoch, position) {
                     Some(sample) => Target::Unplaced(sample),
                     None => return self.tell(request, None, Failure::Final, actions),
                 },
             };
             targets.push(target);
         }
-        self.open_request(request, rank, targets, actions);
+        self.open_request(request, place, targets, actions);
     }
 
-    fn sample_at(&mut self, epoch: u32, position: u64) -> Option<u64> {
-        let order = self.windows.epoch(epoch)?;
+    fn sample_at(&mut self, place: usize, epoch: u32, position: u64) -> Option<u64> {
+        let order = self.windows.reader_at_mut(place)?.epoch(epoch)?;
         (position < order.positions()).then(|| order.sample_at(position))
     }
 
@@ -196,12 +199,16 @@ impl Scheduler {
         (it.read != Read::Over && it.waiter == 0).then_some((line, entry))
     }
 
-    pub(super) fn want_samples(&mut self, request: u64, rank: u32, samples: &[u64], actions: &mut Vec<Action>) {
+    pub(super) fn want_samples(&mut self, request: u64, who: Who, samples: &[u64], actions: &mut Vec<Action>) {
+        let Some(place) = self.windows.place_of(who.0, who.1) else {
+            return self.tell(request, None, Failure::Final, actions);
+        };
         let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
-        self.open_request(request, rank, targets, actions);
+        self.open_request(request, place, targets, actions);
     }
 
-    fn open_request(&mut self, id: u64, rank: u32, targets: Vec<Target>, actions: &mut Vec<Action>) {
+    fn open_request(&mut self, id: u64, place: usize, targets: Vec<Target>, actions: &mut Vec<Action>) {
+        let all = self.windows.reader_at(place).map_or(0, |reader| reader.samples);
         let mut samples = Vec::with_capacity(targets.len());
         for target in &targets {
             let sample = match *target {
@@ -211,7 +218,7 @@ impl Scheduler {
                     .map(|line| line.entries[entry])
                     .filter(|it| it.waiter == 0 && it.read != Read::Over)
                     .map(|it| it.sample),
-                Target::Unplaced(sample) => Some(sample).filter(|&sample| sample < self.blocks.samples()),
+                Target::Unplaced(sample) => Some(sample).filter(|&sample| sample < all),
                 Target::Loose(_) => None,
             };
             samples.extend(sample);
@@ -222,7 +229,7 @@ impl Scheduler {
         let missing = targets.len() as u32;
         let loose = targets.iter().any(|target| matches!(target, Target::Unplaced(_)));
         let request = Request {
-            rank,
+            place,
             since_ns: self.now_ns,
             targets: targets.clone(),
             samples,
@@ -297,9 +304,12 @@ impl Scheduler {
 
     /// Gives one loose read its memory. False: there is none.
     fn place_one(&mut self, id: u64, at: usize, sample: u64, urgency: Urgency, actions: &mut Vec<Action>) -> bool {
-        let rank = self.requests.open.get(&id).map_or(0, |open| open.rank);
-        let line = self.next_line(rank);
-        let Ok(resident) = self.resident_for(sample, line, urgency, actions) else {
+        let Some(place) = self.requests.open.get(&id).map(|open| open.place) else {
+            return true;
+        };
+        // The line that the rank comes to next.
+        let line = self.windows.line_at(place, self.windows.of(place).head());
+        let Ok(resident) = self.resident_for(self.windows.on_node(place, sample), line, urgency, actions) else {
             return false;
         };
         self.residents.plan_use(resident);
@@ -318,7 +328,16 @@ impl Scheduler {
             return;
         };
         let mut order: Vec<usize> = (0..open.targets.len()).collect();
-        order.sort_by_key(|&at| (Reverse(self.blocks.place(open.samples[at]).len), at));
+        order.sort_by_key(|&at| {
+            (
+                Reverse(
+                    self.library
+                        .place(self.windows.on_node(open.place, open.samples[at]))
+                        .len,
+                ),
+                at,
+            )
+        });
         for at in order {
             let Some((target, sample)) = self
                 .requests
@@ -340,12 +359,6 @@ impl Scheduler {
                 return self.refuse(id, Some(sample), Failure::NoMemory, actions);
             }
         }
-    }
-
-    /// The line that a rank comes to next.
-    fn next_line(&self, rank: u32) -> u64 {
-        let place = self.windows.place_of(rank).unwrap_or(0);
-        self.windows.line_at(place, self.windows.of(place).head())
     }
 
     /// The sample that a request reads from a resident.
@@ -387,10 +400,10 @@ impl Scheduler {
         for ((target, sample), ready) in open.reads().zip(ready) {
             if let Target::Entry(line, entry) = target {
                 self.windows.close(line, entry);
-                newest = newest.max(Some(line));
+                newest = Some(line);
             }
             let handle = self.residents.lease(ready);
-            let slot = self.view(ready.id(), sample);
+            let slot = self.view(ready.id(), self.windows.on_node(open.place, sample));
             let it = self.residents.get_mut(ready.id());
             it.uses -= 1;
             items.push(Item {
@@ -403,10 +416,9 @@ impl Scheduler {
                 self.residents.refresh(ready.id());
             }
         }
-        if let Some(line) = newest {
-            let (_, place) = self.windows.parts(line);
-            self.windows.of_mut(place).pace(self.now_ns);
-            self.windows.advance(place);
+        if newest.is_some() {
+            self.windows.of_mut(open.place).pace(self.now_ns);
+            self.windows.advance(open.place);
         }
         // Half of staging must stay for what comes next, and three quarters of all, which leases tear: who holds them may wait for it.
         let copy =
@@ -424,8 +436,8 @@ impl Scheduler {
         if self.residents.samples(id) == 1 {
             return whole;
         }
-        let first = self.blocks.place(self.blocks.siblings(sample).start);
-        let place = self.blocks.place(sample);
+        let first = self.library.place(self.library.siblings(sample).start);
+        let place = self.library.place(sample);
         whole.part(place.offset - first.offset, place.len)
     }
 
@@ -464,7 +476,7 @@ impl Scheduler {
                     let (read, resident) = (it.read, it.resident);
                     if demand && read == Read::Planned {
                         it.read = Read::Unplanned;
-                        self.windows.ahead -= 1;
+                        self.windows.count_ahead(open.place, false);
                         self.unuse(resident);
                     }
                 }

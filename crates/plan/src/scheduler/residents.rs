@@ -168,12 +168,16 @@ pub(super) struct Residents {
 }
 
 impl Residents {
-    pub fn new(rests: bool, are_shared: bool) -> Self {
+    pub fn new(rests: bool) -> Self {
         Residents {
             rests,
-            are_shared,
             ..Residents::default()
         }
+    }
+
+    /// From now on some may hold several samples.
+    pub fn share(&mut self) {
+        self.are_shared = true;
     }
 
     pub fn find(&self, content: Content) -> Option<u32> {

@@ -1,9 +1,9 @@
 //! The windows: for each rank of this node, its batches between what it has consumed and how far the plan looks ahead for it.
 //!
-//! A *step* is a global batch, counted across epochs; a *line* is one rank's share of a step, named by a number with the step above and the rank's place
-//! among this node's below, so that lines are ordered as they are consumed; each entry of a line is one read of one sample. Every rank has a [`Window`] of its own over its lines: it starts, jumps back or leaves without touching
-//! another's, and its lines leave at the front once all their entries are delivered or skipped. What the windows share is the order, the epochs that
-//! are known of it, and the count of reads ahead.
+//! A *step* is a global batch of a job, counted across epochs; a *line* is one rank's share of a step, named by a number with the step above and the rank's
+//! *place* below, so that lines are ordered as they are consumed; each entry of a line is one read of one sample. Every rank of every job has a place on
+//! this node, and a [`Window`] of its own over its lines: it starts, jumps back or leaves without touching another's, and its lines leave at the front
+//! once all their entries are delivered or skipped. What the windows of a job share is the order, and the epochs that are known of it ([`Reader`]).
 //!
 //! | a rank | its window |
 //! | --- | --- |
@@ -15,6 +15,11 @@ use crate::error::Error;
 use crate::order::{EpochOrder, Order};
 use crate::split::Split;
 use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Bits of a line's name that tell the place.
+const PLACE_BITS: u32 = 12;
+const MOST_PLACES: usize = 1 << PLACE_BITS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
@@ -96,51 +101,82 @@ impl Window {
     }
 }
 
-/// The windows of a node's ranks, over one order.
-pub(super) struct Windows {
-    order: Order,
-    split: Split,
-    ranks: Vec<u32>,
-    /// Bits of a line's name that tell the rank: a division for each look at a line would cost more than the look.
-    place_bits: u32,
-    epochs: Option<u32>,
-    known: Vec<EpochOrder>,
-    windows: Vec<Window>,
-    /// Reads planned and not over, of all ranks.
+/// What a job reads, and which of it by this node.
+pub(super) struct Reader {
+    /// The job's number.
+    pub job: u32,
+    pub order: Order,
+    pub split: Split,
+    pub ranks: Vec<u32>,
+    /// Of each rank, on this node.
+    pub places: Vec<usize>,
+    pub epochs: Option<u32>,
+    pub known: Vec<EpochOrder>,
+    /// Where its samples are among the node's: for each data set its own first number, and the node's.
+    pub sets: Vec<(u64, u64)>,
+    /// Number of its samples.
+    pub samples: u64,
+    /// Mean bytes of a sample.
+    pub mean_bytes: u64,
+    /// Bytes of a global batch, as far as this node reads it.
+    pub batch_bytes: u64,
+    /// Reads planned and not over.
     pub ahead: u64,
-    spare: Vec<Vec<Entry>>,
+    /// Of a chunk that is being planned, the reads left.
+    pub chunk_left: u32,
+    /// Nobody reads: see [`Event::Left`](crate::action::Event::Left).
+    pub left: bool,
 }
 
-impl Windows {
-    /// Closed windows for `ranks`.
-    ///
-    /// # Errors
-    /// When a rank doesn't exist or is named twice, or none is named.
-    pub fn new(order: Order, split: Split, ranks: Vec<u32>, epochs: Option<u32>) -> Result<Self, Error> {
-        split.check_ranks(&ranks)?;
-        Ok(Windows {
-            order,
-            split,
-            place_bits: ranks.len().next_power_of_two().trailing_zeros(),
-            windows: ranks.iter().map(|_| Window::default()).collect(),
-            ranks,
-            epochs,
-            known: Vec::new(),
-            ahead: 0,
-            spare: Vec::new(),
-        })
+impl Reader {
+    /// Bytes planned ahead for it, by the mean of its samples.
+    pub fn ahead_bytes(&self) -> u64 {
+        self.ahead.saturating_mul(self.mean_bytes)
     }
 
-    pub fn order(&self) -> &Order {
-        &self.order
+    /// The node's number of one of the job's samples.
+    pub fn on_node(&self, sample: u64) -> u64 {
+        let &(first, node) = match self.sets.as_slice() {
+            [one] => one,
+            several => &several[several.partition_point(|&(first, _)| first <= sample) - 1],
+        };
+        node + (sample - first)
     }
 
-    pub fn split(&self) -> &Split {
-        &self.split
+    /// The job's number of a sample of the node, where it reads that; of a data set that it reads twice, the first.
+    pub fn own(&self, sample: u64) -> Option<u64> {
+        let ends = self.sets.iter().skip(1).map(|&(first, _)| first).chain([self.samples]);
+        let mut sets = self.sets.iter().zip(ends);
+        let own = |&(&(first, node), end): &(&(u64, u64), u64)| sample >= node && sample - node < end - first;
+        sets.find(own).map(|(&(first, node), _)| first + (sample - node))
     }
 
-    pub fn ranks(&self) -> &[u32] {
-        &self.ranks
+    /// Epoch and batch of a step.
+    pub fn batch_of(&self, step: u64) -> (u32, u64) {
+        let batches = self.split.batches();
+        ((step / batches) as u32, step % batches)
+    }
+
+    /// The step of a batch; `None`: there is no such batch.
+    pub fn step_of(&self, epoch: u32, batch: u64) -> Option<u64> {
+        (batch < self.split.batches()).then(|| u64::from(epoch) * self.split.batches() + batch)
+    }
+
+    /// The order of an epoch, if it is known and in the run.
+    pub fn epoch(&mut self, epoch: u32) -> Option<&EpochOrder> {
+        if self.epochs.is_some_and(|epochs| epoch >= epochs) {
+            return None;
+        }
+        if let Some(at) = self.known.iter().position(|order| order.epoch() == epoch) {
+            return Some(&self.known[at]);
+        }
+        let order = self.order.epoch(epoch).ok()?;
+        // Consumption and look-ahead touch neighbouring epochs; a third one is a jump.
+        if self.known.len() >= 3 {
+            self.known.remove(0);
+        }
+        self.known.push(order);
+        self.known.last()
     }
 
     pub fn supply(&mut self, epoch: u32, samples: &[u64]) -> Result<(), Error> {
@@ -151,10 +187,97 @@ impl Windows {
         self.known.retain(|known| known.epoch() >= first);
         Ok(())
     }
+}
 
-    /// A rank's place among this node's; `None` when it is not of this node.
-    pub fn place_of(&self, rank: u32) -> Option<usize> {
-        self.ranks.iter().position(|&r| r == rank)
+/// The windows of a node's ranks.
+#[derive(Default)]
+pub(super) struct Windows {
+    /// The jobs that read, in the order of joining.
+    readers: Vec<Reader>,
+    windows: Vec<Window>,
+    /// By place: the number of the job that has it, and its rank there; `None`: it is free.
+    owners: Vec<Option<(u32, u32)>>,
+    /// Reads planned and not over, of all ranks.
+    pub ahead: u64,
+    spare: Vec<Vec<Entry>>,
+}
+
+impl Windows {
+    /// A job joins, with closed windows.
+    ///
+    /// # Errors
+    /// When a rank doesn't exist or is named twice, or none is named; when the node has as many as it can name.
+    pub fn join(&mut self, mut reader: Reader) -> Result<(), Error> {
+        reader.split.check_ranks(&reader.ranks)?;
+        if self.owners.iter().flatten().count() + reader.ranks.len() > MOST_PLACES {
+            return Err(Error::TooManyRanks { most: MOST_PLACES });
+        }
+        for &rank in &reader.ranks {
+            let free = self.owners.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.owners.push(None);
+                self.windows.push(Window::default());
+                self.owners.len() - 1
+            });
+            self.owners[free] = Some((reader.job, rank));
+            self.windows[free] = Window::default();
+            reader.places.push(free);
+        }
+        self.readers.push(reader);
+        Ok(())
+    }
+
+    /// A job is gone: its places are free. All its windows must be closed.
+    pub fn part(&mut self, job: u32) {
+        self.readers.retain(|reader| reader.job != job);
+        for owner in &mut self.owners {
+            *owner = owner.filter(|&(owning, _)| owning != job);
+        }
+    }
+
+    /// Bytes of all jobs' global batches, as far as this node reads them.
+    pub fn batch_bytes(&self) -> u64 {
+        self.readers.iter().map(|reader| reader.batch_bytes).sum()
+    }
+
+    /// Every place that there is, free ones too.
+    pub fn places(&self) -> Range<usize> {
+        0..self.windows.len()
+    }
+
+    pub fn readers(&self) -> &[Reader] {
+        &self.readers
+    }
+
+    pub fn reader(&self, job: u32) -> Option<&Reader> {
+        self.readers.iter().find(|reader| reader.job == job)
+    }
+
+    pub fn reader_mut(&mut self, job: u32) -> Option<&mut Reader> {
+        self.readers.iter_mut().find(|reader| reader.job == job)
+    }
+
+    /// The job that has a place.
+    pub fn job_at(&self, place: usize) -> u32 {
+        self.owners[place].map_or(u32::MAX, |(job, _)| job)
+    }
+
+    /// Who reads at a place that is taken.
+    pub fn reader_at(&self, place: usize) -> Option<&Reader> {
+        self.reader(self.job_at(place))
+    }
+
+    pub fn reader_at_mut(&mut self, place: usize) -> Option<&mut Reader> {
+        self.reader_mut(self.job_at(place))
+    }
+
+    /// The node's number of a sample that is read at a place.
+    pub fn on_node(&self, place: usize, sample: u64) -> u64 {
+        self.reader_at(place).map_or(sample, |reader| reader.on_node(sample))
+    }
+
+    /// A rank's place; `None` when it is not of this node.
+    pub fn place_of(&self, job: u32, rank: u32) -> Option<usize> {
+        self.owners.iter().position(|&owner| owner == Some((job, rank)))
     }
 
     /// A rank's window, by its place.
@@ -166,14 +289,16 @@ impl Windows {
         &mut self.windows[place]
     }
 
-    /// How many steps lie between the ranks that have started.
-    pub fn spread(&self) -> u64 {
-        let heads = || {
-            self.windows
+    /// How many steps lie between the ranks of a job that have started.
+    pub fn spread(&self, reader: &Reader) -> u64 {
+        let open = || {
+            reader
+                .places
                 .iter()
-                .filter(|window| window.is_open)
-                .map(|window| window.head)
+                .map(|&place| &self.windows[place])
+                .filter(|it| it.is_open)
         };
+        let heads = || open().map(|window| window.head);
         heads().max().unwrap_or(0) - heads().min().unwrap_or(0)
     }
 
@@ -186,25 +311,23 @@ impl Windows {
         self.windows[place].is_open
     }
 
-    /// The step of a batch; `None`: there is no such batch.
-    pub fn step_of(&self, epoch: u32, batch: u64) -> Option<u64> {
-        (batch < self.split.batches()).then(|| u64::from(epoch) * self.split.batches() + batch)
+    /// A read is planned at a place, or no longer is.
+    pub fn count_ahead(&mut self, place: usize, planned: bool) {
+        let change = |count: &mut u64| if planned { *count += 1 } else { *count -= 1 };
+        change(&mut self.ahead);
+        if let Some(reader) = self.reader_at_mut(place) {
+            change(&mut reader.ahead);
+        }
     }
 
     /// The name of a rank's share of a step.
     pub fn line_at(&self, place: usize, step: u64) -> u64 {
-        step << self.place_bits | place as u64
+        step << PLACE_BITS | place as u64
     }
 
     /// Step and place of a line.
     pub fn parts(&self, line: u64) -> (u64, usize) {
-        (line >> self.place_bits, (line & ((1 << self.place_bits) - 1)) as usize)
-    }
-
-    /// Epoch and batch of a step.
-    pub fn batch_of(&self, step: u64) -> (u32, u64) {
-        let batches = self.split.batches();
-        ((step / batches) as u32, step % batches)
+        (line >> PLACE_BITS, (line & ((1 << PLACE_BITS) - 1)) as usize)
     }
 
     /// How many steps its rank has before it comes to a line.
@@ -228,34 +351,22 @@ impl Windows {
         self.windows[place].at(step)
     }
 
-    /// The order of an epoch, if it is known and in the run.
-    pub fn epoch(&mut self, epoch: u32) -> Option<&EpochOrder> {
-        if self.epochs.is_some_and(|epochs| epoch >= epochs) {
-            return None;
-        }
-        if let Some(at) = self.known.iter().position(|order| order.epoch() == epoch) {
-            return Some(&self.known[at]);
-        }
-        let order = self.order.epoch(epoch).ok()?;
-        // Consumption and look-ahead touch neighbouring epochs; a third one is a jump.
-        if self.known.len() >= 3 {
-            self.known.remove(0);
-        }
-        self.known.push(order);
-        self.known.last()
-    }
-
     /// Lays out a started rank's lines up to and including `step`; false when their epoch isn't known or over.
     pub fn reach(&mut self, place: usize, step: u64) -> bool {
-        let rank = self.ranks[place];
-        while self.windows[place].end() <= step {
-            let (epoch, batch) = self.batch_of(self.windows[place].end());
-            let positions = self.split.batch_positions(batch, rank);
-            let mut entries = self.spare.pop().unwrap_or_default();
-            let Some(order) = self.epoch(epoch) else {
-                self.spare.push(entries);
+        let Some((job, rank)) = self.owners[place] else {
+            return false;
+        };
+        let Some(reader) = self.readers.iter_mut().find(|reader| reader.job == job) else {
+            return false;
+        };
+        let window = &mut self.windows[place];
+        while window.end() <= step {
+            let (epoch, batch) = reader.batch_of(window.end());
+            let positions = reader.split.batch_positions(batch, rank);
+            let Some(order) = reader.epoch(epoch) else {
                 return false;
             };
+            let mut entries = self.spare.pop().unwrap_or_default();
             entries.extend(positions.map(|position| Entry {
                 sample: order.sample_at(position),
                 resident: NONE,
@@ -263,7 +374,6 @@ impl Windows {
                 waiter: 0,
             }));
             let open = entries.len() as u32;
-            let window = &mut self.windows[place];
             window.open += u64::from(open);
             window.lines.push_back(Line { entries, open });
         }
@@ -272,19 +382,22 @@ impl Windows {
 
     /// Where a rank reads a position of an epoch: step and entry; `None` when it doesn't.
     pub fn find(&self, place: usize, epoch: u32, position: u64) -> Option<(u64, usize)> {
-        if position >= self.split.positions() {
+        let (job, rank) = self.owners[place]?;
+        let reader = self.reader(job)?;
+        let split = &reader.split;
+        if position >= split.positions() {
             return None;
         }
-        let (batch, rank) = (self.split.batch_of(position), self.ranks[place]);
-        let mut own = self.split.batch_positions(batch, rank);
-        let entry = if self.split.rank_of(position) == rank {
-            (position - self.split.batch_range(batch).start) / u64::from(self.split.ranks())
+        let batch = split.batch_of(position);
+        let mut own = split.batch_positions(batch, rank);
+        let entry = if split.rank_of(position) == rank {
+            (position - split.batch_range(batch).start) / u64::from(split.ranks())
         } else if own.next() == Some(position) {
             0 // A filler.
         } else {
             return None;
         };
-        Some((self.step_of(epoch, batch)?, entry as usize))
+        Some((reader.step_of(epoch, batch)?, entry as usize))
     }
 
     /// A rank that has no lines starts at `step`.
@@ -343,7 +456,7 @@ impl Windows {
         it.open -= 1;
         self.windows[place].open -= 1;
         if was == Read::Planned {
-            self.ahead -= 1;
+            self.count_ahead(place, false);
         }
     }
 

@@ -11,6 +11,8 @@ pub struct Want {
 
 /// A rank. It asks for batches in order, as many ahead as its kind of loader would, and gives them back in order.
 pub struct Client {
+    /// Its job, by its place in the world.
+    pub job: usize,
     pub rank: u32,
     /// Where it goes on asking: epoch and batch; `None`: it isn't there.
     pub next: Option<(u32, u64)>,
@@ -23,8 +25,9 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(rank: u32) -> Self {
+    pub fn new(job: usize, rank: u32) -> Self {
         Client {
+            job,
             rank,
             next: None,
             open: BTreeMap::new(),
@@ -38,6 +41,7 @@ impl Client {
         self.next = Some((epoch, batch));
         self.had = 0;
         Event::Start {
+            job: self.job as u32,
             rank: self.rank,
             epoch,
             batch,

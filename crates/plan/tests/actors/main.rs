@@ -57,3 +57,8 @@ fn ranks_that_wait_for_each_other_never_wait_for_ever_in_a_memory_that_just_suff
 fn faults_of_source_and_disk_are_told_and_leave_nothing_behind() {
     run(Theme::Faults);
 }
+
+#[test]
+fn jobs_that_join_and_part_share_what_they_read_and_get_the_bytes_they_asked_for() {
+    run(Theme::Jobs);
+}

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 /// Bytes of a grain: what slots are rounded to.
 const GRAIN: u64 = 64;
 
-/// A stretch of the arena: where it ends, and the object and offset of its first byte; `None`: a load that is under way, or failed, left anything there.
-type Stretch = (u64, Option<(u64, u64)>);
+/// A stretch of the arena: where it ends, and the object (of which data set) and offset of its first byte; `None`: a load that is under way, or failed, left anything there.
+type Stretch = (u64, Option<((u64, u64), u64)>);
 
 /// The arena as a carrier sees it.
 #[derive(Default)]
@@ -23,7 +23,7 @@ fn grains(offset: u64, len: u64) -> std::ops::Range<usize> {
 }
 
 impl Memory {
-    fn set(&mut self, offset: u64, len: u64, what: Option<(u64, u64)>) {
+    fn set(&mut self, offset: u64, len: u64, what: Option<((u64, u64), u64)>) {
         let end = offset + len;
         let over = self.stretches.range(..end).rev();
         let over: Vec<(u64, Stretch)> = over
@@ -54,18 +54,18 @@ impl Memory {
     }
 
     /// A load has written `len` bytes of an object, from its byte `from` on.
-    pub fn write(&mut self, offset: u64, len: u64, object: u64, from: u64) {
+    pub fn write(&mut self, offset: u64, len: u64, object: (u64, u64), from: u64) {
         self.set(offset, len, Some((object, from)));
     }
 
-    /// Whether a slot holds these bytes, all of them.
-    pub fn holds(&self, slot: Slot, place: Place) -> bool {
+    /// Whether a slot holds these bytes of a data set, all of them.
+    pub fn holds(&self, slot: Slot, set: u64, place: Place) -> bool {
         let (mut at, end) = (slot.offset, slot.offset + slot.len);
         while at < end {
             let Some((&first, &(last, Some((object, from))))) = self.stretches.range(..=at).next_back() else {
                 return false;
             };
-            if last <= at || object != place.object || from + (at - first) != place.offset + (at - slot.offset) {
+            if last <= at || object != (set, place.object) || from + (at - first) != place.offset + (at - slot.offset) {
                 return false;
             }
             at = last;

@@ -5,8 +5,9 @@ use crate::memory::Memory;
 use foreload_plan::action::{Action, Command, Event, Failure, Item, Source};
 use foreload_plan::arena::{Slot, reserved_bytes};
 use foreload_plan::blocks::Content;
-use foreload_plan::catalog::{Catalog, Objects, Shards};
+use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::replay::{Recorded, replay};
@@ -28,6 +29,34 @@ pub enum Theme {
     Lockstep,
     /// Loads fail, are late, and disks lose what they held.
     Faults,
+    /// Several jobs over one data set and over several, which join and part.
+    Jobs,
+}
+
+/// A job: what it reads.
+struct Job {
+    reads: Reads,
+    order: Order,
+    split: Split,
+    catalog: Arc<dyn Catalog>,
+    joined: bool,
+}
+
+impl Job {
+    fn new(reads: Reads) -> Self {
+        let (order, split) = reads.check().expect("it fits");
+        Job {
+            catalog: Arc::clone(&reads.sets[0].catalog),
+            reads,
+            order,
+            split,
+            joined: false,
+        }
+    }
+
+    fn set(&self) -> u64 {
+        self.reads.sets[0].name
+    }
 }
 
 /// A generator that needs no crate and never changes.
@@ -52,11 +81,7 @@ pub struct World {
     dice: Dice,
     plan: Recorded,
     settings: Settings,
-    spec: OrderSpec,
-    order: Order,
-    split: Split,
-    catalog: Arc<dyn Catalog>,
-    ranks: Vec<u32>,
+    jobs: Vec<Job>,
     clients: Vec<Client>,
     memory: Memory,
     under_way: Vec<Action>,
@@ -76,37 +101,18 @@ pub struct World {
 impl World {
     pub fn new(theme: Theme, seed: u64) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ theme as u64);
-        let world = 1 + dice.below(if theme == Theme::Lockstep { 4 } else { 8 }) as u32;
-        let local = 1 + dice.below(u64::from(world)) as u32;
-        let first = dice.below(u64::from(world - local + 1)) as u32;
-        let ranks: Vec<u32> = (first..first + local).collect();
-        let global_batch = world * (1 + dice.below(6) as u32);
-        let samples = u64::from(global_batch) + dice.below(150);
-        let mean = 64 + dice.below(3000);
-        let mut lengths: Vec<u64> = (0..samples).map(|_| dice.below(2 * mean)).collect();
-        if dice.one_in(4) {
-            lengths.fill(mean);
-        }
-        let tail = match dice.below(4) {
-            0 => Tail::Uneven,
-            1 => Tail::Drop,
-            _ => Tail::Pad { multiple: world },
+        let sets: Vec<(Arc<dyn Catalog>, Vec<u64>)> = (0..1 + u64::from(theme == Theme::Jobs) * dice.below(2))
+            .map(|_| Self::set(&mut dice))
+            .collect();
+        let count = if theme == Theme::Jobs { 2 + dice.below(2) } else { 1 };
+        let jobs: Vec<Job> = (0..count).map(|_| Self::job(&mut dice, theme, &sets)).collect();
+        let all = || {
+            sets.iter()
+                .flat_map(|(_, lengths)| lengths.iter().map(|&len| reserved_bytes(len)))
         };
-        let spec = OrderSpec {
-            dataset: DigestBuilder::new("actors").finish(),
-            samples,
-            kind: if dice.one_in(2) {
-                OrderKind::Keyed
-            } else {
-                OrderKind::TorchDistributed
-            },
-            seed: dice.below(1000),
-            global_batch,
-            tail,
-        };
-        let total: u64 = lengths.iter().map(|&len| reserved_bytes(len)).sum();
-        let largest = lengths.iter().map(|&len| reserved_bytes(len)).max().unwrap_or(64);
-        let batch_bytes = u64::from(global_batch.div_ceil(world)) * largest;
+        let (total, largest) = (all().sum::<u64>(), all().max().unwrap_or(64));
+        let of_rank = |job: &Job| u64::from(job.split.global_batch().div_ceil(job.split.ranks())) * largest;
+        let batch_bytes = jobs.iter().map(of_rank).max().unwrap_or(0);
         // Room for the largest batch of one rank, and as much again for the holes between slots; in lockstep also for what the others hold meanwhile.
         let batches = if theme == Theme::Lockstep { 3 } else { 2 };
         let least = batches * batch_bytes + 4096;
@@ -141,23 +147,13 @@ impl World {
             window_entries: 16 + dice.below(4000),
             ..Settings::default()
         };
-        let catalog: Arc<dyn Catalog> = if dice.one_in(2) {
-            Arc::new(Shards::pack(&lengths, 64, 20_000))
-        } else {
-            Arc::new(Objects(lengths))
-        };
-        let order = Order::new(&spec).expect("an order");
-        let split = Split::weighted(&order, world).expect("a split");
-        let plan = Recorded::new(Self::scheduler(&settings, &catalog, &spec, world, &ranks), None);
+        let plan = Recorded::new(Self::scheduler(&settings, &jobs[0]), None);
         let faults = theme == Theme::Faults;
         World {
             theme,
             plan,
-            order,
-            split,
-            catalog,
-            clients: ranks.iter().map(|&rank| Client::new(rank)).collect(),
-            ranks,
+            clients: Self::clients(&jobs),
+            jobs,
             memory: Memory::default(),
             under_way: Vec::new(),
             cancelled: HashSet::new(),
@@ -171,27 +167,88 @@ impl World {
             fail_one_in: if faults { 3 + dice.below(30) } else { 0 },
             late_one_in: if faults { 2 + dice.below(20) } else { 0 },
             settings,
-            spec,
             dice,
         }
     }
 
-    fn scheduler(
-        settings: &Settings,
-        catalog: &Arc<dyn Catalog>,
-        spec: &OrderSpec,
-        world: u32,
-        ranks: &[u32],
-    ) -> Scheduler {
-        let order = Order::new(spec).expect("an order");
-        let split = Split::weighted(&order, world).expect("a split");
-        Scheduler::new(settings.clone(), Arc::clone(catalog), order, split, ranks.to_vec()).expect("a scheduler")
+    /// A data set: whole objects or shards, of odd lengths or of one.
+    fn set(dice: &mut Dice) -> (Arc<dyn Catalog>, Vec<u64>) {
+        let (samples, mean) = (48 + dice.below(150), 64 + dice.below(3000));
+        let mut lengths: Vec<u64> = (0..samples).map(|_| dice.below(2 * mean)).collect();
+        if dice.one_in(4) {
+            lengths.fill(mean);
+        }
+        if dice.one_in(2) {
+            (Arc::new(Shards::pack(&lengths, 64, 20_000)), lengths)
+        } else {
+            (Arc::new(Objects(lengths.clone())), lengths)
+        }
+    }
+
+    fn job(dice: &mut Dice, theme: Theme, sets: &[(Arc<dyn Catalog>, Vec<u64>)]) -> Job {
+        let world = 1 + dice.below(if theme == Theme::Lockstep { 4 } else { 8 }) as u32;
+        let local = 1 + dice.below(u64::from(world)) as u32;
+        let first = dice.below(u64::from(world - local + 1)) as u32;
+        let global_batch = world * (1 + dice.below(6) as u32);
+        let tail = match dice.below(4) {
+            0 => Tail::Uneven,
+            1 => Tail::Drop,
+            _ => Tail::Pad { multiple: world },
+        };
+        let name = dice.below(sets.len() as u64);
+        let catalog = Arc::clone(&sets[name as usize].0);
+        let order = OrderSpec {
+            dataset: DigestBuilder::new("actors").finish(),
+            samples: catalog.samples(),
+            kind: if dice.one_in(2) {
+                OrderKind::Keyed
+            } else {
+                OrderKind::TorchDistributed
+            },
+            seed: dice.below(1000),
+            global_batch,
+            tail,
+        };
+        Job::new(Reads {
+            sets: vec![Set { name, catalog }],
+            order,
+            world,
+            uneven: true,
+            ranks: (first..first + local).collect(),
+            epochs: None,
+        })
+    }
+
+    fn clients(jobs: &[Job]) -> Vec<Client> {
+        let of_job = |(at, job): (usize, &Job)| {
+            job.reads
+                .ranks
+                .iter()
+                .map(|&rank| Client::new(at, rank))
+                .collect::<Vec<_>>()
+        };
+        jobs.iter().enumerate().flat_map(of_job).collect()
+    }
+
+    fn scheduler(settings: &Settings, first: &Job) -> Scheduler {
+        Scheduler::for_one(settings.clone(), &first.reads).expect("a scheduler")
+    }
+
+    fn job_of(&self, place: usize) -> &Job {
+        &self.jobs[self.clients[place].job]
+    }
+
+    /// Where a sample of a job lies: data set and place.
+    fn place_in(&self, job: usize, sample: u64) -> (u64, Place) {
+        (self.jobs[job].set(), self.jobs[job].catalog.place(sample))
     }
 
     /// Plays the schedule, lets it end, and looks at what is left.
     pub fn play(mut self) {
+        self.jobs[0].joined = true;
         for place in 0..self.clients.len() {
-            if self.theme != Theme::Restarts || self.dice.one_in(2) {
+            let starts = !matches!(self.theme, Theme::Restarts | Theme::Jobs) || self.dice.one_in(2);
+            if starts && self.job_of(place).joined {
                 self.start(place, 0, 0);
             }
         }
@@ -208,13 +265,7 @@ impl World {
         self.settle();
         self.depart();
         self.verify_empty();
-        let fresh = Self::scheduler(
-            &self.settings,
-            &self.catalog,
-            &self.spec,
-            self.split.ranks(),
-            &self.ranks,
-        );
+        let fresh = Self::scheduler(&self.settings, &self.jobs[0]);
         replay(fresh, self.plan.log()).expect("the log replays");
     }
 
@@ -227,14 +278,22 @@ impl World {
 
     /// One thing that a client may do now.
     fn act(&mut self, place: usize) {
-        let restarts = self.theme == Theme::Restarts;
+        let restarts = matches!(self.theme, Theme::Restarts | Theme::Jobs);
+        let job = self.clients[place].job;
+        if self.theme == Theme::Jobs && !self.jobs[job].joined {
+            return self.join(job);
+        }
+        let batches = self.jobs[job].split.batches();
         let Some((epoch, batch)) = self.clients[place].next else {
-            let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(self.split.batches()));
+            let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(batches));
             return self.start(place, epoch, batch);
         };
+        if self.theme == Theme::Jobs && self.dice.one_in(60) {
+            return self.part(job);
+        }
         match self.dice.below(24) {
             0 if restarts => {
-                let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(self.split.batches()));
+                let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(batches));
                 self.start(place, epoch, batch);
             }
             // Back by a few batches, as after a checkpoint.
@@ -251,13 +310,14 @@ impl World {
                 self.step(Event::Budget { ram_bytes: self.budget });
             }
             6 => self.step(Event::Tick),
-            7 if self.theme == Theme::Workers => {
-                let count = 1 + self
-                    .dice
-                    .below(u64::from(self.split.global_batch() / self.split.ranks()));
-                let samples: Vec<u64> = (0..count).map(|_| self.dice.below(self.catalog.samples())).collect();
+            7 if matches!(self.theme, Theme::Workers | Theme::Jobs) => {
+                let (split, all) = (&self.jobs[job].split, self.jobs[job].catalog.samples());
+                let most = u64::from(split.global_batch() / split.ranks());
+                let count = 1 + self.dice.below(most);
+                let samples: Vec<u64> = (0..count).map(|_| self.dice.below(all)).collect();
                 let asked = samples.clone();
                 self.ask(place, samples, |request, rank| Event::WantSamples {
+                    job: job as u32,
                     request,
                     rank,
                     samples: asked,
@@ -272,10 +332,11 @@ impl World {
         if self.clients[place].open.len() + self.clients[place].held.len() >= 3 {
             return;
         }
-        let rank = self.clients[place].rank;
-        let order = self.order.epoch(epoch).expect("an epoch");
-        let mut positions: Vec<u64> = self.split.batch_positions(batch, rank).collect();
-        let by_name = self.theme == Theme::Workers;
+        let (job, rank) = (self.clients[place].job, self.clients[place].rank);
+        let order = self.jobs[job].order.epoch(epoch).expect("an epoch");
+        let split = &self.jobs[job].split;
+        let (mut positions, batches): (Vec<u64>, u64) = (split.batch_positions(batch, rank).collect(), split.batches());
+        let by_name = self.theme == Theme::Workers || (self.theme == Theme::Jobs && self.dice.one_in(2));
         if by_name && self.dice.one_in(3) {
             // A worker that reads some of it twice.
             let again = positions[self.dice.below(positions.len() as u64) as usize];
@@ -285,11 +346,13 @@ impl World {
         let samples = positions.iter().map(|&position| order.sample_at(position)).collect();
         self.ask(place, samples, |request, rank| match by_name {
             true => Event::WantReads {
+                job: job as u32,
                 request,
                 rank,
                 reads: positions.iter().map(|&position| (epoch, position)).collect(),
             },
             false => Event::WantBatch {
+                job: job as u32,
                 request,
                 rank,
                 epoch,
@@ -297,7 +360,7 @@ impl World {
             },
         });
         let client = &mut self.clients[place];
-        client.next = Some(if batch + 1 < self.split.batches() {
+        client.next = Some(if batch + 1 < batches {
             (epoch, batch + 1)
         } else {
             (epoch + 1, 0)
@@ -327,14 +390,15 @@ impl World {
             return;
         }
         if let Some((_, items)) = client.held.pop_front() {
-            self.release(items);
+            self.release(self.clients[place].job, items);
         }
     }
 
-    fn release(&mut self, items: Vec<Item>) {
+    fn release(&mut self, job: usize, items: Vec<Item>) {
         for item in &items {
+            let (set, place) = self.place_in(job, item.sample);
             assert!(
-                self.memory.holds(item.slot, self.catalog.place(item.sample)),
+                self.memory.holds(item.slot, set, place),
                 "bytes changed while they were held"
             );
             self.memory.unlease(item.slot);
@@ -354,10 +418,27 @@ impl World {
         self.ended.push(request);
     }
 
+    fn join(&mut self, job: usize) {
+        self.jobs[job].joined = true;
+        let reads = self.jobs[job].reads.clone();
+        self.step(Event::Join { job: job as u32, reads });
+    }
+
+    /// A job is over while others go on. What its clients hold they give back when they like.
+    fn part(&mut self, job: usize) {
+        self.jobs[job].joined = false;
+        self.step(Event::Part { job: job as u32 });
+        for client in self.clients.iter_mut().filter(|client| client.job == job) {
+            client.next = None;
+            assert!(client.open.is_empty(), "requests outlive their job");
+        }
+    }
+
     fn leave(&mut self, place: usize) {
         self.clients[place].next = None;
         let rank = self.clients[place].rank;
-        self.step(Event::Leave { rank });
+        let job = self.clients[place].job as u32;
+        self.step(Event::Leave { job, rank });
         assert!(
             self.clients[place].open.is_empty(),
             "requests outlive their rank's leave"
@@ -371,12 +452,13 @@ impl World {
             self.step(Event::Withdraw { request });
         }
         while let Some((_, items)) = self.clients[place].held.pop_front() {
-            self.release(items);
+            self.release(self.clients[place].job, items);
         }
         self.clients[place].next = None;
         if self.dice.one_in(2) {
             let rank = self.clients[place].rank;
-            self.step(Event::Leave { rank });
+            let job = self.clients[place].job as u32;
+            self.step(Event::Leave { job, rank });
         }
     }
 
@@ -393,8 +475,8 @@ impl World {
             }
             let gauges = self.plan.scheduler().gauges();
             assert!(gauges.used_bytes <= self.settings.ram_bytes, "over the memory budget");
-            for items in copies {
-                self.release(items);
+            for (job, items) in copies {
+                self.release(job, items);
             }
             if next == Next::Wait {
                 break;
@@ -402,14 +484,14 @@ impl World {
         }
     }
 
-    fn take(&mut self, action: Action, copies: &mut Vec<Vec<Item>>) {
+    fn take(&mut self, action: Action, copies: &mut Vec<(usize, Vec<Item>)>) {
         match action.command() {
             Command::Load(load) => {
                 for piece in &load.pieces {
                     self.memory.scribble(piece.slot_offset, piece.len);
                 }
                 if let Source::Disk(tier) = load.source {
-                    let blocks = self.plan.scheduler().blocks();
+                    let blocks = self.plan.scheduler().library();
                     let there = |content| self.disk.contains(&(tier, blocks.block_of(content)));
                     assert!(
                         load.pieces.iter().all(|piece| there(piece.content)),
@@ -436,23 +518,21 @@ impl World {
 
     /// Whether a slot holds a block, whole.
     fn has(&self, slot: Slot, block: u64) -> bool {
-        let place = self.plan.scheduler().blocks().place_of(Content::block(block));
-        self.memory.holds(slot, place)
+        let (library, content) = (self.plan.scheduler().library(), Content::block(block));
+        self.memory
+            .holds(slot, library.shelf_of(content).name, library.place_of(content))
     }
 
-    fn arrived(&mut self, request: u64, items: Vec<Item>, copy: bool, copies: &mut Vec<Vec<Item>>) {
+    fn arrived(&mut self, request: u64, items: Vec<Item>, copy: bool, copies: &mut Vec<(usize, Vec<Item>)>) {
         let place = self.place_of(request);
         let want = self.clients[place].open.remove(&request).expect("open");
         let samples: Vec<u64> = items.iter().map(|item| item.sample).collect();
         assert_eq!(samples, want.samples, "request {request} gets other samples");
         for item in &items {
-            assert_eq!(
-                item.slot.len,
-                self.catalog.place(item.sample).len,
-                "a length that isn't the sample's"
-            );
+            let (set, at) = self.place_in(self.clients[place].job, item.sample);
+            assert_eq!(item.slot.len, at.len, "a length that isn't the sample's");
             assert!(
-                self.memory.holds(item.slot, self.catalog.place(item.sample)),
+                self.memory.holds(item.slot, set, at),
                 "request {request} gets foreign bytes for sample {}",
                 item.sample
             );
@@ -461,7 +541,7 @@ impl World {
         self.clients[place].had += 1;
         if copy {
             self.clients[place].held.push_back((request, Vec::new()));
-            copies.push(items);
+            copies.push((self.clients[place].job, items));
         } else {
             self.clients[place].held.push_back((request, items));
         }
@@ -484,7 +564,7 @@ impl World {
                 let bytes: u64 = want
                     .samples
                     .iter()
-                    .map(|&sample| reserved_bytes(self.catalog.place(sample).len))
+                    .map(|&sample| reserved_bytes(self.job_of(place).catalog.place(sample).len))
                     .sum();
                 panic!(
                     "{bytes} bytes don't fit {}: {:?}",
@@ -533,10 +613,12 @@ impl World {
         match action.command() {
             Command::Load(load) => {
                 for piece in &load.pieces {
+                    let set = self.plan.scheduler().library().shelf_of(piece.content).name;
                     match failure {
-                        None => self
-                            .memory
-                            .write(piece.slot_offset, piece.len, load.object, load.offset + piece.at),
+                        None => {
+                            self.memory
+                                .write(piece.slot_offset, piece.len, (set, load.object), load.offset + piece.at)
+                        }
                         Some(_) => self.memory.scribble(piece.slot_offset, piece.len),
                     }
                 }
@@ -597,7 +679,7 @@ impl World {
     fn depart(&mut self) {
         for place in 0..self.clients.len() {
             while let Some((_, items)) = self.clients[place].held.pop_front() {
-                self.release(items);
+                self.release(self.clients[place].job, items);
             }
             self.leave(place);
         }

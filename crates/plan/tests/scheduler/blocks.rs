@@ -35,7 +35,7 @@ fn small_samples_cost_what_their_blocks_cost() {
     let epochs = read_epochs(&mut carrier, 2);
     assert_order(&carrier, &epochs);
     let blocks = samples * len / CELL;
-    assert_eq!(carrier.plan.scheduler().blocks().count(), blocks);
+    assert_eq!(carrier.plan.scheduler().library().count(), blocks);
     let gauges = carrier.plan.scheduler().gauges();
     assert_eq!(
         (gauges.residents, gauges.kept_samples, gauges.kept_bytes),
@@ -56,7 +56,7 @@ fn a_disk_has_one_record_for_each_block_and_what_is_read_of_it_is_a_sample() {
     let epochs = read_epochs(&mut carrier, 2);
     assert_order(&carrier, &epochs);
     while carrier.end_one() {}
-    let blocks = carrier.plan.scheduler().blocks().count();
+    let blocks = carrier.plan.scheduler().library().count();
     // Each byte once, but for what didn't find room in a staging of three blocks.
     let all = samples * len;
     assert!(
@@ -94,6 +94,7 @@ fn a_bad_sample_is_one_bad_sample() {
         let mut refused = Vec::new();
         for sample in 0..samples {
             carrier.step(Event::WantSamples {
+                job: 0,
                 request: sample,
                 rank: 0,
                 samples: vec![sample],
@@ -114,7 +115,7 @@ fn what_would_stay_nowhere_is_not_read_for_its_neighbours() {
     let mut carrier = carrier(samples, len, 512 << 10, 0);
     // All of it is staging.
     carrier.settings.staging_bytes = Some(512 << 10);
-    let mut carrier = Carrier::new(carrier.settings, carrier.catalog, carrier.order, 1, vec![0], 3);
+    let mut carrier = Carrier::new(carrier.settings, carrier.catalog, carrier.reads.order, 1, vec![0], 3);
     let epochs = read_epochs(&mut carrier, 2);
     assert_order(&carrier, &epochs);
     assert_eq!(carrier.plan.scheduler().gauges().kept_bytes, 0);

@@ -5,12 +5,12 @@ use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Piece
 use foreload_plan::arena::Slot;
 use foreload_plan::blocks::Content;
 use foreload_plan::catalog::Catalog;
+use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::replay::{Recorded, replay};
 use foreload_plan::scheduler::Next;
 use foreload_plan::settings::Settings;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
-use foreload_plan::split::Split;
 use foreload_plan::{Digest, DigestBuilder, Scheduler};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -42,6 +42,9 @@ pub struct Carrier {
     pub under_way: Vec<Action>,
     pub cancelled: HashSet<u64>,
     pub memory: Memory,
+    /// What each job reads, and which of them asked.
+    pub sets: HashMap<u32, Set>,
+    pub asked: HashMap<u64, u32>,
     /// Blocks on disk.
     pub disk: HashSet<u64>,
     pub delivered: HashMap<u64, Answer>,
@@ -62,9 +65,19 @@ pub struct Carrier {
     /// After so many ends of actions, another limit on requests is set.
     pub limit_every: u64,
     pub settings: Settings,
-    pub order: OrderSpec,
-    pub ranks: Vec<u32>,
-    pub world: u32,
+    pub reads: Reads,
+}
+
+/// What one job reads of one data set.
+pub fn reads(catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec<u32>) -> Reads {
+    Reads {
+        sets: vec![Set { name: 0, catalog }],
+        order,
+        world,
+        uneven: true,
+        ranks,
+        epochs: None,
+    }
 }
 
 impl Carrier {
@@ -76,15 +89,20 @@ impl Carrier {
         ranks: Vec<u32>,
         seed: u64,
     ) -> Self {
-        let mut carrier = Self::bare(settings, catalog, order, world, ranks, seed);
-        for rank in carrier.ranks.clone() {
-            carrier.step(Event::Start {
+        Self::of(settings, reads(catalog, order, world, ranks), seed).started()
+    }
+
+    /// All ranks start at the beginning.
+    pub fn started(mut self) -> Self {
+        for rank in self.reads.ranks.clone() {
+            self.step(Event::Start {
+                job: 0,
                 rank,
                 epoch: 0,
                 batch: 0,
             });
         }
-        carrier
+        self
     }
 
     pub fn bare(
@@ -95,14 +113,21 @@ impl Carrier {
         ranks: Vec<u32>,
         seed: u64,
     ) -> Self {
+        Self::of(settings, reads(catalog, order, world, ranks), seed)
+    }
+
+    pub fn of(settings: Settings, reads: Reads, seed: u64) -> Self {
+        let first = reads.sets[0].clone();
         Carrier {
-            plan: Recorded::new(Self::scheduler(&settings, &catalog, &order, world, &ranks), None),
-            catalog,
+            plan: Recorded::new(Scheduler::for_one(settings.clone(), &reads).expect("scheduler"), None),
+            catalog: Arc::clone(&first.catalog),
             now_ns: 0,
             dice: seed | 1,
             under_way: Vec::new(),
             cancelled: HashSet::new(),
             memory: Memory::default(),
+            sets: HashMap::from([(0, first)]),
+            asked: HashMap::new(),
             disk: HashSet::new(),
             delivered: HashMap::new(),
             fetched_bytes: 0,
@@ -116,22 +141,8 @@ impl Carrier {
             corrupt: None,
             limit_every: 0,
             settings,
-            order,
-            ranks,
-            world,
+            reads,
         }
-    }
-
-    fn scheduler(
-        settings: &Settings,
-        catalog: &Arc<dyn Catalog>,
-        order: &OrderSpec,
-        world: u32,
-        ranks: &[u32],
-    ) -> Scheduler {
-        let order = Order::new(order).expect("order");
-        let split = Split::weighted(&order, world).expect("split");
-        Scheduler::new(settings.clone(), Arc::clone(catalog), order, split, ranks.to_vec()).expect("scheduler")
     }
 
     pub fn roll(&mut self, n: u64) -> u64 {
@@ -143,6 +154,13 @@ impl Carrier {
     }
 
     pub fn step(&mut self, event: Event) {
+        match &event {
+            Event::Join { job, reads } => drop(self.sets.insert(*job, reads.sets[0].clone())),
+            Event::WantBatch { request, job, .. }
+            | Event::WantReads { request, job, .. }
+            | Event::WantSamples { request, job, .. } => drop(self.asked.insert(*request, *job)),
+            _ => {}
+        }
         let mut event = Some(event);
         loop {
             let mut actions = Vec::new();
@@ -169,7 +187,7 @@ impl Carrier {
             Command::Load(load) => {
                 let mut begin = 0;
                 for piece in &load.pieces {
-                    let place = self.plan.scheduler().blocks().place_of(piece.content);
+                    let place = self.plan.scheduler().library().place_of(piece.content);
                     assert!(
                         piece.at >= begin && piece.at + piece.len <= load.len,
                         "pieces in order, inside the range"
@@ -190,7 +208,7 @@ impl Carrier {
                 } else {
                     self.disk_bytes += load.len;
                     self.disk_reads += 1;
-                    let blocks = self.plan.scheduler().blocks();
+                    let blocks = self.plan.scheduler().library();
                     assert!(
                         load.pieces
                             .iter()
@@ -207,8 +225,12 @@ impl Carrier {
             Command::Forget { block, .. } => assert!(self.disk.remove(block)),
             Command::Deliver { request, items, .. } => {
                 for item in items {
-                    let place = self.catalog.place(item.sample);
-                    assert!(self.memory.holds(item.slot, place), "delivers what was loaded");
+                    let set = &self.sets[&self.asked[request]];
+                    let place = set.catalog.place(item.sample);
+                    assert!(
+                        self.memory.holds(item.slot, set.name, place),
+                        "delivers what was loaded"
+                    );
                 }
                 assert!(self.delivered.insert(*request, Ok(items.clone())).is_none());
             }
@@ -226,15 +248,16 @@ impl Carrier {
 
     /// Whether a slot holds a block, whole.
     fn has(&self, slot: Slot, block: u64) -> bool {
-        let place = self.plan.scheduler().blocks().place_of(Content::block(block));
-        self.memory.holds(slot, place)
+        let (library, content) = (self.plan.scheduler().library(), Content::block(block));
+        self.memory
+            .holds(slot, library.shelf_of(content).name, library.place_of(content))
     }
 
     fn brings_corrupt(&self, action: &Action) -> bool {
         let (Some(bad), Command::Load(load)) = (self.corrupt, action.command()) else {
             return false;
         };
-        let blocks = self.plan.scheduler().blocks();
+        let blocks = self.plan.scheduler().library();
         let brings = |piece: &Piece| blocks.samples_of(piece.content).contains(&bad);
         load.source == Source::Bucket && load.pieces.iter().any(brings)
     }
@@ -282,8 +305,10 @@ impl Carrier {
         match action.command() {
             Command::Load(load) if failure.is_none() => {
                 for piece in &load.pieces {
+                    let set = self.plan.scheduler().library().shelf_of(piece.content).name;
                     let from = load.offset + piece.at;
-                    self.memory.write(piece.slot_offset, piece.len, load.object, from);
+                    self.memory
+                        .write(piece.slot_offset, piece.len, (set, load.object), from);
                 }
             }
             Command::Keep { block, slot, .. } if failure.is_none() => {
@@ -321,11 +346,8 @@ impl Carrier {
     }
 
     pub fn finish(self) {
-        replay(
-            Self::scheduler(&self.settings, &self.catalog, &self.order, self.world, &self.ranks),
-            self.plan.log(),
-        )
-        .expect("the log replays");
+        let fresh = Scheduler::for_one(self.settings.clone(), &self.reads).expect("scheduler");
+        replay(fresh, self.plan.log()).expect("the log replays");
     }
 }
 
@@ -337,7 +359,7 @@ pub fn sizes(n: u64, mean: u64, seed: u64) -> Vec<u64> {
 
 /// Reads whole epochs batch by batch with one rank; returns the samples and what they cost.
 pub fn read_epochs(carrier: &mut Carrier, epochs: u32) -> Vec<Vec<(u64, Via)>> {
-    let batches = carrier.plan.scheduler().split().batches();
+    let batches = carrier.plan.scheduler().split(0).expect("joined").batches();
     let mut request = 0;
     let mut all = Vec::new();
     for epoch in 0..epochs {
@@ -345,6 +367,7 @@ pub fn read_epochs(carrier: &mut Carrier, epochs: u32) -> Vec<Vec<(u64, Via)>> {
         for batch in 0..batches {
             request += 1;
             carrier.step(Event::WantBatch {
+                job: 0,
                 request,
                 rank: 0,
                 epoch,
@@ -360,12 +383,12 @@ pub fn read_epochs(carrier: &mut Carrier, epochs: u32) -> Vec<Vec<(u64, Via)>> {
 }
 
 pub fn assert_order(carrier: &Carrier, epochs: &[Vec<(u64, Via)>]) {
-    let order = Order::new(&carrier.order).expect("order");
+    let order = Order::new(&carrier.reads.order).expect("order");
     for (epoch, seen) in epochs.iter().enumerate() {
         let order = order.epoch(epoch as u32).expect("epoch");
         for (position, (sample, _)) in seen.iter().enumerate() {
             assert_eq!(*sample, order.sample_at(position as u64));
         }
-        assert_eq!(seen.len() as u64, carrier.order.samples);
+        assert_eq!(seen.len() as u64, carrier.reads.order.samples);
     }
 }

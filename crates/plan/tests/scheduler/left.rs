@@ -19,7 +19,7 @@ fn nothing_new_is_loaded_when_all_have_left_and_the_next_one_goes_on() {
     let order = spec(samples, 10, OrderKind::Keyed);
     let catalog = Arc::new(Objects(sizes(samples, 10_000, 3)));
     let mut carrier = Carrier::new(settings, catalog, order, 1, vec![0], 5);
-    carrier.step(Event::Left);
+    carrier.step(Event::Left { job: 0 });
     let failed = carrier.under_way.pop().expect("a load");
     carrier.step(Event::Completed(failed.failed(Failure::Unavailable)));
     let ends = carrier.under_way.len();
@@ -34,6 +34,7 @@ fn nothing_new_is_loaded_when_all_have_left_and_the_next_one_goes_on() {
     }
     assert_eq!(carrier.requests as usize, ends + 1, "only what was in flight");
     carrier.step(Event::Start {
+        job: 0,
         rank: 0,
         epoch: 0,
         batch: 0,

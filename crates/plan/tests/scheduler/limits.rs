@@ -1,8 +1,9 @@
 //! The limit on requests in flight, when others say it: it holds, it changes nothing but how many fly, and it is in the log.
 
-use crate::carrier::{Carrier, assert_order, read_epochs, sizes, spec};
+use crate::carrier::{Carrier, assert_order, read_epochs, reads, sizes, spec};
 use foreload_plan::action::Event;
 use foreload_plan::catalog::{Catalog, Objects};
+use foreload_plan::job::Reads;
 use foreload_plan::settings::Settings;
 use foreload_plan::spec::OrderKind;
 use std::sync::Arc;
@@ -11,14 +12,18 @@ fn carrier(seed: u64) -> Carrier {
     let settings = Settings {
         ram_bytes: 200_000,
         hedge_per_cent: 0,
-        epochs: Some(2),
         ..Settings::default()
     };
     let catalog: Arc<dyn Catalog> = Arc::new(Objects(sizes(400, 800, seed)));
-    Carrier::bare(settings, catalog, spec(400, 8, OrderKind::Keyed), 1, vec![0], seed)
+    let reads = Reads {
+        epochs: Some(2),
+        ..reads(catalog, spec(400, 8, OrderKind::Keyed), 1, vec![0])
+    };
+    Carrier::of(settings, reads, seed)
 }
 
 const START: Event = Event::Start {
+    job: 0,
     rank: 0,
     epoch: 0,
     batch: 20,
@@ -58,6 +63,7 @@ fn limits_that_come_and_go_change_no_order_and_no_request() {
     let requests = [0, 3].map(|every| {
         let mut carrier = carrier(3);
         carrier.step(Event::Start {
+            job: 0,
             rank: 0,
             epoch: 0,
             batch: 0,

@@ -9,6 +9,7 @@
 
 mod blocks;
 mod carrier;
+mod jobs;
 mod left;
 mod limits;
 #[path = "../actors/memory.rs"]
@@ -139,6 +140,7 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
     );
     for batch in 0..20 {
         carrier.step(Event::WantBatch {
+            job: 0,
             request: batch,
             rank: 0,
             epoch: 0,
@@ -153,10 +155,14 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
         panic!("a load")
     };
     let (sample, id) = (load.pieces[0].content, slow.id());
-    let order = Order::new(&carrier.order).expect("order").epoch(0).expect("epoch");
+    let order = Order::new(&carrier.reads.order)
+        .expect("order")
+        .epoch(0)
+        .expect("epoch");
     let its_batch = order.position_of(sample.number()).expect("read") / 8;
     for batch in 20..=its_batch {
         carrier.step(Event::WantBatch {
+            job: 0,
             request: batch,
             rank: 0,
             epoch: 0,
@@ -210,6 +216,7 @@ fn a_sample_larger_than_the_memory_is_refused_not_waited_for() {
         1,
     );
     carrier.step(Event::WantBatch {
+        job: 0,
         request: 1,
         rank: 0,
         epoch: 0,
@@ -255,6 +262,7 @@ fn a_failure_is_told_to_those_who_waited_while_the_load_was_tried_and_not_to_lat
         ..Settings::default()
     };
     let ask = || Event::WantBatch {
+        job: 0,
         request: 1,
         rank: 0,
         epoch: 0,
@@ -315,6 +323,7 @@ fn deli_fetches_in_chunks_when_the_threshold_is_reached_and_keeps_the_newest() {
     let mut seen = Vec::new();
     for batch in 0..10 {
         carrier.step(Event::WantBatch {
+            job: 0,
             request: batch,
             rank: 0,
             epoch: 0,
@@ -354,6 +363,7 @@ fn a_restarted_job_reads_from_disk_what_was_found_there() {
         blocks: (0..100).collect(),
     });
     fresh.step(Event::Start {
+        job: 0,
         rank: 0,
         epoch: 0,
         batch: 0,
@@ -395,6 +405,7 @@ fn a_disk_that_is_far_slower_than_the_bucket_is_left_alone() {
             blocks: (0..100).collect(),
         });
         fresh.step(Event::Start {
+            job: 0,
             rank: 0,
             epoch: 0,
             batch: 0,

@@ -58,12 +58,12 @@ proptest! {
             assert_order(&carrier, &epochs);
         } else {
             // Failures may refuse a batch; asked again, it comes.
-            let batches = carrier.plan.scheduler().split().batches();
+            let batches = carrier.plan.scheduler().split(0).expect("joined").batches();
             let mut request = 0;
             for (epoch, batch) in (0..2).flat_map(|e| (0..batches).map(move |b| (e, b))) {
                 let items = loop {
                     request += 1;
-                    carrier.step(Event::WantBatch { request, rank: 0, epoch, batch });
+                    carrier.step(Event::WantBatch { job: 0, request, rank: 0, epoch, batch });
                     match carrier.wait(request) {
                         Ok(items) => break items,
                         Err((_, failure)) => prop_assert_eq!(failure, Failure::Unavailable),
@@ -85,10 +85,10 @@ proptest! {
         let lengths = sizes(samples, 500, seed);
         let settings = Settings { ram_bytes: ram + 1100 * u64::from(batch) * (2 * workers as u64 + 4), ..Settings::default() };
         let mut carrier = Carrier::new(settings, Arc::new(Objects(lengths)), spec(samples, batch, OrderKind::Keyed), 1, vec![0], seed);
-        let order = Order::new(&carrier.order).expect("order");
+        let order = Order::new(&carrier.reads.order).expect("order");
         let mut request = 0;
         for epoch in 0..2u32 {
-            carrier.step(Event::Start { rank: 0, epoch, batch: 0 });
+            carrier.step(Event::Start { job: 0, rank: 0, epoch, batch: 0 });
             let order = order.epoch(epoch).expect("epoch");
             let all: Vec<u64> = (0..order.positions()).map(|p| order.sample_at(p)).collect();
             let batches: Vec<Vec<u64>> = all.chunks(batch as usize).map(<[u64]>::to_vec).collect();
@@ -108,8 +108,8 @@ proptest! {
                 }
                 for (request, wanted) in asks {
                     carrier.step(match by_name {
-                        true => Event::WantReads { request, rank: 0, reads: wanted.iter().map(|&position| (epoch, position)).collect() },
-                        false => Event::WantSamples { request, rank: 0, samples: wanted },
+                        true => Event::WantReads { job: 0, request, rank: 0, reads: wanted.iter().map(|&position| (epoch, position)).collect() },
+                        false => Event::WantSamples { job: 0, request, rank: 0, samples: wanted },
                     });
                 }
                 for (i, wanted) in round.iter().enumerate() {
@@ -128,17 +128,17 @@ proptest! {
         let settings = Settings { ram_bytes: 60_000, ..Settings::default() };
         let ranks: Vec<u32> = (0..world).collect();
         let mut carrier = Carrier::new(settings, Arc::new(Objects(lengths)), spec(240, 12, OrderKind::Keyed), world, ranks.clone(), seed);
-        let order = Order::new(&carrier.order).expect("order");
+        let order = Order::new(&carrier.reads.order).expect("order");
         let split = Split::weighted(&order, world).expect("split");
         let mut request = 0;
         for (epoch, batch) in jumps {
             for &rank in &ranks {
-                carrier.step(Event::Start { rank, epoch, batch });
+                carrier.step(Event::Start { job: 0, rank, epoch, batch });
             }
             for batch in batch..(batch + 2).min(split.batches()) {
                 for &rank in &ranks {
                     request += 1;
-                    carrier.step(Event::WantBatch { request, rank, epoch, batch });
+                    carrier.step(Event::WantBatch { job: 0, request, rank, epoch, batch });
                     let items = carrier.wait(request).expect("served");
                     let order = order.epoch(epoch).expect("epoch");
                     let expected: Vec<u64> = split.batch_positions(batch, rank).map(|p| order.sample_at(p)).collect();

@@ -1,8 +1,9 @@
 //! How many requests a run makes is planned: it follows from the order, the sizes and the budget, whatever the timing.
 
-use crate::carrier::{Carrier, sizes, spec};
+use crate::carrier::{Carrier, reads, sizes, spec};
 use foreload_plan::action::{Event, Failure, Handle};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
+use foreload_plan::job::Reads;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::spec::OrderKind;
 use proptest::prelude::*;
@@ -24,6 +25,9 @@ struct Pace {
     late_one_in: u64,
 }
 
+/// Of the run.
+const EPOCHS: u32 = 3;
+
 const STRICT: Pace = Pace {
     ahead: 0,
     held: 0,
@@ -35,15 +39,20 @@ const STRICT: Pace = Pace {
 /// Reads all epochs; the requests to the bucket, and twins besides.
 fn requests(settings: &Settings, catalog: &Arc<dyn Catalog>, batch: u32, pace: Pace) -> (u64, u64) {
     let order = spec(catalog.samples(), batch, OrderKind::Keyed);
-    let mut carrier = Carrier::new(settings.clone(), Arc::clone(catalog), order, 1, vec![0], pace.seed);
+    let reads = Reads {
+        epochs: Some(EPOCHS),
+        ..reads(Arc::clone(catalog), order, 1, vec![0])
+    };
+    let mut carrier = Carrier::of(settings.clone(), reads, pace.seed).started();
     carrier.late_one_in = pace.late_one_in;
-    let batches = carrier.plan.scheduler().split().batches();
-    let (all, mut asked) = (u64::from(settings.epochs.expect("a run that ends")) * batches, 0);
+    let batches = carrier.plan.scheduler().split(0).expect("joined").batches();
+    let (all, mut asked) = (u64::from(EPOCHS) * batches, 0);
     let mut used: VecDeque<Vec<Handle>> = VecDeque::new();
     for wanted in 0..all {
         while asked < all && asked <= wanted + pace.ahead {
             let (epoch, batch) = ((asked / batches) as u32, asked % batches);
             carrier.step(Event::WantBatch {
+                job: 0,
                 request: asked,
                 rank: 0,
                 epoch,
@@ -81,7 +90,6 @@ proptest! {
             staging_bytes: Some(staging),
             tiers: if disk { vec![TierSettings { capacity_bytes: 2 * total, pinned: None }] } else { Vec::new() },
             coalesce_bytes: 20_000,
-            epochs: Some(3),
             ..Settings::default()
         };
         let pace = Pace { ahead, held, gathered, seed, late_one_in: 0 };
@@ -100,7 +108,6 @@ proptest! {
             ram_bytes: staging + total * share / 100,
             staging_bytes: Some(staging),
             hedge_per_cent: 50,
-            epochs: Some(3),
             ..Settings::default()
         };
         let catalog: Arc<dyn Catalog> = Arc::new(Objects(lengths));
@@ -119,7 +126,12 @@ fn what_is_not_in_the_plan_is_refused_and_what_is_read_again_is_a_read_of_its_ow
     };
     let order = spec(50, 10, OrderKind::Sequential);
     let mut carrier = Carrier::new(settings, Arc::new(Objects(vec![1000; 50])), order, 1, vec![0], 1);
-    let ask = |request, rank, reads| Event::WantReads { request, rank, reads };
+    let ask = |request, rank, reads| Event::WantReads {
+        job: 0,
+        request,
+        rank,
+        reads,
+    };
     // Two who ask for the same read at once both get it, though it is one of the plan's.
     carrier.step(ask(8, 0, vec![(0, 20)]));
     carrier.step(ask(9, 0, vec![(0, 20)]));
@@ -133,6 +145,7 @@ fn what_is_not_in_the_plan_is_refused_and_what_is_read_again_is_a_read_of_its_ow
         assert_eq!(carrier.wait(request), Err((None, Failure::Final)));
     }
     carrier.step(Event::WantBatch {
+        job: 0,
         request: 3,
         rank: 0,
         epoch: 0,

@@ -1,0 +1,74 @@
+//! What a job reads: plain data, so that a log tells it.
+
+use crate::catalog::Catalog;
+use crate::error::Error;
+use crate::order::Order;
+use crate::spec::OrderSpec;
+use crate::split::Split;
+use serde::Serialize;
+use std::fmt;
+use std::sync::Arc;
+
+/// A data set of a job. Equal names are the same data set: jobs that give one name share what is in memory of it.
+#[derive(Clone, Serialize)]
+pub struct Set {
+    /// Its name on the node.
+    pub name: u64,
+    /// Its samples.
+    #[serde(skip)]
+    pub catalog: Arc<dyn Catalog>,
+}
+
+impl fmt::Debug for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Set({})", self.name)
+    }
+}
+
+impl PartialEq for Set {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Set {}
+
+/// What a job reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reads {
+    /// Its data sets, whose samples it numbers one data set after the other; at least one.
+    pub sets: Vec<Set>,
+    /// In which order.
+    pub order: OrderSpec,
+    /// Ranks of the job, on all nodes.
+    pub world: u32,
+    /// Whether a number of samples that its ranks can't share equally is read with weights ([`Split::weighted`]) or refused.
+    pub uneven: bool,
+    /// The ranks that are on this node.
+    pub ranks: Vec<u32>,
+    /// Epochs in the run; look-ahead stops there. `None`: unknown, look-ahead never stops.
+    pub epochs: Option<u32>,
+}
+
+impl Reads {
+    /// The order and how its batches are shared.
+    ///
+    /// # Errors
+    /// [`Error`] when order, ranks and batches don't fit.
+    pub fn check(&self) -> Result<(Order, Split), Error> {
+        let order = Order::new(&self.order)?;
+        let split = match self.uneven {
+            true => Split::weighted(&order, self.world)?,
+            false => Split::new(&order, self.world)?,
+        };
+        split.check_ranks(&self.ranks)?;
+        let found = self.sets.iter().map(|set| set.catalog.samples()).sum();
+        if found != self.order.samples {
+            return Err(Error::StreamsDiffer {
+                found,
+                samples: self.order.samples,
+            });
+        }
+        Ok((order, split))
+    }
+}

@@ -1,0 +1,198 @@
+//! The data sets that a node's jobs read, numbered through.
+//!
+//! Jobs that read the same data set share it: its samples and blocks have one number on the node, so what one of them has brought is there for the
+//! others. A data set that no job names any more stays known as long as anything of it may be in memory.
+
+use crate::blocks::{Blocks, Content, Held};
+use crate::catalog::{Catalog, Place};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A data set of a node.
+pub struct Shelf {
+    /// Its name, chosen by the carrier: equal names are the same data set.
+    pub name: u64,
+    /// Its samples, in blocks.
+    pub blocks: Arc<Blocks>,
+    /// The node's number of its first sample.
+    pub first_sample: u64,
+    /// The node's number of its first block.
+    pub first_block: u64,
+}
+
+/// All data sets of a node.
+#[derive(Default)]
+pub struct Library {
+    shelves: Vec<Shelf>,
+    samples: u64,
+    blocks: u64,
+    are_shared: bool,
+}
+
+impl Library {
+    /// The shelf of a data set, made if it isn't known: cut into blocks as [`Blocks::new`] does.
+    pub fn take_in(&mut self, name: u64, catalog: &Arc<dyn Catalog>, cell_bytes: u64, gap_bytes: u64) -> &Shelf {
+        let at = self.shelves.iter().position(|shelf| shelf.name == name);
+        let at = at.unwrap_or_else(|| {
+            let blocks = Blocks::new(Arc::clone(catalog), cell_bytes, gap_bytes);
+            let (first_sample, first_block) = (self.samples, self.blocks);
+            self.samples += blocks.samples();
+            self.blocks += blocks.count();
+            self.are_shared |= blocks.are_shared();
+            self.shelves.push(Shelf {
+                name,
+                blocks: Arc::new(blocks),
+                first_sample,
+                first_block,
+            });
+            self.shelves.len() - 1
+        });
+        &self.shelves[at]
+    }
+
+    /// The data sets.
+    #[must_use]
+    pub fn shelves(&self) -> &[Shelf] {
+        &self.shelves
+    }
+
+    /// Samples of all.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Blocks of all.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Whether any block has several samples.
+    #[must_use]
+    pub fn are_shared(&self) -> bool {
+        self.are_shared
+    }
+
+    /// The data set of a sample, which must exist.
+    #[must_use]
+    pub fn shelf(&self, sample: u64) -> &Shelf {
+        match self.shelves.as_slice() {
+            [one] => one,
+            several => &several[several.partition_point(|shelf| shelf.first_sample <= sample) - 1],
+        }
+    }
+
+    /// The data set of a block, which must exist.
+    #[must_use]
+    pub fn shelf_of_block(&self, block: u64) -> &Shelf {
+        match self.shelves.as_slice() {
+            [one] => one,
+            several => &several[several.partition_point(|shelf| shelf.first_block <= block) - 1],
+        }
+    }
+
+    /// The data set of a content, which must exist.
+    #[must_use]
+    pub fn shelf_of(&self, content: Content) -> &Shelf {
+        match content.held() {
+            Held::Block(block) => self.shelf_of_block(block),
+            Held::Sample(sample) => self.shelf(sample),
+        }
+    }
+
+    /// Where a sample lies in its data set.
+    #[must_use]
+    pub fn place(&self, sample: u64) -> Place {
+        let shelf = self.shelf(sample);
+        shelf.blocks.place(sample - shelf.first_sample)
+    }
+
+    /// As [`Blocks::of`].
+    #[must_use]
+    pub fn of(&self, sample: u64) -> u64 {
+        let shelf = self.shelf(sample);
+        shelf.first_block + shelf.blocks.of(sample - shelf.first_sample)
+    }
+
+    /// As [`Blocks::siblings`].
+    #[must_use]
+    pub fn siblings(&self, sample: u64) -> Range<u64> {
+        let shelf = self.shelf(sample);
+        let own = shelf.blocks.siblings(sample - shelf.first_sample);
+        shelf.first_sample + own.start..shelf.first_sample + own.end
+    }
+
+    /// As [`Blocks::range`].
+    #[must_use]
+    pub fn range(&self, block: u64) -> Range<u64> {
+        let shelf = self.shelf_of_block(block);
+        let own = shelf.blocks.range(block - shelf.first_block);
+        shelf.first_sample + own.start..shelf.first_sample + own.end
+    }
+
+    /// As [`Blocks::extent`].
+    #[must_use]
+    pub fn extent(&self, samples: Range<u64>) -> Place {
+        let shelf = self.shelf(samples.start);
+        let first = shelf.first_sample;
+        shelf.blocks.extent(samples.start - first..samples.end - first)
+    }
+
+    /// The samples of a content.
+    #[must_use]
+    pub fn samples_of(&self, content: Content) -> Range<u64> {
+        match content.held() {
+            Held::Block(block) => self.range(block),
+            Held::Sample(sample) => sample..sample + 1,
+        }
+    }
+
+    /// The block of a content.
+    #[must_use]
+    pub fn block_of(&self, content: Content) -> u64 {
+        match content.held() {
+            Held::Block(block) => block,
+            Held::Sample(sample) => self.of(sample),
+        }
+    }
+
+    /// Where a content lies in its data set.
+    #[must_use]
+    pub fn place_of(&self, content: Content) -> Place {
+        self.extent(self.samples_of(content))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::{Objects, Shards};
+
+    #[test]
+    fn data_sets_are_numbered_through_and_known_by_their_names() {
+        let whole: Arc<dyn Catalog> = Arc::new(Objects(vec![5, 6, 7]));
+        let packed: Arc<dyn Catalog> = Arc::new(Shards::pack(&[10; 6], 0, 30));
+        let mut library = Library::default();
+        assert_eq!(library.take_in(1, &whole, 100, 0).first_sample, 0);
+        let shelf = library.take_in(2, &packed, 100, 0);
+        assert_eq!((shelf.first_sample, shelf.first_block), (3, 3));
+        assert_eq!(library.take_in(1, &whole, 100, 0).first_sample, 0);
+        assert_eq!((library.samples(), library.count(), library.shelves().len()), (9, 5, 2));
+        assert!(library.are_shared());
+        for sample in 0..9 {
+            let block = library.of(sample);
+            assert_eq!(library.range(block), library.siblings(sample));
+            assert!(library.range(block).contains(&sample));
+            assert_eq!(library.shelf(sample).name, library.shelf_of_block(block).name);
+            let expected = if sample < 3 {
+                whole.place(sample)
+            } else {
+                packed.place(sample - 3)
+            };
+            assert_eq!(library.place(sample), expected);
+            assert_eq!(library.place_of(Content::sample(sample)), expected);
+        }
+        assert_eq!(library.place_of(Content::block(4)).len, 30);
+    }
+}

@@ -1,0 +1,209 @@
+//! Several jobs on one node: what one has brought the others have, each gets its share, and one that is over takes nothing with it.
+
+use crate::carrier::{Carrier, sizes, spec};
+use foreload_plan::action::{Command, Event, Source};
+use foreload_plan::catalog::{Catalog, Objects, Shards};
+use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::job::{Reads, Set};
+use foreload_plan::settings::Settings;
+use foreload_plan::spec::OrderKind;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn settings(ram_bytes: u64) -> Settings {
+    Settings {
+        ram_bytes,
+        concurrency: ConcurrencySettings::fixed(8),
+        ..Settings::default()
+    }
+}
+
+fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) -> Reads {
+    let mut order = spec(catalog.samples(), global_batch, OrderKind::Keyed);
+    order.seed = seed;
+    Reads {
+        sets: vec![Set {
+            name,
+            catalog: Arc::clone(catalog),
+        }],
+        order,
+        world: 1,
+        uneven: true,
+        ranks: vec![0],
+        epochs: None,
+    }
+}
+
+/// A carrier for job 0, and a second job.
+fn two(ram_bytes: u64, first: &Arc<dyn Catalog>, second: Reads) -> Carrier {
+    let order = spec(first.samples(), 10, OrderKind::Keyed);
+    let mut carrier = Carrier::new(settings(ram_bytes), Arc::clone(first), order, 1, vec![0], 1);
+    carrier.step(Event::Join { job: 1, reads: second });
+    carrier.step(Event::Start {
+        job: 1,
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    });
+    carrier
+}
+
+fn want(carrier: &mut Carrier, job: u32, epoch: u32, batch: u64) -> Vec<u64> {
+    let request = u64::from(job) << 32 | u64::from(epoch) << 24 | batch;
+    carrier.step(Event::WantBatch {
+        job,
+        request,
+        rank: 0,
+        epoch,
+        batch,
+    });
+    let items = carrier.wait(request).expect("served");
+    carrier.release(items.iter().map(|item| item.handle).collect());
+    items.iter().map(|item| item.sample).collect()
+}
+
+#[test]
+fn two_jobs_over_one_data_set_hold_one_copy_and_fetch_it_once() {
+    let lengths = sizes(500, 2000, 5);
+    let total: u64 = lengths.iter().sum();
+    for catalog in [
+        Arc::new(Objects(lengths.clone())) as Arc<dyn Catalog>,
+        Arc::new(Shards::pack(&lengths, 0, 100_000)),
+    ] {
+        let mut carrier = two(2 * total, &catalog, reads(0, &catalog, 99, 10));
+        let mut seen = BTreeMap::new();
+        for epoch in 0..2 {
+            for batch in 0..50 {
+                for job in 0..2 {
+                    let samples = want(&mut carrier, job, epoch, batch);
+                    seen.entry((job, epoch)).or_insert_with(Vec::new).extend(samples);
+                }
+            }
+        }
+        for read in seen.values() {
+            let mut read = read.clone();
+            read.sort_unstable();
+            assert!(read.into_iter().eq(0..500), "each reads all, once an epoch");
+        }
+        assert_ne!(seen[&(0, 0)], seen[&(1, 0)], "each in an order of its own");
+        let gauges = carrier.plan.scheduler().gauges();
+        assert_eq!(carrier.fetched_bytes, total, "each byte once, for both");
+        assert!(gauges.kept_samples <= 500 && gauges.kept_bytes <= total + 64 * 500);
+        carrier.finish();
+    }
+}
+
+#[test]
+fn two_jobs_that_both_want_all_get_half_each_whatever_the_size_of_what_they_read() {
+    for (first, second) in [(1000u64, 1000u64), (1000, 8000)] {
+        let all = |len: u64| -> Arc<dyn Catalog> { Arc::new(Objects(vec![len; 8000])) };
+        let (a, b) = (all(first), all(second));
+        let mut carrier = two(4 << 20, &a, reads(7, &b, 3, 10));
+        let mut bytes = [0u64; 2];
+        let (mut batch, mut open) = ([0u64; 2], [false; 2]);
+        for turn in 0..6000 {
+            for job in 0..2u32 {
+                let at = job as usize;
+                let request = u64::from(job) << 32 | batch[at];
+                if open[at]
+                    && let Some(answer) = carrier.delivered.remove(&request)
+                {
+                    let items = answer.expect("served");
+                    carrier.release(items.iter().map(|item| item.handle).collect());
+                    open[at] = false;
+                    batch[at] += 1;
+                }
+                if !open[at] && batch[at] < 800 {
+                    open[at] = true;
+                    let request = u64::from(job) << 32 | batch[at];
+                    carrier.step(Event::WantBatch {
+                        job,
+                        request,
+                        rank: 0,
+                        epoch: 0,
+                        batch: batch[at],
+                    });
+                }
+            }
+            // What was planned before there was a second job comes first.
+            for action in carrier.under_way.iter().filter(|_| turn > 3000) {
+                if let Command::Load(load) = action.command()
+                    && load.source == Source::Bucket
+                {
+                    let library = carrier.plan.scheduler().library();
+                    let second = library.shelf_of(load.pieces[0].content).name == 7;
+                    bytes[usize::from(second)] += load.len;
+                }
+            }
+            carrier.end_one();
+        }
+        let share = bytes[0] as f64 / (bytes[0] + bytes[1]) as f64;
+        assert!((0.4..0.6).contains(&share), "{first} and {second} bytes: {share}");
+    }
+}
+
+#[test]
+fn a_job_that_is_over_fetches_nothing_more_and_leaves_what_it_kept_to_others() {
+    let catalog: Arc<dyn Catalog> = Arc::new(Objects(vec![1000; 300]));
+    let mut carrier = two(4 << 20, &catalog, reads(0, &catalog, 4, 10));
+    // The first job has left, and the second reads all.
+    carrier.step(Event::Part { job: 0 });
+    for batch in 0..30 {
+        want(&mut carrier, 1, 0, batch);
+    }
+    while carrier.end_one() {}
+    assert_eq!(carrier.fetched_bytes, 300_000);
+    carrier.step(Event::Part { job: 1 });
+    assert!(carrier.plan.scheduler().split(1).is_none());
+    let asked = carrier.requests;
+    carrier.step(Event::Join {
+        job: 2,
+        reads: reads(0, &catalog, 8, 30),
+    });
+    carrier.step(Event::Start {
+        job: 2,
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    });
+    for batch in 0..10 {
+        want(&mut carrier, 2, 0, batch);
+    }
+    assert_eq!(carrier.requests, asked, "all of it is there");
+    carrier.finish();
+}
+
+#[test]
+fn what_one_job_brings_is_no_reason_to_load_after_it_is_over() {
+    let (a, b): (Arc<dyn Catalog>, Arc<dyn Catalog>) =
+        (Arc::new(Objects(vec![1000; 3000])), Arc::new(Objects(vec![1000; 3000])));
+    let mut carrier = two(8 << 20, &a, reads(7, &b, 4, 10));
+    carrier.step(Event::Part { job: 1 });
+    let left: Vec<u64> = carrier.under_way.iter().map(|action| action.id()).collect();
+    for batch in 0..300 {
+        want(&mut carrier, 0, 0, batch);
+        for action in &carrier.under_way {
+            if let Command::Load(load) = action.command() {
+                let library = carrier.plan.scheduler().library();
+                let second = library.shelf_of(load.pieces[0].content).name == 7;
+                assert!(!second || left.contains(&action.id()), "a load for a job that is over");
+            }
+        }
+    }
+    carrier.finish();
+}
+
+#[test]
+fn a_job_that_cannot_be_served_joins_nothing() {
+    let catalog: Arc<dyn Catalog> = Arc::new(Objects(vec![1000; 30]));
+    let mut wrong = reads(0, &catalog, 4, 10);
+    wrong.ranks = vec![3];
+    assert!(wrong.check().is_err());
+    let mut fewer = reads(0, &catalog, 4, 10);
+    fewer.order.samples = 31;
+    assert!(fewer.check().is_err());
+    let mut carrier = two(4 << 20, &catalog, wrong);
+    assert!(carrier.plan.scheduler().split(1).is_none());
+    want(&mut carrier, 0, 0, 0);
+    carrier.finish();
+}
