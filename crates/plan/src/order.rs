@@ -98,7 +98,7 @@ impl Order {
 
     /// The order of an epoch.
     ///
-    /// O(1) for computed kinds, O(samples) for the torch kinds, and then with a replay of earlier epochs' draws if those weren't asked for before.
+    /// O(1) for computed kinds, O(samples) for the torch kinds, whichever the epoch.
     ///
     /// # Errors
     /// [`Error::EpochNotSupplied`] when the kind is [`OrderKind::Supplied`] and the epoch's list isn't there.

@@ -22,7 +22,7 @@ pub enum OrderKind {
     /// padding is said by the [`Tail`] (see [`Tail::torch`]). 4 bytes per sample.
     TorchDistributed,
     /// What torch's `RandomSampler` does with one generator that is seeded once and drawn from in every epoch. 4 bytes per
-    /// sample; reaching epoch e for the first time costs a replay of the draws before it.
+    /// sample; the draws before an epoch are jumped over, so that any epoch is reached at once.
     TorchRandom {
         /// What else draws from the same generator.
         draws: TorchDraws,

@@ -3,13 +3,10 @@
 //! `torch.randperm(n, generator=g)` on the CPU is a Fisher-Yates shuffle: for i in 0..n-1, swap i with i + r mod (n-i), where r is one
 //! word of the generator. From n = [`INSIDE_OUT_FROM`] on it is the inside-out variant with double words. `DistributedSampler` seeds a generator with seed + epoch
 //! and takes one permutation. `RandomSampler` with a generator of its own goes on drawing from it epoch after epoch, so epoch e
-//! follows only from the state that the epochs before left; [`Replay`] keeps some of those states (2.5 KB each) and skips over the draws in
-//! between. What is drawn besides the permutation that is used, see [`TorchDraws`].
+//! follows only from the state that the epochs before left; [`Replay`] counts their draws and jumps over them. What is drawn besides the permutation
+//! that is used, see [`TorchDraws`].
 //!
 //! Checked against torch 2.15 through `tests/golden/torch_order.json` (made by `tools/golden_torch.py`).
-
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use super::mt19937::Mt19937;
 use super::table::Table;
@@ -17,9 +14,6 @@ use crate::spec::TorchDraws;
 
 /// From this many on, `randperm` takes the other algorithm, because the remainder of one word would no longer be uniform enough: (2^32 - 1) / 20.
 const INSIDE_OUT_FROM: u64 = u32::MAX as u64 / 20;
-
-/// States kept by a [`Replay`]: 160 KB. Runs go forward or resume at one epoch, so the latest are the useful ones.
-const KEPT_STATES: usize = 64;
 
 /// `torch.randperm(n, generator=g)`; n is at most `u32::MAX`.
 fn randperm(samples: u64, generator: &mut Mt19937) -> Vec<u32> {
@@ -46,12 +40,12 @@ fn inside_out(samples: u64, generator: &mut Mt19937) -> Vec<u32> {
 }
 
 /// Words that a permutation takes from the generator.
-fn randperm_words(samples: u64) -> u64 {
-    if samples >= INSIDE_OUT_FROM {
+fn randperm_words(samples: u64) -> u128 {
+    u128::from(if samples >= INSIDE_OUT_FROM {
         2 * samples
     } else {
         samples - 1
-    }
+    })
 }
 
 /// What `DistributedSampler` reads in an epoch, before padding and over all ranks.
@@ -67,51 +61,29 @@ pub(super) fn distributed(samples: u64, seed: u64, epoch: u32) -> Table {
 pub(super) struct Replay {
     samples: u64,
     draws: TorchDraws,
-    /// The generator's state before an epoch. What is kept changes how long [`epoch`](Self::epoch) takes, never what it returns.
-    states: Mutex<BTreeMap<u32, Mt19937>>,
+    /// The generator before epoch 0.
+    first: Mt19937,
 }
 
 impl Replay {
     pub(super) fn new(samples: u64, seed: u64, draws: TorchDraws) -> Self {
-        let mut generator = Mt19937::new(seed);
+        let mut first = Mt19937::new(seed);
         if draws == TorchDraws::LoaderOnce {
-            generator.skip(BASE_SEED_WORDS);
+            first.skip(BASE_SEED_WORDS);
         }
-        Self {
-            samples,
-            draws,
-            states: Mutex::new(BTreeMap::from([(0, generator)])),
-        }
+        Self { samples, draws, first }
     }
 
     pub(super) fn epoch(&self, epoch: u32) -> Table {
-        let mut generator = self.state_before(epoch);
-        generator.skip(self.words_before());
+        // The permutation used, and the one of which nothing is.
+        let per_epoch = self.words_before() + 2 * randperm_words(self.samples);
+        let mut generator = self.first.clone();
+        generator.skip(u128::from(epoch) * per_epoch + self.words_before());
         Table::permutation(randperm(self.samples, &mut generator))
     }
 
-    fn state_before(&self, epoch: u32) -> Mt19937 {
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let (&from, state) = states
-            .range(..=epoch)
-            .next_back()
-            .expect("the state before epoch 0 is never dropped");
-        let mut generator = state.clone();
-        // The permutation used, and the one of which nothing is.
-        let per_epoch = self.words_before() + 2 * randperm_words(self.samples);
-        for at in from..epoch {
-            generator.skip(per_epoch);
-            states.insert(at + 1, generator.clone());
-            if states.len() > KEPT_STATES {
-                let oldest = *states.range(1..).next().expect("more than one is kept").0;
-                states.remove(&oldest);
-            }
-        }
-        generator
-    }
-
     /// Words drawn in each epoch before its permutation.
-    fn words_before(&self) -> u64 {
+    fn words_before(&self) -> u128 {
         if self.draws == TorchDraws::LoaderEachEpoch {
             BASE_SEED_WORDS
         } else {
@@ -121,7 +93,7 @@ impl Replay {
 }
 
 /// The loader's base seed is one `random_()` of an int64 tensor: a double word.
-const BASE_SEED_WORDS: u64 = 2;
+const BASE_SEED_WORDS: u128 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -184,24 +156,42 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_the_same_whichever_epochs_were_asked_for_before() {
-        let list = |replay: &Replay, epoch| (0..50).map(|at| replay.epoch(epoch).sample_at(at)).collect::<Vec<_>>();
+    fn an_epoch_follows_from_the_draws_of_those_before_it() {
         for draws in [
             TorchDraws::LoaderEachEpoch,
             TorchDraws::LoaderOnce,
             TorchDraws::SamplerOnly,
         ] {
-            let in_turn = Replay::new(50, 3, draws);
-            let expected: Vec<_> = (0..200).map(|epoch| list(&in_turn, epoch)).collect();
-            let jumping = Replay::new(50, 3, draws);
-            for epoch in [150, 3, 199, 0, 150, 149] {
-                assert_eq!(
-                    list(&jumping, epoch),
-                    expected[epoch as usize],
+            let (replay, mut generator) = (Replay::new(50, 3, draws), Mt19937::new(3));
+            for epoch in 0..200 {
+                if draws == TorchDraws::LoaderEachEpoch || (draws == TorchDraws::LoaderOnce && epoch == 0) {
+                    generator.double_word();
+                }
+                let (table, list) = (replay.epoch(epoch), randperm(50, &mut generator));
+                randperm(50, &mut generator);
+                assert!(
+                    (0..50)
+                        .map(|at| table.sample_at(at))
+                        .eq(list.into_iter().map(u64::from)),
                     "{draws:?}, epoch {epoch}"
                 );
             }
-            assert!(jumping.states.lock().expect("not poisoned").len() <= KEPT_STATES);
         }
+    }
+
+    /// Epoch 10^9 of ImageNet, which replaying would reach in a month.
+    #[test]
+    fn any_epoch_is_reached_at_once() {
+        let replay = Replay::new(1_281_167, 0, TorchDraws::LoaderEachEpoch);
+        let (one, next) = (replay.epoch(1_000_000_000), replay.epoch(1_000_000_001));
+        assert_eq!(one.len(), 1_281_167);
+        // Whoever draws on from there comes to the epoch after it.
+        let mut generator = replay.first.clone();
+        generator.skip(1_000_000_000 * (2 + 2 * 1_281_166) + 2);
+        let drawn = randperm(1_281_167, &mut generator);
+        assert!((0..1000).all(|at| one.sample_at(at) == u64::from(drawn[at as usize])));
+        generator.skip(1_281_166 + 2);
+        let drawn = randperm(1_281_167, &mut generator);
+        assert!((0..1000).all(|at| next.sample_at(at) == u64::from(drawn[at as usize])));
     }
 }
