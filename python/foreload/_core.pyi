@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 __all__ = [
@@ -58,8 +60,15 @@ class Agent:
         self, body: str, progress: Callable[[str, int, int | None], object] | None = None
     ) -> tuple[int, Index, str]:
         """Opens a data set: (its number, its index, where the index came from)."""
-    def subset(self, dataset: int, samples: list[int]) -> tuple[int, Index, str]:
+    def subset(
+        self,
+        dataset: int,
+        samples: NDArray[np.uint64],
+        progress: Callable[[str, int, int | None], object] | None = None,
+    ) -> tuple[int, Index, str]:
         """Some samples of a data set as a data set of its own; answers like `open`."""
+    def supply(self, job: int, epoch: int, samples: NDArray[np.uint64]) -> None:
+        """The samples of an epoch of a job whose order is supplied."""
     def attach(self, body: str) -> Job:
         """Joins or starts a job."""
     def notices(self) -> list[tuple[str, str, int | None]]:
@@ -217,7 +226,7 @@ class Plan:
     def weight(self, batch: int, rank: int) -> float: ...
     def sample_at(self, epoch: int, position: int) -> int: ...
     def position_of(self, epoch: int, sample: int) -> int | None: ...
-    def supply(self, epoch: int, samples: list[int]) -> None: ...
+    def supply(self, epoch: int, samples: NDArray[np.uint64]) -> None: ...
     def resume(self, digest: str, epoch: int, position: int) -> tuple[int, int]:
         """Where a checkpoint goes on: (epoch, batch)."""
 

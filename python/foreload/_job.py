@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreload import _core
 from foreload._source import Source
@@ -177,6 +178,11 @@ class Attachment:
         job = self.job()
         answer: dict[str, Any] = json.loads(self.agent().call(json.dumps({"call": call, "job": job.job, **fields})))
         return answer
+
+    def supply(self, epoch: int, samples: NDArray[np.uint64]) -> None:
+        """Tells the agent what an epoch reads, where the order is supplied."""
+        job = self.job()
+        self.agent().supply(job.job, epoch, samples)
 
     def settle(self) -> None:
         """Waits until the agent has seen everything that this process said before."""

@@ -136,7 +136,8 @@ class Source:
             self.call.update(refresh=False, digest=self._whole.index.digest)
         if self.samples is None:
             return self._whole
-        return Opened(agent, *agent.subset(self._whole.number, self.samples.tolist()))
+        chosen = np.ascontiguousarray(self.samples, dtype=np.uint64)
+        return Opened(agent, *agent.subset(self._whole.number, chosen, self._progress))
 
     def calls(self) -> list[dict[str, Any]]:
         """What its data sets were opened with: one, but for a mixture's."""

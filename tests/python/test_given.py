@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import SubsetRandomSampler
@@ -81,7 +82,7 @@ def test_a_list_that_differs_from_the_one_that_is_known_is_an_error(home: Any) -
     batches = iter(loader)
     next(batches)
     attachment = loader.run.attachment()
-    known = [sample for batch in loader.run.batches[0] for sample in batch]
-    attachment.call("supply", epoch=0, samples=known)
+    known = np.array([sample for batch in loader.run.batches[0] for sample in batch], np.uint64)
+    attachment.supply(0, known)
     with pytest.raises(fl.errors.InvalidError, match="epoch 0 already has its order"):
-        attachment.call("supply", epoch=0, samples=known[::-1])
+        attachment.supply(0, np.ascontiguousarray(known[::-1]))

@@ -12,13 +12,14 @@ use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::job::{Job, SOLE, SharedTier};
 use crate::origin::Origins;
-use crate::protocol::{Ask, Frames, Malformed, Say, Trouble, VERSION};
+use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
+use crate::slots;
 use foreload_plan::action::Event;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -77,6 +78,32 @@ pub struct Agent {
     /// Data sets that are being opened.
     opening: RefCell<Vec<Open>>,
     opening_ended: Notify,
+}
+
+/// A list that comes beside a call: its descriptor, and how many numbers are there.
+type List = (OwnedFd, u64);
+
+/// What a call says, its list included.
+async fn call_of(body: &str, list: Option<List>) -> Result<Call, Trouble> {
+    let malformed = |why: String| Trouble::new("invalid", format!("malformed call: {why}"));
+    let call = serde_json::from_str::<Call>(body).map_err(|error| malformed(error.to_string()))?;
+    match (call.list().is_some(), list) {
+        (false, None) => Ok(call),
+        (true, Some((fd, count))) => {
+            let taken = tokio::task::spawn_blocking(move || slots::take_up(&fd, count)).await;
+            let list = taken.map_err(|error| Trouble::new("bug", error.to_string()))?;
+            let list = list.map_err(|error| match error.kind() {
+                io::ErrorKind::OutOfMemory => Trouble::new(
+                    "no-memory",
+                    format!("this machine has no room for a list of {count} samples"),
+                ),
+                _ => malformed(format!("its list of {count} samples can't be read: {error}")),
+            })?;
+            Ok(call.with(list))
+        }
+        (true, None) => Err(malformed("its list is missing".to_owned())),
+        (false, Some(_)) => Err(malformed("it has no list".to_owned())),
+    }
 }
 
 enum Fds {
@@ -167,22 +194,30 @@ impl Agent {
     }
 
     async fn listen(self: Rc<Self>, connection: &Rc<Connection>) -> Result<(), Malformed> {
-        let (mut frames, mut buffer) = (Frames::default(), vec![0u8; 64 << 10]);
+        let (mut frames, mut buffer, mut fds) = (Frames::default(), vec![0u8; 64 << 10], VecDeque::new());
         loop {
-            if connection.stream().readable().await.is_err() {
-                return Ok(());
-            }
-            match connection.stream().try_read(&mut buffer) {
+            match connection.hear(&mut buffer, &mut fds).await {
                 Ok(0) => return Ok(()),
                 Ok(n) => {
                     frames.feed(&buffer[..n]);
                     frames.drain(|frame| {
-                        self.take(connection, Ask::decode(frame)?);
+                        let ask = Ask::decode(frame)?;
+                        // It came before the frame was whole.
+                        let list = match &ask {
+                            Ask::CallWith { count, .. } => fds.pop_front().map(|fd| (fd, *count)),
+                            _ => None,
+                        };
+                        self.take(connection, ask, list);
                         Ok::<_, Malformed>(())
                     })?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Ok(()),
+                Err(e) => {
+                    if e.kind() == io::ErrorKind::Other {
+                        eprintln!("foreload-agent: connection {} ends: {e}", connection.id);
+                    }
+                    return Ok(());
+                }
             }
         }
     }
@@ -211,17 +246,27 @@ impl Agent {
         CURRENT.with(|current| current.borrow().clone())
     }
 
-    fn take(self: &Rc<Self>, connection: &Rc<Connection>, ask: Ask) {
+    fn take(self: &Rc<Self>, connection: &Rc<Connection>, ask: Ask, list: Option<List>) {
         let find = |job: u32| self.jobs.borrow().get(&job).cloned();
         let gone = |id: u64| {
             let body =
                 serde_json::to_string(&Trouble::new("closed", "the job has ended; attach again")).unwrap_or_default();
             connection.say(&Say::Refuse { id, body });
         };
+        // The answer would be one frame.
+        let too_many = |id: u64, count: usize| {
+            let message = format!(
+                "{count} samples are asked for at once, and a message has room for {MAX_ITEMS}: ask for less at once"
+            );
+            let body = serde_json::to_string(&Trouble::new("invalid", message)).unwrap_or_default();
+            connection.say(&Say::Refuse { id, body });
+        };
         match ask {
-            Ask::Call { id, body } => {
+            Ask::WantSamples { id, samples, .. } if samples.len() > MAX_ITEMS => too_many(id, samples.len()),
+            Ask::WantReads { id, reads, .. } if reads.len() > MAX_ITEMS => too_many(id, reads.len()),
+            Ask::Call { id, body } | Ask::CallWith { id, body, .. } => {
                 let (agent, connection) = (Rc::clone(self), Rc::clone(connection));
-                tokio::task::spawn_local(agent.answer(connection, id, body));
+                tokio::task::spawn_local(agent.answer(connection, id, body, list));
             }
             Ask::Start {
                 job,
@@ -333,10 +378,10 @@ impl Agent {
         whole
     }
 
-    async fn answer(self: Rc<Self>, connection: Rc<Connection>, id: u64, body: String) {
-        let answered = match serde_json::from_str::<Call>(&body) {
+    async fn answer(self: Rc<Self>, connection: Rc<Connection>, id: u64, body: String, list: Option<List>) {
+        let answered = match call_of(&body, list).await {
             Ok(call) => Rc::clone(&self).call(&connection, id, call).await,
-            Err(error) => Err(Trouble::new("invalid", format!("malformed call: {error}"))),
+            Err(trouble) => Err(trouble),
         };
         let (reply, fds) = answered.unwrap_or_else(|trouble| (Reply::Failed(trouble), Fds::None));
         let say = Say::Reply {

@@ -1,11 +1,13 @@
 //! The calls of the protocol: what a client asks once per data set or job, and the answers, as JSON.
+//!
+//! Lists of samples are as long as data sets are, and no JSON: they travel beside it ([`Call::list`]).
 
 use foreload_plan::Digest;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::model::Pinned;
 use foreload_plan::policy::Policy;
 use foreload_plan::scheduler::Gauges;
-use foreload_plan::spec::OrderSpec;
+use foreload_plan::spec::{OrderKind, OrderSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,6 +30,7 @@ pub enum Call {
         /// The data set's id.
         dataset: u32,
         /// Its samples, in their new order.
+        #[serde(skip)]
         samples: Vec<u64>,
     },
     /// This connection's process has a data set that another one opened, its parent; it stays open for it.
@@ -51,6 +54,7 @@ pub enum Call {
         /// The epoch.
         epoch: u32,
         /// Samples by position.
+        #[serde(skip)]
         samples: Vec<u64>,
     },
     /// What happened in a job so far.
@@ -62,6 +66,47 @@ pub enum Call {
     Status,
     /// Ends the agent once nobody is attached any more, without lingering.
     Retire,
+}
+
+impl Call {
+    /// What travels beside the JSON.
+    #[must_use]
+    pub fn list(&self) -> Option<&[u64]> {
+        match self {
+            Call::Subset { samples, .. } | Call::Supply { samples, .. } => Some(samples),
+            Call::Attach(attach) => match &attach.order.kind {
+                OrderKind::Explicit { list } => Some(list),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The same call with a list that came beside it.
+    #[must_use]
+    pub fn with(mut self, list: Vec<u64>) -> Self {
+        match &mut self {
+            Call::Subset { samples, .. } | Call::Supply { samples, .. } => *samples = list,
+            Call::Attach(attach) => {
+                if let OrderKind::Explicit { list: own } = &mut attach.order.kind {
+                    *own = list.into();
+                }
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// As JSON, without the list.
+    ///
+    /// # Errors
+    /// What the values can't be written for.
+    pub fn body(&self) -> serde_json::Result<String> {
+        match (self, self.list()) {
+            (Call::Attach(_), Some(_)) => serde_json::to_string(&self.clone().with(Vec::new())),
+            _ => serde_json::to_string(self),
+        }
+    }
 }
 
 /// A data set to open.

@@ -20,15 +20,19 @@ pub use start::{Place, own_directory};
 
 use crate::calls::{Call, Progress, Reply};
 use crate::protocol::{Ask, MAX_FRAME, Say, Sent, Trouble, VERSION};
+use crate::slots;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
 use mailbox::{Forgotten, Inbox, Incoming, Outbox};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
-use std::io::{self, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,6 +73,14 @@ pub enum ClientError {
     /// The caller's time is over.
     #[error("no answer within {0:.1} s")]
     TimedOut(f64),
+    /// A message that the agent would not take; nothing of it was sent.
+    #[error("{what} has {bytes} bytes, and a message to the agent may have {MAX_FRAME}: ask for less at once")]
+    TooLarge {
+        /// What the message is.
+        what: String,
+        /// Its bytes.
+        bytes: usize,
+    },
     /// This client belongs to the parent process.
     #[error("this connection belongs to the parent process; a forked process connects anew")]
     Forked,
@@ -190,8 +202,18 @@ impl Client {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let body = serde_json::to_string(call).map_err(|e| ClientError::NoAgent(e.to_string()))?;
-        self.send(&Ask::Call { id, body })?;
+        let body = call.body().map_err(|e| ClientError::NoAgent(e.to_string()))?;
+        match call.list() {
+            None => self.send(&Ask::Call { id, body })?,
+            Some(list) => {
+                let fd = slots::lay_down(list).map_err(|e| {
+                    let message = format!("laying down a list of {} samples for the agent: {e}", list.len());
+                    ClientError::Trouble(Trouble::new("no-memory", message))
+                })?;
+                let count = list.len() as u64;
+                self.send_with(&Ask::CallWith { id, count, body }, &[fd.as_fd()])?;
+            }
+        }
         let mut told = || {
             let waiting = lock(&self.inbox).progress.remove(&id).unwrap_or_default();
             waiting.into_iter().for_each(&mut *progress);
@@ -221,22 +243,57 @@ impl Client {
     /// Sends a message, and before it the releases that have gathered.
     ///
     /// # Errors
-    /// [`ClientError::Closed`], [`ClientError::Forked`].
+    /// [`ClientError::Closed`], [`ClientError::Forked`], [`ClientError::TooLarge`].
     pub fn send(&self, ask: &Ask) -> Result<(), ClientError> {
+        self.send_with(ask, &[])
+    }
+
+    /// As [`Client::send`], with descriptors.
+    fn send_with(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         if !self.is_ours() {
             return Err(ClientError::Forked);
         }
+        let frame = ask.encode();
+        let bytes = frame.len() - 4;
+        if bytes > MAX_FRAME {
+            let what = ask.what();
+            return Err(ClientError::TooLarge { what, bytes });
+        }
         let mut outbox = lock(&self.outbox);
         let mut bytes = outbox.empty();
-        bytes.extend(ask.encode());
         // Still under the lock of the outbox: it also keeps two threads' messages apart.
-        self.write(&bytes)
+        if fds.is_empty() {
+            bytes.extend(frame);
+            return self.write(&bytes);
+        }
+        self.write(&bytes)?;
+        // Descriptors come with the first byte that they are sent with.
+        let sent = self.attempt(|| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            rustix::net::sendmsg(
+                &self.stream,
+                &[IoSlice::new(&frame)],
+                &mut ancillary,
+                SendFlags::NOSIGNAL,
+            )
+        })?;
+        self.write(&frame[sent..])
     }
 
     fn write(&self, mut bytes: &[u8]) -> Result<(), ClientError> {
         while !bytes.is_empty() {
-            match rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL) {
-                Ok(n) => bytes = &bytes[n..],
+            let sent = self.attempt(|| rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL))?;
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    fn attempt(&self, mut send: impl FnMut() -> rustix::io::Result<usize>) -> Result<usize, ClientError> {
+        loop {
+            match send() {
+                Ok(sent) => return Ok(sent),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     // Known from now on: who asks whether the agent is there connects to the next one.
@@ -245,7 +302,6 @@ impl Client {
                 }
             }
         }
-        Ok(())
     }
 
     /// Gives leases back: with the next message, before the next wait, or now that many or large ones have gathered.

@@ -6,15 +6,21 @@
 use crate::protocol::Say;
 use foreload_plan::action::Handle;
 use rustc_hash::FxHashMap;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
-use std::io::{self, IoSlice};
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
+
+/// Descriptors whose messages have not come: each message has one at most, and brings it with its first byte.
+const MOST_FDS: usize = 4;
 
 /// A connected client.
 pub struct Connection {
@@ -49,10 +55,33 @@ impl Connection {
         }
     }
 
-    /// The stream, to read from.
-    #[must_use]
-    pub fn stream(&self) -> &UnixStream {
-        &self.stream
+    /// Reads what there is, and the descriptors that come with it; 0: the client is gone.
+    ///
+    /// # Errors
+    /// What the socket says; when this process has no descriptor left for one that came; when more come than any message needs.
+    pub async fn hear(&self, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -> io::Result<usize> {
+        self.stream.readable().await?;
+        self.stream.try_io(Interest::READABLE, || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let slices = &mut [IoSliceMut::new(buffer)];
+            let message = rustix::net::recvmsg(&self.stream, slices, &mut ancillary, flags)?;
+            for part in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = part {
+                    fds.extend(rights);
+                }
+            }
+            if message.flags.contains(ReturnFlags::CTRUNC) {
+                return Err(io::Error::other(
+                    "there is no descriptor left for a list; raise `ulimit -n`",
+                ));
+            }
+            if fds.len() > MOST_FDS {
+                return Err(io::Error::other("descriptors that belong to no message"));
+            }
+            Ok(message.bytes)
+        })
     }
 
     /// Ends it: the client reads the end at once.

@@ -8,9 +8,13 @@ use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
+/// More samples are not delivered at once: a frame has no room for them.
+pub const MAX_ITEMS: usize = (MAX_FRAME - 32) / ITEM_BYTES;
+/// A delivered sample in a frame.
+const ITEM_BYTES: usize = 41;
 
 /// From client to agent.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +24,15 @@ pub enum Ask {
         /// Chosen by the client.
         id: u64,
         /// [`Call`](crate::calls::Call) as JSON.
+        body: String,
+    },
+    /// A call with a list of any length: a descriptor with so many numbers (u64) comes with the frame.
+    CallWith {
+        /// As of a [`Ask::Call`].
+        id: u64,
+        /// Numbers in the list.
+        count: u64,
+        /// [`Call`](crate::calls::Call) as JSON, but for the list.
         body: String,
     },
     /// A rank starts at a batch.
@@ -347,11 +360,28 @@ impl<'a> Reader<'a> {
 }
 
 impl Ask {
+    /// What it is and how much of it, for messages.
+    #[must_use]
+    pub fn what(&self) -> String {
+        match self {
+            Ask::Call { body, .. } | Ask::CallWith { body, .. } => {
+                let begin: String = body.chars().take(40).collect();
+                format!("a call ({begin}...)")
+            }
+            Ask::WantSamples { samples, .. } => format!("a request for {} samples", samples.len()),
+            Ask::WantReads { reads, .. } => format!("a request for {} reads", reads.len()),
+            Ask::Release { handles, slots, .. } => format!("the return of {} leases", handles.len() + slots.len()),
+            Ask::Adopt { handles, slots, .. } => format!("a hand-over of {} leases", handles.len() + slots.len()),
+            _ => "a message".to_owned(),
+        }
+    }
+
     /// The frame, its length included.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Ask::Call { id, body } => Writer::new(1).u64(*id).text(body),
+            Ask::CallWith { id, count, body } => Writer::new(12).u64(*id).u64(*count).text(body),
             Ask::Start {
                 job,
                 rank,
@@ -399,6 +429,11 @@ impl Ask {
         let ask = match r.kind {
             1 => Ask::Call {
                 id: r.u64()?,
+                body: r.text()?,
+            },
+            12 => Ask::CallWith {
+                id: r.u64()?,
+                count: r.u64()?,
                 body: r.text()?,
             },
             2 => Ask::Start {
@@ -467,7 +502,7 @@ impl Say {
             Say::Progress { id, body } => Writer::new(2).u64(*id).text(body),
             Say::Deliver { id, copy, items } => {
                 let mut w = Writer::new(3);
-                w.0.reserve(32 + 41 * items.len());
+                w.0.reserve(32 + ITEM_BYTES * items.len());
                 items
                     .iter()
                     .fold(w.u64(*id).u8(u8::from(*copy)).u32(items.len() as u32), |w, item| {
@@ -504,7 +539,7 @@ impl Say {
                 body: r.text()?,
             },
             3 => {
-                let (id, copy, count) = (r.u64()?, r.u8()? != 0, r.count(41)?);
+                let (id, copy, count) = (r.u64()?, r.u8()? != 0, r.count(ITEM_BYTES)?);
                 let mut items = Vec::with_capacity(count);
                 for _ in 0..count {
                     items.push(Sent {
@@ -598,6 +633,11 @@ mod tests {
         vec![
             Ask::Call {
                 id: 1,
+                body: "{}".into(),
+            },
+            Ask::CallWith {
+                id: 2,
+                count: 3,
                 body: "{}".into(),
             },
             Ask::Start {

@@ -4,6 +4,8 @@
 
 #[path = "agent/actors.rs"]
 mod actors;
+#[path = "agent/long.rs"]
+mod long;
 
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, Stats};

@@ -1,6 +1,6 @@
 //! The connection to the agent.
 
-use crate::errors::{from_client, invalid, waiting};
+use crate::errors::{from_client, invalid, numbers, waiting};
 use crate::index::Index;
 use crate::job::Job;
 use foreload_engine::calls::{Attach, Call, Open, Progress, Reply};
@@ -94,8 +94,23 @@ impl Agent {
     }
 
     /// Some samples of a data set, as a data set of its own.
-    fn subset(&self, py: Python<'_>, dataset: u32, samples: Vec<u64>) -> PyResult<(u32, Index, String)> {
-        self.opened(py, &Call::Subset { dataset, samples }, None)
+    #[pyo3(signature = (dataset, samples, progress=None))]
+    fn subset(
+        &self,
+        py: Python<'_>,
+        dataset: u32,
+        samples: &Bound<'_, PyAny>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<(u32, Index, String)> {
+        let samples = numbers(samples)?;
+        self.opened(py, &Call::Subset { dataset, samples }, progress)
+    }
+
+    /// The samples of an epoch of a job whose order is supplied.
+    fn supply(&self, py: Python<'_>, job: u32, epoch: u32, samples: &Bound<'_, PyAny>) -> PyResult<()> {
+        let samples = numbers(samples)?;
+        let call = Call::Supply { job, epoch, samples };
+        waiting(py, |pulse| self.client.call(&call, pulse)).map(drop)
     }
 
     /// Joins or starts a job.

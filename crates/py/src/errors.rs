@@ -2,6 +2,7 @@
 
 use foreload_engine::client::ClientError;
 use foreload_engine::protocol::Trouble;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -29,6 +30,7 @@ pub fn from_client(py: Python<'_>, error: ClientError, raised: Option<PyErr>) ->
         // Not the agent's "timeout", after which nothing more will come.
         ClientError::TimedOut(_) => "waiting",
         ClientError::Forked => "forked",
+        ClientError::TooLarge { .. } => "invalid",
         _ => "closed",
     };
     of(py, &Trouble::new(kind, error.to_string()))
@@ -37,6 +39,11 @@ pub fn from_client(py: Python<'_>, error: ClientError, raised: Option<PyErr>) ->
 /// A call that can't work as it was made.
 pub fn invalid(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
+}
+
+/// Numbers of samples, from an array of unsigned 64-bit numbers (in NumPy `uint64`) in one piece.
+pub fn numbers(array: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    PyBuffer::<u64>::get(array)?.to_vec(array.py())
 }
 
 /// Runs `work` without the GIL, with a pulse that looks for signals.

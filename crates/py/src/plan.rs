@@ -1,6 +1,6 @@
 //! Orders and splits, computed in this process: for samplers, `explain`, and resuming.
 
-use crate::errors::invalid;
+use crate::errors::{invalid, numbers};
 use foreload_plan::Digest;
 use foreload_plan::order::{EpochOrder, Order};
 use foreload_plan::spec::OrderSpec;
@@ -131,7 +131,8 @@ impl Plan {
     }
 
     /// Declares the list of an epoch of a supplied order.
-    fn supply(&self, py: Python<'_>, epoch: u32, samples: Vec<u64>) -> PyResult<()> {
+    fn supply(&self, py: Python<'_>, epoch: u32, samples: &Bound<'_, PyAny>) -> PyResult<()> {
+        let samples = numbers(samples)?;
         py.detach(|| {
             self.order
                 .lock()

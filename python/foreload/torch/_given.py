@@ -11,9 +11,12 @@ import copy
 import logging
 import operator
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -131,6 +134,10 @@ def is_fresh(generator: torch.Generator) -> bool:
     return bool(torch.equal(twin.get_state(), generator.get_state()))
 
 
+def _samples_of(batches: list[list[int]]) -> NDArray[np.uint64]:
+    return np.fromiter(chain.from_iterable(batches), np.uint64, sum(map(len, batches)))
+
+
 class GivenRun(Run):
     """A run whose epochs are supplied as they become known."""
 
@@ -162,14 +169,15 @@ class GivenRun(Run):
         misfit = self.misfit(epoch, batches)
         if misfit is not None:
             raise InvalidError(misfit)
-        samples = [sample for batch in batches for sample in batch]
-        wrong = next((number for number in (min(samples), max(samples)) if not 0 <= number < self.order.samples), None)
+        ends = [number for batch in batches if batch for number in (min(batch), max(batch))]
+        wrong = next((number for number in ends if not 0 <= number < self.order.samples), None)
         if wrong is not None:
             raise InvalidError(f"the sampler yields {wrong}: samples are numbered from 0 to {self.order.samples - 1}")
+        samples = _samples_of(batches)
         self.batches = {known: kept for known, kept in self.batches.items() if known >= epoch - 1}
         self.batches[epoch] = batches
         self.plan.supply(epoch, samples)
-        self.attachment().call("supply", epoch=epoch, samples=samples)
+        self.attachment().supply(epoch, samples)
 
     def misfit(self, epoch: int, batches: list[list[int]]) -> str | None:
         """Why an epoch is none of this run's, which was made for the first one that was seen; None: it is one."""
@@ -183,7 +191,7 @@ class GivenRun(Run):
     def restore(self) -> None:
         """Supplies a new agent with what is known."""
         for epoch, batches in self.batches.items():
-            self.attachment().call("supply", epoch=epoch, samples=[sample for batch in batches for sample in batch])
+            self.attachment().supply(epoch, _samples_of(batches))
 
     def state(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> dict[str, Any]:
         """A checkpoint; of unequal batches the samples are counted."""

@@ -5,7 +5,7 @@ use crate::calls::{Attach, Reply};
 use crate::connection::Connection;
 use crate::disk::{DiskSettings, DiskTier};
 use crate::job::{Job, SharedTier, warning_of_batches};
-use crate::protocol::Trouble;
+use crate::protocol::{MAX_ITEMS, Trouble};
 use crate::streams::Streams;
 use foreload_plan::spec::OrderKind;
 use std::cell::RefCell;
@@ -31,6 +31,12 @@ impl Agent {
                 "invalid",
                 "the order was made for another data set (its digest or number of samples differs)",
             ));
+        }
+        let batch = u64::from(attach.order.global_batch.div_ceil(attach.world.max(1)));
+        if batch > MAX_ITEMS as u64 {
+            let message =
+                format!("a rank's batches of {batch} samples are too large: a message has room for {MAX_ITEMS}");
+            return Err(Trouble::new("invalid", message));
         }
         // Ranks of one job join it by its word, even if they measured the machine's memory at different moments: the first one's budget
         // holds. A job that nobody is attached to is taken over by the next one with the same plan, whatever its word.

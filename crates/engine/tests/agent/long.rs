@@ -1,0 +1,158 @@
+//! Lists that are as long as a data set is: nine million samples, each a byte of one file.
+
+use super::*;
+use foreload_store::format::Format;
+use foreload_store::index::{IndexBuilder, NewObject, NewSample};
+
+/// As JSON, their numbers would not fit a message.
+const SAMPLES: u64 = 9_000_000;
+
+/// What sample `number` holds.
+fn byte_of(number: u64) -> u8 {
+    (number % 251) as u8
+}
+
+/// An agent that doesn't keep the lists for a replay.
+fn node() -> Node {
+    let directory = Arc::new(tempfile::tempdir().expect("directory"));
+    let bucket = Arc::new(Bucket::start(Settings::default()).expect("bucket"));
+    let bytes: Vec<u8> = (0..SAMPLES).map(byte_of).collect();
+    std::fs::write(directory.path().join("all.bin"), bytes).expect("written");
+    let mut builder = IndexBuilder::new(directory.path().to_str().expect("text"), Format::Manifest);
+    let object = NewObject {
+        key: "all.bin",
+        size: SAMPLES,
+        ..NewObject::default()
+    };
+    let object = builder.object(object).expect("added");
+    for offset in 0..SAMPLES {
+        let sample = NewSample {
+            object,
+            offset,
+            length: 1,
+            ..NewSample::default()
+        };
+        builder.sample(sample).expect("added");
+    }
+    let index = builder.finish().expect("built");
+    std::fs::write(directory.path().join("all.flx"), index.as_bytes()).expect("written");
+    Node::start(bucket, directory, Duration::from_millis(300))
+}
+
+fn open(node: &Node) -> (u32, Index) {
+    let path = |name: &str| node.directory.path().join(name).to_str().expect("text").to_owned();
+    let call = Call::Open(Open {
+        index: Some(path("all.flx")),
+        ..Open {
+            url: node.directory.path().to_str().expect("text").to_owned(),
+            ..Open::default()
+        }
+    });
+    opened(node.client().call(&call, &mut calm()).expect("opened"))
+}
+
+fn opened((reply, fds): (Reply, Vec<std::os::fd::OwnedFd>)) -> (u32, Index) {
+    let Reply::Opened {
+        dataset, index_bytes, ..
+    } = reply
+    else {
+        panic!("{reply:?}")
+    };
+    let map = Mapping::new(fds[0].as_fd(), index_bytes, false).expect("mapped");
+    let index = Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index");
+    (dataset, index)
+}
+
+/// Compares a batch of sixteen with a list of samples, by their bytes.
+fn compare(job: &Attached, epoch: u32, batch: u64, list: impl Fn(u64) -> u64, number_of: impl Fn(u64) -> u64) {
+    let want = job.want_batch(0, epoch, batch).expect("sent");
+    let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+    let expected: Vec<u64> = (16 * batch..16 * batch + 16).map(list).collect();
+    assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
+    for item in &items {
+        assert_eq!(job.bytes(item).expect("inside"), [byte_of(number_of(item.sample))]);
+    }
+    release(job, &items);
+}
+
+#[test]
+fn lists_of_millions_of_samples_are_chosen_supplied_and_attached_with() {
+    let node = node();
+    let (dataset, index) = open(&node);
+    assert_eq!(index.len(), SAMPLES);
+
+    // Chosen: the data set the other way round.
+    let back = |number: u64| SAMPLES - 1 - number;
+    let samples: Vec<u64> = (0..SAMPLES).map(back).collect();
+    let call = Call::Subset {
+        dataset,
+        samples: samples.clone(),
+    };
+    assert!(serde_json::to_string(&samples).expect("JSON").len() > foreload_engine::protocol::MAX_FRAME);
+    let (turned, chosen) = opened(node.client().call(&call, &mut calm()).expect("chosen"));
+    assert_eq!(chosen.len(), SAMPLES);
+    for number in [0, 1, 4_711, SAMPLES - 1] {
+        assert_eq!(chosen.sample(number).expect("there").offset, back(number));
+    }
+    let sequential = |a: &mut Attach| a.order.kind = OrderKind::Sequential;
+    let job = node.attach(&node.client(), turned, &chosen, sequential);
+    compare(&job, 0, 3, |at| at, back);
+    drop(job);
+
+    // Supplied: the list of an epoch.
+    let list = |at: u64| (at * 7 + 3) % SAMPLES;
+    let samples: Vec<u64> = (0..SAMPLES).map(list).collect();
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.order.kind = OrderKind::Supplied { length: SAMPLES };
+    });
+    supply(&job, 4, &samples).expect("taken");
+    let last = SAMPLES / 16 - 1;
+    job.client
+        .send(&Ask::Start {
+            job: job.job,
+            rank: 0,
+            epoch: 4,
+            batch: last,
+        })
+        .expect("sent");
+    compare(&job, 4, last, list, |number| number);
+    drop(job);
+
+    // Attached with: one list for all epochs.
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.order.kind = OrderKind::Explicit { list: samples.into() };
+    });
+    for batch in 0..3 {
+        compare(&job, 0, batch, list, |number| number);
+    }
+    drop(job);
+    node.retire();
+}
+
+#[test]
+fn what_is_too_large_for_a_message_is_named_and_nobody_is_cut_off() {
+    let node = Node::new("img:100x1KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    match job.want_samples(0, vec![1; 9_000_000]) {
+        Err(ClientError::TooLarge { what, bytes }) => {
+            assert_eq!(what, "a request for 9000000 samples");
+            assert!(bytes > 72_000_000);
+        }
+        other => panic!("{other:?}"),
+    }
+    // The answer would be too large.
+    let want = job.want_samples(0, vec![1; 2_000_000]).expect("sent");
+    match job.delivered(want, None, &mut calm()) {
+        Err(ClientError::Trouble(trouble)) => assert!(trouble.message.contains("2000000 samples"), "{trouble:?}"),
+        other => panic!("{other:?}"),
+    }
+    let attach = node.attachment(dataset, &index, |a| a.order.global_batch = 2_000_000);
+    match Attached::new(&node.client(), attach, &mut calm()) {
+        Err(ClientError::Trouble(trouble)) => assert!(trouble.message.contains("2000000 samples"), "{trouble:?}"),
+        other => panic!("{:?}", other.map(|attached| attached.reply.clone())),
+    }
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    drop(job);
+    node.end();
+}
