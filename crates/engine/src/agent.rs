@@ -4,6 +4,7 @@
 //! to, and answers calls. It holds no state that must survive it: a client that finds no agent starts one, a killed agent leaves nothing but its
 //! disk tier, and what a dead client held comes back when its socket closes. It ends when nobody has been attached for `linger`.
 
+pub(crate) mod aside;
 mod library;
 mod roster;
 
@@ -74,6 +75,8 @@ pub struct Agent {
     last_seen: Cell<Instant>,
     retire: Cell<bool>,
     changed: Notify,
+    /// Calls whose work is done on other threads.
+    asides: Cell<u64>,
     attaching: tokio::sync::Mutex<()>,
     /// Data sets that are being opened.
     opening: RefCell<Vec<Open>>,
@@ -128,6 +131,7 @@ impl Agent {
             last_seen: Cell::new(Instant::now()),
             retire: Cell::new(false),
             changed: Notify::new(),
+            asides: Cell::new(0),
             attaching: tokio::sync::Mutex::new(()),
             opening: RefCell::default(),
             opening_ended: Notify::new(),
@@ -430,19 +434,13 @@ impl Agent {
                 ))
             }
             Call::Open(open) => self.open(connection, id, open).await,
-            Call::Subset { dataset, samples } => {
-                let whole = self.dataset(dataset)?;
-                let subset = Rc::new(whole.subset(&samples)?);
-                let is_same = |d: &Dataset| d.index.digest() == subset.index.digest() && d.open == subset.open;
-                let number = self.known(is_same).unwrap_or_else(|| self.add(Rc::clone(&subset)));
-                self.opened(connection, number, &subset)
-            }
+            Call::Subset { dataset, samples } => self.subset(connection, id, dataset, samples).await,
             Call::Hold { dataset } => {
                 self.dataset(dataset)?;
                 self.hold(connection, dataset);
                 Ok((Reply::Done, Fds::None))
             }
-            Call::Attach(attach) => self.attach(connection, *attach).await,
+            Call::Attach(attach) => self.attach(connection, id, *attach).await,
             Call::Credentials {
                 dataset,
                 storage_options,
@@ -482,6 +480,16 @@ impl Agent {
         }
     }
 
+    /// Waits for what is done on other threads, which needs this runtime until it notices that nobody wants it any more.
+    async fn end_asides(&self) {
+        for connection in self.connections.borrow().values() {
+            connection.close();
+        }
+        while self.asides.get() > 0 {
+            self.changed.notified().await;
+        }
+    }
+
     /// Proves that every job obeyed its plan; for tests, with everything recorded.
     ///
     /// # Errors
@@ -517,6 +525,7 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
         let agent = Agent::new(settings);
         CURRENT.with(|current| *current.borrow_mut() = Some(Rc::clone(&agent)));
         let served = Rc::clone(&agent).serve(UnixListener::from_std(listener)?).await;
+        agent.end_asides().await;
         CURRENT.with(|current| current.borrow_mut().take());
         if agent.settings.record {
             let jobs = agent

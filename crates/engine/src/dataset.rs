@@ -99,8 +99,7 @@ impl Dataset {
         } = find_index(&open, &options, cache_dir, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
         let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
-        let shared = Shared::of("foreload-index", index.as_bytes())
-            .map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
+        let shared = shared(&index)?;
         Ok(Dataset {
             open,
             index,
@@ -126,14 +125,9 @@ impl Dataset {
     }
 
     /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both.
-    ///
-    /// # Errors
-    /// `invalid` for a sample that doesn't exist.
-    pub fn subset(&self, samples: &[u64]) -> Result<Self, Trouble> {
-        let index = self.index.select(samples).map_err(|e| trouble(&e))?;
-        let shared = Shared::of("foreload-index", index.as_bytes())
-            .map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))?;
-        Ok(Dataset {
+    #[must_use]
+    pub fn part(&self, index: Index, shared: Shared) -> Self {
+        Dataset {
             open: self.open.clone(),
             index,
             source: self.source.clone(),
@@ -141,7 +135,7 @@ impl Dataset {
             origin: "subset",
             changes: None,
             index_etag: None,
-        })
+        }
     }
 
     /// Takes new credentials, from the client's provider.
@@ -177,6 +171,15 @@ impl Dataset {
     pub fn digest(&self) -> Digest {
         Digest::from_bytes(self.index.digest())
     }
+}
+
+/// An index for clients to map.
+///
+/// # Errors
+/// `no-memory`.
+pub fn shared(index: &Index) -> Result<Shared, Trouble> {
+    Shared::of("foreload-index", index.as_bytes())
+        .map_err(|e| Trouble::new("no-memory", format!("sharing the index: {e}")))
 }
 
 /// The file that caches the index of a data set.

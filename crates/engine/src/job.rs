@@ -8,6 +8,7 @@
 
 mod bytes;
 mod parts;
+mod survey;
 mod watch;
 
 use crate::batches::Batches;
@@ -30,11 +31,11 @@ use foreload_plan::{Digest, DigestBuilder, Scheduler};
 use parts::Parts;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
+use survey::too_large;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -42,8 +43,10 @@ use tokio::time::Instant;
 const LOG_STEPS: usize = 512;
 /// Late loads and stalls are looked for this often while anything is in flight.
 const TICK: Duration = Duration::from_millis(10);
-/// Blocks looked up in the disk tiers in one go: about a tenth of a second.
-const LOOK_AT_ONCE: u64 = 200_000;
+/// Blocks looked up in the disk tiers in one go: the look-ups take a millisecond or two.
+const LOOK_AT_ONCE: u64 = 1 << 14;
+/// And before the job answers: about a tenth of a second.
+const LOOK_FIRST: u64 = 200_000;
 /// Credentials are looked after this often while the job is active.
 const CARE: Duration = Duration::from_secs(5);
 /// And memory: in a second, another process may well take what the reserve holds.
@@ -55,6 +58,8 @@ const SLOWEST: usize = 10;
 
 /// A job's number in its scheduler, which it has to itself.
 pub const SOLE: u32 = 0;
+
+pub use survey::Survey;
 
 /// A disk tier that several jobs may share.
 pub type SharedTier = Rc<RefCell<DiskTier>>;
@@ -116,6 +121,7 @@ pub struct Job {
     state: RefCell<State>,
     begun: Instant,
     active: Notify,
+    plan_digest: Digest,
 }
 
 /// The plan's settings for an attachment.
@@ -141,12 +147,15 @@ fn settings(attach: &Attach, usable: &[u64]) -> Settings {
     }
 }
 
+fn invalid(error: foreload_plan::Error) -> Trouble {
+    Trouble::new("invalid", error.to_string())
+}
+
 /// A fresh scheduler for an attachment, over disk tiers that can hold `usable` bytes each.
 ///
 /// # Errors
 /// `invalid` when order, ranks and batch don't fit.
-fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams) -> Result<Scheduler, Trouble> {
-    let invalid = |e: foreload_plan::Error| Trouble::new("invalid", e.to_string());
+fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams, order: Order) -> Result<Scheduler, Trouble> {
     let settings = settings(attach, usable);
     let set = Set {
         name: 0,
@@ -154,7 +163,7 @@ fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams) -> Result<Sched
     };
     let reads = Reads {
         sets: vec![set],
-        order: attach.order.clone(),
+        order,
         world: attach.world,
         uneven: attach.uneven,
         ranks: attach.ranks.clone(),
@@ -164,13 +173,13 @@ fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams) -> Result<Sched
 }
 
 impl Job {
-    /// Starts a job: makes its arenas, looks into its disk tiers.
+    /// Starts a job: makes its arenas, looks into its disk tiers. `survey` is of all its samples.
     ///
     /// # Errors
     /// `invalid` when the plan doesn't fit, `no-memory` when a sample doesn't fit the budget or the system has none.
-    pub fn start(
+    pub async fn start(
         id: u32,
-        attach: Attach,
+        survey: Survey,
         streams: Streams,
         tiers: Vec<SharedTier>,
         origin: &Rc<Origin>,
@@ -178,13 +187,15 @@ impl Job {
         warnings: &mut Vec<String>,
     ) -> Result<Rc<Self>, Trouble> {
         let usable: Vec<u64> = tiers.iter().map(|tier| tier.borrow().usable_bytes()).collect();
-        let settings = settings(&attach, &usable);
+        let settings = settings(&survey.attach, &usable);
         let capacity = if record { None } else { Some(LOG_STEPS) };
         let bounds = Budget {
             asked: settings.ram_bytes,
-            least: least_bytes(&attach, &streams)?,
+            least: survey.least_bytes(&streams)?,
             reserve: RESERVE_BYTES,
         };
+        warnings.extend(survey.warning_of_batches());
+        let Survey { attach, order, .. } = survey;
         let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(attach.batch_bytes));
         let budget = bounds.first(left);
         if budget < settings.ram_bytes {
@@ -196,7 +207,8 @@ impl Job {
                 mb(budget),
             ));
         }
-        let plan = scheduler(&attach, &usable, &streams)?;
+        let plan_digest = plan_digest(&attach, order.digest());
+        let plan = scheduler(&attach, &usable, &streams, order)?;
         let blocks = Arc::clone(&plan.library().shelves()[0].blocks);
         let plan = Recorded::new(plan, capacity);
         let memory =
@@ -235,61 +247,58 @@ impl Job {
             state: RefCell::new(state),
             begun: Instant::now(),
             active: Notify::new(),
+            plan_digest,
         });
         job.seat.report(Demand::default());
         job.set_budget(budget);
-        let seen = job.look_into_tiers(0);
-        if seen < job.blocks.count() && job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
-            tokio::task::spawn_local(Rc::clone(&job).look_on(seen));
-        }
         tokio::task::spawn_local(Rc::clone(&job).watch());
+        if job.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
+            let first = LOOK_FIRST.min(job.blocks.count());
+            job.look_into_tiers(0..first).await;
+            // A large data set must not delay the first batch.
+            if first < job.blocks.count() {
+                let job = Rc::clone(&job);
+                tokio::task::spawn_local(async move { job.look_into_tiers(first..job.blocks.count()).await });
+            }
+        }
         Ok(job)
     }
 
-    /// Tells the plan what the disk tiers hold of the blocks from `first` on, some hundred thousand of them; returns the next one to look at.
-    fn look_into_tiers(self: &Rc<Self>, first: u64) -> u64 {
-        let end = (first + LOOK_AT_ONCE).min(self.blocks.count());
-        let mut found = vec![Vec::new(); self.tiers.len()];
-        if self.tiers.iter().any(|tier| !tier.borrow().is_empty()) {
-            for block in first..end {
-                let samples = self.blocks.range(block);
-                let Some(key) = self.streams.key(self.blocks.extent(samples.clone())) else {
-                    continue;
-                };
+    /// Tells the plan what the disk tiers hold of some blocks. Their keys are hashes, which are computed on another thread.
+    async fn look_into_tiers(self: &Rc<Self>, blocks: Range<u64>) {
+        let mut next = blocks.start;
+        while next < blocks.end && !self.is_closed() {
+            let (first, end) = (next, (next + LOOK_AT_ONCE).min(blocks.end));
+            next = end;
+            let (indexes, all) = (self.streams.indexes(), Arc::clone(&self.blocks));
+            let key = move |block| indexes.key(all.place_of(Content::block(block)));
+            let keys = move || (first..end).map(key).collect::<Vec<_>>();
+            let Ok(keys) = tokio::task::spawn_blocking(keys).await else {
+                return;
+            };
+            let mut found = vec![Vec::new(); self.tiers.len()];
+            for (key, block) in keys.into_iter().zip(first..) {
+                let Some(key) = key else { continue };
                 if let Some(number) = self.tiers.iter().position(|tier| tier.borrow().contains(&key)) {
                     self.tiers[number].borrow_mut().protect(u64::from(self.id), [key]);
                     found[number].push(block);
+                    let samples = self.blocks.range(block);
                     self.found.set(self.found.get() + samples.end - samples.start);
                 }
             }
-        }
-        for (number, blocks) in found.into_iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()) {
-            self.step(Event::Found {
-                tier: number as u8,
-                blocks,
-            });
-        }
-        end
-    }
-
-    /// Goes on looking while the job runs already: a large data set must not delay the first batch.
-    async fn look_on(self: Rc<Self>, mut next: u64) {
-        while next < self.blocks.count() {
-            tokio::task::yield_now().await;
-            if self.is_closed() {
-                return;
+            for (number, blocks) in found.into_iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()) {
+                self.step(Event::Found {
+                    tier: number as u8,
+                    blocks,
+                });
             }
-            next = self.look_into_tiers(next);
         }
     }
 
     /// The digest that ranks compare before their first batch: everything that decides who reads what.
     #[must_use]
     pub fn plan_digest(&self) -> Digest {
-        DigestBuilder::new("plan/1")
-            .digest(&self.attach.order.digest())
-            .number(u64::from(self.attach.world))
-            .finish()
+        self.plan_digest
     }
 
     /// Nanoseconds since the job began: the plan's clock.
@@ -549,7 +558,8 @@ impl Job {
     /// # Errors
     /// The first difference, in words.
     pub fn replay(&self) -> Result<(), String> {
-        let fresh = scheduler(&self.attach, &self.usable, &self.streams).map_err(|e| e.message)?;
+        let order = Order::new(&self.attach.order).map_err(|e| e.to_string())?;
+        let fresh = scheduler(&self.attach, &self.usable, &self.streams, order).map_err(|e| e.message)?;
         foreload_plan::replay::replay(fresh, self.state.borrow().plan.log()).map_err(|e| e.to_string())
     }
 
@@ -617,81 +627,14 @@ fn count(stats: &mut Stats, via: Via, len: u64) {
     *bytes += len;
 }
 
+fn plan_digest(attach: &Attach, order: Digest) -> Digest {
+    DigestBuilder::new("plan/1")
+        .digest(&order)
+        .number(u64::from(attach.world))
+        .finish()
+}
+
 /// Memory for samples: what batches leave of the budget.
 fn sample_bytes(attach: &Attach) -> u64 {
     attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes)
-}
-
-/// What the job needs to go on at all: a batch in use, one that is waited for and one behind it, and the largest sample.
-///
-/// A sample that can't fit is an error at the start, not in the middle of an epoch, unless such samples are to be left out.
-fn least_bytes(attach: &Attach, streams: &Streams) -> Result<u64, Trouble> {
-    let most = sample_bytes(attach);
-    let (mut largest, mut len, mut total) = (0, 0, 0u64);
-    for sample in 0..streams.len() {
-        let bytes = streams.length(sample);
-        total = total.saturating_add(bytes);
-        if bytes > len && !(attach.skip_large && bytes > most) {
-            (largest, len) = (sample, bytes);
-        }
-    }
-    if len > most {
-        return Err(too_large(attach, streams, largest));
-    }
-    let batch = u64::from(attach.order.global_batch) * attach.ranks.len() as u64 / u64::from(attach.world.max(1));
-    let batches = (total / streams.len().max(1)).saturating_mul(3 * batch.max(1));
-    Ok(batches.saturating_add(len))
-}
-
-/// Why a sample can't be had, and what would help.
-fn too_large(attach: &Attach, streams: &Streams, sample: u64) -> Trouble {
-    let (len, most_bytes) = (streams.length(sample), sample_bytes(attach));
-    // As much for batches as now, or the eighth that is the default, and a little over.
-    let enough_mb = (len + attach.batch_bytes.max(len / 7)).div_ceil(1_000_000) + 1;
-    let message = format!(
-        "sample {sample} ({}) has {len} bytes and doesn't fit the memory budget of {} bytes ({most_bytes} without the batch arena); give \
-         cache=Cache(ram=\"{enough_mb}MB\") or more, leave it out with data.filter(lambda key, label, length: length <= {most_bytes}), or give \
-         on_error=foreload.skip()",
-        streams.url_of(sample),
-        attach.ram_bytes
-    );
-    Trouble {
-        sample: Some(sample),
-        ..Trouble::new("no-memory", message)
-    }
-}
-
-/// Says when the largest samples of the data set, should they meet in one batch, don't fit the memory together.
-#[must_use]
-pub fn warning_of_batches(attach: &Attach, streams: &Streams) -> Option<String> {
-    let most_bytes = sample_bytes(attach);
-    let size = (attach.order.global_batch / attach.world.max(1)).max(1) as usize;
-    let fitting = || {
-        (0..streams.len())
-            .map(|sample| streams.length(sample))
-            .filter(|&len| len <= most_bytes)
-    };
-    if fitting().max().unwrap_or(0).saturating_mul(size as u64) <= most_bytes {
-        return None;
-    }
-    // The largest so far, the least of them on top: a copy of all lengths would be outside the budget.
-    let mut lengths = BinaryHeap::with_capacity(size.min(streams.len() as usize) + 1);
-    for len in fitting() {
-        if lengths.len() < size || lengths.peek().is_some_and(|&Reverse(least)| least < len) {
-            lengths.push(Reverse(len));
-            if lengths.len() > size {
-                lengths.pop();
-            }
-        }
-    }
-    let bytes: u64 = lengths.iter().map(|Reverse(len)| len).sum();
-    (bytes > most_bytes).then(|| {
-        format!(
-            "the largest {} samples have {bytes} bytes, and samples have {most_bytes} of the memory budget of {} bytes: a batch with all of them would end \
-             the run; give cache=Cache(ram=\"{}MB\") or more, or smaller batches",
-            lengths.len(),
-            attach.ram_bytes,
-            (bytes + attach.batch_bytes.max(bytes / 7)).div_ceil(1_000_000) + 1
-        )
-    })
 }

@@ -8,6 +8,7 @@ use crate::dataset::{Dataset, IndexCatalog, trouble};
 use crate::protocol::Trouble;
 use foreload_plan::catalog::{self, Place, Spans};
 use foreload_plan::{Digest, DigestBuilder};
+use foreload_store::Index;
 use foreload_store::index::{ObjectRef, content_key};
 use std::rc::Rc;
 
@@ -16,6 +17,46 @@ pub struct Streams {
     parts: Vec<Rc<Dataset>>,
     samples: Spans,
     objects: Spans,
+}
+
+/// The indexes of a job's data sets, for other threads.
+#[derive(Clone)]
+pub struct Indexes {
+    parts: Vec<Index>,
+    samples: Spans,
+    objects: Spans,
+}
+
+impl Indexes {
+    /// Samples of all.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.samples.total()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of each sample, in the order of their numbers.
+    pub fn lengths(&self) -> impl Iterator<Item = u64> {
+        let of = |index: &'_ Index| {
+            let index = index.clone();
+            (0..index.len()).map(move |sample| index.length(sample))
+        };
+        self.parts.iter().flat_map(of)
+    }
+
+    /// The key of a block in the disk tiers.
+    #[must_use]
+    pub fn key(&self, block: Place) -> Option<[u8; 16]> {
+        let (part, object) = self.objects.find(block.object)?;
+        let index = &self.parts[part];
+        let range = block.offset..block.offset + block.len;
+        Some(content_key(index.root(), &index.object(object).ok()?, range))
+    }
 }
 
 impl Streams {
@@ -73,6 +114,16 @@ impl Streams {
             (IndexCatalog { index, most_bytes }, objects)
         };
         catalog::Streams::new(self.parts.iter().map(part).collect())
+    }
+
+    /// Their indexes.
+    #[must_use]
+    pub fn indexes(&self) -> Indexes {
+        Indexes {
+            parts: self.parts.iter().map(|part| part.index.clone()).collect(),
+            samples: self.samples.clone(),
+            objects: self.objects.clone(),
+        }
     }
 
     /// A sample's data set, and its number there.

@@ -1,13 +1,29 @@
 //! The agent's data sets: opened once for all who name the same, held by connections, and let go the lingering time after the last has left.
 
+use super::aside::Work;
 use super::{Agent, Fds};
-use crate::calls::{Open, Progress, Reply};
+use crate::calls::{Open, Reply};
 use crate::connection::Connection;
-use crate::dataset::Dataset;
-use crate::protocol::{Say, Trouble};
+use crate::dataset::{Dataset, shared, trouble};
+use crate::protocol::Trouble;
+use crate::slots::Shared;
+use foreload_store::Index;
 use std::rc::Rc;
-use std::time::Duration;
 use tokio::time::Instant;
+
+/// Some samples of an index, and their own index for clients to map.
+fn chosen(index: &Index, samples: &[u64], work: &Work) -> Result<(Index, Shared), Trouble> {
+    let mut said = Ok(());
+    let mut goes_on = |done: u64| {
+        said = work.at("choosing samples", done, samples.len() as u64);
+        said.is_ok()
+    };
+    let index = index.select_while(samples, &mut goes_on).map_err(|e| trouble(&e))?;
+    said?;
+    let index = index.ok_or_else(|| Trouble::new("bug", "the choice ended early"))?;
+    let shared = shared(&index)?;
+    Ok((index, shared))
+}
 
 impl Agent {
     pub(super) fn dataset(&self, id: u32) -> Result<Rc<Dataset>, Trouble> {
@@ -69,45 +85,72 @@ impl Agent {
                 break;
             }
         }
-        let (report, mut steps) = tokio::sync::watch::channel(Progress::default());
-        let teller = Rc::clone(connection);
-        let tell = tokio::task::spawn_local(async move {
-            while steps.changed().await.is_ok() {
-                let step = steps.borrow_and_update().clone();
-                teller.say(&Say::Progress {
-                    id,
-                    body: serde_json::to_string(&step).unwrap_or_default(),
-                });
-                // A bar needs no more than twenty pictures a second.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
         self.opening.borrow_mut().push(plain.clone());
-        // Who else wants the data set opens it anew, from where a listing was left.
-        let dataset = tokio::select! {
-            dataset = Dataset::open(open.clone(), &self.settings.cache_dir, report) => dataset,
-            () = connection.ended() => Err(Trouble::new("cancelled", "the client left while the data set was opened")),
-        };
+        let opened = self.open_anew(connection, id, open, &plain).await;
         self.opening.borrow_mut().retain(|other| *other != plain);
         self.opening_ended.notify_waiters();
-        tell.abort();
+        opened
+    }
+
+    /// Who else wants the data set opens it anew when this fails, from where a listing was left.
+    async fn open_anew(
+        &self,
+        connection: &Rc<Connection>,
+        id: u64,
+        open: Open,
+        plain: &Open,
+    ) -> Result<(Reply, Fds), Trouble> {
+        let (asked, directory) = (open.clone(), self.settings.cache_dir.clone());
+        let opened = move |work: &Work| work.drive(Dataset::open(asked, &directory, work.report.clone()));
         let dataset = Rc::new(Dataset {
-            open: plain,
-            ..dataset?
+            open: plain.clone(),
+            ..self.aside(connection, id, opened).await?
         });
-        if !is_wanted(&dataset) {
+        if open
+            .digest
+            .as_ref()
+            .is_some_and(|digest| *digest != dataset.digest().to_string())
+        {
             let message = "its index is another than when it was opened, for it was listed or written again: open it and begin the run anew";
             return Err(Trouble::new("changed", format!("{}: {message}", open.url)));
         }
         // One that was listed again and is as it was is held once.
-        let is_same = |known: &Dataset| {
+        let is_like = |known: &Dataset| {
             known.open == dataset.open
                 && known.origin != "subset"
                 && known.index_etag == dataset.index_etag
-                && known.index.as_bytes() == dataset.index.as_bytes()
+                && known.index.digest() == dataset.index.digest()
         };
-        let number = self.known(is_same).unwrap_or_else(|| self.add(Rc::clone(&dataset)));
+        let mut number = self.known(is_like);
+        if let Some(like) = number {
+            // Digests leave checksums out.
+            let both = [self.dataset(like)?.index.clone(), dataset.index.clone()];
+            let is_same = move |_: &Work| Ok(both[0].as_bytes() == both[1].as_bytes());
+            if !self.aside(connection, id, is_same).await? {
+                number = None;
+            }
+        }
+        let number = number.unwrap_or_else(|| self.add(Rc::clone(&dataset)));
         self.opened(connection, number, &dataset)
+    }
+
+    /// Some samples of a data set as one of its own.
+    pub(super) async fn subset(
+        &self,
+        connection: &Rc<Connection>,
+        id: u64,
+        number: u32,
+        samples: Vec<u64>,
+    ) -> Result<(Reply, Fds), Trouble> {
+        let whole = self.dataset(number)?;
+        let index = whole.index.clone();
+        let (index, shared) = self
+            .aside(connection, id, move |work| chosen(&index, &samples, work))
+            .await?;
+        let subset = Rc::new(whole.part(index, shared));
+        let is_same = |d: &Dataset| d.index.digest() == subset.index.digest() && d.open == subset.open;
+        let number = self.known(is_same).unwrap_or_else(|| self.add(Rc::clone(&subset)));
+        self.opened(connection, number, &subset)
     }
 
     /// Answers with a data set that is known under a number; `said` knows how it was opened this time.
@@ -154,5 +197,36 @@ impl Agent {
             .map(|(number, _)| *number)
             .filter(|number| !is_held(number))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreload_store::format::Format;
+    use foreload_store::index::{IndexBuilder, NewObject};
+
+    #[test]
+    fn a_choice_ends_when_its_client_leaves() {
+        let mut builder = IndexBuilder::new("s3://bucket", Format::Folder);
+        let object = NewObject {
+            key: "a",
+            ..NewObject::default()
+        };
+        builder.whole_object(object, None, None).expect("added");
+        let index = builder.finish().expect("built");
+        let (client, work) = Work::unwatched();
+        let samples = vec![0; 100_000];
+        assert_eq!(chosen(&index, &samples, &work).expect("chosen").0.len(), 100_000);
+        assert!(work.report.borrow().done > 0);
+        drop(client);
+        assert_eq!(
+            chosen(&index, &samples, &work).err().map(|t| t.kind),
+            Some("cancelled".to_owned())
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
+        let _inside = runtime.enter();
+        let opened = work.drive(std::future::pending::<Result<(), Trouble>>());
+        assert_eq!(opened.err().map(|t| t.kind), Some("cancelled".to_owned()));
     }
 }

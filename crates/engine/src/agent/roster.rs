@@ -4,7 +4,7 @@ use super::{Agent, Fds};
 use crate::calls::{Attach, Reply};
 use crate::connection::Connection;
 use crate::disk::{DiskSettings, DiskTier};
-use crate::job::{Job, SharedTier, warning_of_batches};
+use crate::job::{Job, SharedTier, Survey};
 use crate::protocol::{MAX_ITEMS, Trouble};
 use crate::streams::Streams;
 use foreload_plan::spec::OrderKind;
@@ -20,7 +20,12 @@ impl Agent {
             .ok_or_else(|| Trouble::new("closed", format!("job {id} has ended; attach again")))
     }
 
-    pub(super) async fn attach(&self, connection: &Rc<Connection>, attach: Attach) -> Result<(Reply, Fds), Trouble> {
+    pub(super) async fn attach(
+        &self,
+        connection: &Rc<Connection>,
+        id: u64,
+        attach: Attach,
+    ) -> Result<(Reply, Fds), Trouble> {
         // Ranks attach at the same time: the first makes the job, the others join it.
         let _one_at_a_time = self.attaching.lock().await;
         let numbers = || std::iter::once(attach.dataset).chain(attach.more.iter().copied());
@@ -73,21 +78,28 @@ impl Agent {
                 tiers.push(self.tier(disk, &mut warnings).await?);
             }
         }
-        // Who left meanwhile has been seen off already, and nobody would count it out again.
-        if connection.is_closed() {
-            return Err(Trouble::new("cancelled", "the client left while the job was made"));
-        }
         let (job, joined) = match running {
             Some(job) => (job, true),
             None => {
-                warnings.extend(warning_of_batches(&attach, &streams));
-                let id = self.next.replace(self.next.get() + 1) as u32;
+                let indexes = streams.indexes();
+                let survey = self
+                    .aside(connection, id, move |work| Survey::of(attach, &indexes, work))
+                    .await?;
+                let number = self.next.replace(self.next.get() + 1) as u32;
                 let origin = self.origins.at(&streams.endpoint());
-                let job = Job::start(id, attach, streams, tiers, &origin, self.settings.record, &mut warnings)?;
-                self.jobs.borrow_mut().insert(id, Rc::clone(&job));
+                let record = self.settings.record;
+                let job = Job::start(number, survey, streams, tiers, &origin, record, &mut warnings).await?;
+                self.jobs.borrow_mut().insert(number, Rc::clone(&job));
                 (job, false)
             }
         };
+        // Who left meanwhile has been seen off already, and nobody would count it out again.
+        if connection.is_closed() {
+            if job.clients() == 0 && !joined {
+                self.drop_job(&job);
+            }
+            return Err(Trouble::new("cancelled", "the client left while the job was made"));
+        }
         let mut jobs = connection.jobs.borrow_mut();
         let times = jobs.entry(job.id).or_insert(0);
         *times += 1;

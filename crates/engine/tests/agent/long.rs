@@ -15,7 +15,11 @@ fn byte_of(number: u64) -> u8 {
 /// An agent that doesn't keep the lists for a replay.
 fn node() -> Node {
     let directory = Arc::new(tempfile::tempdir().expect("directory"));
-    let bucket = Arc::new(Bucket::start(Settings::default()).expect("bucket"));
+    let settings = Settings {
+        synthetic: vec!["img:300x40KB,classes=3,ext=jpg".parse().expect("a rule")],
+        ..Settings::default()
+    };
+    let bucket = Arc::new(Bucket::start(settings).expect("bucket"));
     let bytes: Vec<u8> = (0..SAMPLES).map(byte_of).collect();
     std::fs::write(directory.path().join("all.bin"), bytes).expect("written");
     let mut builder = IndexBuilder::new(directory.path().to_str().expect("text"), Format::Manifest);
@@ -155,4 +159,97 @@ fn what_is_too_large_for_a_message_is_named_and_nobody_is_cut_off() {
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
     drop(job);
     node.end();
+}
+
+/// Reads batches of a small job over and over until told to stop; answers with the longest time between two of them, and how many came.
+fn read_on(job: &Attached, stop: &std::sync::atomic::AtomicBool) -> (Duration, u32) {
+    let (mut longest, mut count, mut last) = (Duration::ZERO, 0, Instant::now());
+    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+        let want = job.want_samples(0, vec![u64::from(count) % 100]).expect("sent");
+        let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+        release(job, &items);
+        (longest, count) = (longest.max(last.elapsed()), count + 1);
+        // A step of a fast trainer.
+        std::thread::sleep(Duration::from_millis(1));
+        last = Instant::now();
+    }
+    (longest, count)
+}
+
+/// Does something long for one client while another one reads: no batch of that one waits for all of it.
+fn beside<T>(job: &Attached, what: &str, long: impl FnOnce() -> T) -> T {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read_on(job, &stop));
+        let begun = Instant::now();
+        let done = long();
+        let took = begun.elapsed();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let (longest, count) = reading.join().expect("read");
+        eprintln!("{what}: {took:?}, beside it {count} batches, the slowest after {longest:?}");
+        assert!(
+            longest < took / 2 && count >= 10,
+            "{what}: {longest:?} of {took:?}, {count} batches"
+        );
+        done
+    })
+}
+
+#[test]
+fn while_something_long_is_done_for_one_client_another_is_served() {
+    let node = node();
+    std::fs::create_dir(node.directory.path().join("few")).expect("made");
+    for number in 0..100 {
+        std::fs::write(
+            node.directory.path().join(format!("few/{number:03}.bin")),
+            [number; 100],
+        )
+        .expect("written");
+    }
+    let reader = node.another();
+    let few = Call::Open(Open {
+        url: node.directory.path().join("few").to_str().expect("text").to_owned(),
+        ..Open::default()
+    });
+    let (few, few_index) = opened(reader.call(&few, &mut calm()).expect("opened"));
+    let small = node.attach(&reader, few, &few_index, |_| ());
+
+    let rows: String = (0..400_000).map(|at| format!("all.bin,{at},1\n")).collect();
+    let manifest = node.directory.path().join("rows.csv");
+    std::fs::write(&manifest, format!("object,offset,length\n{rows}")).expect("written");
+    let call = Call::Open(Open {
+        url: manifest.to_str().expect("text").to_owned(),
+        ..Open::default()
+    });
+    let (_, listed) = opened(beside(&small, "building an index", || {
+        node.client().call(&call, &mut calm()).expect("built")
+    }));
+    assert_eq!(listed.len(), 400_000);
+    let (dataset, index) = open(&node);
+    let samples: Vec<u64> = (0..SAMPLES).rev().collect();
+    let call = Call::Subset { dataset, samples };
+    beside(&small, "choosing samples", || {
+        node.client().call(&call, &mut calm()).expect("chosen")
+    });
+    let disk = |a: &mut Attach| {
+        a.disks = vec![DiskShare {
+            directory: node.directory.path().join("disk"),
+            capacity_bytes: 1 << 30,
+            pinned: None,
+        }];
+        a.ram_bytes = 9 << 20;
+    };
+    let (third, third_index) = node.open("s3://bench/img", false).expect("opened");
+    let filled = node.attach(&node.client(), third, &third_index, disk);
+    read_epoch(&node, &filled, &third_index, "img", &spec(&third_index), 0);
+    eventually("something is on disk", || node.stats(filled.job).kept_samples > 0);
+    let job = beside(&small, "attaching, with a disk to look into", || {
+        node.attach(&node.client(), dataset, &index, |a| {
+            disk(a);
+            a.order.kind = OrderKind::Sequential;
+        })
+    });
+    compare(&job, 0, 0, |at| at, |number| number);
+    drop((job, filled, small, reader));
+    node.retire();
 }

@@ -4,16 +4,30 @@ use super::{Index, IndexBuilder};
 use crate::Result;
 use rustc_hash::FxHashMap;
 
+/// A choice may be ended after so many samples: some 50 ms.
+const ASK_EVERY: u64 = 1 << 16;
+
 impl Index {
     /// The samples `chosen`, in that order; objects that none of them needs are left out. Root, classes and ranges stay, so caches serve both.
     ///
     /// # Errors
     /// `Invalid` for a number that is no sample.
     pub fn select(&self, chosen: &[u64]) -> Result<Index> {
+        Ok(self.select_while(chosen, &mut |_| true)?.expect("nobody ends it early"))
+    }
+
+    /// As [`Index::select`], as long as `goes_on`, which is asked now and then with the samples done; `None`: it was ended.
+    ///
+    /// # Errors
+    /// As [`Index::select`].
+    pub fn select_while(&self, chosen: &[u64], goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Option<Index>> {
         let mut builder = IndexBuilder::new(self.root(), self.format());
         builder.options(self.options()).classes(self.classes());
         let mut objects: FxHashMap<u64, u64> = FxHashMap::default();
-        for &id in chosen {
+        for (&id, done) in chosen.iter().zip(0..) {
+            if done % ASK_EVERY == 0 && !goes_on(done) {
+                return Ok(None);
+            }
             let sample = self.sample(id)?;
             let object = match objects.get(&sample.object) {
                 Some(&object) => object,
@@ -26,7 +40,7 @@ impl Index {
             };
             builder.copy(&sample, object, sample.crc32c)?;
         }
-        builder.finish()
+        builder.finish().map(Some)
     }
 }
 
@@ -67,5 +81,13 @@ mod tests {
         }
         assert_ne!(some.digest(), whole.digest());
         assert!(whole.select(&[10]).is_err());
+        let mut asked = Vec::new();
+        let mut once = |done| {
+            asked.push(done);
+            asked.len() < 2
+        };
+        let many = vec![0; 3 << 16];
+        assert!(whole.select_while(&many, &mut once).expect("no error").is_none());
+        assert_eq!(asked, [0, 1 << 16]);
     }
 }
