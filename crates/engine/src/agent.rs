@@ -11,10 +11,11 @@ mod roster;
 use crate::calls::{Call, JobStatus, Open, Reply};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
-use crate::job::{Job, SOLE, SharedTier};
+use crate::job::{Job, SOLE, SharedTier, list_trouble};
 use crate::origin::Origins;
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use crate::slots;
+use aside::Work;
 use foreload_plan::action::Event;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
@@ -279,7 +280,7 @@ impl Agent {
                 batch,
             } => {
                 if let Some(job) = find(job) {
-                    job.step(Event::Start {
+                    job.hear(Event::Start {
                         job: SOLE,
                         rank,
                         epoch,
@@ -323,7 +324,7 @@ impl Agent {
             },
             Ask::Leave { job, rank } => {
                 if let Some(job) = find(job) {
-                    job.step(Event::Leave { job: SOLE, rank });
+                    job.hear(Event::Leave { job: SOLE, rank });
                 }
             }
             Ask::Withdraw { job, id } => {
@@ -450,7 +451,10 @@ impl Agent {
                 Ok((Reply::Done, Fds::None))
             }
             Call::Supply { job, epoch, samples } => {
-                self.job(job)?.supply(epoch, samples)?;
+                let (job, expected) = (self.job(job)?, self.job(job)?.expects(epoch)?);
+                let list = move |_: &Work| expected.list(&samples).map_err(|e| list_trouble(epoch, &e));
+                let samples = self.aside(connection, id, list).await?;
+                job.supply(epoch, samples)?;
                 Ok((Reply::Done, Fds::None))
             }
             Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),

@@ -342,6 +342,10 @@ pub struct Stats {
     pub quarantined: u64,
     /// Seconds in which at least one consumer waited.
     pub waited_s: f64,
+    /// Bytes of the lists that the order holds now, beside the memory budget.
+    pub order_bytes: u64,
+    /// Bytes of the data sets' indexes, beside it too and shared with other jobs.
+    pub index_bytes: u64,
     /// The slowest loads: object and seconds.
     pub slowest: Vec<(String, f64)>,
     /// Where memory and requests stand.

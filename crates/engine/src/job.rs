@@ -7,6 +7,7 @@
 //! All of it runs on one thread: there is no lock, and a step is never interrupted.
 
 mod bytes;
+mod lists;
 mod parts;
 mod survey;
 mod watch;
@@ -24,10 +25,13 @@ use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
 use foreload_plan::flow::Demand;
 use foreload_plan::job::{Reads, Set};
+use foreload_plan::order::{Expected, Listed, Order};
+use foreload_plan::policy::Retention;
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::Next;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::{Digest, DigestBuilder, Scheduler};
+use lists::Lists;
 use parts::Parts;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
@@ -77,6 +81,14 @@ struct State {
     waiting_since: Option<Instant>,
     reported: FxHashMap<u64, Instant>,
     disk_trouble: Option<Instant>,
+    lists: Lists,
+}
+
+impl State {
+    /// The order that it reads in.
+    fn order(&self) -> Option<&Order> {
+        self.plan.scheduler().order(SOLE)
+    }
 }
 
 /// How far a job's life is.
@@ -147,6 +159,11 @@ fn settings(attach: &Attach, usable: &[u64]) -> Settings {
     }
 }
 
+/// Why the list of an epoch isn't taken.
+pub fn list_trouble(epoch: u32, error: &foreload_plan::Error) -> Trouble {
+    Trouble::new("invalid", format!("the list of epoch {epoch}: {error}"))
+}
+
 fn invalid(error: foreload_plan::Error) -> Trouble {
     Trouble::new("invalid", error.to_string())
 }
@@ -163,7 +180,7 @@ fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams, order: Order) -
     };
     let reads = Reads {
         sets: vec![set],
-        order,
+        order: order.deferred(),
         world: attach.world,
         uneven: attach.uneven,
         ranks: attach.ranks.clone(),
@@ -196,18 +213,23 @@ impl Job {
         };
         warnings.extend(survey.warning_of_batches());
         let Survey { attach, order, .. } = survey;
-        let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(attach.batch_bytes));
+        let looks_up = streams.is_packed() && attach.policy.retention() == Retention::Pinned;
+        let order_bytes = order.expected_bytes(looks_up);
+        let beside = attach.batch_bytes + order_bytes;
+        let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(beside));
+        warnings.extend(warning_of_order(&attach, order_bytes));
         let budget = bounds.first(left);
         if budget < settings.ram_bytes {
             let mb = |bytes: u64| bytes / 1_000_000;
             warnings.push(format!(
                 "the loader asks for {} MB of memory, and this machine or its control group has {} MB left: it keeps {} MB for samples now, and more when there is more; give cache=Cache(ram=...) less",
                 mb(attach.ram_bytes),
-                mb(left.saturating_add(attach.batch_bytes)),
+                mb(left.saturating_add(beside)),
                 mb(budget),
             ));
         }
         let plan_digest = plan_digest(&attach, order.digest());
+        let lists = Lists::of(&order, looks_up);
         let plan = scheduler(&attach, &usable, &streams, order)?;
         let blocks = Arc::clone(&plan.library().shelves()[0].blocks);
         let plan = Recorded::new(plan, capacity);
@@ -227,6 +249,7 @@ impl Job {
             waiting_since: None,
             reported: FxHashMap::default(),
             disk_trouble: None,
+            lists,
         };
         let job = Rc::new_cyclic(|job| Job {
             id,
@@ -347,6 +370,7 @@ impl Job {
         self.note_waiting();
         self.active.notify_one();
         self.seat.report(self.demand());
+        self.make_lists();
     }
 
     /// What it wants of the bucket. A job that nobody is attached to stands back for those that somebody waits for.
@@ -357,17 +381,24 @@ impl Job {
         }
     }
 
-    /// Takes the samples of an epoch whose order the client knows.
+    /// What the list of an epoch must be like, of an order that the client supplies.
     ///
     /// # Errors
-    /// `invalid` when the list doesn't fit the order, or differs from the one that is known.
-    pub fn supply(self: &Rc<Self>, epoch: u32, samples: Vec<u64>) -> Result<(), Trouble> {
-        let fits = {
-            let state = self.state.borrow();
-            let order = state.plan.scheduler().order(SOLE);
-            order.map_or(Ok(()), |order| order.takes(epoch, &samples))
-        };
-        fits.map_err(|e| Trouble::new("invalid", format!("the list of epoch {epoch}: {e}")))?;
+    /// `invalid` when it doesn't.
+    pub fn expects(&self, epoch: u32) -> Result<Expected, Trouble> {
+        let state = self.state.borrow();
+        let expected = state.order().map(|order| order.expects(epoch));
+        let expected = expected.unwrap_or(Err(foreload_plan::Error::EpochNotSupplied { epoch }));
+        expected.map_err(|e| list_trouble(epoch, &e))
+    }
+
+    /// Takes such a list.
+    ///
+    /// # Errors
+    /// `invalid` when another one came meanwhile.
+    pub fn supply(self: &Rc<Self>, epoch: u32, samples: Listed) -> Result<(), Trouble> {
+        let admitted = self.expects(epoch)?.admits(&samples);
+        admitted.map_err(|e| list_trouble(epoch, &e))?;
         self.step(Event::Epoch {
             job: SOLE,
             epoch,
@@ -385,7 +416,7 @@ impl Job {
             state.wants.insert(request, (Rc::downgrade(connection), id));
             request
         };
-        self.step(event(request));
+        self.hear(event(request));
     }
 
     /// A connection no longer waits for what it asked under `id`; `None`: for anything.
@@ -549,6 +580,8 @@ impl Job {
     pub fn stats(&self) -> Stats {
         let state = self.state.borrow();
         let mut stats = state.stats.clone().with(&state.plan.scheduler().gauges());
+        stats.order_bytes = state.order().map_or(0, Order::held_bytes);
+        stats.index_bytes = self.streams.index_bytes();
         stats.waited_s += state.waiting_since.map_or(0.0, |since| since.elapsed().as_secs_f64());
         stats
     }
@@ -582,6 +615,7 @@ impl Job {
             return true;
         }
         self.life.set(Life::Lingering(Instant::now()));
+        self.state.borrow_mut().lists.forget();
         self.step(Event::Left { job: SOLE });
         false
     }
@@ -632,6 +666,18 @@ fn plan_digest(attach: &Attach, order: Digest) -> Digest {
         .digest(&order)
         .number(u64::from(attach.world))
         .finish()
+}
+
+/// Says when the lists of the order take much memory beside the budget.
+fn warning_of_order(attach: &Attach, order_bytes: u64) -> Option<String> {
+    (order_bytes > attach.ram_bytes / 4).then(|| {
+        format!(
+            "this order is held as lists of the epoch that is read and of the next, {} MB beside the memory budget of {} MB; order=\"keyed\" is computed and \
+             holds none",
+            order_bytes.div_ceil(1_000_000),
+            attach.ram_bytes / 1_000_000
+        )
+    })
 }
 
 /// Memory for samples: what batches leave of the budget.

@@ -116,6 +116,20 @@ impl Streams {
         catalog::Streams::new(self.parts.iter().map(part).collect())
     }
 
+    /// Whether several samples lie in one object.
+    #[must_use]
+    pub fn is_packed(&self) -> bool {
+        self.objects.total() < self.len()
+    }
+
+    /// Bytes of their indexes: the agent's own, and those that it shares.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        let is_first = |at: &usize| !self.parts[..*at].iter().any(|part| Rc::ptr_eq(part, &self.parts[*at]));
+        let own = (0..self.parts.len()).filter(is_first);
+        own.map(|at| 2 * self.parts[at].index.as_bytes().len() as u64).sum()
+    }
+
     /// Their indexes.
     #[must_use]
     pub fn indexes(&self) -> Indexes {

@@ -8,6 +8,7 @@ use foreload_plan::action::{Action, Command, Event};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::job::{Reads, Set};
+use foreload_plan::order::Order;
 use foreload_plan::settings::Settings;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::{DigestBuilder, Scheduler};
@@ -70,13 +71,13 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
     };
     let reads = Reads {
         sets: vec![Set { name: 0, catalog }],
-        order: spec,
+        order: Order::new(&spec).expect("an order"),
         world: 1,
         uneven: false,
         ranks: vec![0],
         epochs: None,
     };
-    let batches = reads.check().expect("it fits").1.batches();
+    let batches = reads.check().expect("it fits").batches();
     let settings = Settings {
         ram_bytes,
         concurrency: ConcurrencySettings::fixed(64),

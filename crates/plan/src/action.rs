@@ -6,6 +6,7 @@
 use crate::arena::Slot;
 use crate::blocks::Content;
 use crate::job::Reads;
+use crate::order::Listed;
 use serde::{Deserialize, Serialize};
 
 /// Names one stay in memory: its place in the scheduler's table and how often that place was reused.
@@ -345,14 +346,14 @@ pub enum Event {
         /// Requests; at least one is always allowed.
         requests: u32,
     },
-    /// The order of an epoch became known (explicit orders).
+    /// The order of an epoch became known (explicit orders, and lists that are made elsewhere).
     Epoch {
         /// The job.
         job: u32,
         /// The epoch.
         epoch: u32,
         /// Its samples, by position.
-        samples: Vec<u64>,
+        samples: Listed,
     },
     /// Time passed.
     Tick,

@@ -3,7 +3,6 @@
 use crate::catalog::Catalog;
 use crate::error::Error;
 use crate::order::Order;
-use crate::spec::OrderSpec;
 use crate::split::Split;
 use serde::Serialize;
 use std::fmt;
@@ -39,7 +38,7 @@ pub struct Reads {
     /// Its data sets, whose samples it numbers one data set after the other; at least one.
     pub sets: Vec<Set>,
     /// In which order.
-    pub order: OrderSpec,
+    pub order: Order,
     /// Ranks of the job, on all nodes.
     pub world: u32,
     /// Whether a number of samples that its ranks can't share equally is read with weights ([`Split::weighted`]) or refused.
@@ -51,24 +50,23 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// The order and how its batches are shared.
+    /// How its batches are shared.
     ///
     /// # Errors
     /// [`Error`] when order, ranks and batches don't fit.
-    pub fn check(&self) -> Result<(Order, Split), Error> {
-        let order = Order::new(&self.order)?;
+    pub fn check(&self) -> Result<Split, Error> {
         let split = match self.uneven {
-            true => Split::weighted(&order, self.world)?,
-            false => Split::new(&order, self.world)?,
+            true => Split::weighted(&self.order, self.world)?,
+            false => Split::new(&self.order, self.world)?,
         };
         split.check_ranks(&self.ranks)?;
         let found = self.sets.iter().map(|set| set.catalog.samples()).sum();
-        if found != self.order.samples {
+        if found != self.order.spec().samples {
             return Err(Error::StreamsDiffer {
                 found,
-                samples: self.order.samples,
+                samples: self.order.spec().samples,
             });
         }
-        Ok((order, split))
+        Ok(split)
     }
 }

@@ -14,6 +14,7 @@
 
 mod keyed;
 mod layout;
+mod listed;
 mod mix;
 mod mixture;
 mod mt19937;
@@ -22,6 +23,7 @@ mod torch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::digest::{Digest, DigestBuilder};
 use crate::error::Error;
@@ -29,6 +31,8 @@ use crate::spec::{OrderKind, OrderSpec};
 
 use keyed::Keyed;
 use layout::Transpose;
+use listed::Draws;
+pub use listed::{Expected, Listed, Lister};
 use mixture::Mixture;
 use table::Table;
 use torch::Replay;
@@ -39,16 +43,51 @@ pub struct Order {
     spec: OrderSpec,
     digest: Digest,
     source: Source,
+    /// Lists of epochs that were made elsewhere.
+    lists: BTreeMap<u32, Listed>,
+    /// Whether those of torch's kinds are.
+    deferred: bool,
+    /// The epoch whose list was asked for last and isn't there, plus one.
+    missing: AtomicU64,
 }
 
 /// What an epoch's order is made from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Source {
     Computed,
     Random(Replay),
     Mixture(Arc<Mixture>),
     Same(Arc<Table>),
-    Supplied(BTreeMap<u32, Arc<Table>>),
+    Supplied,
+}
+
+impl Clone for Order {
+    /// Lists are shared; what was asked for of one is not asked for of the other.
+    fn clone(&self) -> Self {
+        Self {
+            spec: self.spec.clone(),
+            digest: self.digest,
+            source: self.source.clone(),
+            lists: self.lists.clone(),
+            deferred: self.deferred,
+            missing: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Orders are equal that read the same samples; what is known of their lists is not compared.
+impl PartialEq for Order {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+impl Eq for Order {}
+
+impl serde::Serialize for Order {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.spec.serialize(serializer)
+    }
 }
 
 impl Order {
@@ -66,14 +105,51 @@ impl Order {
                 length,
             } => Source::Mixture(Arc::new(Mixture::new(streams, spec.seed, *shuffle, *length))),
             OrderKind::Explicit { list } => Source::Same(Arc::new(Table::from_list(list, spec.samples)?)),
-            OrderKind::Supplied { .. } => Source::Supplied(BTreeMap::new()),
+            OrderKind::Supplied { .. } => Source::Supplied,
             _ => Source::Computed,
         };
         Ok(Self {
             spec: spec.clone(),
             digest: spec.digest(),
             source,
+            lists: BTreeMap::new(),
+            deferred: false,
+            missing: AtomicU64::new(0),
         })
+    }
+
+    /// The same order, whose long lists are made elsewhere: of torch's kinds it knows an epoch once [`take`](Self::take) has been given its list.
+    #[must_use]
+    pub fn deferred(mut self) -> Self {
+        self.deferred = self.lister().is_some();
+        self
+    }
+
+    /// Whether its long lists are made elsewhere.
+    pub fn is_deferred(&self) -> bool {
+        self.deferred
+    }
+
+    /// What makes the lists of torch's kinds; `None`: the order is of another kind.
+    pub fn lister(&self) -> Option<Lister> {
+        let (samples, seed) = (self.spec.samples, self.spec.seed);
+        match (&self.source, &self.spec.kind) {
+            (Source::Random(replay), _) => Some(Lister(Draws::Random(replay.clone()))),
+            (_, OrderKind::TorchDistributed) => Some(Lister(Draws::Distributed { samples, seed })),
+            _ => None,
+        }
+    }
+
+    /// Whether [`epoch`](Self::epoch) would answer without making anything long.
+    pub fn knows(&self, epoch: u32) -> bool {
+        let is_listed = self.deferred || matches!(self.source, Source::Supplied);
+        !is_listed || self.lists.contains_key(&epoch)
+    }
+
+    /// The epoch that was asked for last, and since this was called before, while its list wasn't there.
+    pub fn missing(&self) -> Option<u32> {
+        let missing = self.missing.swap(0, Ordering::Relaxed);
+        Some(missing.checked_sub(1)? as u32)
     }
 
     /// The spec it was made from.
@@ -104,13 +180,16 @@ impl Order {
     /// [`Error::EpochNotSupplied`] when the kind is [`OrderKind::Supplied`] and the epoch's list isn't there.
     pub fn epoch(&self, epoch: u32) -> Result<EpochOrder, Error> {
         let samples = self.spec.samples;
+        if !self.knows(epoch) {
+            self.missing.store(u64::from(epoch) + 1, Ordering::Relaxed);
+            return Err(Error::EpochNotSupplied { epoch });
+        }
         let entry = match (&self.source, &self.spec.kind) {
+            _ if let Some(list) = self.lists.get(&epoch) => Entry::Table(Arc::clone(&list.0)),
+            (Source::Supplied, _) => return Err(Error::EpochNotSupplied { epoch }),
             (Source::Random(replay), _) => Entry::Table(Arc::new(replay.epoch(epoch))),
             (Source::Mixture(mixture), _) => Entry::Mixture(mixture.epoch(epoch)),
             (Source::Same(table), _) => Entry::Table(Arc::clone(table)),
-            (Source::Supplied(lists), _) => {
-                Entry::Table(Arc::clone(lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?))
-            }
             (Source::Computed, OrderKind::Keyed) => match Keyed::new(self.spec.seed, epoch.into(), samples) {
                 Keyed::Small(table) => Entry::Table(Arc::new(table)),
                 Keyed::Feistel(feistel) => Entry::Feistel(feistel),
@@ -136,43 +215,69 @@ impl Order {
     /// Gives an [`OrderKind::Supplied`] order the list of an epoch. The same list again is accepted.
     ///
     /// # Errors
-    /// As [`takes`](Self::takes).
+    /// As [`expects`](Self::expects) and [`Expected::list`].
     pub fn supply(&mut self, epoch: u32, list: &[u64]) -> Result<(), Error> {
-        let table = self.table_of(epoch, list)?;
-        if let Source::Supplied(lists) = &mut self.source {
-            lists.entry(epoch).or_insert_with(|| Arc::new(table));
-        }
-        Ok(())
+        let listed = self.expects(epoch)?.list(list)?;
+        self.take(epoch, listed)
     }
 
-    /// Whether [`supply`](Self::supply) would take the list of an epoch.
+    /// What the list of an epoch has to be like.
     ///
     /// # Errors
-    /// When the list has another length than declared, names a sample that doesn't exist, or differs from one supplied
-    /// before; or when the order isn't of that kind.
-    pub fn takes(&self, epoch: u32, list: &[u64]) -> Result<(), Error> {
-        self.table_of(epoch, list).map(drop)
+    /// When the order isn't of a kind whose lists are supplied.
+    pub fn expects(&self, epoch: u32) -> Result<Expected, Error> {
+        match self.source {
+            Source::Supplied => Ok(Expected {
+                epoch,
+                entries: self.spec.entries(),
+                samples: self.spec.samples,
+                known: self.lists.get(&epoch).cloned(),
+            }),
+            _ => Err(Error::EpochAlreadyKnown { epoch }),
+        }
     }
 
-    fn table_of(&self, epoch: u32, list: &[u64]) -> Result<Table, Error> {
-        let (expected, found) = (self.spec.entries(), list.len() as u64);
-        let Source::Supplied(lists) = &self.source else {
+    /// Takes the list of an epoch. The same list again is accepted.
+    ///
+    /// # Errors
+    /// When another one is known, or the order makes its own.
+    pub fn take(&mut self, epoch: u32, list: Listed) -> Result<(), Error> {
+        let is_listed = self.deferred || matches!(self.source, Source::Supplied);
+        let known = self.lists.get(&epoch);
+        if !is_listed || known.is_some_and(|known| *known != list) {
             return Err(Error::EpochAlreadyKnown { epoch });
-        };
+        }
+        let (found, expected) = (list.0.len(), self.spec.entries());
         if found != expected {
             return Err(Error::ListLength { epoch, found, expected });
         }
-        let table = Table::from_list(list, self.spec.samples)?;
-        match lists.get(&epoch).is_none_or(|known| known.same_list(&table)) {
-            true => Ok(table),
-            false => Err(Error::EpochAlreadyKnown { epoch }),
-        }
+        self.lists.entry(epoch).or_insert(list);
+        Ok(())
     }
 
-    /// Forgets the supplied lists of epochs before `epoch`.
-    pub fn forget_before(&mut self, epoch: u32) {
-        if let Source::Supplied(lists) = &mut self.source {
-            *lists = lists.split_off(&epoch);
+    /// Forgets the lists of all epochs but those that are needed.
+    pub fn keep(&mut self, is_needed: impl Fn(u32) -> bool) {
+        self.lists.retain(|&epoch, _| is_needed(epoch));
+    }
+
+    /// Bytes of lists that it holds now.
+    pub fn held_bytes(&self) -> u64 {
+        let same = match &self.source {
+            Source::Same(table) => table.heap_bytes() + 8 * table.len(),
+            _ => 0,
+        };
+        same + self.lists.values().map(|list| list.0.heap_bytes()).sum::<u64>()
+    }
+
+    /// Bytes that it comes to hold: the lists of the epoch that is read and the next. `looks_up`: positions are asked for by sample.
+    pub fn expected_bytes(&self, looks_up: bool) -> u64 {
+        let (entries, samples) = (self.spec.entries(), self.spec.samples);
+        let width = if samples <= u64::from(u32::MAX) { 4 } else { 8 };
+        let list = width * (entries + if looks_up { samples } else { 0 });
+        match (&self.source, &self.spec.kind) {
+            (Source::Same(_), _) => list + 8 * entries,
+            (Source::Supplied | Source::Random(_), _) | (_, OrderKind::TorchDistributed) => 2 * list,
+            _ => 0,
         }
     }
 
@@ -185,8 +290,8 @@ impl Order {
             .digest(&self.digest)
             .number(u64::from(epoch));
         Ok(match &self.source {
-            Source::Supplied(lists) => {
-                let table = lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?;
+            Source::Supplied => {
+                let table = &self.lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?.0;
                 (0..table.len())
                     .fold(builder, |builder, at| builder.number(table.sample_at(at)))
                     .finish()

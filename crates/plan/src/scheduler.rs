@@ -213,7 +213,7 @@ impl Scheduler {
 
     /// A job joins: from now on events may name it. None of its ranks has started.
     fn join(&mut self, job: u32, reads: &Reads) -> Result<(), Error> {
-        let (order, split) = reads.check()?;
+        let split = reads.check()?;
         if self.windows.reader(job).is_some() {
             return Err(Error::JobExists { job });
         }
@@ -238,7 +238,7 @@ impl Scheduler {
         }
         self.windows.join(Reader {
             job,
-            order,
+            order: reads.order.clone(),
             split,
             ranks: reads.ranks.clone(),
             places: Vec::new(),
@@ -365,11 +365,7 @@ impl Scheduler {
                 return Next::Wait;
             }
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
-            Event::Epoch { job, epoch, samples } => {
-                if let Some(reader) = self.windows.reader_mut(job) {
-                    drop(reader.supply(epoch, &samples));
-                }
-            }
+            Event::Epoch { job, epoch, samples } => drop(self.windows.supply(job, epoch, samples)),
             Event::Tick if self.all_left() => {}
             Event::Tick => self.hedge(actions),
         }

@@ -320,7 +320,7 @@ fn supplied_lists_come_one_by_one_and_never_change() {
     );
     let digests = [0, 1].map(|epoch| order.epoch_digest(epoch).expect("supplied"));
     assert_ne!(digests[0], digests[1]);
-    order.forget_before(1);
+    order.keep(|epoch| epoch >= 1);
     assert!(order.epoch(0).is_err() && order.epoch(1).is_ok());
 }
 
@@ -353,4 +353,41 @@ fn a_billion_keyed_samples_need_no_memory() {
     let epoch = order.epoch(2).expect("computed");
     assert_eq!(epoch.heap_bytes(), 0);
     assert!(size_of_val(&epoch) <= 160, "{} bytes", size_of_val(&epoch));
+}
+
+#[test]
+fn a_deferred_order_knows_the_epochs_whose_lists_were_made() {
+    for kind in [
+        OrderKind::TorchDistributed,
+        OrderKind::TorchRandom {
+            draws: TorchDraws::LoaderOnce,
+        },
+    ] {
+        let spec = spec(kind, 1000, 0, 10, Tail::Drop);
+        let (whole, mut order) = (
+            Order::new(&spec).expect("an order"),
+            Order::new(&spec).expect("an order").deferred(),
+        );
+        let lister = order.lister().expect("torch's");
+        assert_eq!((order.missing(), order.held_bytes()), (None, 0));
+        assert_eq!(order.epoch(7).map(|_| ()), Err(Error::EpochNotSupplied { epoch: 7 }));
+        assert_eq!((order.missing(), order.missing()), (Some(7), None), "told once");
+        order.take(7, lister.list(7).looked_up()).expect("its own");
+        order.take(7, lister.list(7)).expect("the same again");
+        assert_eq!(
+            order.take(7, lister.list(8)),
+            Err(Error::EpochAlreadyKnown { epoch: 7 })
+        );
+        let (made, known) = (whole.epoch(7).expect("made"), order.epoch(7).expect("known"));
+        assert!((0..1000).all(|at| made.sample_at(at) == known.sample_at(at)));
+        order.take(8, lister.list(8)).expect("another");
+        assert_eq!((order.held_bytes(), order.expected_bytes(false)), (12_000, 8000));
+        order.keep(|epoch| epoch >= 8);
+        assert!(order.knows(8) && !order.knows(7));
+        assert_eq!(order.held_bytes(), 4000);
+    }
+    let keyed = Order::new(&spec(OrderKind::Keyed, 1000, 0, 10, Tail::Drop))
+        .expect("an order")
+        .deferred();
+    assert!(!keyed.is_deferred() && keyed.epoch(3).is_ok());
 }

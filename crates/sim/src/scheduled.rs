@@ -17,6 +17,7 @@ use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::job::{Reads, Set};
+use foreload_plan::order::Order;
 use foreload_plan::policy::Policy as Planned;
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::{Next, Scheduler};
@@ -86,7 +87,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
     };
     let reads = Reads {
         sets: vec![Set { name: 0, catalog }],
-        order: access::spec(setup.scenario, setup.sizes.samples()),
+        order: Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?,
         world: setup.hardware.nodes,
         uneven: true,
         ranks: vec![node],

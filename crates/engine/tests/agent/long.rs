@@ -1,4 +1,4 @@
-//! Lists that are as long as a data set is: nine million samples, each a byte of one file.
+//! Lists that are as long as a data set is: millions of samples, each a byte of one file.
 
 use super::*;
 use foreload_store::format::Format;
@@ -13,23 +13,23 @@ fn byte_of(number: u64) -> u8 {
 }
 
 /// An agent that doesn't keep the lists for a replay.
-fn node() -> Node {
+fn node(samples: u64) -> Node {
     let directory = Arc::new(tempfile::tempdir().expect("directory"));
     let settings = Settings {
         synthetic: vec!["img:300x40KB,classes=3,ext=jpg".parse().expect("a rule")],
         ..Settings::default()
     };
     let bucket = Arc::new(Bucket::start(settings).expect("bucket"));
-    let bytes: Vec<u8> = (0..SAMPLES).map(byte_of).collect();
+    let bytes: Vec<u8> = (0..samples).map(byte_of).collect();
     std::fs::write(directory.path().join("all.bin"), bytes).expect("written");
     let mut builder = IndexBuilder::new(directory.path().to_str().expect("text"), Format::Manifest);
     let object = NewObject {
         key: "all.bin",
-        size: SAMPLES,
+        size: samples,
         ..NewObject::default()
     };
     let object = builder.object(object).expect("added");
-    for offset in 0..SAMPLES {
+    for offset in 0..samples {
         let sample = NewSample {
             object,
             offset,
@@ -68,20 +68,20 @@ fn opened((reply, fds): (Reply, Vec<std::os::fd::OwnedFd>)) -> (u32, Index) {
 }
 
 /// Compares a batch of sixteen with a list of samples, by their bytes.
-fn compare(job: &Attached, epoch: u32, batch: u64, list: impl Fn(u64) -> u64, number_of: impl Fn(u64) -> u64) {
+fn compare(job: &Attached, epoch: u32, batch: u64, list: impl Fn(u64) -> u64, bytes_of: impl Fn(u64) -> Vec<u8>) {
     let want = job.want_batch(0, epoch, batch).expect("sent");
     let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
     let expected: Vec<u64> = (16 * batch..16 * batch + 16).map(list).collect();
     assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
     for item in &items {
-        assert_eq!(job.bytes(item).expect("inside"), [byte_of(number_of(item.sample))]);
+        assert_eq!(job.bytes(item).expect("inside"), bytes_of(item.sample));
     }
     release(job, &items);
 }
 
 #[test]
 fn lists_of_millions_of_samples_are_chosen_supplied_and_attached_with() {
-    let node = node();
+    let node = node(SAMPLES);
     let (dataset, index) = open(&node);
     assert_eq!(index.len(), SAMPLES);
 
@@ -100,7 +100,7 @@ fn lists_of_millions_of_samples_are_chosen_supplied_and_attached_with() {
     }
     let sequential = |a: &mut Attach| a.order.kind = OrderKind::Sequential;
     let job = node.attach(&node.client(), turned, &chosen, sequential);
-    compare(&job, 0, 3, |at| at, back);
+    compare(&job, 0, 3, |at| at, |sample| vec![byte_of(back(sample))]);
     drop(job);
 
     // Supplied: the list of an epoch.
@@ -119,7 +119,7 @@ fn lists_of_millions_of_samples_are_chosen_supplied_and_attached_with() {
             batch: last,
         })
         .expect("sent");
-    compare(&job, 4, last, list, |number| number);
+    compare(&job, 4, last, list, |number| vec![byte_of(number)]);
     drop(job);
 
     // Attached with: one list for all epochs.
@@ -127,7 +127,7 @@ fn lists_of_millions_of_samples_are_chosen_supplied_and_attached_with() {
         a.order.kind = OrderKind::Explicit { list: samples.into() };
     });
     for batch in 0..3 {
-        compare(&job, 0, batch, list, |number| number);
+        compare(&job, 0, batch, list, |number| vec![byte_of(number)]);
     }
     drop(job);
     node.retire();
@@ -197,7 +197,7 @@ fn beside<T>(job: &Attached, what: &str, long: impl FnOnce() -> T) -> T {
 
 #[test]
 fn while_something_long_is_done_for_one_client_another_is_served() {
-    let node = node();
+    let node = node(SAMPLES / 3);
     std::fs::create_dir(node.directory.path().join("few")).expect("made");
     for number in 0..100 {
         std::fs::write(
@@ -226,11 +226,12 @@ fn while_something_long_is_done_for_one_client_another_is_served() {
     }));
     assert_eq!(listed.len(), 400_000);
     let (dataset, index) = open(&node);
-    let samples: Vec<u64> = (0..SAMPLES).rev().collect();
-    let call = Call::Subset { dataset, samples };
-    beside(&small, "choosing samples", || {
+    // The few over and over again: each sample is in another object than those beside it.
+    let samples: Vec<u64> = (0..SAMPLES / 3).map(|number| number % 100).collect();
+    let call = Call::Subset { dataset: few, samples };
+    let (many, many_index) = opened(beside(&small, "choosing samples", || {
         node.client().call(&call, &mut calm()).expect("chosen")
-    });
+    }));
     let disk = |a: &mut Attach| {
         a.disks = vec![DiskShare {
             directory: node.directory.path().join("disk"),
@@ -249,7 +250,64 @@ fn while_something_long_is_done_for_one_client_another_is_served() {
             a.order.kind = OrderKind::Sequential;
         })
     });
-    compare(&job, 0, 0, |at| at, |number| number);
-    drop((job, filled, small, reader));
+    compare(&job, 0, 0, |at| at, |number| vec![byte_of(number)]);
+    drop((job, filled));
+    torchs_order(&node, &small, many, &many_index);
+    drop((small, reader));
     node.retire();
+}
+
+/// Torch's order is a list for each epoch, made when it is come to; those of the epoch that is read and of the next are held.
+fn torchs_order(node: &Node, small: &Attached, dataset: u32, index: &Index) {
+    let kind = OrderKind::TorchRandom {
+        draws: foreload_plan::spec::TorchDraws::SamplerOnly,
+    };
+    let job = node.attach(&node.client(), dataset, index, |a| {
+        a.order.kind = kind.clone();
+        (a.ram_bytes, a.batch_bytes) = (1 << 20, 1 << 16);
+    });
+    let bytes_of = |sample: u64| vec![(sample % 100) as u8; 100];
+    assert_eq!(node.stats(job.job).order_bytes, 0);
+    let Reply::Attached { warnings, .. } = &job.reply else {
+        panic!("{:?}", job.reply)
+    };
+    let warns = |warning: &String| warning.contains("lists of the epoch that is read and of the next, 48 MB beside");
+    assert!(warnings.iter().any(warns), "{warnings:?}");
+    let order = Order::new(&OrderSpec { kind, ..spec(index) }).expect("order");
+    let start = |epoch, batch| {
+        let (job, rank) = (job.job, 0);
+        let ask = Ask::Start {
+            job,
+            rank,
+            epoch,
+            batch,
+        };
+        node.client().send(&ask).expect("sent");
+    };
+    let (far, last) = (1_000_000, index.len() / 16 - 1);
+    let expected = order.epoch(far).expect("epoch");
+    beside(small, "reading from an epoch of torch's order", || {
+        start(far, last - 1);
+        compare(&job, far, last - 1, |at| expected.sample_at(at), bytes_of);
+    });
+    // A number for each position, and a position for each sample.
+    let list_bytes = 8 * index.len();
+    for (epoch, batch) in [(far, last), (far + 1, 0), (far + 1, last), (far + 2, 0)] {
+        if (epoch, batch) == (far + 1, last) {
+            start(epoch, batch);
+        }
+        let expected = order.epoch(epoch).expect("epoch");
+        compare(&job, epoch, batch, |at| expected.sample_at(at), bytes_of);
+        let held = node.stats(job.job).order_bytes;
+        assert!(held <= 2 * list_bytes, "epoch {epoch}, batch {batch}: {held}");
+        // An epoch that has just ended is held no more.
+        assert!(
+            batch == last || held >= list_bytes,
+            "epoch {epoch}, batch {batch}: {held}"
+        );
+    }
+    start(3, 7);
+    let expected = order.epoch(3).expect("epoch");
+    compare(&job, 3, 7, |at| expected.sample_at(at), bytes_of);
+    assert_eq!(node.stats(job.job).order_bytes, list_bytes);
 }

@@ -93,6 +93,11 @@ impl Table {
         Some(inverse.get(sample)).filter(|&position| position != inverse.never())
     }
 
+    /// Builds the inverse now.
+    pub(super) fn look_up(&self) {
+        self.inverse.get_or_init(|| self.invert());
+    }
+
     /// Whether a sample is listed more than once.
     pub(super) fn repeats(&self) -> bool {
         (0..self.len()).any(|position| self.position_of(self.sample_at(position)) != Some(position))

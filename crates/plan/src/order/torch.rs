@@ -57,7 +57,7 @@ pub(super) fn distributed(samples: u64, seed: u64, epoch: u32) -> Table {
 }
 
 /// A generator that is seeded once and drawn from in every epoch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Replay {
     samples: u64,
     draws: TorchDraws,

@@ -187,7 +187,7 @@ impl Scheduler {
     }
 
     fn sample_at(&mut self, place: usize, epoch: u32, position: u64) -> Option<u64> {
-        let order = self.windows.reader_at_mut(place)?.epoch(epoch)?;
+        let order = self.windows.epoch(place, epoch)?;
         (position < order.positions()).then(|| order.sample_at(position))
     }
 

@@ -12,10 +12,10 @@
 
 use super::residents::NONE;
 use crate::error::Error;
-use crate::order::{EpochOrder, Order};
+use crate::order::{EpochOrder, Listed, Order};
 use crate::split::Split;
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// Bits of a line's name that tell the place.
 const PLACE_BITS: u32 = 12;
@@ -178,15 +178,6 @@ impl Reader {
         self.known.push(order);
         self.known.last()
     }
-
-    pub fn supply(&mut self, epoch: u32, samples: &[u64]) -> Result<(), Error> {
-        self.order.supply(epoch, samples)?;
-        // The pass before this one may still be read; what is older is supplied anew when somebody goes back.
-        let first = epoch.saturating_sub(1);
-        self.order.forget_before(first);
-        self.known.retain(|known| known.epoch() >= first);
-        Ok(())
-    }
 }
 
 /// The windows of a node's ranks.
@@ -280,6 +271,47 @@ impl Windows {
         self.owners.iter().position(|&owner| owner == Some((job, rank)))
     }
 
+    /// Gives a job the list of an epoch.
+    pub fn supply(&mut self, job: u32, epoch: u32, list: Listed) -> Result<(), Error> {
+        let Some(reader) = self.reader_mut(job) else {
+            return Ok(());
+        };
+        reader.order.take(epoch, list)?;
+        // Of a consumer's own lists the pass before this one may still be read, and what comes later is not supplied again.
+        let epochs = match reader.order.is_deferred() {
+            true => epoch..=epoch,
+            false => epoch.saturating_sub(1)..=u32::MAX,
+        };
+        self.keep(job, epochs);
+        Ok(())
+    }
+
+    /// Forgets the orders of all of a job's epochs but these, and those that its ranks read from now on.
+    fn keep(&mut self, job: u32, epochs: RangeInclusive<u32>) {
+        let Some(reader) = self.readers.iter_mut().find(|reader| reader.job == job) else {
+            return;
+        };
+        let windows = reader.places.iter().map(|&place| &self.windows[place]);
+        let read: Vec<RangeInclusive<u32>> = windows
+            .filter(|window| window.is_open)
+            .map(|window| reader.batch_of(window.head).0..=reader.batch_of(window.end()).0)
+            .chain([epochs])
+            .collect();
+        let is_read = |epoch: u32| read.iter().any(|epochs| epochs.contains(&epoch));
+        reader.order.keep(is_read);
+        reader.known.retain(|known| is_read(known.epoch()));
+    }
+
+    /// The order of an epoch of the job that has a place, if it is known and in the run. Before another list is made, those that nobody is in go.
+    pub fn epoch(&mut self, place: usize, epoch: u32) -> Option<&EpochOrder> {
+        let job = self.job_at(place);
+        let order = &self.reader(job)?.order;
+        if order.is_deferred() && !order.knows(epoch) {
+            self.keep(job, epoch..=epoch);
+        }
+        self.reader_mut(job)?.epoch(epoch)
+    }
+
     /// A rank's window, by its place.
     pub fn of(&self, place: usize) -> &Window {
         &self.windows[place]
@@ -356,17 +388,15 @@ impl Windows {
         let Some((job, rank)) = self.owners[place] else {
             return false;
         };
-        let Some(reader) = self.readers.iter_mut().find(|reader| reader.job == job) else {
-            return false;
-        };
-        let window = &mut self.windows[place];
-        while window.end() <= step {
-            let (epoch, batch) = reader.batch_of(window.end());
+        while self.windows[place].end() <= step {
+            let Some(reader) = self.reader(job) else { return false };
+            let (epoch, batch) = reader.batch_of(self.windows[place].end());
             let positions = reader.split.batch_positions(batch, rank);
-            let Some(order) = reader.epoch(epoch) else {
+            let mut entries = self.spare.pop().unwrap_or_default();
+            let Some(order) = self.epoch(place, epoch) else {
+                self.spare.push(entries);
                 return false;
             };
-            let mut entries = self.spare.pop().unwrap_or_default();
             entries.extend(positions.map(|position| Entry {
                 sample: order.sample_at(position),
                 resident: NONE,
@@ -374,6 +404,7 @@ impl Windows {
                 waiter: 0,
             }));
             let open = entries.len() as u32;
+            let window = &mut self.windows[place];
             window.open += u64::from(open);
             window.lines.push_back(Line { entries, open });
         }
@@ -413,6 +444,10 @@ impl Windows {
             interval_ns: window.interval_ns,
             ..Window::default()
         };
+        if let Some(reader) = self.reader_at(place).filter(|reader| reader.order.is_deferred()) {
+            let (job, epoch) = (reader.job, reader.batch_of(step).0);
+            self.keep(job, epoch..=epoch);
+        }
     }
 
     /// Takes a rank's last line back, if nothing in it is planned or waited for. False: something is.

@@ -44,12 +44,11 @@ struct Job {
 
 impl Job {
     fn new(reads: Reads) -> Self {
-        let (order, split) = reads.check().expect("it fits");
         Job {
+            split: reads.check().expect("it fits"),
+            order: reads.order.clone(),
             catalog: Arc::clone(&reads.sets[0].catalog),
             reads,
-            order,
-            split,
             joined: false,
         }
     }
@@ -211,7 +210,7 @@ impl World {
         };
         Job::new(Reads {
             sets: vec![Set { name, catalog }],
-            order,
+            order: Order::new(&order).expect("an order"),
             world,
             uneven: true,
             ranks: (first..first + local).collect(),

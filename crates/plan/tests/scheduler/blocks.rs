@@ -115,7 +115,7 @@ fn what_would_stay_nowhere_is_not_read_for_its_neighbours() {
     let mut carrier = carrier(samples, len, 512 << 10, 0);
     // All of it is staging.
     carrier.settings.staging_bytes = Some(512 << 10);
-    let mut carrier = Carrier::new(carrier.settings, carrier.catalog, carrier.reads.order, 1, vec![0], 3);
+    let mut carrier = Carrier::of(carrier.settings, carrier.reads, 3).started();
     let epochs = read_epochs(&mut carrier, 2);
     assert_order(&carrier, &epochs);
     assert_eq!(carrier.plan.scheduler().gauges().kept_bytes, 0);

@@ -72,7 +72,7 @@ pub struct Carrier {
 pub fn reads(catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec<u32>) -> Reads {
     Reads {
         sets: vec![Set { name: 0, catalog }],
-        order,
+        order: Order::new(&order).expect("an order"),
         world,
         uneven: true,
         ranks,
@@ -383,12 +383,12 @@ pub fn read_epochs(carrier: &mut Carrier, epochs: u32) -> Vec<Vec<(u64, Via)>> {
 }
 
 pub fn assert_order(carrier: &Carrier, epochs: &[Vec<(u64, Via)>]) {
-    let order = Order::new(&carrier.reads.order).expect("order");
+    let order = carrier.reads.order.clone();
     for (epoch, seen) in epochs.iter().enumerate() {
         let order = order.epoch(epoch as u32).expect("epoch");
         for (position, (sample, _)) in seen.iter().enumerate() {
             assert_eq!(*sample, order.sample_at(position as u64));
         }
-        assert_eq!(seen.len() as u64, carrier.reads.order.samples);
+        assert_eq!(seen.len() as u64, carrier.reads.order.spec().samples);
     }
 }

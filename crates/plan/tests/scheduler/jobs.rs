@@ -5,6 +5,7 @@ use foreload_plan::action::{Command, Event, Source};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::job::{Reads, Set};
+use foreload_plan::order::Order;
 use foreload_plan::settings::Settings;
 use foreload_plan::spec::OrderKind;
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
             name,
             catalog: Arc::clone(catalog),
         }],
-        order,
+        order: Order::new(&order).expect("an order"),
         world: 1,
         uneven: true,
         ranks: vec![0],
@@ -200,7 +201,7 @@ fn a_job_that_cannot_be_served_joins_nothing() {
     wrong.ranks = vec![3];
     assert!(wrong.check().is_err());
     let mut fewer = reads(0, &catalog, 4, 10);
-    fewer.order.samples = 31;
+    fewer.order = Order::new(&spec(31, 10, OrderKind::Keyed)).expect("an order");
     assert!(fewer.check().is_err());
     let mut carrier = two(4 << 20, &catalog, wrong);
     assert!(carrier.plan.scheduler().split(1).is_none());

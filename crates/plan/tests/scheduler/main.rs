@@ -155,10 +155,7 @@ fn a_late_load_that_is_waited_for_gets_one_twin_and_the_loser_is_cancelled() {
         panic!("a load")
     };
     let (sample, id) = (load.pieces[0].content, slow.id());
-    let order = Order::new(&carrier.reads.order)
-        .expect("order")
-        .epoch(0)
-        .expect("epoch");
+    let order = carrier.reads.order.clone().epoch(0).expect("epoch");
     let its_batch = order.position_of(sample.number()).expect("read") / 8;
     for batch in 20..=its_batch {
         carrier.step(Event::WantBatch {
