@@ -84,12 +84,15 @@ class EpochTally:
 
     def yielded(self, samples: int, waited_s: float) -> None:
         """Counts a batch that goes to the loop."""
+        now = time.perf_counter()
         if not self.batches:
             self.first_batch_s = waited_s
+            # The loop waits from before the epoch is known.
+            self._begun = min(self._begun, now - waited_s)
         self.batches += 1
         self.samples += samples
         self.stall_s += waited_s
-        self.wall_s = time.perf_counter() - self._begun
+        self.wall_s = now - self._begun
 
     def as_dict(self) -> dict[str, Any]:
         """For `stats()`."""

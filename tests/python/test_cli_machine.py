@@ -246,11 +246,15 @@ def test_the_agent_s_status_follows_its_life(run: Command, home: Any, data: Any)
     assert data[3].bytes is not None
     status = run.json("agent", "status")
     assert status["running"]
-    assert (status["jobs"][0]["url"], status["jobs"][0]["clients"]) == ("s3://data/train", 1)
+    job = status["jobs"][0]
+    assert (job["url"], job["clients"], job["processes"]) == ("s3://data/train", 1, [os.getpid()])
+    assert (job["order"], job["seed"], job["ranks"], job["world"]) == ("supplied", 0, [0], 1)
     assert run("agent", "status") == 0
     assert f"process {status['pid']}" in run.out
     once = run.json("top", "--once")
-    assert once["jobs"][0]["stats"]["samples"] == 1
+    stats = once["jobs"][0]["stats"]
+    assert stats["samples"] == 1
+    assert 0 < stats["memory_bytes"] <= stats["gauges"]["used_bytes"] + (1 << 20)
     assert run("top", "--once") == 0
     assert "s3://data/train" in run.out
 

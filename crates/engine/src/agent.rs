@@ -19,7 +19,7 @@ use aside::Work;
 use foreload_plan::action::Event;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -459,14 +459,7 @@ impl Agent {
             }
             Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),
             Call::Status => {
-                let jobs = self.jobs.borrow();
-                let jobs = jobs.values().map(|job| JobStatus {
-                    job: job.id,
-                    url: job.streams.url(),
-                    clients: job.clients(),
-                    ram_bytes: job.attach.ram_bytes,
-                });
-                let jobs = jobs.collect();
+                let jobs = self.jobs.borrow().values().map(|job| self.status_of(job)).collect();
                 Ok((
                     Reply::Status {
                         pid: std::process::id(),
@@ -481,6 +474,23 @@ impl Agent {
                 self.changed.notify_one();
                 Ok((Reply::Done, Fds::None))
             }
+        }
+    }
+
+    fn status_of(&self, job: &Job) -> JobStatus {
+        let connections = self.connections.borrow();
+        let attached = connections.values().filter(|c| c.jobs.borrow().contains_key(&job.id));
+        let processes: BTreeSet<u32> = attached.filter_map(|connection| connection.process).collect();
+        JobStatus {
+            job: job.id,
+            url: job.streams.url(),
+            clients: job.clients(),
+            processes: processes.into_iter().collect(),
+            order: job.attach.order.kind.name().to_owned(),
+            seed: job.attach.order.seed,
+            ranks: job.attach.ranks.clone(),
+            world: job.attach.world,
+            ram_bytes: job.attach.ram_bytes,
         }
     }
 

@@ -301,11 +301,21 @@ pub struct JobStatus {
     pub url: String,
     /// Connections attached.
     pub clients: u64,
+    /// Their processes, each once.
+    pub processes: Vec<u32>,
+    /// The order's kind.
+    pub order: String,
+    /// The order's seed.
+    pub seed: u64,
+    /// Ranks of this node.
+    pub ranks: Vec<u32>,
+    /// Of so many.
+    pub world: u32,
     /// Memory of its arenas.
     pub ram_bytes: u64,
 }
 
-/// Counters of a job since it started.
+/// Counters of a job since it started, or was taken over by another loader.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
     /// Samples delivered.
@@ -342,6 +352,8 @@ pub struct Stats {
     pub quarantined: u64,
     /// Seconds in which at least one consumer waited.
     pub waited_s: f64,
+    /// Bytes of memory that the arenas have from the system now; what is reserved and not filled yet has none.
+    pub memory_bytes: u64,
     /// Bytes of the lists that the order holds now, beside the memory budget.
     pub order_bytes: u64,
     /// Bytes of the data sets' indexes, beside it too and shared with other jobs.

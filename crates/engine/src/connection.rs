@@ -26,6 +26,8 @@ const MOST_FDS: usize = 4;
 pub struct Connection {
     /// Its number; hand-overs name it.
     pub id: u64,
+    /// Its process, where the kernel says.
+    pub process: Option<u32>,
     stream: UnixStream,
     unsent: RefCell<Vec<u8>>,
     more: Notify,
@@ -42,8 +44,10 @@ impl Connection {
     /// Takes a connected stream.
     #[must_use]
     pub fn new(id: u64, stream: UnixStream) -> Self {
+        let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
         Connection {
             id,
+            process: process.and_then(|process| u32::try_from(process).ok()),
             stream,
             unsent: RefCell::default(),
             more: Notify::new(),

@@ -581,6 +581,7 @@ impl Job {
         let state = self.state.borrow();
         let mut stats = state.stats.clone().with(&state.plan.scheduler().gauges());
         stats.order_bytes = state.order().map_or(0, Order::held_bytes);
+        stats.memory_bytes = self.cache.used_bytes() + self.batches.borrow().shared().used_bytes();
         stats.index_bytes = self.streams.index_bytes();
         stats.waited_s += state.waiting_since.map_or(0.0, |since| since.elapsed().as_secs_f64());
         stats
@@ -600,6 +601,14 @@ impl Job {
     #[must_use]
     pub fn clients(&self) -> u64 {
         self.clients.get()
+    }
+
+    /// Belongs to the loader with this word from now on; another one's counters begin at zero.
+    pub fn belong_to(&self, word: &str) {
+        if self.word.replace(word.to_owned()) != word {
+            let mut state = self.state.borrow_mut();
+            (state.stats, state.waiting_since) = (Stats::default(), None);
+        }
     }
 
     /// One more connection is attached.

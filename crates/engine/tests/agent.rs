@@ -625,6 +625,46 @@ fn a_job_that_makes_room_ends_with_its_loads_and_its_memory() {
     node.retire();
 }
 
+#[test]
+fn who_takes_a_job_over_counts_from_zero_and_status_tells_jobs_apart() {
+    let node = Node::with_linger("img:100x1KB,classes=2,ext=jpg", LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    let first = node.stats(job.job);
+    assert_eq!((first.samples, first.bucket_reads), (100, 100));
+    let of = job.job;
+    drop(job);
+    let client = node.client();
+    client.flush();
+    let word = |a: &mut Attach| a.session = "another loader".into();
+    let job = node.attach(&client, dataset, &index, word);
+    assert_eq!(job.job, of, "taken over");
+    assert_eq!((node.stats(of).samples, node.stats(of).requests), (0, 0));
+    read_epoch(&node, &job, &index, "img", &spec(&index), 1);
+    let second = node.stats(of);
+    assert_eq!((second.samples, second.ram_hits, second.requests), (100, 100, 0));
+    assert!(
+        (100_000..=second.gauges.expect("gauges")["used_bytes"].as_u64().expect("bytes"))
+            .contains(&second.memory_bytes)
+    );
+    let other = node.attach(&client, dataset, &index, |a| {
+        a.session = "a third".into();
+        (a.order.seed, a.world, a.ranks) = (7, 4, vec![1, 2]);
+    });
+    let Ok((Reply::Status { jobs, .. }, _)) = client.call(&Call::Status, &mut calm()) else {
+        panic!("no status")
+    };
+    let told: Vec<_> = jobs
+        .iter()
+        .map(|job| (job.order.as_str(), job.seed, &job.ranks[..], job.world))
+        .collect();
+    assert_eq!(told, [("keyed", 3, &[0][..], 1), ("keyed", 7, &[1, 2][..], 4)]);
+    assert!(jobs.iter().all(|job| job.processes == [std::process::id()]));
+    drop((job, other, client));
+    node.retire();
+}
+
 /// An order whose lists the client supplies, of as many samples.
 fn supplied(attach: &mut Attach, length: u64) {
     attach.order.kind = OrderKind::Supplied { length };

@@ -63,6 +63,24 @@ pub enum OrderKind {
     },
 }
 
+impl OrderKind {
+    /// Its name, for people.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Keyed => "keyed",
+            Self::TorchDistributed => "torch-distributed",
+            Self::TorchRandom { .. } => "torch-random",
+            Self::Sequential => "sequential",
+            Self::Contiguous { .. } => "contiguous",
+            Self::Strided { .. } => "strided",
+            Self::Explicit { .. } => "explicit",
+            Self::Supplied { .. } => "supplied",
+            Self::Mixture { .. } => "mixture",
+        }
+    }
+}
+
 /// A stream of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {

@@ -39,9 +39,18 @@ def running() -> "Agent | None":
 
 
 def jobs_of(connection: "Agent") -> list[dict[str, Any]]:
-    """The agent's jobs: job, url, clients, ram_bytes."""
+    """The agent's jobs: job, url, clients, processes, order, seed, ranks, world, ram_bytes."""
     jobs: list[dict[str, Any]] = json.loads(connection.call('{"call": "status"}'))["jobs"]
     return jobs
+
+
+def who_of(job: dict[str, Any]) -> tuple[str, str, str]:
+    """What tells a job from others over the same data set: its order, its ranks, and the processes attached."""
+    from foreload._run import spans_of
+
+    seed = f", seed {job['seed']}" if job["order"] not in {"sequential", "supplied", "explicit"} else ""
+    ranks = f"{spans_of(job['ranks'])} of {job['world']}"
+    return job["order"] + seed, ranks, " ".join(map(str, job["processes"])) or "none"
 
 
 @agent.command()
@@ -122,7 +131,7 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
     ]
     output.facts(console, f"agent, process {value['pid']}", rows)
     if value["jobs"]:
-        jobs = ((str(j["job"]), j["url"], str(j["clients"]), output.human_bytes(j["ram_bytes"])) for j in value["jobs"])
-        output.grid(console, (">job", "data set", ">clients", ">memory"), jobs)
+        jobs = ((str(j["job"]), j["url"], *who_of(j), output.human_bytes(j["ram_bytes"])) for j in value["jobs"])
+        output.grid(console, (">job", "data set", "order", ">rank", ">processes", ">memory"), jobs)
     else:
         console.print("no jobs")

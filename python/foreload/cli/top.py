@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreload.cli import options, output
-from foreload.cli.agent import jobs_of, running
+from foreload.cli.agent import jobs_of, running, who_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,8 +106,9 @@ def _table(jobs: list[dict[str, Any]]) -> "Table":
     flow = (
         ("samples/s", "throughput", "requests/s", "waiting") if live else ("samples", "delivered", "requests", "waited")
     )
-    for column in ("job", "data set", "clients", *flow, "ram", "disk", "bucket", "in flight", "memory"):
-        table.add_column(column, justify="left" if column == "data set" else "right")
+    who = ("job", "data set", "order", "rank", "processes")
+    for column in (*who, *flow, "ram", "disk", "bucket", "in flight", "memory"):
+        table.add_column(column, justify="left" if column in {"data set", "order"} else "right")
     for job in jobs:
         table.add_row(*(Text(cell) for cell in _cells(job)))
     return table
@@ -129,5 +130,5 @@ def _cells(job: dict[str, Any]) -> list[str]:
     delivered = max(1, stats["samples"])
     hits = [f"{stats[name] / delivered:.0%}" for name in ("ram_hits", "disk_hits", "bucket_reads")]
     requests = f"{gauges.get('in_flight', 0)}/{gauges.get('in_flight_limit', 0)}"
-    memory = f"{size(gauges.get('used_bytes', 0))} of {size(job['ram_bytes'])}"
-    return [str(job["job"]), job["url"], str(job["clients"]), *flow, *hits, requests, memory]
+    memory = f"{size(stats['memory_bytes'])} of {size(job['ram_bytes'])}"
+    return [str(job["job"]), job["url"], *who_of(job), *flow, *hits, requests, memory]

@@ -66,7 +66,7 @@ impl Agent {
             found.or_else(|| jobs.values().find(lingering)).cloned()
         };
         if let Some(job) = &running {
-            job.word.replace(attach.session.clone());
+            job.belong_to(&attach.session);
         }
         let (mut warnings, mut tiers) = (Vec::new(), Vec::with_capacity(attach.disks.len()));
         if running.is_none() {

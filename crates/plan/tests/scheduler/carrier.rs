@@ -36,7 +36,6 @@ pub type Answer = Result<Vec<Item>, (Option<u64>, Failure)>;
 /// A carrier under the test's control: a clock, loads under way, and the bytes a real one would hold (by slot: who wrote them).
 pub struct Carrier {
     pub plan: Recorded,
-    pub catalog: Arc<dyn Catalog>,
     pub now_ns: u64,
     pub dice: u64,
     pub under_way: Vec<Action>,
@@ -120,7 +119,6 @@ impl Carrier {
         let first = reads.sets[0].clone();
         Carrier {
             plan: Recorded::new(Scheduler::for_one(settings.clone(), &reads).expect("scheduler"), None),
-            catalog: Arc::clone(&first.catalog),
             now_ns: 0,
             dice: seed | 1,
             under_way: Vec::new(),

@@ -23,7 +23,6 @@ use foreload_plan::arena::reserved_bytes;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::model::Pinned;
-use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::spec::OrderKind;

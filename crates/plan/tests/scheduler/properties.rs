@@ -4,7 +4,6 @@ use crate::carrier::{Carrier, assert_order, read_epochs, sizes, spec};
 use foreload_plan::action::{Event, Failure};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
-use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::spec::OrderKind;
