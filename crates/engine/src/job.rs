@@ -168,25 +168,20 @@ fn invalid(error: foreload_plan::Error) -> Trouble {
     Trouble::new("invalid", error.to_string())
 }
 
-/// A fresh scheduler for an attachment, over disk tiers that can hold `usable` bytes each.
-///
-/// # Errors
-/// `invalid` when order, ranks and batch don't fit.
-fn scheduler(attach: &Attach, usable: &[u64], streams: &Streams, order: Order) -> Result<Scheduler, Trouble> {
-    let settings = settings(attach, usable);
+/// What an attachment reads.
+fn reads(attach: &Attach, settings: &Settings, streams: &Streams, order: Order) -> Reads {
     let set = Set {
         name: 0,
         catalog: Arc::new(streams.catalog(settings.ram_bytes)),
     };
-    let reads = Reads {
+    Reads {
         sets: vec![set],
         order: order.deferred(),
         world: attach.world,
         uneven: attach.uneven,
         ranks: attach.ranks.clone(),
         epochs: attach.epochs,
-    };
-    Scheduler::for_one(settings, &reads).map_err(invalid)
+    }
 }
 
 impl Job {
@@ -230,7 +225,11 @@ impl Job {
         }
         let plan_digest = plan_digest(&attach, order.digest());
         let lists = Lists::of(&order, looks_up);
-        let plan = scheduler(&attach, &usable, &streams, order)?;
+        let reads = reads(&attach, &settings, &streams, order);
+        let planned = settings.clone();
+        // It goes through all samples to cut them into blocks.
+        let plan = tokio::task::spawn_blocking(move || Scheduler::for_one(planned, &reads)).await;
+        let plan = plan.map_err(|e| Trouble::new("bug", e.to_string()))?.map_err(invalid)?;
         let blocks = Arc::clone(&plan.library().shelves()[0].blocks);
         let plan = Recorded::new(plan, capacity);
         let memory =
@@ -593,7 +592,9 @@ impl Job {
     /// The first difference, in words.
     pub fn replay(&self) -> Result<(), String> {
         let order = Order::new(&self.attach.order).map_err(|e| e.to_string())?;
-        let fresh = scheduler(&self.attach, &self.usable, &self.streams, order).map_err(|e| e.message)?;
+        let settings = settings(&self.attach, &self.usable);
+        let reads = reads(&self.attach, &settings, &self.streams, order);
+        let fresh = Scheduler::for_one(settings, &reads).map_err(|e| e.to_string())?;
         foreload_plan::replay::replay(fresh, self.state.borrow().plan.log()).map_err(|e| e.to_string())
     }
 
