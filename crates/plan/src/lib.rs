@@ -20,8 +20,6 @@ pub mod budget;
 #[cfg(feature = "std")]
 pub mod catalog;
 #[cfg(feature = "std")]
-pub mod cost;
-#[cfg(feature = "std")]
 pub mod digest;
 #[cfg(feature = "std")]
 mod error;

@@ -16,6 +16,7 @@ mod access;
 pub mod analysis;
 pub mod bound;
 mod consumer;
+pub mod cost;
 mod curve;
 pub mod deli;
 mod error;

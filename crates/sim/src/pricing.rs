@@ -1,10 +1,10 @@
 //! Prices for simulated and real runs, as one JSON request: what the Python package and the command line call.
 //!
-//! The arithmetic is `plan::cost`; here price sheets are read (TOML is not `plan`'s business) and requests dispatched.
+//! The arithmetic is [`crate::cost`]; here price sheets are read and requests dispatched.
 
+use crate::cost::breakeven::{BreakEven, CopyPlan, Feed, compare};
+use crate::cost::{Bill, PriceSheet, Usage, deli};
 use crate::{Error, scenario::keys::nearest};
-use foreload_plan::cost::breakeven::{BreakEven, CopyPlan, Feed, compare};
-use foreload_plan::cost::{Bill, PriceSheet, Usage, deli};
 use serde::{Deserialize, Serialize};
 
 /// A sheet that ships, by name, or the TOML text of the user's own.

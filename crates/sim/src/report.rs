@@ -1,7 +1,6 @@
 //! What a simulation reports, as it appears in JSON.
 
 use crate::{Error, Policy};
-use foreload_plan::cost::Usage;
 use serde::{Deserialize, Serialize};
 
 /// Results of all policies for one scenario.
@@ -209,22 +208,5 @@ impl Outcome {
             .zip(starts)
             .map(|(end, start)| (end - start) / 3600.0)
             .collect();
-    }
-
-    /// The run's counts, as a price sheet wants them: one object per sample, listed `list_requests` times, no charged network.
-    #[must_use]
-    pub fn usage(&self, nodes: u32, dataset_mb: f64, disk_mb_per_node: f64, list_requests: u64) -> Usage {
-        let bytes = |mb: f64| (mb * 1_048_576.0) as u64;
-        Usage {
-            nodes: u64::from(nodes),
-            hours: self.hours,
-            class_a_requests: list_requests,
-            class_b_requests: self.requests,
-            source_bytes: bytes(self.mb_by_source.source),
-            egress_bytes: 0,
-            cross_zone_bytes: 0,
-            bucket_bytes: bytes(dataset_mb),
-            disk_bytes_per_node: bytes(disk_mb_per_node),
-        }
     }
 }

@@ -3,8 +3,8 @@
 //! `--help` says how. It is a program of the build tree; the installed command is `foreload simulate`, which reads indexes, draws, and shows
 //! how far it is.
 
-use foreload_plan::cost::deli::TABLE_II;
 use foreload_sim::analysis::{AccessCounts, PAPER_EXAMPLE};
+use foreload_sim::cost::deli::TABLE_II;
 use foreload_sim::{Error, Limits, Policy, Progress, Report, Scenario, Watch, run_watched};
 use std::process::ExitCode;
 
