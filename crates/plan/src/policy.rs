@@ -2,7 +2,7 @@
 //!
 //! A policy is a [`Lookahead`] (how far beyond the consumer to fetch) and a [`Retention`] (what stays after use). The scheduler knows only
 //! these two; the names exist so that each paper's experiment can be rerun beside our default. Those that change the order or model another
-//! system's loader run in the simulator only.
+//! system's loader run in the simulator only, which has no policies of its own.
 
 use serde::{Deserialize, Serialize};
 

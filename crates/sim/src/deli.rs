@@ -10,7 +10,7 @@
 //! Metrics are the paper's: miss rate and data-loading time, per epoch, mean over nodes.
 
 use crate::paper::pipeline::Counts;
-use crate::{Error, Outcome, Policy, Setup, Sizes, TierKind};
+use crate::{Error, Outcome, Setup, Sizes, TierKind};
 use std::collections::VecDeque;
 
 /// Settings with their defaults filled in.
@@ -170,7 +170,7 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
         miss_rate.push(sums.misses as f64 / sums.accesses.max(1) as f64);
         load_s.push(sums.load_s / f64::from(nodes));
     }
-    let mut outcome = Outcome::new(Policy::Deli);
+    let mut outcome = Outcome::new(crate::policy::DELI);
     let last = all.iter().max_by(|a, b| a.now.total_cmp(&b.now));
     outcome.set_times(&ends, last.map_or(0.0, |n| n.computed_s));
     let anywhere = |s: &u32| all.iter().any(|n| n.cache.has(*s));
@@ -271,7 +271,7 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Policy, Scenario};
+    use crate::{Scenario, policy::DELI};
 
     const MNIST: &str = r#"
         name = "mnist"
@@ -291,7 +291,7 @@ mod tests {
 
     fn outcome(set: &[&str]) -> crate::Outcome {
         let scenario = Scenario::parse(MNIST, set).expect("valid");
-        crate::run(&scenario, &[Policy::Deli]).expect("runs").results.remove(0)
+        crate::run(&scenario, &[DELI]).expect("runs").results.remove(0)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What can be wrong with a scenario, and how to fix it.
 
-use crate::{Policy, scenario::keys::not_one_of};
+use crate::{POLICIES, Policy, scenario::keys::not_one_of};
 
 /// Why a scenario can't be read or run.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum Error {
         problem: String,
     },
     /// A policy that doesn't exist.
-    #[error("policy: {}", not_one_of(.name, &Policy::ALL.map(Policy::name)))]
+    #[error("policy: {}", not_one_of(.name, &POLICIES.map(Policy::name)))]
     UnknownPolicy {
         /// The name as written.
         name: String,

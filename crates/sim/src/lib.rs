@@ -24,7 +24,7 @@ pub mod foreload;
 mod hardware;
 mod limits;
 pub mod paper;
-mod policy;
+pub mod policy;
 pub mod pricing;
 mod random;
 mod report;
@@ -41,7 +41,7 @@ pub use curve::Curve;
 pub use error::{Error, ErrorKind};
 pub use hardware::{Hardware, TierSpeed};
 pub use limits::Limits;
-pub use policy::Policy;
+pub use policy::{POLICIES, Policy};
 pub use pricing::cost_json;
 pub use random::Random;
 pub use report::{Fabric, MbBySource, Outcome, Report};
@@ -122,7 +122,7 @@ pub fn run_watched(
         }
         results.push(match policy {
             policy if driven => scheduled::run(&setup, *policy, false)?.outcome,
-            Policy::Deli => deli::run(&setup)?,
+            Policy::Deli { .. } => deli::run(&setup)?,
             Policy::Foreload => foreload::run(&setup)?,
             paper => paper::run(&setup, *paper)?,
         });
@@ -155,10 +155,10 @@ pub fn run_json(
 ) -> Result<String, Error> {
     let scenario = Scenario::parse(toml, overrides)?;
     let policies: Vec<Policy> = match policies.is_empty() {
-        true => Policy::ALL.to_vec(),
+        true => POLICIES.to_vec(),
         false => policies
             .iter()
-            .map(|name| Policy::from_name(name))
+            .map(|name| policy::from_name(name))
             .collect::<Result<_, _>>()?,
     };
     Ok(run_watched(&scenario, &policies, limits, watch)?.json())

@@ -92,7 +92,7 @@ fn own_bytes(scenario: &Scenario, samples: f64, policy: Policy) -> f64 {
     }
     match policy {
         // A bit says whether a node's cache has a sample; its queue holds what it has, four bytes each.
-        Policy::Deli => {
+        Policy::Deli { .. } => {
             let held = match scenario.deli.cache_samples {
                 Some(0) => samples,
                 Some(limit) => limit as f64,
@@ -188,8 +188,8 @@ mod tests {
             "training.epochs=100",
         ];
         assert_eq!(refused(&set, Policy::Foreload), None);
-        assert!(refused(&set, Policy::Deli).is_some_and(|why| why.contains("20 GB are left")));
-        assert_eq!(refused(&[set[0], set[1]], Policy::Deli), None);
+        assert!(refused(&set, crate::policy::DELI).is_some_and(|why| why.contains("20 GB are left")));
+        assert_eq!(refused(&[set[0], set[1]], crate::policy::DELI), None);
         assert!(refused(&[set[0], "cluster.nodes=16", "drive=engine"], Policy::Foreload).is_some());
     }
 }

@@ -42,7 +42,7 @@ pub fn run(setup: &Setup<'_>, policy: Policy) -> Result<Outcome, Error> {
             Pipeline::new(setup, policy, homes, Mode::Prefetch).run(Epochs::new(setup.access, Some(epochs)))
         }
         Policy::Frequency => frequency::run(setup),
-        Policy::Deli | Policy::Foreload => unreachable!("not a policy of paper 001"),
+        _ => Ok(Outcome::unsupported(policy, "it is no policy of paper 001".to_owned())),
     }
 }
 

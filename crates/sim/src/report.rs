@@ -1,10 +1,10 @@
 //! What a simulation reports, as it appears in JSON.
 
 use crate::{Error, Policy};
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
 
 /// Results of all policies for one scenario.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The scenario's name.
     pub scenario: String,
@@ -64,7 +64,7 @@ impl Report {
 }
 
 /// Bytes by where they came from, in MB.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct MbBySource {
     /// The node's own RAM tiers.
     pub ram: f64,
@@ -85,7 +85,7 @@ impl MbBySource {
 }
 
 /// Traffic between nodes, for clusters that are too large to try.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Fabric {
     /// MB over the network between nodes.
     pub peer_mb: f64,
@@ -107,10 +107,15 @@ pub struct Fabric {
     pub cache_group_source_mb: f64,
 }
 
+fn name<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(policy.name())
+}
+
 /// One policy's run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Which; in JSON its name.
+    #[serde(serialize_with = "name")]
     pub policy: Policy,
     /// Whether it can run this scenario.
     pub supported: bool,
@@ -137,13 +142,13 @@ pub struct Outcome {
     /// The engine can run it.
     pub runs_in_engine: bool,
     /// `deli`: share of accesses that the cache didn't have, by epoch.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub miss_rate: Option<Vec<f64>>,
     /// `deli`: seconds a node waited for data, by epoch, mean over nodes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub load_s: Option<Vec<f64>>,
     /// Traffic between nodes, where the policy exchanges samples.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
 }
 

@@ -18,7 +18,6 @@ use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
-use foreload_plan::policy::Policy as Planned;
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::{Next, Scheduler};
 use foreload_plan::settings::{Settings, TierSettings};
@@ -96,21 +95,17 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
     Ok(Scheduler::for_one(settings, &reads)?)
 }
 
-fn planned(setup: &Setup<'_>, policy: Policy) -> Planned {
+/// With the scenario's numbers.
+fn planned(setup: &Setup<'_>, policy: Policy) -> Policy {
+    let Policy::Deli { .. } = policy else { return policy };
     let deli = &setup.scenario.deli;
     let held = (setup.scenario.node_capacity_mb() / setup.sizes.mean_mb()) as u64;
     let cache = deli.cache_samples.unwrap_or(held);
     let narrow = |samples: u64| u32::try_from(samples).unwrap_or(u32::MAX);
-    match policy {
-        Policy::Deli => Planned::Deli {
-            fetch: narrow(deli.fetch_samples.unwrap_or(cache / 2)),
-            threshold: narrow(deli.threshold_samples.unwrap_or(cache / 2)),
-            cache,
-        },
-        Policy::Naive => Planned::Naive,
-        Policy::Staging => Planned::Staging,
-        Policy::Frequency => Planned::Frequency,
-        _ => Planned::Foreload,
+    Policy::Deli {
+        fetch: narrow(deli.fetch_samples.unwrap_or(cache / 2)),
+        threshold: narrow(deli.threshold_samples.unwrap_or(cache / 2)),
+        cache,
     }
 }
 

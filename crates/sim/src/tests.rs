@@ -44,8 +44,12 @@ const SLACK: f64 = 1.0 - 1e-6;
 #[test]
 fn no_policy_that_reads_everything_in_order_beats_the_bound() {
     for seed in 0..150 {
-        let report = run(&random_scenario(seed), &Policy::ALL).expect("runs");
-        for r in report.results.iter().filter(|r| r.supported && r.policy.obeys_bound()) {
+        let report = run(&random_scenario(seed), &POLICIES).expect("runs");
+        for r in report
+            .results
+            .iter()
+            .filter(|r| r.supported && policy::obeys_bound(r.policy))
+        {
             let bound = report.lower_bound_hours;
             assert!(
                 r.hours >= bound * SLACK,
@@ -61,7 +65,7 @@ fn no_policy_that_reads_everything_in_order_beats_the_bound() {
 fn no_policy_gets_more_from_the_source_than_its_connections_and_latencies_allow() {
     for seed in 0..150 {
         let scenario = random_scenario(seed);
-        let report = run(&scenario, &Policy::ALL).expect("runs");
+        let report = run(&scenario, &POLICIES).expect("runs");
         let threads = |of: &dyn Fn(&Tier) -> bool| -> f64 {
             let tiers = scenario.tier.iter().filter(|t| of(t));
             tiers.map(|t| f64::from(t.threads)).sum()
@@ -73,7 +77,7 @@ fn no_policy_gets_more_from_the_source_than_its_connections_and_latencies_allow(
                 Policy::LbannPreload => threads(&|t| t.kind == TierKind::Ram),
                 Policy::ParallelStaging => threads(&|t| t.kind != TierKind::Staging),
                 // What is prefetched into tiers and caches may still be on its way when the last sample is read.
-                Policy::Frequency | Policy::Deli => continue,
+                Policy::Frequency | Policy::Deli { .. } => continue,
                 _ => threads(&|t| t.kind == TierKind::Staging),
             };
             let connection_mb_s = scenario.source.connection_mb_s.expect("drawn");
@@ -147,7 +151,7 @@ fn nodes_that_have_nothing_to_read_take_no_share_of_the_source() {
         "cluster.preprocess_mb_s=1e9",
     ];
     let scenario = Scenario::parse(SMALL, &set).expect("valid");
-    for r in run(&scenario, &[Policy::Deli, Policy::LbannPreload])
+    for r in run(&scenario, &[policy::DELI, Policy::LbannPreload])
         .expect("runs")
         .results
     {
@@ -160,7 +164,7 @@ fn nodes_that_have_nothing_to_read_take_no_share_of_the_source() {
 fn every_byte_of_every_epoch_is_delivered_exactly_once() {
     for seed in 0..100 {
         let scenario = random_scenario(seed);
-        let report = run(&scenario, &Policy::ALL).expect("runs");
+        let report = run(&scenario, &POLICIES).expect("runs");
         let all_mb = report.dataset_mb * f64::from(scenario.training.epochs);
         // What frequency's and DELI's prefetchers and preloading read comes on top.
         let exactly = [
@@ -230,7 +234,7 @@ fn the_default_is_close_to_the_bound_and_no_whole_data_set_policy_is_faster() {
             "dataset.mean_mb=0.015",
             "dataset.std_mb=0.005",
         ];
-        let report = run(&Scenario::parse(SMALL, &sized).expect("valid"), &Policy::ALL).expect("runs");
+        let report = run(&Scenario::parse(SMALL, &sized).expect("valid"), &POLICIES).expect("runs");
         let ours = ours(&report).hours;
         assert!(
             ours <= 1.01 * report.lower_bound_hours,
@@ -273,7 +277,7 @@ fn in_the_papers_scenarios_no_whole_data_set_policy_is_faster_than_the_default()
         (shipped!("scenario-5", 1), 1.012),
     ];
     for ((name, scenario), over_bound) in scenarios {
-        let report = run(&scenario, &Policy::ALL).expect("runs");
+        let report = run(&scenario, &POLICIES).expect("runs");
         let ours = ours(&report).hours;
         assert!(
             ours <= over_bound * report.lower_bound_hours,
@@ -330,8 +334,8 @@ fn a_slow_network_costs_the_default_no_more_than_policies_that_use_it_less() {
 fn the_same_scenario_gives_the_same_report() {
     let scenario = random_scenario(11);
     assert_eq!(
-        run(&scenario, &Policy::ALL).expect("runs"),
-        run(&scenario, &Policy::ALL).expect("runs")
+        run(&scenario, &POLICIES).expect("runs"),
+        run(&scenario, &POLICIES).expect("runs")
     );
 }
 
@@ -437,13 +441,13 @@ fn a_watch_is_told_of_every_access_and_can_end_the_run() {
         told.borrow_mut().push(at);
         true
     };
-    run_watched(&scenario, &Policy::ALL, Limits::default(), &Watch::new(&listen)).expect("runs");
+    run_watched(&scenario, &POLICIES, Limits::default(), &Watch::new(&listen)).expect("runs");
     let told = told.into_inner();
     assert_eq!(
         told.first().map(|at| (at.policy, at.done, at.total)),
         Some((None, 0, 4000))
     );
-    for policy in Policy::ALL {
+    for policy in POLICIES {
         let own: Vec<Progress> = told.iter().copied().filter(|at| at.policy == Some(policy)).collect();
         let ends = |at: Option<&Progress>| at.map(|at| (at.done, at.total));
         assert_eq!(
@@ -456,7 +460,7 @@ fn a_watch_is_told_of_every_access_and_can_end_the_run() {
             "{policy:?}"
         );
     }
-    for policy in Policy::ALL {
+    for policy in POLICIES {
         let asked = Cell::new(0);
         let end = |at: Progress| {
             asked.set(asked.get() + u32::from(at.policy == Some(policy) && at.done > 0));
@@ -520,7 +524,7 @@ fn any_number_gives_a_finite_report_or_an_error_that_names_its_key() {
                 let set: Vec<&str> = small.into_iter().chain(set.iter().map(String::as_str)).collect();
                 asked.set(0);
                 let run = Scenario::parse(SMALL, &set)
-                    .and_then(|scenario| run_watched(&scenario, &Policy::ALL, limits, &Watch::new(&patient)));
+                    .and_then(|scenario| run_watched(&scenario, &POLICIES, limits, &Watch::new(&patient)));
                 match run {
                     Ok(report) => assert!(report.check().is_ok(), "{set:?}"),
                     Err(Error::Interrupted | Error::TooLarge(_) | Error::NotFinite { .. } | Error::Order(_)) => {}
@@ -560,7 +564,7 @@ fn any_two_numbers_together_give_a_finite_report_or_an_error() {
             memory_bytes: Some(1 << 28),
         };
         let run = Scenario::parse(SMALL, &set)
-            .and_then(|scenario| run_watched(&scenario, &Policy::ALL, limits, &Watch::new(&patient)));
+            .and_then(|scenario| run_watched(&scenario, &POLICIES, limits, &Watch::new(&patient)));
         if let Ok(report) = run {
             assert!(
                 report.check().is_ok() && !report.json().contains("NaN"),

@@ -5,7 +5,7 @@
 
 use foreload_sim::analysis::{AccessCounts, PAPER_EXAMPLE};
 use foreload_sim::cost::deli::TABLE_II;
-use foreload_sim::{Error, Limits, Policy, Progress, Report, Scenario, Watch, run_watched};
+use foreload_sim::{Error, Limits, POLICIES, Policy, Progress, Report, Scenario, Watch, policy, run_watched};
 use std::process::ExitCode;
 
 const HELP: &str = "\
@@ -105,8 +105,8 @@ fn available_bytes() -> Option<u64> {
 
 fn policies(names: &[String]) -> Result<Vec<Policy>, Error> {
     match names.is_empty() {
-        true => Ok(Policy::ALL.to_vec()),
-        false => names.iter().map(|n| Policy::from_name(n)).collect(),
+        true => Ok(POLICIES.to_vec()),
+        false => names.iter().map(|n| policy::from_name(n)).collect(),
     }
 }
 

@@ -37,7 +37,7 @@ fn outcome(set: &[&str], more: &str, policy: Policy) -> Outcome {
 const ENGINE: [Policy; 5] = [
     Policy::Naive,
     Policy::Staging,
-    Policy::Deli,
+    crate::policy::DELI,
     Policy::Frequency,
     Policy::Foreload,
 ];
