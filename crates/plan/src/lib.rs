@@ -34,6 +34,8 @@ pub mod model;
 #[cfg(feature = "std")]
 pub mod order;
 #[cfg(feature = "std")]
+pub mod placement;
+#[cfg(feature = "std")]
 pub mod policy;
 #[cfg(feature = "std")]
 pub mod replay;

@@ -15,7 +15,7 @@
 mod keyed;
 mod layout;
 mod listed;
-mod mix;
+pub(crate) mod mix;
 mod mixture;
 mod mt19937;
 mod table;

@@ -6,14 +6,13 @@
 //! and out; the source is shared fluidly ([`crate::source`]), bounded per node by requests in flight and by what one connection
 //! delivers. Samples are preprocessed and consumed in order.
 //!
-//! Placement (`placement`): a sample's home is the node that reads it first, while that has room, else another node with room; so the
+//! Placement ([`foreload_plan::placement`]): a sample's home is the node that reads it first, while that has room, else another node with room; so the
 //! source is read once per sample and job as long as the nodes hold the data set together. Room that coverage doesn't need goes
 //! to copies of what a node reads most often. A node that is ahead and wants a sample before its first
 //! reader has it waits for that. In the last epoch, what was read from a RAM tier isn't read again: its memory becomes staging, so read-ahead grows while
 //! the tiers empty.
 
 mod devices;
-mod groups;
 mod node;
 mod placement;
 
@@ -22,8 +21,9 @@ use crate::paper::pipeline::Counts;
 use crate::source::{Ordered, SharedSource};
 use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
+use foreload_plan::placement::{Placement, Where};
 use node::{Keep, Node, Pending};
-use placement::{Placement, Where};
+use placement::{block, cluster, placement};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -55,7 +55,7 @@ type Other = (f64, f64);
 struct Run<'a> {
     setup: &'a Setup<'a>,
     nodes: Vec<Node>,
-    placement: Placement<'a>,
+    placement: Placement,
     devices: Devices,
     source: SharedSource,
     /// Nodes that can admit (id) or start another request (nodes + id), by time.
@@ -75,7 +75,7 @@ impl<'a> Run<'a> {
         Self {
             setup,
             nodes: (0..nodes).map(|_| Node::new(setup.hardware)).collect(),
-            placement: Placement::new(setup),
+            placement: placement(setup),
             devices: Devices::new(setup.hardware),
             source: SharedSource::new(setup.curve.clone(), setup.hardware.share, (0..nodes).collect(), weights),
             ready: (0..nodes).map(|n| Reverse((Ordered(0.0), n))).collect(),
@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
                 }
                 self.devices.read_peer(node, home, tier, mb, at);
                 self.counts.mb.peer += mb;
-                self.placement.consider_copy(node, sample, epoch);
+                self.consider_copy(node, sample, epoch);
                 self.read_from(home, tier, epoch, mb, done);
                 Some(done)
             }
@@ -185,9 +185,12 @@ impl<'a> Run<'a> {
                 None
             }
             Where::Nowhere => {
+                let setup = self.setup;
+                let reads = || setup.access.reads_after(node, sample, epoch);
+                let can_write = |n, tier| self.devices.can_write(n, tier, at);
                 let home = self
                     .placement
-                    .choose_home(node, sample, epoch, |n, tier| self.devices.can_write(n, tier, at));
+                    .choose_home(node, block(setup, sample), epoch, reads, can_write);
                 match home {
                     Some((home, tier)) if home != node => {
                         self.waiting.entry(sample).or_default().push((node, seq));
@@ -293,7 +296,7 @@ impl<'a> Run<'a> {
         let Pending { seq, sample, mb, keep } = pending;
         match keep {
             Keep::No => {}
-            Keep::Copy => self.placement.consider_copy(node, sample, self.epoch_of(node, seq)),
+            Keep::Copy => self.consider_copy(node, sample, self.epoch_of(node, seq)),
             Keep::Home(tier) => {
                 self.devices.write_tier(node, tier, mb, arrived);
                 self.placement.present(sample);
@@ -331,13 +334,20 @@ impl<'a> Run<'a> {
                     continue;
                 }
                 self.counts.mb.peer += mb;
-                self.placement.consider_copy(other, sample, self.epoch_of(other, seq));
+                self.consider_copy(other, sample, self.epoch_of(other, seq));
                 self.devices.send(node, other, mb, arrived)
             };
             self.fetched(other, seq, done);
             self.unblock(other, at, epochs)?;
         }
         Ok(())
+    }
+
+    /// `node` got a sample whose home is elsewhere.
+    fn consider_copy(&mut self, node: u32, sample: u32, epoch: u32) {
+        let setup = self.setup;
+        let reads = || setup.access.reads_after(node, sample, epoch);
+        self.placement.consider_copy(node, block(setup, sample), epoch, reads);
     }
 
     fn epoch_of(&self, node: u32, seq: u64) -> u32 {
@@ -368,7 +378,8 @@ impl<'a> Run<'a> {
 
     fn fabric(&self) -> Fabric {
         let largest = |mb: &[f64]| mb.iter().copied().fold(0.0, f64::max);
-        let groups = groups::propose(self.setup, &self.epoch_ends);
+        let cluster = cluster(self.setup, &self.epoch_ends);
+        let cache_group_nodes = cluster.group_nodes();
         Fabric {
             peer_mb: self.counts.mb.peer,
             most_sent_mb: largest(self.devices.sent_mb()),
@@ -376,8 +387,8 @@ impl<'a> Run<'a> {
             most_queued_s: self.devices.longest_queue_s(),
             most_received_queue_s: self.devices.longest_incast_s(),
             connections_per_node: self.setup.hardware.nodes - 1,
-            cache_group_nodes: groups.nodes,
-            cache_group_source_mb: groups.source_mb,
+            cache_group_nodes,
+            cache_group_source_mb: cluster.source(cache_group_nodes),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) const fn mix(mut x: u64) -> u64 {
 
 /// A key from numbers that each may be small: absorbed one after the other, so that no two lists of the same length meet
 /// more often than chance has it.
-pub(super) fn key(parts: &[u64]) -> u64 {
+pub(crate) fn key(parts: &[u64]) -> u64 {
     parts.iter().fold(GOLDEN, |key, &part| {
         mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))
     })

@@ -70,28 +70,10 @@ impl Shelves {
 
     /// Takes room for `mb` on `node`, in its fastest tier that has it.
     pub fn place(&mut self, node: u32, mb: f64) -> Option<u8> {
-        self.place_where(node, mb, |_| true).map(|tier| tier as u8)
-    }
-
-    /// Takes room for `mb` on `node`, in its fastest tier that has it and may be used.
-    pub fn place_where(&mut self, node: u32, mb: f64, may: impl Fn(usize) -> bool) -> Option<usize> {
         let free = &mut self.free_mb[node as usize * self.tiers..][..self.tiers];
-        let tier = free
-            .iter()
-            .enumerate()
-            .position(|(tier, free)| *free >= mb && may(tier))?;
+        let tier = free.iter().position(|free| *free >= mb)?;
         free[tier] -= mb;
-        Some(tier)
-    }
-
-    /// Takes room that [`free_mb`](Self::free_mb) said is there.
-    pub fn take(&mut self, node: u32, tier: usize, mb: f64) {
-        self.free_mb[node as usize * self.tiers + tier] -= mb;
-    }
-
-    /// Room left in one tier of `node`.
-    pub fn free_mb(&self, node: u32, tier: usize) -> f64 {
-        self.free_mb[node as usize * self.tiers + tier]
+        Some(tier as u8)
     }
 }
 
