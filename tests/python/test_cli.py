@@ -413,14 +413,14 @@ def test_an_interrupted_simulation_ends_at_once_with_130(scenario: Path) -> None
 
 
 def test_a_scenario_that_no_policy_can_run_is_a_failure(run: Command, scenario: Path) -> None:
-    scenario.write_text(SCENARIO.replace("network_mb_s = 1000\n", ""))
+    scenario.write_text(SCENARIO.replace("capacity_mb = 120", "capacity_mb = 20"))
     for verb in ("simulate", "cost"):
-        code, text = run.fails(verb, scenario, "-p", "foreload")
+        code, text = run.fails(verb, scenario, "-p", "lbann-dynamic")
         assert code == 1
         assert "no policy that was asked for can run small" in text
-        assert run(verb, scenario, "-p", "foreload", "--json") == 1
+        assert run(verb, scenario, "-p", "lbann-dynamic", "--json") == 1
         assert json.loads(run.out)["results"][0]["supported"] is False
-        assert run(verb, scenario, "-p", "foreload", "-p", "naive") == 0
+        assert run(verb, scenario, "-p", "lbann-dynamic", "-p", "naive") == 0
         assert "can't run" in run.out
         assert "\N{EN DASH}" in run.out
 

@@ -179,7 +179,7 @@ impl Placement {
         let hashed = number.wrapping_mul(0x9E37_79B1) % nodes;
         let mut asked = std::iter::once(first).chain((0..probes - 1).map(|i| (hashed + i) % nodes));
         let (node, tier) = asked.find_map(|node| {
-            let room = self.tiers_of(node).iter();
+            let room = self.room(node).iter();
             let mut fits = room.enumerate().filter(|(_, free)| **free >= block.bytes);
             fits.find(|(tier, _)| can_write(node, *tier))
                 .map(|(tier, _)| (node, tier))
@@ -206,7 +206,7 @@ impl Placement {
         if epoch + 1 >= self.group.epochs || !self.group.copy_pays[tier] || !spare {
             return;
         }
-        if self.tiers_of(node)[to] < block.bytes
+        if self.room(node)[to] < block.bytes
             || !self.is_worth_keeping(node, epoch, reads)
             || !self.set_copy(node, block.number)
         {
@@ -242,8 +242,8 @@ impl Placement {
     fn worth_keeping(&self, node: u32, epoch: u32) -> u32 {
         let (trials, p) = (self.group.epochs - epoch, 1.0 / f64::from(self.group.nodes));
         let free = match self.group.exchange {
-            Exchange::Poor => self.tiers_of(node).iter().map(|free| *free as f64).sum(),
-            Exchange::Good => self.group.copies.map_or(0.0, |tier| self.tiers_of(node)[tier] as f64),
+            Exchange::Poor => self.room(node).iter().map(|free| *free as f64).sum(),
+            Exchange::Good => self.group.copies.map_or(0.0, |tier| self.room(node)[tier] as f64),
         };
         let mut bytes = 0.0;
         let mut level = trials;
@@ -257,7 +257,9 @@ impl Placement {
         level
     }
 
-    fn tiers_of(&self, node: u32) -> &[u64] {
+    /// Bytes free in each tier of a node.
+    #[must_use]
+    pub fn room(&self, node: u32) -> &[u64] {
         let tiers = self.group.tiers.len();
         &self.free[node as usize * tiers..][..tiers]
     }

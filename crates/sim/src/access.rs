@@ -100,6 +100,11 @@ impl<'a> Access<'a> {
         Ok(laid_out)
     }
 
+    /// Where an epoch has `sample`.
+    pub fn position_of(&self, epoch: u32, sample: u32) -> Option<u64> {
+        self.orders[epoch as usize].position_of(u64::from(sample))
+    }
+
     /// How often `node` reads `sample` in epochs after `epoch`.
     pub fn reads_after(&self, node: u32, sample: u32, epoch: u32) -> u32 {
         let reads = |order: &&EpochOrder| {

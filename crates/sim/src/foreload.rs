@@ -1,5 +1,9 @@
 //! The default policy on modelled hardware: coverage first, read-ahead by bytes, every device a queue.
 //!
+//! Where nodes exchange nothing, this is the engine's scheduler in short, and held to it (`scheduled::tests::agreement`): consumers take batches and ask two ahead,
+//! requests in flight are found by [`foreload_plan::flow`], a request brings a block, what passes through staging memory rests there until its room is
+//! needed, and what stays in memory takes none of it. What follows is for clusters that exchange samples, which the engine doesn't yet.
+//!
 //! Each node admits the samples of its sequence as long as its staging memory has room for their bytes, across epoch borders. An admitted
 //! sample is asked for at once, wherever it is: the node's own tier, another node's, or the source, so a slow source read never
 //! holds up a disk read behind it. Devices are first-come queues at their aggregate throughput: each tier of each node, each node's network in
@@ -12,18 +16,22 @@
 //! reader has it waits for that. In the last epoch, what was read from a RAM tier isn't read again: its memory becomes staging, so read-ahead grows while
 //! the tiers empty.
 
+mod blocks;
 mod devices;
 mod node;
 mod placement;
 
 use crate::access::Epochs;
 use crate::paper::pipeline::Counts;
+use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
-use foreload_plan::placement::{Placement, Where};
-use node::{Keep, Node, Pending};
-use placement::{block, cluster, placement};
+use foreload_plan::placement::Where;
+use foreload_plan::settings::Settings;
+pub(crate) use node::concurrency;
+use node::{Brings, Keep, Node};
+use placement::{Homes, cluster};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -32,15 +40,11 @@ use std::collections::{BinaryHeap, HashMap};
 /// # Errors
 /// When the order can't tell.
 pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
-    if setup.hardware.nodes > 1 && !setup.hardware.has_network {
-        let reason = "nodes share their caches: cluster.network_mb_s is needed".to_owned();
-        return Ok(Outcome::unsupported(Policy::Foreload, reason));
-    }
     Run::new(setup).run()
 }
 
 /// An access: what a node reads at a place of its sequence.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Want {
     node: u32,
     /// `u64::MAX`: nobody's, read for another node.
@@ -49,21 +53,25 @@ struct Want {
     mb: f64,
 }
 
+/// A disk that answers within this many seconds is never left by the engine.
+const ILL_S: f64 = 0.25;
+
 /// A way to a sample besides the source: MB/s, and when the sample would be there.
 type Other = (f64, f64);
 
 struct Run<'a> {
     setup: &'a Setup<'a>,
     nodes: Vec<Node>,
-    placement: Placement,
+    homes: Homes<'a>,
     devices: Devices,
     source: SharedSource,
     /// Nodes that can admit (id) or start another request (nodes + id), by time.
     ready: BinaryHeap<Reverse<(Ordered, u32)>>,
-    /// Who else waits for a sample that its home is reading: (node, sequence number).
-    waiting: HashMap<u32, Vec<(u32, u64)>>,
+    /// Who else waits for what a node is reading, by group and block.
+    waiting: HashMap<(u32, u32), Vec<Want>>,
     /// What a node reads from the source although others have it: which of its accesses wait for that, by node and sample.
     again: HashMap<(u32, u32), Vec<u64>>,
+    latencies: Random,
     counts: Counts,
     epoch_ends: Vec<f64>,
 }
@@ -74,13 +82,14 @@ impl<'a> Run<'a> {
         let weights = vec![setup.hardware.source_threads; nodes as usize];
         Self {
             setup,
-            nodes: (0..nodes).map(|_| Node::new(setup.hardware)).collect(),
-            placement: placement(setup),
+            nodes: (0..nodes).map(|_| Node::new(setup)).collect(),
+            homes: Homes::new(setup),
             devices: Devices::new(setup.hardware),
             source: SharedSource::new(setup.curve.clone(), setup.hardware.share, (0..nodes).collect(), weights),
             ready: (0..nodes).map(|n| Reverse((Ordered(0.0), n))).collect(),
             waiting: HashMap::new(),
             again: HashMap::new(),
+            latencies: Random::new(setup.scenario.training.seed),
             counts: Counts::default(),
             epoch_ends: vec![0.0; setup.access.epochs() as usize],
         }
@@ -125,23 +134,34 @@ impl<'a> Run<'a> {
             let Some(sample) = n.next_sample(self.setup, node, epochs)? else {
                 return Ok(());
             };
-            let mb = self.setup.sizes.of(sample);
-            match n.room_at(mb, at) {
-                None => return Ok(()),
-                Some(room) => at = room,
+            if n.has_admitted_enough() {
+                return Ok(());
+            }
+            let (epoch, mb) = (n.epoch, self.setup.sizes.of(sample));
+            let held = n.holds(sample);
+            let staged = held.is_some() || !self.homes.keeps_in_ram(node, sample, epoch);
+            if staged && held.is_none() {
+                let along_mb = self.homes.blocks.cell_mb();
+                match n.room_at(self.setup, node, mb, along_mb, at) {
+                    None => return Ok(()),
+                    Some(room) => at = room,
+                }
             }
             if at > horizon {
                 self.ready.push(Reverse((Ordered(at), node)));
                 return Ok(());
             }
             self.setup.access.watch().did(1)?;
-            let epoch = n.epoch;
-            let seq = n.admit(mb);
+            let seq = n.admit(self.setup, node, sample, staged);
             if n.advance(self.setup, node) {
                 epochs.leave(epoch);
             }
             let want = Want { node, seq, sample, mb };
-            match self.locate(want, epoch, at) {
+            let found = match held {
+                Some(fetched) => self.use_held(want, fetched),
+                None => self.locate(want, epoch, at),
+            };
+            match found {
                 Some(fetched) => self.fetched(node, seq, fetched),
                 // The source gained a reader, which may end before what was due next.
                 None => {
@@ -152,13 +172,38 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Uses what is in staging memory, or on its way there.
+    fn use_held(&mut self, want: Want, fetched: f64) -> Option<f64> {
+        if fetched.is_nan() {
+            self.wait(want);
+            return None;
+        }
+        self.counts.local(TierKind::Ram, want.mb);
+        Some(fetched)
+    }
+
+    /// Waits for a sample that its home is reading.
+    fn wait(&mut self, want: Want) {
+        let key = (self.homes.group(want.node), self.homes.blocks.number(want.sample));
+        self.waiting.entry(key).or_default().push(want);
+    }
+
     /// Asks for a sample; `Some` when it is known when it will be there, `None` when the source has to say.
     fn locate(&mut self, want: Want, epoch: u32, at: f64) -> Option<f64> {
-        let Want { node, seq, sample, mb } = want;
-        match self.placement.find(node, sample, epoch) {
+        let Want { node, sample, mb, .. } = want;
+        match self.homes.find(node, sample, epoch) {
+            // The engine gives out what is in memory as it is.
+            Where::Own(tier) if !self.setup.hardware.exchanges() && self.is_ram(tier) => {
+                self.counts.local(TierKind::Ram, mb);
+                Some(at)
+            }
             Where::Own(tier) => {
                 let done = self.devices.tier_done(node, tier, mb, at);
                 let tier_mb_s = self.setup.hardware.tiers[tier].read_mb_s;
+                if self.is_ill(want, at, done) {
+                    self.ask_source(want, Keep::Ill, at);
+                    return None;
+                }
                 if self.source_is_better(want, at, (tier_mb_s, done)) {
                     self.ask_source(want, Keep::No, at);
                     return None;
@@ -176,29 +221,30 @@ impl<'a> Run<'a> {
                 }
                 self.devices.read_peer(node, home, tier, mb, at);
                 self.counts.mb.peer += mb;
-                self.consider_copy(node, sample, epoch);
+                self.homes.consider_copy(node, sample, epoch);
                 self.read_from(home, tier, epoch, mb, done);
                 Some(done)
             }
             Where::Coming => {
-                self.waiting.entry(sample).or_default().push((node, seq));
+                self.wait(want);
                 None
             }
             Where::Nowhere => {
-                let setup = self.setup;
-                let reads = || setup.access.reads_after(node, sample, epoch);
-                let can_write = |n, tier| self.devices.can_write(n, tier, at);
-                let home = self
-                    .placement
-                    .choose_home(node, block(setup, sample), epoch, reads, can_write);
+                let home = self.homes.choose(node, sample, epoch, &self.devices, at);
                 match home {
                     Some((home, tier)) if home != node => {
-                        self.waiting.entry(sample).or_default().push((node, seq));
+                        self.wait(want);
                         let (node, seq) = (home, u64::MAX);
                         self.ask_source(Want { node, seq, ..want }, Keep::Home(tier), at);
                     }
                     kept => {
                         let keep = kept.map_or(Keep::No, |(_, tier)| Keep::Home(tier));
+                        if kept.is_some_and(|(_, tier)| !self.is_ram(tier)) {
+                            // All of it passes through staging memory on its way to the disk.
+                            let block = self.homes.blocks.samples(self.homes.blocks.number(sample));
+                            let n = &mut self.nodes[node as usize];
+                            block.for_each(|sample| n.pass(self.setup, sample));
+                        }
                         self.ask_source(want, keep, at);
                     }
                 }
@@ -226,15 +272,26 @@ impl<'a> Run<'a> {
 
     /// In the last epoch what was read isn't read again: its memory is read-ahead's.
     fn read_from(&mut self, home: u32, tier: usize, epoch: u32, mb: f64, done: f64) {
-        if epoch + 1 == self.setup.access.epochs() && self.setup.hardware.tiers[tier].kind == TierKind::Ram {
+        if epoch + 1 == self.setup.access.epochs() && self.is_ram(tier) {
             self.nodes[home as usize].free(mb, done);
         }
+    }
+
+    fn is_ram(&self, tier: usize) -> bool {
+        self.setup.hardware.tiers[tier].kind == TierKind::Ram
+    }
+
+    /// Whether the engine leaves a disk for the source.
+    fn is_ill(&self, want: Want, at: f64, done: f64) -> bool {
+        let wait_s = self.nodes[want.node as usize].wait_s();
+        done - at > (wait_s * Settings::default().cached_worth).max(ILL_S)
     }
 
     /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.
     fn source_is_better(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
         let n = &self.nodes[want.node as usize];
-        mb_s < self.source_mb_s()
+        self.setup.hardware.exchanges()
+            && mb_s < self.source_mb_s()
             && done > n.needed_at(self.setup, want.seq, at)
             && at + self.setup.hardware.latency_s + (n.queued_mb + want.mb) / self.source_mb_s() < done
     }
@@ -250,59 +307,86 @@ impl<'a> Run<'a> {
     }
 
     fn ask_source(&mut self, want: Want, keep: Keep, at: f64) {
-        let Want { node, seq, sample, mb } = want;
-        self.counts.source(mb);
-        let n = &mut self.nodes[node as usize];
-        n.queued_mb += mb;
-        n.queue.push_back(Pending { seq, sample, mb, keep });
-        self.request(node, at);
+        let blocks = &self.homes.blocks;
+        let along = match keep {
+            Keep::Home(_) => blocks.samples(blocks.number(want.sample)).collect(),
+            Keep::Copy => vec![want.sample],
+            // Neighbours are on the disk that is too slow, too.
+            Keep::Ill => vec![want.sample],
+            Keep::No => self.read_soon(want, at),
+        };
+        let mut requests = self.homes.blocks.requests(along.iter().copied());
+        let last = requests.pop().unwrap_or(want.mb);
+        let n = &mut self.nodes[want.node as usize];
+        for mb in requests {
+            self.counts.source(mb);
+            n.asks(mb, None);
+        }
+        self.counts.source(last);
+        let brings = Some(Brings { want, keep, along });
+        n.asks(last, brings);
+        self.request(want.node, at);
     }
 
-    /// Starts the next request of `node` if it may have another one in flight.
+    /// A sample that won't stay, and its neighbours in the shard that the node reads before its staging memory turns over, as far as that has room for them.
+    fn read_soon(&mut self, want: Want, at: f64) -> Vec<u32> {
+        let block = self.homes.blocks.number(want.sample);
+        let mut along = vec![want.sample];
+        if self.setup.hardware.exchanges() || self.homes.blocks.samples(block).len() == 1 {
+            return along;
+        }
+        let n = &mut self.nodes[want.node as usize];
+        let samples = self.homes.blocks.samples(block);
+        for sample in (want.sample + 1..samples.end).chain((samples.start..want.sample).rev()) {
+            if n.reads_soon(self.setup, want, sample) && n.expect(self.setup, sample, at) {
+                along.push(sample);
+            }
+        }
+        along.sort_unstable();
+        along
+    }
+
+    /// Sends what `node` may have in flight, and has the source read the next of it.
     fn request(&mut self, node: u32, at: f64) {
+        let hardware = self.setup.hardware;
         let n = &mut self.nodes[node as usize];
         let at = at.max(n.request_at);
         n.request_at = at;
-        if n.reading_since.is_some() {
-            return;
+        let full = n.send(at, || match hardware.exchanges() {
+            true => hardware.latency_s,
+            false => hardware.draw_latency_s(&mut self.latencies),
+        });
+        if let Some(next) = full
+            && n.wakes(at, next)
+        {
+            self.ready
+                .push(Reverse((Ordered(next), self.setup.hardware.nodes + node)));
         }
-        let Some(mb) = n.queue.front().map(|p| p.mb) else {
-            return;
-        };
-        if n.in_flight.len() >= self.setup.hardware.requests_in_flight as usize {
-            let first = n.in_flight[0];
-            if first > at {
-                self.ready
-                    .push(Reverse((Ordered(first), self.setup.hardware.nodes + node)));
-                return;
-            }
-            n.in_flight.pop_front();
+        if let Some(mb) = n.begins() {
+            n.reading_since = Some(at);
+            self.source.start(node, mb, at);
         }
-        n.reading_since = Some(at);
-        self.source.start(node, mb, at);
     }
 
     /// The source delivered what `node` was reading.
     fn received(&mut self, node: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
-        let hardware = self.setup.hardware;
-        let n = &mut self.nodes[node as usize];
-        let since = n.reading_since.take().expect("the source ends only what was started");
-        let pending = n.queue.pop_front().expect("what is read is queued");
-        n.queued_mb = (n.queued_mb - pending.mb).max(0.0);
-        let arrived = at.max(since + pending.mb / hardware.connection_mb_s) + hardware.latency_s;
-        if hardware.latency_s > 0.0 || hardware.connection_mb_s.is_finite() {
-            n.in_flight.push_back(arrived);
-        }
-        let Pending { seq, sample, mb, keep } = pending;
+        let (pending, arrived) = self.nodes[node as usize].received(self.setup, at);
+        self.request(node, at);
+        let Some(Brings { want, keep, along }) = pending.brings else {
+            return Ok(());
+        };
+        let Want { seq, sample, mb, .. } = want;
         match keep {
-            Keep::No => {}
-            Keep::Copy => self.consider_copy(node, sample, self.epoch_of(node, seq)),
+            Keep::No | Keep::Ill => {}
+            Keep::Copy => self.homes.consider_copy(node, sample, self.epoch_of(node, seq)),
             Keep::Home(tier) => {
-                self.devices.write_tier(node, tier, mb, arrived);
-                self.placement.present(sample);
+                let written = self.devices.write_tier(node, tier, pending.mb, arrived);
+                self.homes.present(node, sample);
+                if !self.is_ram(tier) {
+                    self.nodes[node as usize].came_along(self.setup, &along, arrived, Some(written));
+                }
             }
         }
-        self.request(node, at);
         if seq != u64::MAX {
             self.fetched(node, seq, arrived);
             self.unblock(node, at, epochs)?;
@@ -314,40 +398,45 @@ impl<'a> Run<'a> {
             }
             return self.unblock(node, at, epochs);
         }
-        for (other, seq) in self.waiting.remove(&sample).unwrap_or_default() {
-            // What the node holds already, for an access before, it doesn't fetch again: it is in memory.
-            let done = if other == node {
-                self.counts.local(TierKind::Ram, mb);
-                arrived
-            } else if self.placement.has_copy(other, sample) {
-                self.counts.local(TierKind::Ram, mb);
-                self.devices.send_done(node, other, 0.0, arrived)
-            } else {
-                let done = self.devices.send_done(node, other, mb, arrived);
-                let want = Want {
-                    node: other,
-                    seq,
-                    sample,
-                    mb,
-                };
-                if self.asks_again(want, arrived, (self.network_mb_s(), done)) {
-                    continue;
-                }
-                self.counts.mb.peer += mb;
-                self.consider_copy(other, sample, self.epoch_of(other, seq));
-                self.devices.send(node, other, mb, arrived)
-            };
-            self.fetched(other, seq, done);
-            self.unblock(other, at, epochs)?;
+        if keep == Keep::No {
+            self.nodes[node as usize].came_along(self.setup, &along, arrived, None);
+        }
+        let key = (self.homes.group(node), self.homes.blocks.number(sample));
+        let waiting = self.waiting.remove(&key).unwrap_or_default();
+        // Of a block that stays nowhere, others may come with another request.
+        let (served, others): (Vec<Want>, Vec<Want>) = waiting
+            .into_iter()
+            .partition(|want| matches!(keep, Keep::Home(_)) || along.contains(&want.sample));
+        if !others.is_empty() {
+            self.waiting.insert(key, others);
+        }
+        for want in served {
+            self.served(node, want, arrived);
+            self.unblock(want.node, at, epochs)?;
         }
         Ok(())
     }
 
-    /// `node` got a sample whose home is elsewhere.
-    fn consider_copy(&mut self, node: u32, sample: u32, epoch: u32) {
-        let setup = self.setup;
-        let reads = || setup.access.reads_after(node, sample, epoch);
-        self.placement.consider_copy(node, block(setup, sample), epoch, reads);
+    /// What `home` has had in memory since `arrived`, somebody waited for.
+    fn served(&mut self, home: u32, want: Want, arrived: f64) {
+        let Want { node, seq, sample, mb } = want;
+        // What the node holds already, for an access before, it doesn't fetch again: it is in memory.
+        let done = if node == home {
+            self.counts.local(TierKind::Ram, mb);
+            arrived
+        } else if self.homes.has_copy(node, sample) {
+            self.counts.local(TierKind::Ram, mb);
+            self.devices.send_done(home, node, 0.0, arrived)
+        } else {
+            let done = self.devices.send_done(home, node, mb, arrived);
+            if self.asks_again(want, arrived, (self.network_mb_s(), done)) {
+                return;
+            }
+            self.counts.mb.peer += mb;
+            self.homes.consider_copy(node, sample, self.epoch_of(node, seq));
+            self.devices.send(home, node, mb, arrived)
+        };
+        self.fetched(node, seq, done);
     }
 
     fn epoch_of(&self, node: u32, seq: u64) -> u32 {
@@ -371,7 +460,7 @@ impl<'a> Run<'a> {
         let last = self.nodes.iter().max_by(|a, b| a.free_at.total_cmp(&b.free_at));
         outcome.set_times(&self.epoch_ends, last.map_or(0.0, |n| n.computed_s));
         self.counts
-            .report(&mut outcome, self.placement.coverage(), self.setup.sizes.samples());
+            .report(&mut outcome, self.homes.coverage(), self.homes.blocks.count());
         outcome.fabric = (self.setup.hardware.nodes > 1).then(|| self.fabric());
         outcome
     }

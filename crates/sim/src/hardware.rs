@@ -1,6 +1,6 @@
 //! What the modelled machines can do, in the units of the performance model: seconds per MB.
 
-use crate::{Scenario, Share, Tier, TierKind};
+use crate::{Random, Scenario, Share, Tier, TierKind};
 
 /// One keeping tier of every node.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +84,31 @@ impl Hardware {
             connection_mb_s: scenario.source.connection_mb_s.unwrap_or(f64::INFINITY),
             share: scenario.source.share,
         }
+    }
+
+    /// MB of memory that samples go through or stay in, and how fast the kernel hands it out while it is fresh.
+    #[must_use]
+    pub fn memory(&self) -> (f64, f64) {
+        let ram = self.tiers.iter().filter(|tier| tier.kind == TierKind::Ram);
+        ram.fold((self.staging_mb, f64::INFINITY), |(mb, slowest), tier| {
+            (mb + tier.capacity_mb, slowest.min(tier.write_mb_s))
+        })
+    }
+
+    /// The time to the first byte of a request. If all took the same, those that were sent together would share the source at the same time, again and
+    /// again, and leave it idle in between.
+    pub(crate) fn draw_latency_s(&self, random: &mut Random) -> f64 {
+        let (mean_s, sigma) = (self.latency_s, self.latency_sigma);
+        if mean_s == 0.0 || sigma == 0.0 {
+            return mean_s;
+        }
+        mean_s * (sigma * random.normal() - sigma * sigma / 2.0).exp()
+    }
+
+    /// Whether nodes give each other what they hold; otherwise each keeps what it reads itself.
+    #[must_use]
+    pub fn exchanges(&self) -> bool {
+        self.nodes > 1 && self.has_network
     }
 
     /// min(b_c, r_j(p_j)/p_j): what one thread gets from another node's tier.

@@ -15,6 +15,9 @@ const SAMPLE_BYTES: f64 = 40.0;
 const ENGINE_SAMPLE_BYTES: (f64, f64) = (160.0, 100.0);
 /// A node's streams and queues under the engine's scheduler.
 const ENGINE_NODE_BYTES: f64 = 1e5;
+/// What a node of the fast model has admitted and not used: of a sample, and at most.
+const SLOT_BYTES: f64 = 64.0;
+const WINDOW_BYTES: f64 = 262_144.0 * SLOT_BYTES;
 /// An epoch's order and times; each checkpoint of the bound, and a node's time in it.
 const EPOCH_BYTES: f64 = 256.0;
 const CHECKPOINT_BYTES: (f64, f64) = (64.0, 8.0);
@@ -100,6 +103,10 @@ fn own_bytes(scenario: &Scenario, samples: f64, policy: Policy) -> f64 {
             };
             // Without a mean (a list of sizes) that is no number, which `min` passes over.
             nodes * (samples / 8.0 + 4.0 * held.min(samples).min(samples * epochs / nodes))
+        }
+        // Each node has a table of its own, and looks so far ahead at most.
+        Policy::Foreload if scenario.cluster.network_mb_s.is_none() => {
+            nodes * (3.0 * samples + WINDOW_BYTES.min(SLOT_BYTES * samples * epochs / nodes))
         }
         // A copy is a bit; the table is left out where it would exceed a gigabyte.
         Policy::Foreload => (samples * nodes / 8.0).min(1e9),

@@ -12,10 +12,9 @@
 use crate::foreload::Devices;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
-use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, TierSpeed, access};
+use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
 use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
-use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::replay::Recorded;
@@ -69,17 +68,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         ram_bytes: staging + of(TierKind::Ram).map(|t| bytes(t.capacity_mb)).sum::<u64>(),
         staging_bytes: Some(staging),
         tiers: of(TierKind::Disk).map(|t| disk(t.capacity_mb)).collect(),
-        concurrency: ConcurrencySettings {
-            most: setup.hardware.requests_in_flight.min(STREAMS / 2),
-            start: setup
-                .hardware
-                .requests_in_flight
-                .min(ConcurrencySettings::default().start),
-            least: setup
-                .hardware
-                .requests_in_flight
-                .min(ConcurrencySettings::default().least),
-        },
+        concurrency: crate::foreload::concurrency(setup.hardware.requests_in_flight.min(STREAMS / 2)),
         hedge_per_cent: 0,
         load_timeout_ns: u64::MAX / 4,
         ..Settings::default()
@@ -113,6 +102,8 @@ fn planned(setup: &Setup<'_>, policy: Policy) -> Policy {
 enum Due {
     /// A load's latency is over: it starts to receive.
     Begin { slot: u32 },
+    /// A load's bytes have come.
+    Fill { slot: u32 },
     /// A load or a write ends.
     End { slot: u32 },
     /// The trainer takes the batch that was prepared, and asks for the next.
@@ -187,16 +178,7 @@ struct Driver<'a> {
 /// When the policy is not the engine's, or the order can't be shared.
 pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error> {
     let nodes = setup.hardware.nodes;
-    let ram = |tier: &&TierSpeed| tier.kind == TierKind::Ram;
-    let (kept, fill_mb_s) = setup
-        .hardware
-        .tiers
-        .iter()
-        .filter(ram)
-        .fold((0.0, f64::INFINITY), |(mb, slowest), tier| {
-            (mb + tier.capacity_mb, slowest.min(tier.write_mb_s))
-        });
-    let memory_mb = setup.hardware.staging_mb + kept;
+    let (memory_mb, fill_mb_s) = setup.hardware.memory();
     let mut all = Vec::new();
     for node in 0..nodes {
         let recorded = Recorded::new(scheduler(setup, policy, node)?, if record { None } else { Some(0) });
@@ -354,7 +336,7 @@ impl Driver<'_> {
                     Source::Bucket => {
                         self.requests += 1;
                         self.mb.source += mb;
-                        let latency_s = self.latency_s();
+                        let latency_s = self.setup.hardware.draw_latency_s(&mut self.latencies);
                         let slot = self.fly(
                             node,
                             Flying {
@@ -404,16 +386,6 @@ impl Driver<'_> {
         }
     }
 
-    /// The time to the first byte of a request. If all took the same, those that were sent together would share the source at the same time, again and
-    /// again, and leave it idle in between.
-    fn latency_s(&mut self) -> f64 {
-        let (mean_s, sigma) = (self.setup.hardware.latency_s, self.setup.hardware.latency_sigma);
-        if mean_s == 0.0 || sigma == 0.0 {
-            return mean_s;
-        }
-        mean_s * (sigma * self.latencies.normal() - sigma * sigma / 2.0).exp()
-    }
-
     fn fly(&mut self, node: u32, flying: Flying) -> u32 {
         let n = &mut self.nodes[node as usize];
         let from_bucket =
@@ -438,6 +410,7 @@ impl Driver<'_> {
                     .map_or(0.0, |f| f.mb);
                 self.source.start(node * STREAMS + slot, mb, at);
             }
+            Due::Fill { slot } => self.fill(node, slot, at),
             Due::End { slot } => self.ended(node, slot, at),
             Due::Take => self.take(node, at),
             Due::Release => {
@@ -459,17 +432,25 @@ impl Driver<'_> {
     fn arrived(&mut self, node: u32, slot: u32, at: f64) {
         let n = &mut self.nodes[node as usize];
         let flying = n.flying[slot as usize].as_ref().expect("what is read is under way");
-        let mut done = at.max(flying.since + flying.latency_s + flying.mb / self.setup.hardware.connection_mb_s);
-        let fresh = n.fresh_mb.min(flying.mb);
-        if fresh > 0.0 {
-            n.fresh_mb -= fresh;
-            n.filled_at = n.filled_at.max(done) + fresh / self.fill_mb_s;
-            done = n.filled_at;
-        }
+        let done = at.max(flying.since + flying.latency_s + flying.mb / self.setup.hardware.connection_mb_s);
         match done > at {
-            true => self.at(node, done, Due::End { slot }),
-            false => self.ended(node, slot, at),
+            true => self.at(node, done, Due::Fill { slot }),
+            false => self.fill(node, slot, at),
         }
+    }
+
+    /// What a load brought is written to memory, which takes time while that is fresh.
+    fn fill(&mut self, node: u32, slot: u32, at: f64) {
+        let n = &mut self.nodes[node as usize];
+        let mb = n.flying[slot as usize].as_ref().map_or(0.0, |f| f.mb);
+        let fresh = n.fresh_mb.min(mb);
+        if fresh <= 0.0 {
+            return self.ended(node, slot, at);
+        }
+        n.fresh_mb -= fresh;
+        n.filled_at = n.filled_at.max(at) + fresh / self.fill_mb_s;
+        let done = n.filled_at;
+        self.at(node, done, Due::End { slot });
     }
 
     fn ended(&mut self, node: u32, slot: u32, at: f64) {

@@ -79,7 +79,7 @@ proptest! {
         let bytes = objects.iter().map(|b| b.0).sum();
         let mut placement = Placement::new(group(nodes, &tiers, Exchange::Good), objects.len() as u32, bytes);
         for (number, &(bytes, reader, shared)) in (0..).zip(&objects) {
-            let fits = placement.tiers_of(reader).iter().any(|free| *free >= bytes);
+            let fits = placement.room(reader).iter().any(|free| *free >= bytes);
             let home = placement.choose_home(reader, Block { number, bytes, shared }, 0, || 4, |_, _| true);
             prop_assert_eq!(home.is_some_and(|(node, _)| node == reader), fits);
         }

@@ -1,7 +1,9 @@
 //! A scenario's cluster as [`foreload_plan::placement`] sees it.
 
-use crate::{Setup, TierKind};
-use foreload_plan::placement::{Block, Exchange, Group, Placement, groups::Cluster};
+use super::Devices;
+use super::blocks::Blocks;
+use crate::{Setup, TierKind, TierSpeed};
+use foreload_plan::placement::{Exchange, Group, Placement, Where, groups::Cluster};
 
 const MB: f64 = 1_048_576.0;
 
@@ -9,16 +11,129 @@ fn bytes(mb: f64) -> u64 {
     (mb * MB).round() as u64
 }
 
-/// The table of a cluster that exchanges samples; nothing is placed.
-pub fn placement(setup: &Setup<'_>) -> Placement {
+/// Homes and copies on all nodes: one table where nodes exchange samples, else one for each.
+pub struct Homes<'a> {
+    setup: &'a Setup<'a>,
+    /// What is placed.
+    pub blocks: Blocks<'a>,
+    tables: Vec<Placement>,
+}
+
+impl<'a> Homes<'a> {
+    /// Nothing is placed.
+    pub fn new(setup: &'a Setup<'a>) -> Self {
+        let nodes = setup.hardware.nodes;
+        let (tables, nodes) = match setup.hardware.exchanges() || nodes == 1 {
+            true => (1, nodes),
+            false => (nodes, 1),
+        };
+        let blocks = Blocks::new(setup);
+        let table = Placement::new(group(setup, nodes, tables == 1), blocks.count(), blocks.bytes());
+        Self {
+            setup,
+            blocks,
+            tables: vec![table; tables as usize],
+        }
+    }
+
+    /// The table of a node, and its number there.
+    fn of(&self, node: u32) -> (usize, u32) {
+        match self.tables.len() {
+            1 => (0, node),
+            _ => (node as usize, 0),
+        }
+    }
+
+    /// The nodes that `node` exchanges samples with, by one of them.
+    pub fn group(&self, node: u32) -> u32 {
+        self.of(node).0 as u32
+    }
+
+    /// Where `node` finds a sample.
+    pub fn find(&self, node: u32, sample: u32, epoch: u32) -> Where {
+        let (table, own) = self.of(node);
+        self.tables[table].find(own, self.blocks.number(sample), epoch)
+    }
+
+    /// Whether `node` finds a sample in memory that it keeps, or will when it asks for it: it needs no staging memory. Where nodes exchange samples,
+    /// all pass through it.
+    pub fn keeps_in_ram(&self, node: u32, sample: u32, epoch: u32) -> bool {
+        let tiers = &self.setup.hardware.tiers;
+        let is_ram = |tier: &usize| tiers[*tier].kind == TierKind::Ram;
+        !self.setup.hardware.exchanges()
+            && match self.find(node, sample, epoch) {
+                Where::Own(tier) => is_ram(&tier),
+                Where::Coming => true,
+                Where::Peer(..) => false,
+                Where::Nowhere => {
+                    let (table, own) = self.of(node);
+                    let room = self.tables[table].room(own);
+                    let fits = |tier: &usize| room[*tier] >= self.blocks.block(sample).bytes;
+                    (0..tiers.len()).find(fits).is_some_and(|tier| is_ram(&tier))
+                }
+            }
+    }
+
+    /// The home of a sample that `node` is about to read from the source, and the tier there.
+    pub fn choose(&mut self, node: u32, sample: u32, epoch: u32, devices: &Devices, at: f64) -> Option<(u32, usize)> {
+        let (setup, (table, own)) = (self.setup, self.of(node));
+        let reads = || setup.access.reads_after(node, sample, epoch);
+        // A node that keeps for itself alone is number 0 of its table.
+        let can_write = |home, tier| devices.can_write(node - own + home, tier, at);
+        let block = self.blocks.block(sample);
+        let found = self.tables[table].choose_home(own, block, epoch, reads, can_write);
+        found.map(|(home, tier)| (node - own + home, tier))
+    }
+
+    /// `node`, its home, has a sample now.
+    pub fn present(&mut self, node: u32, sample: u32) {
+        let (table, _) = self.of(node);
+        self.tables[table].present(self.blocks.number(sample));
+    }
+
+    /// `node` got a sample whose home is elsewhere, and may keep a copy.
+    pub fn consider_copy(&mut self, node: u32, sample: u32, epoch: u32) {
+        let (setup, (table, own)) = (self.setup, self.of(node));
+        let (reads, block) = (
+            || setup.access.reads_after(node, sample, epoch),
+            self.blocks.block(sample),
+        );
+        // Of a shared block it got a part.
+        if !block.shared {
+            self.tables[table].consider_copy(own, block, epoch, reads);
+        }
+    }
+
+    /// Whether `node` keeps a copy besides the home's.
+    pub fn has_copy(&self, node: u32, sample: u32) -> bool {
+        let (table, own) = self.of(node);
+        self.tables[table].has_copy(own, self.blocks.number(sample))
+    }
+
+    /// Blocks that any node keeps, and all their copies.
+    pub fn coverage(&self) -> (u64, u64) {
+        let all = self.tables.iter().map(|table| table.coverage().1).sum();
+        if let [table] = &self.tables[..] {
+            return (table.coverage().0, all);
+        }
+        let kept = |block: &u32| self.tables.iter().any(|t| t.find(0, *block, 0) != Where::Nowhere);
+        ((0..self.blocks.count()).filter(kept).count() as u64, all)
+    }
+}
+
+fn group(setup: &Setup<'_>, nodes: u32, reads_all: bool) -> Group {
     let hardware = setup.hardware;
-    let nodes = hardware.nodes;
     // The fastest tier: copies elsewhere wouldn't be faster than the network.
     let copies = hardware.tiers.iter().position(|t| t.kind == TierKind::Ram);
+    let of_ram = super::node::memory(setup).1 / setup.scenario.node_ram_mb();
+    let room = |tier: &TierSpeed| match tier.kind {
+        TierKind::Ram => bytes(tier.capacity_mb * of_ram),
+        _ => bytes(tier.capacity_mb),
+    };
     let faster = |from: f64| copies.is_some_and(|to| hardware.tiers[to].read_mb_s > hardware.network_mb_s.min(from));
-    let group = Group {
+    Group {
         nodes,
-        tiers: hardware.tiers.iter().map(|t| bytes(t.capacity_mb)).collect(),
+        tiers: hardware.tiers.iter().map(room).collect(),
         copies,
         copy_pays: hardware.tiers.iter().map(|t| faster(t.read_mb_s)).collect(),
         exchange: match nodes > 1 && hardware.network_mb_s < setup.curve.share(nodes) {
@@ -26,17 +141,7 @@ pub fn placement(setup: &Setup<'_>) -> Placement {
             false => Exchange::Good,
         },
         epochs: setup.access.epochs(),
-        reads_all: true,
-    };
-    Placement::new(group, setup.sizes.samples(), bytes(setup.sizes.total_mb))
-}
-
-/// A sample that is an object.
-pub fn block(setup: &Setup<'_>, sample: u32) -> Block {
-    Block {
-        number: sample,
-        bytes: bytes(setup.sizes.of(sample)),
-        shared: false,
+        reads_all,
     }
 }
 

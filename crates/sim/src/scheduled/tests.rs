@@ -3,10 +3,16 @@ use crate::scenario::tests::SMALL;
 use crate::{Access, Hardware, Outcome, Scenario, Sizes, Totals, Watch, foreload};
 use foreload_plan::replay::replay;
 
+mod agreement;
+
 /// Calls `check` with the set-up of one node.
-fn with_setup(set: &[&str], mut check: impl FnMut(&Setup<'_>)) {
+fn with_setup(set: &[&str], check: impl FnMut(&Setup<'_>)) {
     let set: Vec<&str> = ["cluster.nodes=1"].iter().chain(set).copied().collect();
-    let scenario = Scenario::parse(SMALL, &set).expect("valid");
+    with_scenario(SMALL, &set, check);
+}
+
+fn with_scenario(text: &str, set: &[&str], mut check: impl FnMut(&Setup<'_>)) {
+    let scenario = Scenario::parse(text, set).expect("valid");
     let watch = Watch::quiet();
     let sizes = Sizes::new(&scenario.dataset, &watch).expect("valid");
     let access = Access::new(&scenario, sizes.samples(), &watch).expect("valid");
