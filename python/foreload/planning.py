@@ -95,7 +95,7 @@ class Plan:
         stall_share: Share of the run that is waiting for data.
         steady_stall_share: Share of an epoch after the first.
         warm_up_s: What the first epoch takes beyond a later one.
-        requests: Reads of the source. On one node as the engine's own scheduler makes them; otherwise one for each sample that isn't cached.
+        requests: Reads of the source. On one node as the engine's own scheduler makes them; otherwise one for each sample, or cell of a shard, that isn't cached.
         epoch_requests: Of them, in each epoch after the first.
         source_bytes: Bytes that they read.
         mb_by_source: Bytes of the simulated epochs by where they came from.
@@ -343,7 +343,7 @@ class _Study:
         Args:
             site: The machines and the training.
             what: What is simulated, for people.
-            counted: Whether requests are wanted exactly; of samples in shards they always are, because the fast model is far off.
+            counted: Whether requests are wanted exactly; of samples in shards they always are, because there the fast model is less exact.
         """
         self._what = what
         self._told(None, 0, 1)

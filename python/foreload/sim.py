@@ -116,6 +116,7 @@ class Outcome:
         miss_rate: For `deli`: share of accesses that the cache didn't have, by epoch.
         load_s: For `deli`: seconds a node waited for data, by epoch.
         fabric: Traffic between nodes, where the policy exchanges samples.
+        drive: What decided: the `engine`'s own scheduler, or a `fast` model.
     """
 
     policy: str
@@ -134,6 +135,7 @@ class Outcome:
     miss_rate: tuple[float, ...] | None = None
     load_s: tuple[float, ...] | None = None
     fabric: Fabric | None = None
+    drive: str = "fast"
 
     @property
     def stall_share(self) -> float | None:

@@ -461,7 +461,7 @@ impl<'a> Run<'a> {
         outcome.set_times(&self.epoch_ends, last.map_or(0.0, |n| n.computed_s));
         self.counts
             .report(&mut outcome, self.homes.coverage(), self.homes.blocks.count());
-        outcome.fabric = (self.setup.hardware.nodes > 1).then(|| self.fabric());
+        outcome.fabric = self.setup.hardware.exchanges().then(|| self.fabric());
         outcome
     }
 

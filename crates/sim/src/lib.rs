@@ -45,7 +45,7 @@ pub use policy::{POLICIES, Policy};
 pub use pricing::cost_json;
 pub use random::Random;
 pub use report::{Fabric, MbBySource, Outcome, Report};
-pub use scenario::{Cluster, Dataset, Deli, Drive, Negative, Scenario, Share, Source, Tier, TierKind, Training};
+pub use scenario::{Cluster, Dataset, Deli, Drive, Fault, Negative, Scenario, Share, Source, Tier, TierKind, Training};
 pub use sizes::Sizes;
 pub use totals::{Compute, Totals};
 pub use watch::{Progress, Watch};
@@ -115,17 +115,7 @@ pub fn run_watched(
     let mut results = Vec::with_capacity(policies.len());
     for policy in policies {
         watch.begin(Some(*policy), samples * u64::from(scenario.training.epochs))?;
-        let driven = scenario.drive == Drive::Engine && policy.runs_in_engine();
-        if let Some(reason) = limits.refusal(scenario, samples, *policy) {
-            results.push(Outcome::unsupported(*policy, reason));
-            continue;
-        }
-        results.push(match policy {
-            policy if driven => scheduled::run(&setup, *policy, false)?.outcome,
-            Policy::Deli { .. } => deli::run(&setup)?,
-            Policy::Foreload => foreload::run(&setup)?,
-            paper => paper::run(&setup, *paper)?,
-        });
+        results.push(carry_out(&setup, *policy, limits, bound_s)?);
         watch.end()?;
     }
     let report = Report {
@@ -140,6 +130,39 @@ pub fn run_watched(
     };
     report.check()?;
     Ok(report)
+}
+
+/// Runs one policy, driven as the scenario says.
+fn carry_out(setup: &Setup<'_>, policy: Policy, limits: Limits, bound_s: f64) -> Result<Outcome, Error> {
+    let (scenario, samples) = (setup.scenario, u64::from(setup.sizes.samples()));
+    let is_chosen = match scenario.drive {
+        Drive::Fast => false,
+        Drive::Engine => policy.runs_in_engine(),
+        Drive::Auto => {
+            policy == Policy::Foreload
+                && !setup.hardware.exchanges()
+                && scenario.source.share == Share::Shared
+                && scheduled::takes_s(setup, bound_s) <= limits::PATIENCE_S
+        }
+    };
+    let refusal = |drive| limits.refusal(scenario, samples, policy, drive);
+    if is_chosen {
+        let outcome = match refusal(Drive::Engine) {
+            None => scheduled::run(setup, policy, false)?.outcome,
+            Some(reason) => Outcome::unsupported(policy, reason),
+        };
+        // What nobody asked for, and is too much for the scheduler, the fast model may tell.
+        if outcome.supported || scenario.drive == Drive::Engine || scenario.fault != Fault::default() {
+            let drive = Drive::Engine;
+            return Ok(Outcome { drive, ..outcome });
+        }
+    }
+    match (policy, refusal(Drive::Fast)) {
+        (_, Some(reason)) => Ok(Outcome::unsupported(policy, reason)),
+        (Policy::Deli { .. }, None) => deli::run(setup),
+        (Policy::Foreload, None) => foreload::run(setup),
+        (paper, None) => paper::run(setup, paper),
+    }
 }
 
 /// Simulates the scenario in `toml` with `overrides` (`key=value`) and returns the report as JSON. No policy names mean all.

@@ -5,6 +5,8 @@
 
 use crate::{Drive, Error, Policy, Scenario};
 
+/// The engine's scheduler is driven unasked where that takes no longer.
+pub(crate) const PATIENCE_S: f64 = 60.0;
 /// Seven hours of each policy.
 const MOST_ACCESSES: f64 = 1e11;
 const ACCESSES_PER_S: f64 = 4e6;
@@ -68,11 +70,12 @@ impl Limits {
     }
 
     /// Why `policy` can't be simulated where others can, if it can't.
-    pub(crate) fn refusal(self, scenario: &Scenario, samples: u64, policy: Policy) -> Option<String> {
+    pub(crate) fn refusal(self, scenario: &Scenario, samples: u64, policy: Policy, drive: Drive) -> Option<String> {
         let samples = samples as f64;
         let epochs = f64::from(scenario.training.epochs);
-        let needed =
-            samples * SAMPLE_BYTES + epochs * epoch_bytes(scenario, samples) + own_bytes(scenario, samples, policy);
+        let needed = samples * SAMPLE_BYTES
+            + epochs * epoch_bytes(scenario, samples)
+            + own_bytes(scenario, samples, policy, drive);
         let left = self.exceeded(needed)?;
         Some(format!(
             "simulating it takes about {} of memory, and {} are left: {FEWER_SAMPLES}",
@@ -88,9 +91,9 @@ impl Limits {
 }
 
 /// What a policy's model keeps by itself.
-fn own_bytes(scenario: &Scenario, samples: f64, policy: Policy) -> f64 {
+fn own_bytes(scenario: &Scenario, samples: f64, policy: Policy, drive: Drive) -> f64 {
     let (nodes, epochs) = (f64::from(scenario.cluster.nodes), f64::from(scenario.training.epochs));
-    if scenario.drive == Drive::Engine && policy.runs_in_engine() {
+    if drive == Drive::Engine && policy.runs_in_engine() {
         return samples * (ENGINE_SAMPLE_BYTES.0 + ENGINE_SAMPLE_BYTES.1 * nodes) + ENGINE_NODE_BYTES * nodes;
     }
     match policy {
@@ -186,7 +189,7 @@ mod tests {
         let refused = |set: &[&str], policy| {
             let scenario = Scenario::parse(SMALL, set).expect("valid");
             limits.check(&scenario, scenario.dataset.samples).expect("fits");
-            limits.refusal(&scenario, scenario.dataset.samples, policy)
+            limits.refusal(&scenario, scenario.dataset.samples, policy, scenario.drive)
         };
         let set = [
             "dataset.samples=1e8",

@@ -1,6 +1,6 @@
 //! What a simulation reports, as it appears in JSON.
 
-use crate::{Error, Policy};
+use crate::{Drive, Error, Policy};
 use serde::{Serialize, Serializer};
 
 /// Results of all policies for one scenario.
@@ -117,6 +117,8 @@ pub struct Outcome {
     /// Which; in JSON its name.
     #[serde(serialize_with = "name")]
     pub policy: Policy,
+    /// What decided.
+    pub drive: Drive,
     /// Whether it can run this scenario.
     pub supported: bool,
     /// Why not; the numbers that follow are then none (in JSON: null).
@@ -158,6 +160,7 @@ impl Outcome {
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
+            drive: Drive::Fast,
             supported: true,
             reason: None,
             hours: 0.0,

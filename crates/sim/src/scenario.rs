@@ -35,17 +35,33 @@ pub struct Scenario {
     /// What decides for the policies that the engine runs.
     #[serde(default)]
     pub drive: Drive,
+    /// What fails.
+    #[serde(default)]
+    pub fault: Fault,
 }
 
 /// What decides for the policies that the engine runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Drive {
-    /// The array-based models: clusters, and the papers' sizes in seconds.
+    /// For our own policy the engine's scheduler, where nodes exchange nothing and it ends within a minute; else the array-based models.
     #[default]
+    Auto,
+    /// The array-based models: clusters, and the papers' sizes in seconds.
     Fast,
-    /// The engine's own scheduler, step by step: one node, its batches and its requests exactly as planned.
+    /// The engine's own scheduler, step by step: batches and requests exactly as planned.
     Engine,
+}
+
+/// What fails while the engine's scheduler is driven; the array-based models know no failures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fault {
+    /// Of a node's requests to the source, every so-manyth is not answered.
+    #[serde(default)]
+    pub source_every: Option<u64>,
+    /// From then on no disk reads or writes.
+    #[serde(default)]
+    pub disk_at_s: Option<f64>,
 }
 
 /// The samples: a normal distribution of sizes, or a list of them.
@@ -325,6 +341,13 @@ impl Scenario {
             return Err(Error::invalid(
                 "source.share",
                 "\"literal\" goes with drive = \"fast\": the engine's requests share the source; use \"shared\"",
+            ));
+        }
+        if self.drive == Drive::Fast && self.fault != Fault::default() {
+            let disk = self.fault.source_every.is_none();
+            return Err(Error::invalid(
+                if disk { "fault.disk_at_s" } else { "fault.source_every" },
+                "nothing fails in the array-based models; use drive = \"engine\"",
             ));
         }
         self.curve().map(|_| ())

@@ -13,7 +13,7 @@ use crate::foreload::Devices;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
-use foreload_plan::action::{Action, Command, Event, Item, Source, Via};
+use foreload_plan::action::{Action, Command, Event, Failure, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
@@ -32,8 +32,27 @@ const STREAMS: u32 = 512;
 const AHEAD: u64 = 2;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
+/// Seconds that an access and a tick take to simulate, and to look at one neighbour in a shard: upper bounds of what was seen on one slow core.
+const ACCESS_S: f64 = 2e-6;
+const TICKED_S: f64 = 5e-7;
+const NEIGHBOUR_S: f64 = 3e-8;
 /// A hundred days: 10^9 ticks. The policy's clock counts nanoseconds.
 const MOST_S: f64 = 8.64e6;
+
+/// About how long it takes to drive the scheduler through a scenario whose run takes at least `bound_s`: each access looks at its neighbours, and a run that
+/// waits for data takes longer than its bound.
+#[must_use]
+pub fn takes_s(setup: &Setup<'_>, bound_s: f64) -> f64 {
+    let accesses = f64::from(setup.sizes.samples()) * f64::from(setup.access.epochs());
+    let cell_mb = Settings::default().coalesce_bytes as f64 / MB;
+    let neighbours = setup
+        .sizes
+        .places
+        .as_ref()
+        .map_or(0.0, |_| cell_mb / setup.sizes.mean_mb());
+    let ticks = 2.0 * bound_s / TICK_S * f64::from(setup.hardware.nodes);
+    accesses * (ACCESS_S + neighbours * NEIGHBOUR_S) + ticks * TICKED_S
+}
 
 /// A finished run: what it took, and what was decided.
 pub struct Run {
@@ -106,6 +125,8 @@ enum Due {
     Fill { slot: u32 },
     /// A load or a write ends.
     End { slot: u32 },
+    /// A load or a write fails.
+    Fail { slot: u32 },
     /// The trainer takes the batch that was prepared, and asks for the next.
     Take,
     /// The trainer is through with its batch.
@@ -136,6 +157,8 @@ struct Node {
     free: Vec<u32>,
     free_elsewhere: Vec<u32>,
     under_way: u32,
+    /// Made of the source.
+    requests: u64,
     /// Of the next batch to ask for; batches asked for and taken so far.
     batch: (u32, u64),
     asked: u64,
@@ -167,6 +190,7 @@ struct Driver<'a> {
     batches: u64,
     disks: Vec<usize>,
     sequence: u64,
+    refused: Option<String>,
     samples_taken: u64,
     latencies: Random,
     fill_mb_s: f64,
@@ -214,11 +238,18 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
         batches,
         disks: disks.collect(),
         sequence: 0,
+        refused: None,
         samples_taken: 0,
         latencies: Random::new(setup.scenario.training.seed),
         fill_mb_s,
     };
     driver.run()?;
+    if let Some(reason) = driver.stopped() {
+        return Ok(Run {
+            outcome: Outcome::unsupported(policy, reason),
+            logs: driver.nodes.into_iter().map(|n| n.recorded).collect(),
+        });
+    }
     let mut outcome = Outcome::new(policy);
     let last = driver.nodes.iter().max_by(|a, b| a.free_at.total_cmp(&b.free_at));
     outcome.set_times(&driver.ends, last.map_or(0.0, |n| n.computed_s));
@@ -247,6 +278,7 @@ impl Node {
             free: (0..STREAMS).rev().collect(),
             free_elsewhere: Vec::new(),
             under_way: 0,
+            requests: 0,
             batch: (0, 0),
             asked: 0,
             taken: 0,
@@ -269,7 +301,7 @@ impl Driver<'_> {
         }
         let watch = self.setup.access.watch();
         let mut taken = 0;
-        loop {
+        while self.refused.is_none() {
             watch.did(self.samples_taken - std::mem::replace(&mut taken, self.samples_taken))?;
             let due = self.due.peek().map(|Reverse((at, ..))| at.0);
             if due.is_some_and(|at| at > MOST_S) {
@@ -299,6 +331,14 @@ impl Driver<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Why the run ended before its end, if it did.
+    fn stopped(&self) -> Option<String> {
+        let all = self.batches * u64::from(self.setup.access.epochs());
+        let short = self.nodes.iter().any(|node| node.taken < all);
+        let stands = || "the engine's scheduler stands still: a node's memory is too small for its batches".to_owned();
+        self.refused.clone().or_else(|| short.then(stands))
     }
 
     fn at(&mut self, node: u32, at: f64, due: Due) {
@@ -346,7 +386,9 @@ impl Driver<'_> {
                                 latency_s,
                             },
                         );
-                        self.at(node, at + latency_s, Due::Begin { slot });
+                        let fails = self.source_fails(node);
+                        let due = if fails { Due::Fail { slot } } else { Due::Begin { slot } };
+                        self.at(node, at + latency_s, due);
                     }
                     Source::Disk(tier) => {
                         let done = self.devices.read_tier(node, self.disks[usize::from(tier)], mb, at);
@@ -359,7 +401,7 @@ impl Driver<'_> {
                                 latency_s: 0.0,
                             },
                         );
-                        self.at(node, done, Due::End { slot });
+                        self.end_disk(node, slot, done);
                     }
                 }
             }
@@ -375,13 +417,20 @@ impl Driver<'_> {
                         latency_s: 0.0,
                     },
                 );
-                self.at(node, done, Due::End { slot });
+                self.end_disk(node, slot, done);
             }
             Command::Deliver { request, items, .. } => {
                 let (request, items) = (*request, items.clone());
                 self.deliver(node, at, request, items);
             }
-            // Nothing is refused, forgotten for real or cancelled on hardware that doesn't fail.
+            Command::Refuse { sample, failure, .. } => {
+                let what = sample.map_or_else(|| "a batch".to_owned(), |sample| format!("sample {sample}"));
+                self.refused = Some(match failure {
+                    Failure::NoMemory => format!("{what} doesn't fit the memory of a node"),
+                    _ => format!("{what} can't be read, and was tried again"),
+                });
+            }
+            // Nothing is forgotten for real, or cancelled without twins.
             _ => {}
         }
     }
@@ -412,6 +461,7 @@ impl Driver<'_> {
             }
             Due::Fill { slot } => self.fill(node, slot, at),
             Due::End { slot } => self.ended(node, slot, at),
+            Due::Fail { slot } => self.failed(node, slot, at),
             Due::Take => self.take(node, at),
             Due::Release => {
                 if let Some(items) = self.nodes[node as usize].training.take() {
@@ -453,14 +503,38 @@ impl Driver<'_> {
         self.at(node, done, Due::End { slot });
     }
 
-    fn ended(&mut self, node: u32, slot: u32, at: f64) {
+    /// Whether this request of a node is one that the source doesn't answer.
+    fn source_fails(&mut self, node: u32) -> bool {
         let n = &mut self.nodes[node as usize];
-        let flying = n.flying[slot as usize].take().expect("an action ends once");
+        n.requests += 1;
+        let every = self.setup.scenario.fault.source_every;
+        every.is_some_and(|every| n.requests.is_multiple_of(every))
+    }
+
+    /// A read or a write of a disk is through at `done`, unless the disk fails before.
+    fn end_disk(&mut self, node: u32, slot: u32, done: f64) {
+        let fails = self.setup.scenario.fault.disk_at_s.is_some_and(|at| done >= at);
+        let due = if fails { Due::Fail { slot } } else { Due::End { slot } };
+        self.at(node, done, due);
+    }
+
+    fn failed(&mut self, node: u32, slot: u32, at: f64) {
+        let completion = self.land(node, slot).action.failed(Failure::Unavailable);
+        self.step(node, at, Event::Completed(completion));
+    }
+
+    fn land(&mut self, node: u32, slot: u32) -> Flying {
+        let n = &mut self.nodes[node as usize];
         n.under_way -= 1;
         match slot < STREAMS {
             true => n.free.push(slot),
             false => n.free_elsewhere.push(slot),
         }
+        n.flying[slot as usize].take().expect("an action ends once")
+    }
+
+    fn ended(&mut self, node: u32, slot: u32, at: f64) {
+        let flying = self.land(node, slot);
         let ns = |seconds: f64| (seconds * 1e9) as u64;
         let completion = flying.action.done(ns(flying.latency_s), ns(at - flying.since));
         self.step(node, at, Event::Completed(completion));

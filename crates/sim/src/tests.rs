@@ -472,6 +472,47 @@ fn a_watch_is_told_of_every_access_and_can_end_the_run() {
     }
 }
 
+#[test]
+fn the_scheduler_drives_what_it_can_in_a_minute_and_the_report_names_what_did() {
+    let alone = SMALL.replace("network_mb_s = 10000\n", "");
+    let drives = |text: &str, set: &[&str]| {
+        let set: Vec<&str> = ["drive=auto", "tier.staging.capacity_mb=30"]
+            .iter()
+            .chain(set)
+            .copied()
+            .collect();
+        let scenario = Scenario::parse(text, &set).expect("valid");
+        let report = run(&scenario, &[Policy::Foreload, Policy::Staging]).expect("runs");
+        assert!(report.results.iter().all(|r| r.supported), "{set:?}: {report:?}");
+        let json: serde_json::Value = serde_json::from_str(&report.json()).expect("valid JSON");
+        assert!(json["results"][0]["drive"].is_string());
+        [report.results[0].drive, report.results[1].drive]
+    };
+    let (fast, engine) = ([Drive::Fast; 2], [Drive::Engine, Drive::Fast]);
+    assert_eq!(drives(SMALL, &["cluster.nodes=1"]), engine);
+    assert_eq!(drives(&alone, NONE), engine);
+    // Nodes that exchange samples, shares that no request has, what takes days, and memory that is too small.
+    assert_eq!(drives(SMALL, NONE), fast);
+    assert_eq!(drives(&alone, &["source.share=literal"]), fast);
+    assert_eq!(drives(&alone, &["training.step_s=1e5"]), fast);
+    let none = ["tier.staging.capacity_mb=0", "tier.ram.capacity_mb=0"];
+    assert_eq!(drives(&alone, &none), fast);
+    // The key forces either.
+    assert_eq!(drives(&alone, &["drive=fast"]), fast);
+    assert_eq!(drives(SMALL, &["drive=engine"]), [Drive::Engine; 2]);
+}
+
+#[test]
+fn faults_are_for_the_scheduler_alone() {
+    let message = Scenario::parse(SMALL, &["fault.disk_at_s=1"])
+        .expect_err("fast")
+        .to_string();
+    assert!(
+        message.starts_with("fault.disk_at_s: ") && message.contains("engine"),
+        "{message}"
+    );
+}
+
 /// Numbers that TOML can write, the possible ones and the others.
 const NUMBERS: [&str; 28] = [
     "0",

@@ -170,6 +170,7 @@ def _draw(console: "Console", report: "Report", plot: Path | None) -> None:
         shares = (f"{getattr(outcome.mb_by_source, name) / total:.0%}" for name in ("ram", "disk", "peer", "source"))
         marks = [] if outcome.keeps_order else ["changes the order"]
         marks += [] if outcome.reads_whole_dataset else ["doesn't read everything"]
+        marks += ["driven by the engine's scheduler"] if outcome.drive == "engine" else []
         time, stall = hours(outcome.hours), f"{outcome.stall_share:.1%}"
         rows.append((outcome.policy, time, stall, *shares, "; ".join(marks)))
     columns = ("policy", ">time", ">stall", ">own RAM", ">own disk", ">peers", ">source", "note")

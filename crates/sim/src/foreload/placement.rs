@@ -192,6 +192,21 @@ mod tests {
     }
 
     #[test]
+    fn a_cell_of_a_shard_is_read_once_for_all_nodes() {
+        let path = std::env::temp_dir().join(format!("foreload-cells-{}", std::process::id()));
+        // Four cells of 4 MiB, of 40 samples each.
+        let lines: Vec<String> = (0..160).map(|k| format!("0.1 0 {}\n", (k << 20) / 10)).collect();
+        std::fs::write(&path, lines.concat()).expect("writable");
+        let index = format!("dataset.sizes_file={}", path.display());
+        let set = [&index, "tier.ram.capacity_mb=30", "tier.disk.capacity_mb=0"];
+        let scenario = Scenario::parse(SMALL, &set).expect("valid");
+        let outcome = run(&scenario, &[Policy::Foreload]).expect("runs").results.remove(0);
+        std::fs::remove_file(&path).expect("removable");
+        assert_eq!((outcome.requests, outcome.coverage, outcome.copies), (4, 1.0, 1.0));
+        assert!((outcome.mb_by_source.source - 16.0).abs() < 0.01, "{outcome:?}");
+    }
+
+    #[test]
     fn a_group_is_as_small_as_the_source_can_feed() {
         // 1,000 MB in every 25 s are what one group needs in the first epoch; groups of two hold everything.
         for (mb_s, size, source_mb) in [

@@ -86,6 +86,7 @@ const DELI: Keys = &[
     ("fetch_fixed_s", SECONDS),
     ("hit_s", SECONDS),
 ];
+const FAULT: Keys = &[("source_every", COUNT), ("disk_at_s", SECONDS)];
 const SECTIONS: &[(&str, Keys)] = &[
     ("dataset", DATASET),
     ("training", TRAINING),
@@ -93,8 +94,12 @@ const SECTIONS: &[(&str, Keys)] = &[
     ("source", SOURCE),
     ("tier", TIER),
     ("deli", DELI),
+    ("fault", FAULT),
 ];
-const WORDS: Keys = &[("name", Kind::Word), ("drive", Kind::OneOf(&["fast", "engine"]))];
+const WORDS: Keys = &[
+    ("name", Kind::Word),
+    ("drive", Kind::OneOf(&["auto", "fast", "engine"])),
+];
 
 /// Every key that takes numbers, with its section.
 #[cfg(test)]

@@ -2,6 +2,7 @@ use super::*;
 
 pub(crate) const SMALL: &str = r#"
 name = "small"
+drive = "fast"
 [dataset]
 samples = 1000
 mean_mb = 0.3
@@ -132,7 +133,7 @@ fn a_word_that_is_none_of_a_keys_words_is_told_which_there_are() {
         ),
         (
             "drive=engines",
-            r#"drive: "engines" is not one of fast, engine; did you mean "engine"?"#,
+            r#"drive: "engines" is not one of auto, fast, engine; did you mean "engine"?"#,
         ),
         (
             "tier.1.kind=rams",

@@ -255,3 +255,74 @@ fn any_number_of_writes_may_wait_for_a_slow_disk() {
         assert!(outcome.requests >= 1000, "{} requests", outcome.requests);
     });
 }
+
+/// A node that keeps the data set in memory, or on its disk.
+const IN_MEMORY: [&str; 3] = [ROOMY, "tier.ram.capacity_mb=400", "tier.disk.capacity_mb=0"];
+const ON_DISK: [&str; 3] = [ROOMY, "tier.ram.capacity_mb=0", "tier.disk.capacity_mb=400"];
+
+/// A run with faults and what the policy says to it.
+fn with_fault(set: &[&str], fault: &str) -> Outcome {
+    let set: Vec<&str> = set.iter().copied().chain(["drive=engine", fault]).collect();
+    let mut outcome = None;
+    with_setup(&set, |setup| {
+        let run = run(setup, Policy::Foreload, true).expect("runs");
+        let fresh = scheduler(setup, Policy::Foreload, 0).expect("valid");
+        assert_eq!(replay(fresh, run.logs[0].log()), Ok(()), "{fault}");
+        outcome = Some(run.outcome);
+    });
+    outcome.expect("was run")
+}
+
+#[test]
+fn a_request_that_the_source_does_not_answer_is_made_again() {
+    let well = outcome(&IN_MEMORY, "training.seed=0", Policy::Foreload);
+    let ill = with_fault(&IN_MEMORY, "fault.source_every=10");
+    // Of 1,111 requests 111 are not answered.
+    assert_eq!((well.requests, ill.requests), (1000, 1111));
+    let delivered = |outcome: &Outcome| outcome.mb_by_source.ram;
+    assert_eq!(delivered(&ill), delivered(&well));
+    assert_eq!(ill.epoch_hours.len(), well.epoch_hours.len());
+}
+
+#[test]
+fn a_source_that_never_answers_ends_the_run_and_says_which_sample_it_was() {
+    let outcome = with_fault(&IN_MEMORY, "fault.source_every=1");
+    let reason = outcome.reason.expect("it can't run");
+    assert!(
+        !outcome.supported && reason.starts_with("sample ") && reason.contains("can't be read"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn what_a_disk_that_failed_held_is_read_from_the_source() {
+    let well = outcome(&ON_DISK, "training.seed=0", Policy::Foreload);
+    let broken = with_fault(&ON_DISK, "fault.disk_at_s=0");
+    let late = with_fault(&ON_DISK, "fault.disk_at_s=6");
+    let none = outcome(&ON_DISK, "tier.disk.capacity_mb=0", Policy::Foreload);
+    assert_eq!((well.requests, broken.requests), (1000, none.requests));
+    assert!(late.supported, "{late:?}");
+    assert!(
+        (1001..none.requests).contains(&late.requests),
+        "{} requests, {} without a disk",
+        late.requests,
+        none.requests
+    );
+    // A read that failed was begun, so its bytes don't count as the disk's: each sample is delivered in each epoch all the same.
+    let all_mb = 3.0 * well.mb_by_source.source;
+    assert!(late.mb_by_source.total() >= all_mb * (1.0 - 1e-6), "{late:?}");
+}
+
+#[test]
+fn memory_that_no_batch_fits_is_no_run() {
+    let outcome = with_fault(
+        &[
+            "tier.staging.capacity_mb=0",
+            "tier.ram.capacity_mb=0",
+            "tier.disk.capacity_mb=0",
+        ],
+        "training.epochs=1",
+    );
+    let reason = outcome.reason.expect("it can't run");
+    assert!(!outcome.supported && reason.contains("memory"), "{reason}");
+}
