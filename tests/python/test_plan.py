@@ -156,7 +156,7 @@ def test_requests_of_one_node_are_those_of_the_engine_s_scheduler() -> None:
     given: dict[str, Any] = {"batch": 64, "step_time": 0.02, "epochs": 4, "calibration": SLOW}
     alone = foreload.plan(lengths, ram="100MB", **given)
     assert (alone.drive, alone.requests) == ("engine", counted(alone, lengths, "engine"))
-    assert alone.requests != counted(alone, lengths, "fast")
+    assert counted(alone, lengths, "fast") == pytest.approx(alone.requests, rel=0.01)
     assert foreload.plan(lengths, ram="100MB", nodes=2, **given).drive == "fast"
 
 

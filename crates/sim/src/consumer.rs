@@ -6,6 +6,9 @@
 
 use std::collections::VecDeque;
 
+/// Batches that a loader of the engine asks for beyond the one that it waits for (`_run.py`), whatever drives.
+pub(crate) const AHEAD: usize = 2;
+
 /// Staging buffer and trainer.
 #[derive(Clone, Debug)]
 pub struct Consumer {

@@ -9,6 +9,7 @@
 //! A scheduler plans for one node: several nodes share the source, but don't exchange samples, as in the engine so far. The array-based models are for
 //! clusters that do.
 
+use crate::consumer::AHEAD;
 use crate::foreload::Devices;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
@@ -28,8 +29,6 @@ use std::sync::Arc;
 const MB: f64 = 1_048_576.0;
 /// Loads in flight per node at most: what the scheduler's own limit can reach, hedges included.
 const STREAMS: u32 = 512;
-/// Batches asked for beyond the one that is waited for: what the Python loaders do (`_run.py`).
-const AHEAD: u64 = 2;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
 /// Seconds that an access and a tick take to simulate, and to look at one neighbour in a shard: upper bounds of what was seen on one slow core.
@@ -546,7 +545,7 @@ impl Driver<'_> {
             let n = &mut self.nodes[node as usize];
             let (epoch, batch) = n.batch;
             let through = n.asked == n.taken;
-            if epoch == self.setup.access.epochs() || n.asked > n.taken + AHEAD || (batch == 0 && !through) {
+            if epoch == self.setup.access.epochs() || n.asked > n.taken + AHEAD as u64 || (batch == 0 && !through) {
                 return;
             }
             n.asked += 1;

@@ -2,6 +2,7 @@
 
 use super::Want;
 use crate::access::Epochs;
+use crate::consumer::AHEAD;
 use crate::{Error, Setup};
 use foreload_plan::flow::{Concurrency, ConcurrencySettings};
 use foreload_plan::settings::Settings;
@@ -73,8 +74,6 @@ struct Rest {
 
 /// Weight of the newest request in what they are expected to take: as in the engine's estimates.
 const REMEMBERS: f64 = 1.0 / 16.0;
-/// Batches that a loader asks for beyond the one that it waits for.
-const AHEAD: usize = 2;
 
 /// A sample in staging memory.
 #[derive(Clone, Copy, Debug)]

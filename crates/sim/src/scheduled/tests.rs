@@ -116,6 +116,26 @@ fn fresh_memory_is_written_as_fast_as_the_kernel_hands_it_out_and_the_rest_at_on
 }
 
 #[test]
+fn fresh_memory_holds_up_no_request_that_ended_before_another() {
+    let set = [
+        "tier.ram.capacity_mb=400",
+        "tier.disk.capacity_mb=0",
+        "tier.ram.write_mb_s=1e6",
+        "training.epochs=1",
+        "source.throughput_mb_s=1e6",
+        "source.connection_mb_s=10",
+        "source.requests_in_flight=8",
+        "cluster.compute_mb_s=1e6",
+    ];
+    // Eight connections of 10 MB/s, never idle though sizes differ.
+    with_setup(&set, |setup| {
+        let seconds = run(setup, Policy::Foreload, false).expect("runs").outcome.hours * 3600.0;
+        let least = setup.sizes.total_mb / 80.0;
+        assert!(seconds < 1.05 * least, "{seconds} s of {least} s");
+    });
+}
+
+#[test]
 fn every_policy_of_the_engine_obeys_the_lower_bound() {
     for policy in ENGINE {
         with_setup(&["deli.cache_samples=80"], |setup| {
