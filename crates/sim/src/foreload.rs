@@ -20,6 +20,8 @@ mod blocks;
 mod devices;
 mod node;
 mod placement;
+mod requests;
+mod staging;
 
 use crate::access::Epochs;
 use crate::paper::pipeline::Counts;
@@ -29,9 +31,10 @@ use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
 use foreload_plan::placement::Where;
 use foreload_plan::settings::Settings;
-pub(crate) use node::concurrency;
-use node::{Brings, Keep, Node};
+use node::Node;
 use placement::{Homes, cluster};
+pub(crate) use requests::concurrency;
+use requests::{Brings, Keep};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -134,11 +137,11 @@ impl<'a> Run<'a> {
             let Some(sample) = n.next_sample(self.setup, node, epochs)? else {
                 return Ok(());
             };
-            if n.has_admitted_enough() {
+            if n.has_admitted_enough(self.setup, node) {
                 return Ok(());
             }
             let (epoch, mb) = (n.epoch, self.setup.sizes.of(sample));
-            let held = n.holds(sample);
+            let held = n.staging.holds(sample);
             let staged = held.is_some() || !self.homes.keeps_in_ram(node, sample, epoch);
             if staged && held.is_none() {
                 let along_mb = self.homes.blocks.cell_mb();
@@ -243,7 +246,7 @@ impl<'a> Run<'a> {
                             // All of it passes through staging memory on its way to the disk.
                             let block = self.homes.blocks.samples(self.homes.blocks.number(sample));
                             let n = &mut self.nodes[node as usize];
-                            block.for_each(|sample| n.pass(self.setup, sample));
+                            block.for_each(|sample| n.staging.pass(sample, self.setup.sizes.of(sample)));
                         }
                         self.ask_source(want, keep, at);
                     }
@@ -273,7 +276,7 @@ impl<'a> Run<'a> {
     /// In the last epoch what was read isn't read again: its memory is read-ahead's.
     fn read_from(&mut self, home: u32, tier: usize, epoch: u32, mb: f64, done: f64) {
         if epoch + 1 == self.setup.access.epochs() && self.is_ram(tier) {
-            self.nodes[home as usize].free(mb, done);
+            self.nodes[home as usize].staging.free(mb, done);
         }
     }
 
@@ -283,7 +286,7 @@ impl<'a> Run<'a> {
 
     /// Whether the engine leaves a disk for the source.
     fn is_ill(&self, want: Want, at: f64, done: f64) -> bool {
-        let wait_s = self.nodes[want.node as usize].wait_s();
+        let wait_s = self.nodes[want.node as usize].requests.wait_s();
         done - at > (wait_s * Settings::default().cached_worth).max(ILL_S)
     }
 
@@ -293,7 +296,7 @@ impl<'a> Run<'a> {
         self.setup.hardware.exchanges()
             && mb_s < self.source_mb_s()
             && done > n.needed_at(self.setup, want.seq, at)
-            && at + self.setup.hardware.latency_s + (n.queued_mb + want.mb) / self.source_mb_s() < done
+            && at + self.setup.hardware.latency_s + (n.requests.queued_mb + want.mb) / self.source_mb_s() < done
     }
 
     /// What nodes that send to each other at random get: half, as both ends have to be free.
@@ -320,11 +323,11 @@ impl<'a> Run<'a> {
         let n = &mut self.nodes[want.node as usize];
         for mb in requests {
             self.counts.source(mb);
-            n.asks(mb, None);
+            n.requests.ask(mb, None);
         }
         self.counts.source(last);
         let brings = Some(Brings { want, keep, along });
-        n.asks(last, brings);
+        n.requests.ask(last, brings);
         self.request(want.node, at);
     }
 
@@ -338,7 +341,7 @@ impl<'a> Run<'a> {
         let n = &mut self.nodes[want.node as usize];
         let samples = self.homes.blocks.samples(block);
         for sample in (want.sample + 1..samples.end).chain((samples.start..want.sample).rev()) {
-            if n.reads_soon(self.setup, want, sample) && n.expect(self.setup, sample, at) {
+            if n.reads_soon(self.setup, want, sample) && n.staging.expect(sample, self.setup.sizes.of(sample), at) {
                 along.push(sample);
             }
         }
@@ -349,28 +352,26 @@ impl<'a> Run<'a> {
     /// Sends what `node` may have in flight, and has the source read the next of it.
     fn request(&mut self, node: u32, at: f64) {
         let hardware = self.setup.hardware;
-        let n = &mut self.nodes[node as usize];
-        let at = at.max(n.request_at);
-        n.request_at = at;
-        let full = n.send(at, || match hardware.exchanges() {
+        let requests = &mut self.nodes[node as usize].requests;
+        let at = requests.now(at);
+        let full = requests.send(at, || match hardware.exchanges() {
             true => hardware.latency_s,
             false => hardware.draw_latency_s(&mut self.latencies),
         });
         if let Some(next) = full
-            && n.wakes(at, next)
+            && requests.wakes(at, next)
         {
             self.ready
                 .push(Reverse((Ordered(next), self.setup.hardware.nodes + node)));
         }
-        if let Some(mb) = n.begins() {
-            n.reading_since = Some(at);
+        if let Some(mb) = requests.begin(at) {
             self.source.start(node, mb, at);
         }
     }
 
     /// The source delivered what `node` was reading.
     fn received(&mut self, node: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
-        let (pending, arrived) = self.nodes[node as usize].received(self.setup, at);
+        let (pending, arrived) = self.nodes[node as usize].requests.received(self.setup, at);
         self.request(node, at);
         let Some(Brings { want, keep, along }) = pending.brings else {
             return Ok(());
@@ -383,7 +384,9 @@ impl<'a> Run<'a> {
                 let written = self.devices.write_tier(node, tier, pending.mb, arrived);
                 self.homes.present(node, sample);
                 if !self.is_ram(tier) {
-                    self.nodes[node as usize].came_along(self.setup, &along, arrived, Some(written));
+                    self.nodes[node as usize]
+                        .staging
+                        .came_along(self.setup, &along, arrived, Some(written));
                 }
             }
         }
@@ -399,7 +402,9 @@ impl<'a> Run<'a> {
             return self.unblock(node, at, epochs);
         }
         if keep == Keep::No {
-            self.nodes[node as usize].came_along(self.setup, &along, arrived, None);
+            self.nodes[node as usize]
+                .staging
+                .came_along(self.setup, &along, arrived, None);
         }
         let key = (self.homes.group(node), self.homes.blocks.number(sample));
         let waiting = self.waiting.remove(&key).unwrap_or_default();

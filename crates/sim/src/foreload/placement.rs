@@ -125,7 +125,7 @@ fn group(setup: &Setup<'_>, nodes: u32, reads_all: bool) -> Group {
     let hardware = setup.hardware;
     // The fastest tier: copies elsewhere wouldn't be faster than the network.
     let copies = hardware.tiers.iter().position(|t| t.kind == TierKind::Ram);
-    let of_ram = super::node::memory(setup).1 / setup.scenario.node_ram_mb();
+    let of_ram = super::staging::memory(setup).1 / setup.scenario.node_ram_mb();
     let room = |tier: &TierSpeed| match tier.kind {
         TierKind::Ram => bytes(tier.capacity_mb * of_ram),
         _ => bytes(tier.capacity_mb),

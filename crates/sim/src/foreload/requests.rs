@@ -1,0 +1,214 @@
+//! What one node asks the source for: what waits, what was sent, and what is on its way.
+//!
+//! Where nodes exchange nothing, requests are sent as the engine sends them: as many as [`foreload_plan::flow`] finds worth it, each with a latency of its
+//! own, into memory that takes time while it is fresh. Otherwise one after the other is read, with one latency for all.
+
+use super::Want;
+use crate::{Hardware, Setup};
+use foreload_plan::flow::{Concurrency, ConcurrencySettings};
+use std::collections::VecDeque;
+
+const MB: f64 = 1_048_576.0;
+/// Weight of the newest request in what they are expected to take: as in the engine's estimates.
+const REMEMBERS: f64 = 1.0 / 16.0;
+
+/// A request that waits for the source or is being read from it.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    /// What it reads.
+    pub mb: f64,
+    /// What it completes; nothing where a later request of the same block does.
+    pub brings: Option<Brings>,
+    /// When it was sent, and its time to the first byte.
+    sent: (f64, f64),
+}
+
+/// What the last request for a block completes.
+#[derive(Clone, Debug)]
+pub struct Brings {
+    /// The access it was made for; read for others only when that is nobody's.
+    pub want: Want,
+    /// Whether it stays.
+    pub keep: Keep,
+    /// All samples that it brings, in order.
+    pub along: Vec<u32>,
+}
+
+/// Whether a sample that is read from the source stays on the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// No.
+    No,
+    /// In this tier, which is its home.
+    Home(usize),
+    /// It is on a disk of the node that is too slow.
+    Ill,
+    /// Its home is elsewhere, but too slow to reach: the node keeps a copy if that is worth it.
+    Copy,
+}
+
+/// What the engine finds out.
+#[derive(Debug)]
+struct Engine {
+    limit: Concurrency,
+    /// What a request takes.
+    request_s: f64,
+    /// Memory that nothing has been written to, MB/s at which that is, and when the thread that writes it is through.
+    fresh_mb: f64,
+    fill_mb_s: f64,
+    filled_at: f64,
+}
+
+/// The requests of a node.
+#[derive(Debug)]
+pub struct Requests {
+    /// Waiting for the source, in order; the first is being read when `reading_since` is set.
+    queue: VecDeque<Pending>,
+    /// MB in `queue`.
+    pub queued_mb: f64,
+    /// Of `queue`, those that were sent.
+    sent: usize,
+    reading_since: Option<f64>,
+    /// Ends of those that were read, and their MB.
+    in_flight: VecDeque<(f64, f64)>,
+    most: u32,
+    engine: Option<Engine>,
+    /// Nothing is sent before this.
+    at: f64,
+    wakes_at: f64,
+}
+
+impl Requests {
+    /// None yet.
+    pub fn new(hardware: &Hardware) -> Self {
+        let (fresh_mb, fill_mb_s) = hardware.memory();
+        Self {
+            queue: VecDeque::new(),
+            queued_mb: 0.0,
+            sent: 0,
+            reading_since: None,
+            in_flight: VecDeque::new(),
+            most: hardware.requests_in_flight,
+            engine: (!hardware.exchanges()).then(|| Engine {
+                limit: Concurrency::new(concurrency(hardware.requests_in_flight)),
+                request_s: hardware.latency_s,
+                fresh_mb,
+                fill_mb_s,
+                filled_at: 0.0,
+            }),
+            at: 0.0,
+            wakes_at: f64::NEG_INFINITY,
+        }
+    }
+
+    /// Waits for the source.
+    pub fn ask(&mut self, mb: f64, brings: Option<Brings>) {
+        self.queued_mb += mb;
+        let sent = (0.0, 0.0);
+        self.queue.push_back(Pending { mb, brings, sent });
+    }
+
+    /// The time of what happens next, which is never before what happened last.
+    pub fn now(&mut self, at: f64) -> f64 {
+        self.at = self.at.max(at);
+        self.at
+    }
+
+    /// Sends what may be in flight at `at`; when the next one may be, if more waits.
+    pub fn send(&mut self, at: f64, mut latency_s: impl FnMut() -> f64) -> Option<f64> {
+        while let Some(&(end, mb)) = self.in_flight.front().filter(|(end, _)| *end <= at) {
+            self.in_flight.pop_front();
+            if let Some(engine) = &mut self.engine {
+                engine.limit.done((end * 1e9) as u64, (mb * MB) as u64);
+            }
+        }
+        while self.sent < self.queue.len() {
+            let most = match &self.engine {
+                // One after the other is read, and only then on its way.
+                None if self.sent > 0 => return None,
+                None => self.most,
+                Some(engine) => engine.limit.limit(),
+            };
+            if self.in_flight.len() + self.sent >= most as usize {
+                if let Some(engine) = &mut self.engine {
+                    engine.limit.wanted_more();
+                }
+                return self.in_flight.front().map(|(end, _)| *end);
+            }
+            self.queue[self.sent].sent = (at, latency_s());
+            self.sent += 1;
+        }
+        None
+    }
+
+    /// Whether this node has to be looked at again at `next`, and isn't anyway.
+    pub fn wakes(&mut self, at: f64, next: f64) -> bool {
+        let is_due = self.wakes_at <= at || next < self.wakes_at;
+        if is_due {
+            self.wakes_at = next;
+        }
+        is_due
+    }
+
+    /// The MB that the source begins to read at `at`, if it wasn't reading for this node and something was sent.
+    pub fn begin(&mut self, at: f64) -> Option<f64> {
+        let next = self.queue.front()?.mb;
+        let begins = self.sent > 0 && self.reading_since.is_none();
+        begins.then(|| {
+            self.reading_since = Some(at);
+            next
+        })
+    }
+
+    /// Seconds that a request is expected to take, its turn in the queue included.
+    pub fn wait_s(&self) -> f64 {
+        self.engine.as_ref().map_or(f64::INFINITY, |engine| {
+            let waits = (self.queue.len() - self.sent) as f64;
+            engine.request_s * (1.0 + waits / f64::from(engine.limit.limit()))
+        })
+    }
+
+    /// The source ended a read at `at`: what it was, and when that is in memory.
+    pub fn received(&mut self, setup: &Setup<'_>, at: f64) -> (Pending, f64) {
+        let since = self
+            .reading_since
+            .take()
+            .expect("the source ends only what was started");
+        let pending = self.queue.pop_front().expect("what is read is queued");
+        self.sent -= 1;
+        self.queued_mb = (self.queued_mb - pending.mb).max(0.0);
+        let connection_s = pending.mb / setup.hardware.connection_mb_s;
+        let (sent, latency_s) = pending.sent;
+        let arrived = match &mut self.engine {
+            None => at.max(since + connection_s) + latency_s,
+            Some(engine) => engine.filled(pending.mb, at, sent, at.max(sent + latency_s + connection_s)),
+        };
+        let place = self.in_flight.partition_point(|(other, _)| *other <= arrived);
+        self.in_flight.insert(place, (arrived, pending.mb));
+        (pending, arrived)
+    }
+}
+
+impl Engine {
+    /// When what was sent for at `sent`, and given by the source at `at`, is in memory, if its connection is through at `arrived`.
+    fn filled(&mut self, mb: f64, at: f64, sent: f64, mut arrived: f64) -> f64 {
+        let fresh = self.fresh_mb.min(mb);
+        if fresh > 0.0 {
+            self.fresh_mb -= fresh;
+            self.filled_at = self.filled_at.max(at) + fresh / self.fill_mb_s;
+            arrived = arrived.max(self.filled_at);
+        }
+        self.request_s += (arrived - sent - self.request_s) * REMEMBERS;
+        arrived
+    }
+}
+
+/// What the engine finds its limit between.
+pub(crate) fn concurrency(most: u32) -> ConcurrencySettings {
+    let ConcurrencySettings { start, least, .. } = ConcurrencySettings::default();
+    ConcurrencySettings {
+        most,
+        start: most.min(start),
+        least: most.min(least),
+    }
+}
