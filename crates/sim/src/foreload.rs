@@ -34,7 +34,7 @@ use foreload_plan::settings::Settings;
 use node::Node;
 use placement::{Homes, cluster};
 pub(crate) use requests::concurrency;
-use requests::{Brings, Keep};
+use requests::{Brings, Keep, streams};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -68,7 +68,9 @@ struct Run<'a> {
     homes: Homes<'a>,
     devices: Devices,
     source: SharedSource,
-    /// Nodes that can admit (id) or start another request (nodes + id), by time.
+    /// Of it, by node.
+    streams: u32,
+    /// Nodes that can admit (id) or send another request (nodes + id), and streams that begin (2 nodes + stream), by time.
     ready: BinaryHeap<Reverse<(Ordered, u32)>>,
     /// Who else waits for what a node is reading, by group and block.
     waiting: HashMap<(u32, u32), Vec<Want>>,
@@ -82,13 +84,23 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(setup: &'a Setup<'a>) -> Self {
         let nodes = setup.hardware.nodes;
-        let weights = vec![setup.hardware.source_threads; nodes as usize];
+        let streams = streams(setup.hardware);
+        let node_of: Vec<u32> = (0..nodes * streams).map(|stream| stream / streams).collect();
+        let weights = vec![
+            if streams == 1 {
+                setup.hardware.source_threads
+            } else {
+                1.0
+            };
+            node_of.len()
+        ];
         Self {
             setup,
             nodes: (0..nodes).map(|_| Node::new(setup)).collect(),
             homes: Homes::new(setup),
             devices: Devices::new(setup.hardware),
-            source: SharedSource::new(setup.curve.clone(), setup.hardware.share, (0..nodes).collect(), weights),
+            streams,
+            source: SharedSource::new(setup.curve.clone(), setup.hardware.share, node_of, weights),
             ready: (0..nodes).map(|n| Reverse((Ordered(0.0), n))).collect(),
             waiting: HashMap::new(),
             again: HashMap::new(),
@@ -110,14 +122,15 @@ impl<'a> Run<'a> {
                     };
                     match who.checked_sub(self.setup.hardware.nodes) {
                         None => self.admit(who, at, &mut epochs)?,
-                        Some(node) => self.request(node, at),
+                        Some(node) if node < self.setup.hardware.nodes => self.request(node, at),
+                        Some(stream) => self.begin(stream - self.setup.hardware.nodes, at),
                     }
                 }
                 _ => {
-                    let Some((node, at)) = self.source.end_next() else {
+                    let Some((stream, at)) = self.source.end_next() else {
                         break;
                     };
-                    self.received(node, at, &mut epochs)?;
+                    self.received(stream, at, &mut epochs)?;
                 }
             }
         }
@@ -354,24 +367,32 @@ impl<'a> Run<'a> {
         let hardware = self.setup.hardware;
         let requests = &mut self.nodes[node as usize].requests;
         let at = requests.now(at);
-        let full = requests.send(at, || match hardware.exchanges() {
+        let mut latency_s = || match hardware.exchanges() {
             true => hardware.latency_s,
             false => hardware.draw_latency_s(&mut self.latencies),
-        });
-        if let Some(next) = full
-            && requests.wakes(at, next)
-        {
-            self.ready
-                .push(Reverse((Ordered(next), self.setup.hardware.nodes + node)));
+        };
+        while let Some((stream, begin)) = requests.send(at, &mut latency_s) {
+            let (mb, stream) = (requests.mb(stream), node * self.streams + stream);
+            match begin > at {
+                true => self.ready.push(Reverse((Ordered(begin), 2 * hardware.nodes + stream))),
+                false => self.source.start(stream, mb, at),
+            }
         }
-        if let Some(mb) = requests.begin(at) {
-            self.source.start(node, mb, at);
+        if let Some(next) = requests.wakes(at) {
+            self.ready.push(Reverse((Ordered(next), hardware.nodes + node)));
         }
     }
 
-    /// The source delivered what `node` was reading.
-    fn received(&mut self, node: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
-        let (pending, arrived) = self.nodes[node as usize].requests.received(self.setup, at);
+    /// A request's latency is over: the source reads for it.
+    fn begin(&mut self, stream: u32, at: f64) {
+        let requests = &self.nodes[(stream / self.streams) as usize].requests;
+        self.source.start(stream, requests.mb(stream % self.streams), at);
+    }
+
+    /// The source delivered what a stream was reading.
+    fn received(&mut self, stream: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+        let (node, stream) = (stream / self.streams, stream % self.streams);
+        let (pending, arrived) = self.nodes[node as usize].requests.received(self.setup, stream, at);
         self.request(node, at);
         let Some(Brings { want, keep, along }) = pending.brings else {
             return Ok(());

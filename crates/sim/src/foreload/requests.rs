@@ -4,11 +4,13 @@
 //! own, into memory that takes time while it is fresh. Otherwise one after the other is read, with one latency for all.
 
 use super::Want;
-use crate::{Hardware, Setup};
+use crate::{Hardware, Setup, Share};
 use foreload_plan::flow::{Concurrency, ConcurrencySettings};
 use std::collections::VecDeque;
 
 const MB: f64 = 1_048_576.0;
+/// Requests that the engine has in flight at most.
+const MOST: u32 = 256;
 /// Weight of the newest request in what they are expected to take: as in the engine's estimates.
 const REMEMBERS: f64 = 1.0 / 16.0;
 
@@ -59,16 +61,29 @@ struct Engine {
     filled_at: f64,
 }
 
+/// Streams of the source that a node reads at a time: what the engine has in flight, where nothing else is said.
+pub fn streams(hardware: &Hardware) -> u32 {
+    match is_serial(hardware) {
+        true => 1,
+        false => hardware.requests_in_flight.min(MOST),
+    }
+}
+
+/// Whether requests are read one after the other: what a thread draws under `literal` is a node's, not a request's.
+fn is_serial(hardware: &Hardware) -> bool {
+    hardware.exchanges() || hardware.share == Share::Literal
+}
+
 /// The requests of a node.
 #[derive(Debug)]
 pub struct Requests {
-    /// Waiting for the source, in order; the first is being read when `reading_since` is set.
+    /// Waiting to be sent, in order.
     queue: VecDeque<Pending>,
-    /// MB in `queue`.
+    /// MB that wait or are being read.
     pub queued_mb: f64,
-    /// Of `queue`, those that were sent.
-    sent: usize,
-    reading_since: Option<f64>,
+    /// Being read, by stream.
+    reading: Vec<Option<Pending>>,
+    idle: Vec<u32>,
     /// Ends of those that were read, and their MB.
     in_flight: VecDeque<(f64, f64)>,
     most: u32,
@@ -82,15 +97,16 @@ impl Requests {
     /// None yet.
     pub fn new(hardware: &Hardware) -> Self {
         let (fresh_mb, fill_mb_s) = hardware.memory();
+        let streams = streams(hardware);
         Self {
             queue: VecDeque::new(),
             queued_mb: 0.0,
-            sent: 0,
-            reading_since: None,
+            reading: (0..streams).map(|_| None).collect(),
+            idle: (0..streams).rev().collect(),
             in_flight: VecDeque::new(),
             most: hardware.requests_in_flight,
-            engine: (!hardware.exchanges()).then(|| Engine {
-                limit: Concurrency::new(concurrency(hardware.requests_in_flight)),
+            engine: (!is_serial(hardware)).then(|| Engine {
+                limit: Concurrency::new(concurrency(streams)),
                 request_s: hardware.latency_s,
                 fresh_mb,
                 fill_mb_s,
@@ -114,73 +130,72 @@ impl Requests {
         self.at
     }
 
-    /// Sends what may be in flight at `at`; when the next one may be, if more waits.
-    pub fn send(&mut self, at: f64, mut latency_s: impl FnMut() -> f64) -> Option<f64> {
+    /// Sends the next request that waits, if it may be in flight at `at`: the stream that reads it, and from when on.
+    pub fn send(&mut self, at: f64, latency_s: impl FnOnce() -> f64) -> Option<(u32, f64)> {
+        if self.queue.is_empty() || self.is_full(at) {
+            return None;
+        }
+        let (stream, mut pending) = (self.idle.pop()?, self.queue.pop_front()?);
+        let latency_s = latency_s();
+        pending.sent = (at, latency_s);
+        self.reading[stream as usize] = Some(pending);
+        Some((stream, if self.engine.is_some() { at + latency_s } else { at }))
+    }
+
+    /// Whether as many are in flight as may be.
+    fn is_full(&mut self, at: f64) -> bool {
         while let Some(&(end, mb)) = self.in_flight.front().filter(|(end, _)| *end <= at) {
             self.in_flight.pop_front();
             if let Some(engine) = &mut self.engine {
                 engine.limit.done((end * 1e9) as u64, (mb * MB) as u64);
             }
         }
-        while self.sent < self.queue.len() {
-            let most = match &self.engine {
-                // One after the other is read, and only then on its way.
-                None if self.sent > 0 => return None,
-                None => self.most,
-                Some(engine) => engine.limit.limit(),
-            };
-            if self.in_flight.len() + self.sent >= most as usize {
-                if let Some(engine) = &mut self.engine {
+        let reading = self.reading.len() - self.idle.len();
+        match &mut self.engine {
+            // One after the other is read, and only then on its way.
+            None => reading > 0 || self.in_flight.len() >= self.most as usize,
+            Some(engine) => {
+                let is_full = reading + self.in_flight.len() >= engine.limit.limit() as usize;
+                if is_full {
                     engine.limit.wanted_more();
                 }
-                return self.in_flight.front().map(|(end, _)| *end);
+                is_full
             }
-            self.queue[self.sent].sent = (at, latency_s());
-            self.sent += 1;
         }
-        None
     }
 
-    /// Whether this node has to be looked at again at `next`, and isn't anyway.
-    pub fn wakes(&mut self, at: f64, next: f64) -> bool {
+    /// When this node has to be looked at again because a request that was read ends and another one waits, unless it is anyway.
+    pub fn wakes(&mut self, at: f64) -> Option<f64> {
+        let next = self.in_flight.front().filter(|_| !self.queue.is_empty())?.0;
         let is_due = self.wakes_at <= at || next < self.wakes_at;
         if is_due {
             self.wakes_at = next;
         }
-        is_due
+        is_due.then_some(next)
     }
 
-    /// The MB that the source begins to read at `at`, if it wasn't reading for this node and something was sent.
-    pub fn begin(&mut self, at: f64) -> Option<f64> {
-        let next = self.queue.front()?.mb;
-        let begins = self.sent > 0 && self.reading_since.is_none();
-        begins.then(|| {
-            self.reading_since = Some(at);
-            next
-        })
+    /// The MB that a stream reads.
+    pub fn mb(&self, stream: u32) -> f64 {
+        self.reading[stream as usize].as_ref().map_or(0.0, |reading| reading.mb)
     }
 
     /// Seconds that a request is expected to take, its turn in the queue included.
     pub fn wait_s(&self) -> f64 {
         self.engine.as_ref().map_or(f64::INFINITY, |engine| {
-            let waits = (self.queue.len() - self.sent) as f64;
-            engine.request_s * (1.0 + waits / f64::from(engine.limit.limit()))
+            engine.request_s * (1.0 + self.queue.len() as f64 / f64::from(engine.limit.limit()))
         })
     }
 
-    /// The source ended a read at `at`: what it was, and when that is in memory.
-    pub fn received(&mut self, setup: &Setup<'_>, at: f64) -> (Pending, f64) {
-        let since = self
-            .reading_since
-            .take()
-            .expect("the source ends only what was started");
-        let pending = self.queue.pop_front().expect("what is read is queued");
-        self.sent -= 1;
+    /// A stream of the source ended at `at`: what it read, and when that is in memory.
+    pub fn received(&mut self, setup: &Setup<'_>, stream: u32, at: f64) -> (Pending, f64) {
+        let pending = self.reading[stream as usize].take();
+        let pending = pending.expect("the source ends only what was started");
+        self.idle.push(stream);
         self.queued_mb = (self.queued_mb - pending.mb).max(0.0);
         let connection_s = pending.mb / setup.hardware.connection_mb_s;
         let (sent, latency_s) = pending.sent;
         let arrived = match &mut self.engine {
-            None => at.max(since + connection_s) + latency_s,
+            None => at.max(sent + connection_s) + latency_s,
             Some(engine) => engine.filled(pending.mb, at, sent, at.max(sent + latency_s + connection_s)),
         };
         let place = self.in_flight.partition_point(|(other, _)| *other <= arrived);
