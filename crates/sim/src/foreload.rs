@@ -33,8 +33,8 @@ use foreload_plan::placement::Where;
 use foreload_plan::settings::Settings;
 use node::Node;
 use placement::{Homes, cluster};
-pub(crate) use requests::concurrency;
 use requests::{Brings, Keep, streams};
+pub(crate) use requests::{MOST, concurrency};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 

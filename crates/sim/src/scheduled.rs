@@ -10,7 +10,7 @@
 //! clusters that do.
 
 use crate::consumer::AHEAD;
-use crate::foreload::Devices;
+use crate::foreload::{Devices, MOST};
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 const MB: f64 = 1_048_576.0;
 /// Loads in flight per node at most: what the scheduler's own limit can reach, hedges included.
-const STREAMS: u32 = 512;
+const STREAMS: u32 = 2 * MOST;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
 /// Seconds that an access and a tick take to simulate, and to look at one neighbour in a shard: upper bounds of what was seen on one slow core.
@@ -86,7 +86,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         ram_bytes: staging + of(TierKind::Ram).map(|t| bytes(t.capacity_mb)).sum::<u64>(),
         staging_bytes: Some(staging),
         tiers: of(TierKind::Disk).map(|t| disk(t.capacity_mb)).collect(),
-        concurrency: crate::foreload::concurrency(setup.hardware.requests_in_flight.min(STREAMS / 2)),
+        concurrency: crate::foreload::concurrency(setup.hardware.requests_in_flight.min(MOST)),
         hedge_per_cent: 0,
         load_timeout_ns: u64::MAX / 4,
         ..Settings::default()

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 const MB: f64 = 1_048_576.0;
 /// Requests that the engine has in flight at most.
-const MOST: u32 = 256;
+pub(crate) const MOST: u32 = 256;
 /// Weight of the newest request in what they are expected to take: as in the engine's estimates.
 const REMEMBERS: f64 = 1.0 / 16.0;
 
