@@ -309,7 +309,7 @@ pub enum Event {
         /// The job, a number that no job has now.
         job: u32,
         /// What it reads.
-        reads: Reads,
+        reads: Box<Reads>,
     },
     /// A job is over: its ranks leave. What it kept stays until its memory is needed.
     Part {

@@ -419,7 +419,7 @@ impl World {
 
     fn join(&mut self, job: usize) {
         self.jobs[job].joined = true;
-        let reads = self.jobs[job].reads.clone();
+        let reads = Box::new(self.jobs[job].reads.clone());
         self.step(Event::Join { job: job as u32, reads });
     }
 

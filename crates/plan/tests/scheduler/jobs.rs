@@ -39,7 +39,10 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
 fn two(ram_bytes: u64, first: &Arc<dyn Catalog>, second: Reads) -> Carrier {
     let order = spec(first.samples(), 10, OrderKind::Keyed);
     let mut carrier = Carrier::new(settings(ram_bytes), Arc::clone(first), order, 1, vec![0], 1);
-    carrier.step(Event::Join { job: 1, reads: second });
+    carrier.step(Event::Join {
+        job: 1,
+        reads: Box::new(second),
+    });
     carrier.step(Event::Start {
         job: 1,
         rank: 0,
@@ -159,7 +162,7 @@ fn a_job_that_is_over_fetches_nothing_more_and_leaves_what_it_kept_to_others() {
     let asked = carrier.requests;
     carrier.step(Event::Join {
         job: 2,
-        reads: reads(0, &catalog, 8, 30),
+        reads: Box::new(reads(0, &catalog, 8, 30)),
     });
     carrier.step(Event::Start {
         job: 2,
