@@ -6,7 +6,7 @@
 //!
 //! Blocks follow from the catalog alone, so every job and every node cuts a data set alike. They are numbered in the order of their samples, and the
 //! samples of a block have consecutive numbers. A sample is a block of its own where that costs less: when it is longer than half a cell, when it doesn't
-//! follow its neighbour in their object or lies far behind it, and where most of a cell belongs to no sample (a subset).
+//! follow its neighbour in their object or lies far behind it, and where most of a cell belongs to no sample (a subset). So is one that is several ranges.
 //!
 //! A block may be in memory in part: then each stay is one sample's ([`Content`]).
 
@@ -150,6 +150,49 @@ impl Blocks {
         self.catalog.place(sample)
     }
 
+    /// Whether a block is a sample of several ranges: then its place says nothing but how long it is.
+    #[must_use]
+    pub fn is_several(&self, content: Content) -> bool {
+        self.catalog.is_several(self.samples_of(content).start)
+    }
+
+    /// Where the bytes of a content lie, one stretch after the other: its place, or the ranges of a sample of several, without empty ones, and those that
+    /// follow each other in their object as one.
+    #[must_use]
+    pub fn stretches(&self, content: Content) -> Vec<Place> {
+        if !self.is_several(content) {
+            return vec![self.place_of(content)];
+        }
+        let mut stretches: Vec<Place> = Vec::new();
+        for range in self.catalog.ranges(self.samples_of(content).start) {
+            match stretches.last_mut() {
+                _ if range.len == 0 => {}
+                Some(last)
+                    if last.object == range.object && last.offset.checked_add(last.len) == Some(range.offset) =>
+                {
+                    last.len += range.len;
+                }
+                _ => stretches.push(range),
+            }
+        }
+        stretches
+    }
+
+    /// Where the byte at `content_offset` of a content lies, and what of its stretch begins there.
+    #[must_use]
+    pub fn locate(&self, content: Content, content_offset: u64) -> Option<Place> {
+        let mut before = 0;
+        self.stretches(content).into_iter().find_map(|stretch| {
+            let within = content_offset - before;
+            before += stretch.len;
+            (content_offset < before).then(|| Place {
+                offset: stretch.offset + within,
+                len: stretch.len - within,
+                ..stretch
+            })
+        })
+    }
+
     /// Whether any block has several samples.
     #[must_use]
     pub fn are_shared(&self) -> bool {
@@ -253,6 +296,8 @@ fn cut(catalog: &dyn Catalog, cell_bytes: u64, gap_bytes: u64) -> Vec<u64> {
                     && place.offset - end(last) <= gap_bytes
                     && place.offset / cell_bytes == first.offset / cell_bytes
                     && sample - *start < MOST_SAMPLES
+                    && !catalog.is_several(sample)
+                    && !catalog.is_several(sample - 1)
                     && !is_long(&place)
                     && !is_long(last) =>
             {

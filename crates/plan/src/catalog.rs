@@ -1,4 +1,10 @@
 //! What the policy must know of the samples: how many bytes, and where they lie.
+//!
+//! A sample is a range of an object. It may also be several, of one object or of different ones: then its bytes are those of its ranges, one after the
+//! other.
+
+/// Ranges of a sample at most: its loads are counted in 16 bits, and large ranges take several.
+pub const MOST_RANGES: usize = 1 << 14;
 
 /// The bytes of a sample: a range of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +27,15 @@ pub trait Catalog: Send + Sync {
     /// Whether several samples may lie in one object. Whoever knows that none do spares a look at each.
     fn shares_objects(&self) -> bool {
         true
+    }
+    /// Whether a sample is several ranges. Then its place says how long all of them are together, and nothing else that means anything. As quick as
+    /// [`Catalog::place`].
+    fn is_several(&self, _sample: u64) -> bool {
+        false
+    }
+    /// The ranges of a sample in the order of its bytes, [`MOST_RANGES`] at most: together as long as its place says. Called when it is loaded.
+    fn ranges(&self, sample: u64) -> Vec<Place> {
+        vec![self.place(sample)]
     }
 }
 
@@ -82,6 +97,19 @@ impl<C: Catalog> Streams<C> {
             parts,
         }
     }
+
+    /// The part that has a sample, and its number there. One that no part has is for the last one to answer.
+    fn find(&self, sample: u64) -> (usize, u64) {
+        self.samples.find(sample).unwrap_or((self.parts.len() - 1, u64::MAX))
+    }
+
+    /// A place of a part, in the numbers of all.
+    fn renumbered(&self, part: usize, place: Place) -> Place {
+        Place {
+            object: place.object.saturating_add(self.objects.first(part)),
+            ..place
+        }
+    }
 }
 
 impl<C: Catalog> Catalog for Streams<C> {
@@ -90,14 +118,19 @@ impl<C: Catalog> Catalog for Streams<C> {
     }
 
     fn place(&self, sample: u64) -> Place {
-        // One that no part has is for the last one to answer.
-        let last = self.parts.len() - 1;
-        let (part, sample) = self.samples.find(sample).unwrap_or((last, u64::MAX));
-        let place = self.parts[part].place(sample);
-        Place {
-            object: place.object.saturating_add(self.objects.first(part)),
-            ..place
-        }
+        let (part, sample) = self.find(sample);
+        self.renumbered(part, self.parts[part].place(sample))
+    }
+
+    fn is_several(&self, sample: u64) -> bool {
+        let (part, sample) = self.find(sample);
+        self.parts[part].is_several(sample)
+    }
+
+    fn ranges(&self, sample: u64) -> Vec<Place> {
+        let (part, sample) = self.find(sample);
+        let ranges = self.parts[part].ranges(sample).into_iter();
+        ranges.map(|range| self.renumbered(part, range)).collect()
     }
 
     fn shares_objects(&self) -> bool {
@@ -166,6 +199,40 @@ impl Catalog for Shards {
 
     fn place(&self, sample: u64) -> Place {
         self.0[sample as usize]
+    }
+}
+
+/// A catalog from lists of ranges, some of samples of several.
+#[derive(Clone, Debug, Default)]
+pub struct Lists(
+    /// The ranges of each sample.
+    pub Vec<Vec<Place>>,
+);
+
+impl Catalog for Lists {
+    fn samples(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn place(&self, sample: u64) -> Place {
+        let ranges = &self.0[sample as usize];
+        let nowhere = Place {
+            object: 0,
+            offset: 0,
+            len: 0,
+        };
+        Place {
+            len: ranges.iter().map(|range| range.len).sum(),
+            ..ranges.first().copied().unwrap_or(nowhere)
+        }
+    }
+
+    fn is_several(&self, sample: u64) -> bool {
+        self.0[sample as usize].len() > 1
+    }
+
+    fn ranges(&self, sample: u64) -> Vec<Place> {
+        self.0[sample as usize].clone()
     }
 }
 

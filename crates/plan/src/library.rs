@@ -157,6 +157,37 @@ impl Library {
         }
     }
 
+    /// A content as its data set numbers it.
+    fn own(&self, content: Content) -> (&Shelf, Content) {
+        let shelf = self.shelf_of(content);
+        let own = match content.held() {
+            Held::Block(block) => Content::block(block - shelf.first_block),
+            Held::Sample(sample) => Content::sample(sample - shelf.first_sample),
+        };
+        (shelf, own)
+    }
+
+    /// As [`Blocks::is_several`].
+    #[must_use]
+    pub fn is_several(&self, content: Content) -> bool {
+        let (shelf, own) = self.own(content);
+        shelf.blocks.is_several(own)
+    }
+
+    /// As [`Blocks::stretches`].
+    #[must_use]
+    pub fn stretches(&self, content: Content) -> Vec<Place> {
+        let (shelf, own) = self.own(content);
+        shelf.blocks.stretches(own)
+    }
+
+    /// As [`Blocks::locate`].
+    #[must_use]
+    pub fn locate(&self, content: Content, content_offset: u64) -> Option<Place> {
+        let (shelf, own) = self.own(content);
+        shelf.blocks.locate(own, content_offset)
+    }
+
     /// Where a content lies in its data set.
     #[must_use]
     pub fn place_of(&self, content: Content) -> Place {

@@ -1,7 +1,7 @@
 //! Flights: loads and disk writes that are under way, by the id of their action.
 //!
 //! A load waits in a [`Lane`](super::lanes::Lane) as [`Pending`], flies as a [`Flight`], and ends once, with the completion of its action. What it
-//! brings lies in [`Part`]s: whole blocks or samples, or pieces of a sample that is large. Nothing here decides; the table only says who is in the air.
+//! brings lies in [`Part`]s: whole blocks or samples, or pieces of a sample that is large or is several ranges. Nothing here decides; the table only says who is in the air.
 
 use crate::action::{Handle, Source};
 use crate::arena::Slot;
@@ -83,12 +83,12 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// A load of one part alone, whose bytes begin `content_offset` into its content at `place`.
+    /// A load of one part alone, whose bytes begin at `place`.
     pub fn of(source: Source, place: Place, part: Part, asker: Asker, attempt: u8) -> Self {
         Pending {
             source,
             object: place.object,
-            offset: place.offset + part.content_offset,
+            offset: place.offset,
             len: part.len,
             parts: Parts::one(part),
             job: asker.job,
@@ -96,6 +96,21 @@ impl Pending {
             attempt,
             twin_of: None,
         }
+    }
+
+    /// Whether a place lies in its object, behind it and `gap_bytes` away at most, and it would have `most_bytes` at most with it.
+    pub fn takes(&self, place: Place, gap_bytes: u64, most_bytes: u64) -> bool {
+        let end = self.offset + self.len;
+        place.object == self.object
+            && (end..=end + gap_bytes).contains(&place.offset)
+            && place.offset + place.len - self.offset <= most_bytes
+    }
+
+    /// Brings a part more, from a place that it takes.
+    pub fn add(&mut self, place: Place, part: Part) {
+        let at = place.offset - self.offset;
+        self.parts.more.push(Part { at, ..part });
+        self.len = at + place.len;
     }
 }
 
@@ -274,8 +289,8 @@ pub(super) mod tests {
     fn a_part_of_a_sample_is_asked_for_where_it_lies_in_the_object() {
         let place = Place {
             object: 7,
-            offset: 1000,
-            len: 300,
+            offset: 1200,
+            len: 100,
         };
         let part = Part {
             handle: Handle {

@@ -11,14 +11,16 @@ use super::race::{Ended, Fate, RETRIES, fate};
 use super::residents::{Residents, State};
 use crate::action::{Action, Command, Completion, Failure, Load, Outcome, Piece, Source, Via};
 use crate::blocks::Content;
-use crate::catalog::Place;
+use crate::catalog::{MOST_RANGES, Place};
 use crate::settings::Settings;
 
-/// Parts of a sample at most: a resident counts them in 16 bits.
-const MOST_PARTS: u64 = 1 << 15;
+/// Parts of a sample at most: a resident counts them in 16 bits. Twice as many as ranges, so that large ones have several.
+const MOST_PARTS: u64 = 2 * MOST_RANGES as u64;
 
 pub(super) struct Loads {
     next_id: u64,
+    part_bytes: u64,
+    gap_bytes: u64,
     pub lanes: Lanes,
     pub flights: Flights,
     /// Writes to disk tiers under way.
@@ -33,6 +35,8 @@ impl Loads {
     pub fn new(settings: &Settings) -> Self {
         Loads {
             next_id: 0,
+            part_bytes: settings.part_bytes.max(1),
+            gap_bytes: settings.gap_bytes,
             lanes: Lanes::new(settings),
             flights: Flights::default(),
             writing: 0,
@@ -59,27 +63,56 @@ impl Loads {
         self.lanes.of_mut(source).push(pending);
     }
 
-    /// A large sample, in parts that fly in parallel.
-    pub fn queue_parts(&mut self, place: Place, id: u32, part_bytes: u64, residents: &mut Residents, asker: Asker) {
+    /// A sample in parts that fly in parallel: those of a large one, or of each large one of its stretches, and stretches that are near each other in one
+    /// load. `first`: before what waits already.
+    pub fn queue_parts(&mut self, stretches: &[Place], id: u32, residents: &mut Residents, asker: Asker, first: bool) {
+        let content_len: u64 = stretches.iter().map(|stretch| stretch.len).sum();
+        let part_bytes = self
+            .part_bytes
+            .max(content_len.div_ceil(MOST_PARTS - stretches.len() as u64));
+        let most_bytes = part_bytes + part_bytes / 2;
         let handle = residents.handle(id);
-        let count = place.len.div_ceil(part_bytes.max(1)).min(MOST_PARTS);
         let resident = residents.get_mut(id);
-        resident.parts = count as u16;
         let (content, attempt) = (resident.content, resident.attempt);
-        for part in 0..count {
-            // Equal parts: a short last one would be issued at the price of a full one.
-            let (from, to) = (place.len * part / count, place.len * (part + 1) / count);
-            let part = Part {
-                handle,
-                content,
-                at: 0,
-                len: to - from,
-                content_offset: from,
-                content_len: place.len,
-                own: None,
+        let (mut loads, mut parts, mut content_offset) = (Vec::<Pending>::new(), 0u16, 0);
+        for stretch in stretches {
+            let count = match stretch.len > most_bytes {
+                true => stretch.len.div_ceil(part_bytes),
+                false => 1,
             };
-            let pending = Pending::of(Source::Bucket, place, part, asker, attempt);
-            self.lanes.bucket.push(pending);
+            for part in 0..count {
+                // Equal parts: a short last one would be issued at the price of a full one.
+                let (from, to) = (stretch.len * part / count, stretch.len * (part + 1) / count);
+                let place = Place {
+                    object: stretch.object,
+                    offset: stretch.offset + from,
+                    len: to - from,
+                };
+                let part = Part {
+                    handle,
+                    content,
+                    at: 0,
+                    len: place.len,
+                    content_offset: content_offset + from,
+                    content_len,
+                    own: None,
+                };
+                let near = |load: &&mut Pending| count == 1 && load.takes(place, self.gap_bytes, most_bytes);
+                match loads.last_mut().filter(near) {
+                    Some(load) => load.add(place, part),
+                    None => loads.push(Pending::of(Source::Bucket, place, part, asker, attempt)),
+                }
+                parts += 1;
+            }
+            content_offset += stretch.len;
+        }
+        resident.parts = parts;
+        match first {
+            true => loads
+                .into_iter()
+                .rev()
+                .for_each(|load| self.lanes.bucket.push_first(load)),
+            false => loads.into_iter().for_each(|load| self.lanes.bucket.push(load)),
         }
     }
 
@@ -101,13 +134,8 @@ impl Loads {
         for (n, &(place, id)) in group.iter().enumerate() {
             let part = whole(place, id, residents);
             let run = if n > 0 { self.lanes.bucket.last(asker.job) } else { None };
-            let is_near = |run: &&mut Pending| {
-                place.offset >= run.offset + run.len && place.offset <= run.offset + run.len + gap_bytes
-            };
-            if let Some(run) = run.filter(is_near) {
-                let at = place.offset - run.offset;
-                run.parts.more.push(Part { at, ..part });
-                run.len = at + place.len;
+            if let Some(run) = run.filter(|run| run.takes(place, gap_bytes, u64::MAX)) {
+                run.add(place, part);
             } else {
                 let attempt = residents.get(id).attempt;
                 let pending = Pending::of(Source::Bucket, place, part, asker, attempt);
@@ -146,11 +174,12 @@ impl Scheduler {
     /// Lets queued loads fly while their lanes have room.
     pub(super) fn issue(&mut self, actions: &mut Vec<Action>) {
         for source in self.loads.lanes.sources() {
-            while let Some(mut pending) = self.loads.lanes.of_mut(source).next() {
+            while let Some(pending) = self.loads.lanes.of_mut(source).next() {
                 if !self.is_held(&pending) {
                     // Evicted since it was planned.
-                    pending.source = Source::Bucket;
-                    self.loads.lanes.bucket.push_first(pending);
+                    let (asker, attempt) = (pending.asker(), pending.attempt);
+                    let parts = pending.parts.all();
+                    parts.for_each(|part| self.queue_first(part, asker, attempt));
                     continue;
                 }
                 let Some(pending) = self.still_wanted(pending, actions) else {
@@ -183,7 +212,7 @@ impl Scheduler {
             return Some(pending);
         }
         for part in pending.parts.all() {
-            self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), actions);
+            self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), false, actions);
         }
         None
     }
@@ -201,7 +230,7 @@ impl Scheduler {
                     continue;
                 }
                 for part in pending.parts.all() {
-                    self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), actions);
+                    self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), false, actions);
                 }
             }
         }
@@ -276,14 +305,15 @@ impl Scheduler {
         };
         let (rival, attempt) = (flight.rival(), flight.pending.attempt);
         let asker = flight.pending.asker();
+        let mut tried = None;
         for part in flight.pending.parts.all() {
-            let Some(part) = self.part_ended(part, flight.issued_ns, rival, result, actions) else {
+            let once_more = tried == Some(part.handle);
+            let Some(part) = self.part_ended(part, flight.issued_ns, rival, result, once_more, actions) else {
                 continue;
             };
-            let place = self.library.place_of(part.content);
+            tried = Some(part.handle);
             // A failed load is retried before new work.
-            let again = Pending::of(Source::Bucket, place, part, asker, attempt + 1);
-            self.loads.lanes.bucket.push_first(again);
+            self.queue_first(part, asker, attempt + 1);
         }
         if let (Some(rival), Ok(())) = (rival, result) {
             self.call_off(rival, actions);
@@ -305,13 +335,32 @@ impl Scheduler {
         }
     }
 
-    /// One part of an ended load: its resident is there, waits for more, or failed. Returns the part if it is worth another try.
+    /// A part that its source failed to bring, or has no more, is to come from the bucket before all that waits.
+    fn queue_first(&mut self, part: Part, asker: Asker, attempt: u8) {
+        let content = part.content;
+        if part.is_whole() && self.library.is_several(content) {
+            // It was one record on a disk.
+            let (index, stretches) = (part.handle.index, self.library.stretches(content));
+            self.loads
+                .queue_parts(&stretches, index, &mut self.residents, asker, true);
+            return;
+        }
+        if let Some(place) = self.library.locate(content, part.content_offset) {
+            let part = Part { at: 0, ..part };
+            let load = Pending::of(Source::Bucket, place, part, asker, attempt);
+            self.loads.lanes.bucket.push_first(load);
+        }
+    }
+
+    /// One part of an ended load: its resident is there, waits for more, or failed. Returns the part if it is worth another try: `once_more`, as another
+    /// part of the same resident in the same load was.
     fn part_ended(
         &mut self,
         part: Part,
         issued_ns: u64,
         rival: Option<u64>,
         result: Result<(), Failure>,
+        once_more: bool,
         actions: &mut Vec<Action>,
     ) -> Option<Part> {
         let index = part.handle.index;
@@ -324,7 +373,7 @@ impl Scheduler {
             raced: rival.is_some(),
             rest: resident.parts,
             whole: part.is_whole(),
-            again: resident.attempt < RETRIES && resident.is_wanted(),
+            again: once_more || resident.attempt < RETRIES && resident.is_wanted(),
         });
         if let Some(own) = part.own {
             let won = state == State::Loading && fate == Fate::Arrived;
@@ -336,8 +385,8 @@ impl Scheduler {
             Fate::Failing(failure) => resident.state = State::Failed(failure),
             Fate::PartAgain => {
                 resident.parts += 1;
-                resident.attempt += 1;
-                return Some(Part { at: 0, ..part.again() });
+                resident.attempt += u8::from(!once_more);
+                return Some(part.again());
             }
             Fate::AllAgain => {
                 resident.attempt += 1;
@@ -443,15 +492,19 @@ impl Scheduler {
     /// Loads a resident again whose load failed: somebody asks for it once more.
     pub(super) fn reload(&mut self, index: u32, line: u64) {
         self.residents.loads_from(index, Via::Bucket);
-        let place = self.library.place_of(self.residents.get(index).content);
         let asker = self.asker(line);
-        let is_large = place.len > self.settings.part_bytes + self.settings.part_bytes / 2;
-        if is_large && self.residents.samples(index) == 1 {
-            self.loads
-                .queue_parts(place, index, self.settings.part_bytes, &mut self.residents, asker);
-        } else {
-            self.loads
-                .queue_group(&mut [(place, index)], 0, &mut self.residents, asker);
+        let content = self.residents.get(index).content;
+        match self.residents.samples(index) {
+            1 => {
+                let stretches = self.library.stretches(content);
+                self.loads
+                    .queue_parts(&stretches, index, &mut self.residents, asker, false);
+            }
+            _ => {
+                let place = self.library.place_of(content);
+                self.loads
+                    .queue_group(&mut [(place, index)], 0, &mut self.residents, asker);
+            }
         }
     }
 }

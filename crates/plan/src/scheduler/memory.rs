@@ -197,12 +197,14 @@ impl Scheduler {
         (!ill).then_some(fastest)
     }
 
-    /// Queues the fetch of a new resident: in parts when it is large, with those of its block's other samples that are read soon when it is one of them.
+    /// Queues the fetch of a new resident: in parts when it is large or several ranges, with those of its block's other samples that are read soon when it is one of them.
     fn fetch(&mut self, id: u32, unit: Unit, line: u64, urgency: Urgency) {
         let asker = self.asker(line);
-        if unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2 {
+        let is_large = unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2;
+        if is_large || self.library.is_several(unit.content) {
+            let stretches = self.library.stretches(unit.content);
             self.loads
-                .queue_parts(unit.place, id, self.settings.part_bytes, &mut self.residents, asker);
+                .queue_parts(&stretches, id, &mut self.residents, asker, false);
             return;
         }
         let mut group = vec![(unit.place, id)];

@@ -2,7 +2,7 @@
 //!
 //! A load that is late and needed soon gets a *twin* that asks for the same bytes again. The twin brings slots of its own; whichever of the two ends
 //! first gives the resident its bytes, and the other is called off. Only loads of whole samples race, so a resident in a race waits for exactly the
-//! two of them. A large sample comes in parts that don't race.
+//! two of them. A large sample, and one of several ranges, comes in parts that don't race.
 //!
 //! What becomes of a resident when one of its loads ends ([`fate`]; the first row that fits):
 //!
@@ -18,7 +18,7 @@
 //! | loading or failed | corrupt at first, tries left, a part of the sample | none | all of it again: a checksum covers the whole sample |
 //! | loading or failed | otherwise | none | failed, with the first failure |
 //!
-//! *Tries left*: somebody wants it, and it has had fewer than [`RETRIES`] extra tries.
+//! *Tries left*: somebody wants it, and it has had fewer than [`RETRIES`] extra tries. Parts of it in one load are tried again together, or not.
 
 use super::Scheduler;
 use super::flights::{Flight, Part, Parts, Pending};

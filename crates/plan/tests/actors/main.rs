@@ -12,6 +12,7 @@
 )]
 
 mod client;
+mod lists;
 mod memory;
 mod world;
 

@@ -1,7 +1,10 @@
 //! The arena's bytes: which stretch of which object lies where.
 
+use foreload_plan::action::{Load, Source};
 use foreload_plan::arena::Slot;
+use foreload_plan::blocks::Content;
 use foreload_plan::catalog::Place;
+use foreload_plan::library::Library;
 use std::collections::BTreeMap;
 
 /// Bytes of a grain: what slots are rounded to.
@@ -58,19 +61,47 @@ impl Memory {
         self.set(offset, len, Some((object, from)));
     }
 
-    /// Whether a slot holds these bytes of a data set, all of them.
-    pub fn holds(&self, slot: Slot, set: u64, place: Place) -> bool {
-        let (mut at, end) = (slot.offset, slot.offset + slot.len);
+    /// A load has brought its pieces: from the bucket what lies there, from a disk what the blocks' records have there.
+    pub fn bring(&mut self, load: &Load, library: &Library) {
+        for piece in &load.pieces {
+            let (set, from) = (library.shelf_of(piece.content).name, load.offset + piece.at);
+            if load.source == Source::Bucket {
+                self.write(piece.slot_offset, piece.len, (set, load.object), from);
+                continue;
+            }
+            let block = Content::block(library.block_of(piece.content));
+            let (mut done, first) = (0, from - library.place_of(block).offset);
+            while done < piece.len {
+                let place = library.locate(block, first + done).expect("inside the block");
+                let len = place.len.min(piece.len - done);
+                self.write(piece.slot_offset + done, len, (set, place.object), place.offset);
+                done += len;
+            }
+        }
+    }
+
+    /// Whether a slot holds the bytes of these places, one after the other, all of them and no more.
+    pub fn holds(&self, slot: Slot, set: u64, places: &[Place]) -> bool {
+        let mut at = slot.offset;
+        let all = places.iter().all(|place| {
+            at += place.len;
+            self.has(at - place.len, set, place)
+        });
+        all && at == slot.offset + slot.len
+    }
+
+    fn has(&self, offset: u64, set: u64, place: &Place) -> bool {
+        let (mut at, end) = (offset, offset + place.len);
         while at < end {
             let Some((&first, &(last, Some((object, from))))) = self.stretches.range(..=at).next_back() else {
                 return false;
             };
-            if last <= at || object != (set, place.object) || from + (at - first) != place.offset + (at - slot.offset) {
+            if last <= at || object != (set, place.object) || from + (at - first) != place.offset + (at - offset) {
                 return false;
             }
             at = last;
         }
-        slot.len == place.len
+        true
     }
 
     #[allow(dead_code)]

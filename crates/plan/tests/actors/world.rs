@@ -1,6 +1,7 @@
 //! A schedule: data set, budgets, ranks and faults drawn from a seed, and what happens until all is quiet.
 
 use crate::client::{Client, Want};
+use crate::lists::lists;
 use crate::memory::Memory;
 use foreload_plan::action::{Action, Command, Event, Failure, Item, Source};
 use foreload_plan::arena::{Slot, reserved_bytes};
@@ -177,10 +178,10 @@ impl World {
         if dice.one_in(4) {
             lengths.fill(mean);
         }
-        if dice.one_in(2) {
-            (Arc::new(Shards::pack(&lengths, 64, 20_000)), lengths)
-        } else {
-            (Arc::new(Objects(lengths.clone())), lengths)
+        match dice.below(3) {
+            0 => (Arc::new(Shards::pack(&lengths, 64, 20_000)), lengths),
+            1 => (Arc::new(lists(&lengths, |n| dice.below(n))), lengths),
+            _ => (Arc::new(Objects(lengths.clone())), lengths),
         }
     }
 
@@ -238,8 +239,8 @@ impl World {
     }
 
     /// Where a sample of a job lies: data set and place.
-    fn place_in(&self, job: usize, sample: u64) -> (u64, Place) {
-        (self.jobs[job].set(), self.jobs[job].catalog.place(sample))
+    fn places_in(&self, job: usize, sample: u64) -> (u64, Vec<Place>) {
+        (self.jobs[job].set(), self.jobs[job].catalog.ranges(sample))
     }
 
     /// Plays the schedule, lets it end, and looks at what is left.
@@ -395,9 +396,9 @@ impl World {
 
     fn release(&mut self, job: usize, items: Vec<Item>) {
         for item in &items {
-            let (set, place) = self.place_in(job, item.sample);
+            let (set, places) = self.places_in(job, item.sample);
             assert!(
-                self.memory.holds(item.slot, set, place),
+                self.memory.holds(item.slot, set, &places),
                 "bytes changed while they were held"
             );
             self.memory.unlease(item.slot);
@@ -519,7 +520,7 @@ impl World {
     fn has(&self, slot: Slot, block: u64) -> bool {
         let (library, content) = (self.plan.scheduler().library(), Content::block(block));
         self.memory
-            .holds(slot, library.shelf_of(content).name, library.place_of(content))
+            .holds(slot, library.shelf_of(content).name, &library.stretches(content))
     }
 
     fn arrived(&mut self, request: u64, items: Vec<Item>, copy: bool, copies: &mut Vec<(usize, Vec<Item>)>) {
@@ -528,10 +529,11 @@ impl World {
         let samples: Vec<u64> = items.iter().map(|item| item.sample).collect();
         assert_eq!(samples, want.samples, "request {request} gets other samples");
         for item in &items {
-            let (set, at) = self.place_in(self.clients[place].job, item.sample);
-            assert_eq!(item.slot.len, at.len, "a length that isn't the sample's");
+            let (set, places) = self.places_in(self.clients[place].job, item.sample);
+            let len: u64 = places.iter().map(|place| place.len).sum();
+            assert_eq!(item.slot.len, len, "a length that isn't the sample's");
             assert!(
-                self.memory.holds(item.slot, set, at),
+                self.memory.holds(item.slot, set, &places),
                 "request {request} gets foreign bytes for sample {}",
                 item.sample
             );
@@ -611,15 +613,10 @@ impl World {
         };
         match action.command() {
             Command::Load(load) => {
-                for piece in &load.pieces {
-                    let set = self.plan.scheduler().library().shelf_of(piece.content).name;
-                    match failure {
-                        None => {
-                            self.memory
-                                .write(piece.slot_offset, piece.len, (set, load.object), load.offset + piece.at)
-                        }
-                        Some(_) => self.memory.scribble(piece.slot_offset, piece.len),
-                    }
+                let pieces = load.pieces.iter();
+                match failure {
+                    None => self.memory.bring(load, self.plan.scheduler().library()),
+                    Some(_) => pieces.for_each(|piece| self.memory.scribble(piece.slot_offset, piece.len)),
                 }
             }
             Command::Keep { block, slot, tier, .. } => {

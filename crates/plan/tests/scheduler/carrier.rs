@@ -4,7 +4,7 @@ use crate::memory::Memory;
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Piece, Source, Via};
 use foreload_plan::arena::Slot;
 use foreload_plan::blocks::Content;
-use foreload_plan::catalog::Catalog;
+use foreload_plan::catalog::{Catalog, Place};
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::replay::{Recorded, replay};
@@ -190,11 +190,18 @@ impl Carrier {
                         piece.at >= begin && piece.at + piece.len <= load.len,
                         "pieces in order, inside the range"
                     );
-                    assert_eq!(
-                        (place.object, place.offset + piece.content_offset),
-                        (load.object, load.offset + piece.at)
-                    );
-                    assert_eq!(piece.content_len, place.len);
+                    let lies = match load.source {
+                        Source::Disk(_) => Place {
+                            offset: place.offset + piece.content_offset,
+                            ..place
+                        },
+                        Source::Bucket => {
+                            let library = self.plan.scheduler().library();
+                            library.locate(piece.content, piece.content_offset).expect("inside it")
+                        }
+                    };
+                    assert_eq!((lies.object, lies.offset), (load.object, load.offset + piece.at));
+                    assert!(piece.len <= lies.len && piece.content_len == place.len);
                     self.memory.scribble(piece.slot_offset, piece.len);
                     begin = piece.at;
                 }
@@ -224,9 +231,9 @@ impl Carrier {
             Command::Deliver { request, items, .. } => {
                 for item in items {
                     let set = &self.sets[&self.asked[request]];
-                    let place = set.catalog.place(item.sample);
+                    let ranges = set.catalog.ranges(item.sample);
                     assert!(
-                        self.memory.holds(item.slot, set.name, place),
+                        self.memory.holds(item.slot, set.name, &ranges),
                         "delivers what was loaded"
                     );
                 }
@@ -248,7 +255,7 @@ impl Carrier {
     fn has(&self, slot: Slot, block: u64) -> bool {
         let (library, content) = (self.plan.scheduler().library(), Content::block(block));
         self.memory
-            .holds(slot, library.shelf_of(content).name, library.place_of(content))
+            .holds(slot, library.shelf_of(content).name, &library.stretches(content))
     }
 
     fn brings_corrupt(&self, action: &Action) -> bool {
@@ -302,12 +309,7 @@ impl Carrier {
         };
         match action.command() {
             Command::Load(load) if failure.is_none() => {
-                for piece in &load.pieces {
-                    let set = self.plan.scheduler().library().shelf_of(piece.content).name;
-                    let from = load.offset + piece.at;
-                    self.memory
-                        .write(piece.slot_offset, piece.len, (set, load.object), from);
-                }
+                self.memory.bring(load, self.plan.scheduler().library());
             }
             Command::Keep { block, slot, .. } if failure.is_none() => {
                 assert!(self.has(*slot, *block), "the slot stays until it is written");

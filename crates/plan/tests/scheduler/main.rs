@@ -12,9 +12,12 @@ mod carrier;
 mod jobs;
 mod left;
 mod limits;
+#[path = "../actors/lists.rs"]
+mod lists;
 #[path = "../actors/memory.rs"]
 mod memory;
 mod properties;
+mod ranges;
 mod requests;
 
 use carrier::{Carrier, assert_order, read_epochs, sizes, spec};

@@ -1,6 +1,7 @@
 //! What holds for any data set, budget, policy and timing.
 
 use crate::carrier::{Carrier, assert_order, read_epochs, sizes, spec};
+use crate::lists::lists;
 use foreload_plan::action::{Event, Failure};
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
@@ -22,7 +23,7 @@ proptest! {
         ram in 1u64..200_000,
         disk in prop_oneof![Just(0u64), 1_000u64..400_000],
         policy in 0usize..6,
-        sharded in any::<bool>(),
+        layout in 0..3,
         big in any::<bool>(),
         fail_one_in in prop_oneof![Just(0u64), Just(50)],
         seed in any::<u64>(),
@@ -49,7 +50,16 @@ proptest! {
             concurrency: ConcurrencySettings::fixed(7),
             ..Settings::default()
         };
-        let catalog: Arc<dyn Catalog> = if sharded { Arc::new(Shards::pack(&lengths, 512, 20_000)) } else { Arc::new(Objects(lengths)) };
+        let mut dice = seed;
+        let roll = |n: u64| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (dice >> 33) % n
+        };
+        let catalog: Arc<dyn Catalog> = match layout {
+            0 => Arc::new(Shards::pack(&lengths, 512, 20_000)),
+            1 => Arc::new(lists(&lengths, roll)),
+            _ => Arc::new(Objects(lengths)),
+        };
         let mut carrier = Carrier::new(settings, catalog, spec(samples, batch, OrderKind::Keyed), 1, vec![0], seed);
         carrier.fail_one_in = fail_one_in;
         if fail_one_in == 0 {
