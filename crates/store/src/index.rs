@@ -9,7 +9,9 @@
 //! safe to open: any accessor answers an error or a neutral value, never a panic, whatever they hold.
 //!
 //! A *sample* is a contiguous range of one object. In a folder it is the whole object, with one field named `""`; in a
-//! tar shard it covers all members of the sample, and each *field* (`"jpg"`, `"cls"`, ...) is a range relative to it.
+//! tar shard it covers all members of the sample, and each *field* (`"jpg"`, `"cls"`, ...) is a range relative to it. A
+//! manifest may make a sample of several ranges, of one object or of different ones: its bytes are theirs, one after the
+//! other. They lie in sections that no other index has.
 
 mod builder;
 mod column;
@@ -31,6 +33,9 @@ use std::sync::Arc;
 /// Most samples an index may claim to have, so that hostile headers cannot ask for absurd amounts of work.
 pub const MAX_SAMPLES: u64 = 1 << 40;
 
+/// Most ranges of a sample: each is a request of its own.
+pub const MAX_RANGES: u64 = 1 << 14;
+
 /// An immutable index; clones share the bytes.
 #[derive(Debug, Clone)]
 pub struct Index {
@@ -47,14 +52,33 @@ struct Inner {
     uniform_fields: u64,
 }
 
+/// Some bytes of an object.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ObjectRange {
+    /// The object's number.
+    pub object: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl ObjectRange {
+    /// First byte, and the one behind the last.
+    #[must_use]
+    pub fn bytes(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset.saturating_add(self.length)
+    }
+}
+
 /// Where a sample is and what is known about it.
 #[derive(Debug, Clone)]
 pub struct SampleRef<'a> {
-    /// Number of the object that holds it.
+    /// Number of the object that holds it; of several ranges, the first one.
     pub object: u64,
     /// First byte inside the object.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes, of all its ranges together.
     pub length: u64,
     /// Class or other integer label.
     pub label: Option<i64>,
@@ -62,13 +86,31 @@ pub struct SampleRef<'a> {
     pub crc32c: Option<u32>,
     index: &'a Index,
     id: u64,
+    /// Numbers of its ranges in the index; empty: there is one.
+    several: std::ops::Range<u64>,
 }
 
 impl<'a> SampleRef<'a> {
-    /// The bytes of the object that are this sample.
+    /// The bytes of the object that are this sample; of several ranges, the first one.
     #[must_use]
     pub fn range(&self) -> std::ops::Range<u64> {
-        self.offset..self.offset + self.length
+        self.ranges().next().unwrap_or_default().bytes()
+    }
+
+    /// Its ranges, in the order of its bytes: nearly always one.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = ObjectRange> + use<'a> {
+        let (index, several) = (self.index, self.several.clone());
+        let only = ObjectRange {
+            object: self.object,
+            offset: self.offset,
+            length: self.length,
+        };
+        // Checked when the sample was read, so there are few enough, and all of them can be read.
+        let count = (several.end - several.start).max(1) as usize;
+        (0..count).map(move |n| match several.is_empty() {
+            true => only,
+            false => index.range_at(several.start + n as u64).unwrap_or_default(),
+        })
     }
 
     /// What it is called inside its object, such as WebDataset's `__key__`; `None` when the object's key is name enough.
@@ -259,12 +301,21 @@ impl Index {
         let object = self.object_of(i);
         let offset = self.column_or(Section::SampleOffset, i, 0);
         let length = self.length(i);
-        let size = self.at(Section::Sizes, object);
-        if offset
-            .checked_add(length)
-            .zip(size)
-            .is_none_or(|(end, size)| end > size)
-        {
+        let several = self.span(i);
+        let is_inside = |range: &ObjectRange| {
+            let size = self.at(Section::Sizes, range.object);
+            let end = range.offset.checked_add(range.length);
+            end.zip(size).is_some_and(|(end, size)| end <= size)
+        };
+        let is_good = if several.is_empty() {
+            is_inside(&ObjectRange { object, offset, length })
+        } else {
+            let is_few = several.end - several.start <= MAX_RANGES;
+            let mut ranges = several.clone().map(|range| self.range_at(range));
+            let sum = |sum: u64, range: Option<ObjectRange>| sum.checked_add(range.filter(is_inside)?.length);
+            is_few && ranges.try_fold(0, sum) == Some(length)
+        };
+        if !is_good {
             return Err(damaged(&format!("sample {i} lies outside its object")));
         }
         Ok(SampleRef {
@@ -275,6 +326,7 @@ impl Index {
             crc32c: self.crc32c(i),
             index: self,
             id: i,
+            several,
         })
     }
 
@@ -321,7 +373,31 @@ impl Index {
         Some((coded >> 1) as i64 ^ -((coded & 1) as i64))
     }
 
-    /// Number of the object that holds sample `i`; may be out of range when `i` is.
+    /// Whether sample `i` is several ranges.
+    #[inline]
+    #[must_use]
+    pub fn is_several(&self, i: u64) -> bool {
+        !self.span(i).is_empty()
+    }
+
+    /// Numbers of the ranges of sample `i`; none: it is one range, as its own columns say. What can't be read is more than any sample may have.
+    #[inline]
+    fn span(&self, i: u64) -> std::ops::Range<u64> {
+        match self.inner.layout.column(Section::RangeStarts) {
+            Some(starts) => starts.span(&self.inner.file, i).unwrap_or(0..u64::MAX),
+            None => 0..0,
+        }
+    }
+
+    fn range_at(&self, range: u64) -> Option<ObjectRange> {
+        Some(ObjectRange {
+            object: self.at(Section::RangeObject, range)?,
+            offset: self.at(Section::RangeOffset, range)?,
+            length: self.at(Section::RangeLength, range)?,
+        })
+    }
+
+    /// Number of the object that holds sample `i`, or the first of its ranges; may be out of range when `i` is.
     #[inline]
     #[must_use]
     pub fn object_of(&self, i: u64) -> u64 {
@@ -342,17 +418,24 @@ impl Index {
     }
 
     /// Key of sample `i` in caches that several data sets and jobs share: a hash of the object's URL, its ETag (or
-    /// version) and the range.
+    /// version) and the range; of several ranges, a hash of their keys.
     ///
     /// # Errors
     /// As [`Index::sample`].
     pub fn sample_key(&self, i: u64) -> Result<[u8; 16]> {
         let sample = self.sample(i)?;
-        let object = self.object(sample.object)?;
-        Ok(content_key(self.root(), &object, sample.range()))
+        let key = |range: ObjectRange| Ok(content_key(self.root(), &self.object(range.object)?, range.bytes()));
+        if sample.several.is_empty() {
+            return key(sample.ranges().next().unwrap_or_default());
+        }
+        let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+        hash.update(b"foreload content keys 1");
+        for range in sample.ranges() {
+            hash.update(&key(range)?);
+        }
+        Ok(first_half(hash.finish().as_ref()))
     }
 
-    /// Key of object `o`, relative to the root.
     /// What sample `i` is called inside its object; `None` when it has no name of its own.
     #[must_use]
     pub fn name(&self, i: u64) -> Option<String> {
@@ -361,6 +444,7 @@ impl Index {
         keys::read(text.get(start..)?, i % keys::BLOCK).filter(|name| !name.is_empty())
     }
 
+    /// Key of object `o`, relative to the root.
     fn key(&self, o: u64) -> Option<String> {
         let text = blob(&self.inner.file, &self.inner.layout, Section::KeyText);
         let start = usize::try_from(self.at(Section::KeyBlocks, o / keys::BLOCK)?).ok()?;
@@ -452,6 +536,7 @@ fn check_counts(layout: &Layout) -> Result<()> {
     let required = |section, expected| count(section).unwrap_or(0) == expected;
     let ranged = count(S::SampleObject).is_some() || count(S::SampleLength).is_some();
     let fields = count(S::FieldOffset).unwrap_or(0);
+    let ranges = count(S::RangeOffset).unwrap_or(0);
     let uniform = samples > 0 && fields.is_multiple_of(samples);
     let good = samples <= MAX_SAMPLES
         && count(S::KeyText).unwrap_or(0) >= objects
@@ -474,6 +559,10 @@ fn check_counts(layout: &Layout) -> Result<()> {
         .all(|section| optional(section, samples))
         && (ranged || samples == objects || samples == 0)
         && optional(S::SampleFields, samples)
+        && optional(S::RangeStarts, samples.saturating_add(1))
+        && count(S::RangeStarts).is_some() == (ranges > 0)
+        && required(S::RangeObject, ranges)
+        && required(S::RangeLength, ranges)
         && required(S::FieldLength, fields)
         && (count(S::SampleSchema).is_none() || count(S::SampleFields).is_some() || uniform || fields == 0);
     if good {

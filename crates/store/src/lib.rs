@@ -17,5 +17,5 @@ pub mod source;
 
 pub use error::{Error, ErrorKind, Result};
 pub use format::{BuildOptions, Format};
-pub use index::{Index, IndexBuilder, ObjectRef, SampleRef};
+pub use index::{Index, IndexBuilder, ObjectRange, ObjectRef, SampleRef};
 pub use source::{Credentials, Entries, Fetched, ObjectMeta, Retry, Sink, Source, SourceOptions};

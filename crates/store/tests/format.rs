@@ -209,6 +209,60 @@ async fn a_manifest_names_objects_ranges_and_labels() {
 }
 
 #[tokio::test]
+async fn a_manifest_makes_samples_of_several_ranges_and_checksums_cover_all_of_them() {
+    let bucket = Bucket::start_default().unwrap();
+    let bytes: Vec<u8> = (0..=255).collect();
+    bucket.put("bench", "data/a.bin", bytes[..100].to_vec()).unwrap();
+    bucket.put("bench", "data/b.bin", bytes[100..150].to_vec()).unwrap();
+    let lines = r#"{"ranges": [["b.bin", 10, 20], ["a.bin", 90], "b.bin", ["a.bin", 0, 5]], "label": 4}
+{"path": "a.bin", "offset": 5, "length": 7}
+{"ranges": [["a.bin", 3, 9]]}
+{"ranges": [["a.bin", 95, 100], ["s3://bench/data/a.bin", 95, 100]]}
+"#;
+    bucket.put("bench", "data/set.jsonl", lines).unwrap();
+    let (source, url) = (options(&bucket), "s3://bench/data/set.jsonl");
+    let index = build(url, &source, &BuildOptions::default()).await.unwrap();
+    assert_eq!((index.len(), index.objects(), index.label(0)), (4, 2, Some(4)));
+    let several: Vec<bool> = (0..4).map(|i| index.is_several(i)).collect();
+    assert_eq!(several, [true, false, false, true]);
+    let expected: [&[&[u8]]; 4] = [
+        &[&bytes[110..120], &bytes[90..100], &bytes[100..150], &bytes[..5]],
+        &[&bytes[5..12]],
+        &[&bytes[3..9]],
+        &[&bytes[95..100], &bytes[95..100]],
+    ];
+    let opened = Source::open(index.root(), &source).unwrap();
+    let with = format::checksum(&index, &opened, 4, &mut |_| {}).await.unwrap();
+    assert_eq!(with.digest(), index.digest());
+    for (i, expected) in (0..).zip(expected) {
+        let expected = expected.concat();
+        assert_eq!(index.length(i), expected.len() as u64);
+        let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &expected) as u32;
+        assert_eq!(with.crc32c(i), Some(crc), "sample {i}");
+        assert_eq!(with.sample_key(i).unwrap(), index.sample_key(i).unwrap());
+    }
+    for (line, what, object) in [
+        (
+            r#"["a.bin", 90, 101]"#,
+            "line 2 of the manifest: bytes 90..101 lie outside",
+            "data/a.bin",
+        ),
+        (
+            r#"["b.bin", 51]"#,
+            "line 2 of the manifest: bytes 51..51 lie outside",
+            "data/b.bin",
+        ),
+        (r#"["c.bin", 0, 1]"#, "the object is gone", "data/c.bin"),
+    ] {
+        let lines = format!("{{\"path\": \"a.bin\"}}\n{{\"ranges\": [[\"a.bin\", 0, 5], {line}]}}\n");
+        bucket.put("bench", "data/bad.jsonl", lines).unwrap();
+        let built = build("s3://bench/data/bad.jsonl", &source, &BuildOptions::default()).await;
+        let error = built.unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains(object), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn an_update_keeps_the_order_of_what_is_unchanged() {
     let bucket = Bucket::start_default().unwrap();
     for key in ["t/b/1", "t/b/2", "t/c/1"] {

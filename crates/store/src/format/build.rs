@@ -1,10 +1,10 @@
 //! Builds an index from a URL.
 
-use super::manifest::{self, Labels, Row};
+use super::manifest::{self, Labels, Row, Stretch};
 use super::notes::{self, Note};
 use super::tar::{self, Scanned};
 use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, wids};
-use crate::index::{IndexBuilder, NewObject, NewSample};
+use crate::index::{IndexBuilder, NewObject, NewSample, ObjectRange};
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Error, ErrorKind, Index, Result};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -281,34 +281,55 @@ async fn from_manifest(
     let labels = Labels::new(&rows).map_err(|e| e.with_object(&url))?;
     builder.classes(labels.classes());
     let mut objects: FxHashMap<&str, (u64, u64)> = FxHashMap::default();
+    let mut ranges = Vec::new();
     for row in &rows {
-        let (object, size) = match objects.get(row.object.as_str()) {
-            Some(&known) => known,
-            None => {
-                let missing = || Error::new(ErrorKind::NotFound, "the manifest names it, but it is not there");
-                let meta = known.get(row.object.as_str());
-                let meta = meta.ok_or_else(|| missing().with_object(source.url_of(&row.object)))?;
-                let added = (builder.object(new_object(meta))?, meta.size);
-                objects.insert(&row.object, added);
-                added
-            }
-        };
-        let offset = row.offset.unwrap_or(0);
-        let length = row.length.unwrap_or_else(|| size.saturating_sub(offset));
+        ranges.clear();
+        for stretch in row.stretches() {
+            let url = || source.url_of(&stretch.object);
+            let (object, size) = match objects.get(stretch.object.as_str()) {
+                Some(&known) => known,
+                None => {
+                    let missing = || Error::new(ErrorKind::NotFound, "the manifest names it, but it is not there");
+                    let meta = known.get(stretch.object.as_str());
+                    let meta = meta.ok_or_else(|| missing().with_object(url()))?;
+                    let added = (builder.object(new_object(meta))?, meta.size);
+                    objects.insert(&stretch.object, added);
+                    added
+                }
+            };
+            let range = located(stretch, object, size, row.line).map_err(|e| e.with_object(url()))?;
+            ranges.push(range);
+        }
+        let (first, more) = (ranges[0], &ranges[1..]);
         let sample = NewSample {
-            object,
-            offset,
-            length,
+            object: first.object,
+            offset: first.offset,
+            length: first.length,
+            more,
             label: row.label.as_ref().and_then(|label| labels.number(label)),
             crc32c: row.crc32c,
-            fields: &[],
-            name: "",
+            ..NewSample::default()
         };
         builder
             .sample(sample)
-            .map_err(|e| e.with_object(source.url_of(&row.object)))?;
+            .map_err(|e| e.with_object(source.url_of(&row.first.object)))?;
     }
     builder.finish()
+}
+
+/// The bytes that a line names, of an object of this number and size.
+fn located(stretch: &Stretch, object: u64, size: u64, line: usize) -> Result<ObjectRange> {
+    let offset = stretch.offset.unwrap_or(0);
+    let length = stretch.length.unwrap_or_else(|| size.saturating_sub(offset));
+    let end = offset.saturating_add(length);
+    if end > size {
+        let what =
+            format!("line {line} of the manifest: bytes {offset}..{end} lie outside the object, which has {size}");
+        return Err(
+            Error::invalid(what).with_remedy("correct the line; if the object has changed, write the manifest anew")
+        );
+    }
+    Ok(ObjectRange { object, offset, length })
 }
 
 /// Parses on another thread: it may take seconds, and a decoder that panics on a damaged file ends there.
@@ -323,28 +344,29 @@ fn rebase(root: &str, rows: &mut [Row]) -> Result<String> {
     let is_url = |object: &str| object.contains("://");
     let below = format!("{root}/");
     let inside = |object: &str| object.strip_prefix(&below).map(str::to_owned);
-    if rows.iter().all(|r| !is_url(&r.object) || inside(&r.object).is_some()) {
-        for row in rows {
-            row.object = inside(&row.object).unwrap_or_else(|| row.object.trim_start_matches("./").to_owned());
+    let objects = || {
+        rows.iter()
+            .flat_map(Row::stretches)
+            .map(|stretch| stretch.object.as_str())
+    };
+    if objects().all(|object| !is_url(object) || inside(object).is_some()) {
+        for Stretch { object, .. } in rows.iter_mut().flat_map(Row::stretches_mut) {
+            *object = inside(object).unwrap_or_else(|| object.trim_start_matches("./").to_owned());
         }
         return Ok(root.to_owned());
     }
-    let first = rows
-        .iter()
-        .find(|r| is_url(&r.object))
-        .map(|r| r.object.clone())
-        .unwrap_or_default();
+    let first = objects().find(|object| is_url(object)).unwrap_or_default().to_owned();
     let after_scheme = first.find("://").map_or(0, |at| at + 3);
     let end = first[after_scheme..]
         .find('/')
         .map_or(first.len(), |at| after_scheme + at);
     let bucket = first[..end].to_owned();
     let inside_bucket = format!("{bucket}/");
-    for row in rows {
-        let full = if is_url(&row.object) {
-            row.object.clone()
+    for Stretch { object, .. } in rows.iter_mut().flat_map(Row::stretches_mut) {
+        let full = if is_url(object) {
+            object.clone()
         } else {
-            format!("{below}{}", row.object)
+            format!("{below}{object}")
         };
         let key = full.strip_prefix(&inside_bucket).ok_or_else(|| {
             Error::invalid(format!(
@@ -352,7 +374,7 @@ fn rebase(root: &str, rows: &mut [Row]) -> Result<String> {
             ))
             .with_remedy("make one manifest per bucket")
         })?;
-        row.object = key.to_owned();
+        *object = key.to_owned();
     }
     Ok(bucket)
 }
@@ -369,7 +391,7 @@ async fn known_objects(
     for row in rows {
         match row.object_size {
             Some(size) => {
-                let (key, etag) = (row.object.clone(), row.etag.clone());
+                let (key, etag) = (row.first.object.clone(), row.etag.clone());
                 let meta = ObjectMeta {
                     key,
                     size,
@@ -377,14 +399,13 @@ async fn known_objects(
                     version: None,
                     modified: None,
                 };
-                known.entry(row.object.clone()).or_insert(meta);
+                known.entry(row.first.object.clone()).or_insert(meta);
             }
-            None => {
-                unknown.insert(row.object.clone());
-            }
+            None => unknown.extend(row.stretches().map(|stretch| stretch.object.as_str())),
         }
     }
-    let unknown: Vec<String> = unknown.into_iter().filter(|key| !known.contains_key(key)).collect();
+    let unknown = unknown.into_iter().filter(|key| !known.contains_key(*key));
+    let unknown: Vec<String> = unknown.map(str::to_owned).collect();
     for meta in named::look_up_all(source, &unknown, options.concurrency, progress).await? {
         known.insert(meta.key.clone(), meta);
     }
@@ -399,7 +420,10 @@ mod tests {
         objects
             .iter()
             .map(|o| Row {
-                object: (*o).to_owned(),
+                first: Stretch {
+                    object: (*o).to_owned(),
+                    ..Stretch::default()
+                },
                 ..Row::default()
             })
             .collect()
@@ -410,13 +434,13 @@ mod tests {
         let mut near = rows(&["a.jpg", "./b.jpg", "s3://b/x/c.jpg"]);
         assert_eq!(rebase("s3://b/x", &mut near).unwrap(), "s3://b/x");
         assert_eq!(
-            near.iter().map(|r| r.object.as_str()).collect::<Vec<_>>(),
+            near.iter().map(|r| r.first.object.as_str()).collect::<Vec<_>>(),
             ["a.jpg", "b.jpg", "c.jpg"]
         );
         let mut far = rows(&["a.jpg", "s3://b/y/c.jpg"]);
         assert_eq!(rebase("s3://b/x", &mut far).unwrap(), "s3://b");
         assert_eq!(
-            far.iter().map(|r| r.object.as_str()).collect::<Vec<_>>(),
+            far.iter().map(|r| r.first.object.as_str()).collect::<Vec<_>>(),
             ["x/a.jpg", "y/c.jpg"]
         );
         assert!(rebase("s3://b/x", &mut rows(&["s3://b/1", "s3://other/2"])).is_err());

@@ -1,13 +1,15 @@
 //! Reads every sample once and adds its CRC-32C to the index.
 //!
-//! Each object is read from its first sample to its last in one stream, however many samples it holds.
+//! Each object is read from its first sample to its last in one stream, however many samples it holds. The checksum of a
+//! sample of several ranges is put together from theirs.
 
 use super::{Progress, Step};
-use crate::index::IndexBuilder;
+use crate::index::{IndexBuilder, MAX_RANGES, MAX_SAMPLES, ObjectRange};
 use crate::source::{Sink, Source};
 use crate::{Error, ErrorKind, Index, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use futures::{StreamExt, TryStreamExt, stream};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -27,50 +29,88 @@ pub async fn checksum(
 ) -> Result<Index> {
     let mut progress = Progress::new(report);
     progress.stage("computing checksums", index.objects());
-    let mut samples: Vec<Vec<u64>> = vec![Vec::new(); usize::try_from(index.objects()).unwrap_or(0)];
+    let mut wanted: Vec<Vec<Unit>> = vec![Vec::new(); usize::try_from(index.objects()).unwrap_or(0)];
     for i in 0..index.len() {
-        let list = samples.get_mut(index.object_of(i) as usize);
-        list.ok_or_else(|| Error::corrupt(format!("sample {i} names no object")))?
-            .push(i);
+        for (nth, range) in (0..).zip(index.sample(i)?.ranges()) {
+            let list = wanted.get_mut(range.object as usize);
+            list.ok_or_else(|| Error::corrupt(format!("sample {i} names no object")))?
+                .push(Unit::new(i, nth));
+        }
     }
     let mut sums = vec![None; usize::try_from(index.len()).unwrap_or(0)];
-    let reads = stream::iter((0..index.objects()).zip(samples)).map(|(o, samples)| read(index, source, o, samples));
+    let mut several = BTreeMap::new();
+    let reads = stream::iter((0..index.objects()).zip(wanted)).map(|(o, units)| read(index, source, o, units));
     let mut reads = reads.buffer_unordered(concurrency.max(1));
     while let Some((found, bytes)) = reads.try_next().await? {
         progress.advance(found.len() as u64, bytes);
-        for (i, crc) in found {
-            sums[i as usize] = Some(crc);
+        for (unit, crc, length) in found {
+            match index.is_several(unit.sample()) {
+                true => drop(several.insert(unit, (crc, length))),
+                false => sums[unit.sample() as usize] = Some(crc),
+            }
         }
+    }
+    // In the order of samples and ranges.
+    for (unit, (crc, length)) in several {
+        let sum = &mut sums[unit.sample() as usize];
+        *sum = Some(sum.map_or(crc, |before| joined(before, crc, length)));
     }
     with_checksums(index, &sums)
 }
 
-/// Checksums of the samples of one object.
-async fn read(index: &Index, source: &Source, o: u64, mut samples: Vec<u64>) -> Result<(Vec<(u64, u32)>, u64)> {
+/// A range of a sample: the sample's number, and in the low bits the range's.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Unit(u64);
+
+const _: () = assert!(MAX_SAMPLES.checked_mul(MAX_RANGES).is_some());
+
+impl Unit {
+    fn new(sample: u64, nth: u64) -> Self {
+        Unit(sample * MAX_RANGES + nth)
+    }
+
+    fn sample(self) -> u64 {
+        self.0 / MAX_RANGES
+    }
+
+    fn range(self, index: &Index) -> Result<Range<u64>> {
+        let range = index
+            .sample(self.sample())?
+            .ranges()
+            .nth((self.0 % MAX_RANGES) as usize);
+        Ok(range.unwrap_or_default().bytes())
+    }
+}
+
+/// The CRC-32C of bytes with this one, followed by `length` bytes with that one.
+fn joined(crc: u32, next: u32, length: u64) -> u32 {
+    crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, crc.into(), next.into(), length) as u32
+}
+
+/// Checksums of what samples have of one object, with the bytes of each; and the bytes read.
+async fn read(index: &Index, source: &Source, o: u64, units: Vec<Unit>) -> Result<(Vec<(Unit, u32, u64)>, u64)> {
     let object = index.object(o)?;
-    let mut parts = Vec::with_capacity(samples.len());
-    samples.sort_by_key(|&i| index.sample(i).map_or(0, |s| s.offset));
-    for i in samples {
+    let mut parts = Vec::with_capacity(units.len());
+    for unit in units {
         parts.push(Part {
-            id: i,
-            range: index.sample(i)?.range(),
+            unit,
+            range: unit.range(index)?,
             digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
         });
     }
+    parts.sort_by_key(|part| part.range.start);
     let start = parts.iter().map(|p| p.range.start).min().unwrap_or(0);
     let end = parts.iter().map(|p| p.range.end).max().unwrap_or(start);
     let mut sink = Parts { start, first: 0, parts };
     source
         .fetch_indexed(&object, start..end, Instant::now() + TIMEOUT, &mut sink)
         .await?;
-    Ok((
-        sink.parts.iter().map(|p| (p.id, p.digest.finalize() as u32)).collect(),
-        end - start,
-    ))
+    let sum = |p: &Part| (p.unit, p.digest.finalize() as u32, p.range.end - p.range.start);
+    Ok((sink.parts.iter().map(sum).collect(), end - start))
 }
 
 struct Part {
-    id: u64,
+    unit: Unit,
     range: Range<u64>,
     digest: Digest,
 }
@@ -114,7 +154,8 @@ fn with_checksums(index: &Index, sums: &[Option<u32>]) -> Result<Index> {
     }
     for (i, crc32c) in (0..index.len()).zip(sums) {
         let sample = index.sample(i)?;
-        builder.copy(&sample, sample.object, *crc32c)?;
+        let ranges: Vec<ObjectRange> = sample.ranges().collect();
+        builder.copy(&sample, &ranges, *crc32c)?;
     }
     let new = builder.finish()?;
     if new.digest() != index.digest() {

@@ -1,16 +1,19 @@
 //! Manifests: a table (CSV, TSV, JSON lines, Parquet) with one row per sample.
 //!
-//! A row names an object and optionally a range of it, a label and a checksum. Columns are found by their usual names
+//! A row names an object and optionally a range of it, a label and a checksum; or, in the column `ranges`, several ranges
+//! that are one sample ([`ranges`]). Columns are found by their usual names
 //! ([`Columns`]) or named by the caller. Objects are keys relative to the manifest's directory or full URLs; all of them
 //! must lie in one bucket, which becomes the root when they do not lie below the manifest.
 
 mod csv;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod ranges;
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Largest manifest read: 100 million rows of 20 bytes.
@@ -34,18 +37,42 @@ pub struct Columns {
     pub object_size: Option<String>,
     /// ETag of the object. Tried: `etag`.
     pub etag: Option<String>,
+    /// Several ranges in place of object, offset and length. Tried: `ranges`.
+    pub ranges: Option<String>,
+}
+
+/// Some bytes of an object, as a row names them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Stretch {
+    pub object: String,
+    pub offset: Option<u64>,
+    /// To the end of the object, if it isn't said.
+    pub length: Option<u64>,
 }
 
 /// A row.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Row {
-    pub object: String,
-    pub offset: Option<u64>,
-    pub length: Option<u64>,
+    /// The first of its bytes, or all.
+    pub first: Stretch,
+    /// Where they go on, if they are several ranges.
+    pub more: Vec<Stretch>,
+    /// Its line in the manifest, or its number in a table that has no lines.
+    pub line: usize,
     pub label: Option<Label>,
     pub crc32c: Option<u32>,
     pub object_size: Option<u64>,
     pub etag: Option<String>,
+}
+
+impl Row {
+    pub fn stretches(&self) -> impl Iterator<Item = &Stretch> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    pub fn stretches_mut(&mut self) -> impl Iterator<Item = &mut Stretch> {
+        std::iter::once(&mut self.first).chain(&mut self.more)
+    }
 }
 
 /// A label as its row has it. Whether a column holds numbers or names is decided by all of it ([`Labels`]).
@@ -67,7 +94,7 @@ impl Label {
         }
     }
 
-    fn name(&self) -> std::borrow::Cow<'_, str> {
+    fn name(&self) -> Cow<'_, str> {
         match self {
             Label::Number(number) => number.to_string().into(),
             Label::Text(text) => text.as_str().into(),
@@ -125,27 +152,34 @@ fn whole(number: f64) -> Option<i64> {
 
 /// Which column holds what.
 struct Wanted {
-    positions: [Option<usize>; 7],
+    positions: [Option<usize>; 8],
 }
 
-const USUAL: [&[&str]; 7] = [
-    &[
-        "object",
-        "key",
-        "url",
-        "uri",
-        "path",
-        "file_name",
-        "filename",
-        "file",
-        "image",
-    ],
+/// Where [`Wanted`] has the column of ranges.
+const RANGES: usize = 7;
+
+/// What columns that name objects are called.
+const OBJECT: &[&str] = &[
+    "object",
+    "key",
+    "url",
+    "uri",
+    "path",
+    "file_name",
+    "filename",
+    "file",
+    "image",
+];
+
+const USUAL: [&[&str]; 8] = [
+    OBJECT,
     &["offset"],
     &["length"],
     &["label", "class", "target", "class_id", "category"],
     &["crc32c"],
     &["object_size", "size"],
     &["etag"],
+    &["ranges"],
 ];
 
 impl Wanted {
@@ -158,8 +192,9 @@ impl Wanted {
             &columns.crc32c,
             &columns.object_size,
             &columns.etag,
+            &columns.ranges,
         ];
-        let mut positions = [None; 7];
+        let mut positions = [None; 8];
         for (i, position) in positions.iter_mut().enumerate() {
             let find = |wanted: &str| names.iter().position(|n| n.trim().eq_ignore_ascii_case(wanted));
             *position = match given[i] {
@@ -172,7 +207,7 @@ impl Wanted {
                 None => USUAL[i].iter().find_map(|n| find(n)),
             };
         }
-        if positions[0].is_none() {
+        if positions[0].is_none() && positions[RANGES].is_none() {
             let error = Error::invalid(format!(
                 "no column of the manifest names objects: it has {}",
                 names.join(", ")
@@ -187,6 +222,7 @@ impl Wanted {
         let wrong = |what: &str| Error::invalid(format!("line {line} of the manifest: {what}"));
         let get = |i: usize, name: &str| match self.positions[i].and_then(&value).filter(|c| !c.is_empty()) {
             Some(Cell::Other(kind)) => Err(wrong(&format!("{name} is {kind}"))),
+            Some(Cell::List(_)) if i != RANGES => Err(wrong(&format!("{name} is a list"))),
             cell => Ok(cell),
         };
         let number = |i: usize, name: &str| {
@@ -194,16 +230,40 @@ impl Wanted {
                 .map(|c| c.number().ok_or_else(|| wrong(&format!("{name} is no whole number"))))
                 .transpose()
         };
-        let object = get(0, "the object")?
-            .map(|c| c.text())
-            .ok_or_else(|| wrong("it names no object"))?;
+        let stretches = match get(RANGES, "`ranges`")? {
+            None => {
+                let object = get(0, "the object")?.map(|c| c.text());
+                let only = Stretch {
+                    object: object.ok_or_else(|| wrong("it names no object"))?,
+                    offset: number(1, "the offset")?,
+                    length: number(2, "the length")?,
+                };
+                vec![only]
+            }
+            Some(cell) => {
+                for (i, name) in [
+                    (0, "an object"),
+                    (1, "an offset"),
+                    (2, "a length"),
+                    (5, "a size"),
+                    (6, "an ETag"),
+                ] {
+                    if get(i, name)?.is_some() {
+                        let error = wrong(&format!("it has `ranges` and {name}"));
+                        return Err(error.with_remedy("leave one of the two out, or name the columns"));
+                    }
+                }
+                ranges::read(cell).map_err(|what| wrong(&what).with_remedy(ranges::REMEDY))?
+            }
+        };
+        let mut stretches = stretches.into_iter();
         let crc32c = get(4, "crc32c")?
             .map(|c| c.checksum().ok_or_else(|| wrong("crc32c is no checksum")))
             .transpose()?;
         Ok(Row {
-            object,
-            offset: number(1, "the offset")?,
-            length: number(2, "the length")?,
+            first: stretches.next().ok_or_else(|| wrong("it names no object"))?,
+            more: stretches.collect(),
+            line,
             label: get(3, "the label")?.map(|c| c.label()),
             crc32c,
             object_size: number(5, "the object's size")?,
@@ -214,9 +274,11 @@ impl Wanted {
 
 /// A value of whatever type the format has.
 enum Cell<'a> {
-    Text(std::borrow::Cow<'a, str>),
+    Text(Cow<'a, str>),
     Integer(i64),
     Float(f64),
+    /// What only `ranges` can be.
+    List(Cow<'a, Value>),
     /// What no column of a manifest can be.
     Other(&'static str),
 }
@@ -236,6 +298,7 @@ impl Cell<'_> {
             Cell::Text(text) => text.into_owned(),
             Cell::Integer(number) => number.to_string(),
             Cell::Float(number) => number.to_string(),
+            Cell::List(list) => list.to_string(),
             Cell::Other(kind) => kind.to_owned(),
         }
     }
@@ -245,7 +308,7 @@ impl Cell<'_> {
             Cell::Text(text) => text.trim().parse().ok(),
             Cell::Integer(number) => u64::try_from(number).ok(),
             Cell::Float(number) => u64::try_from(whole(number)?).ok(),
-            Cell::Other(_) => None,
+            Cell::List(_) | Cell::Other(_) => None,
         }
     }
 
@@ -261,7 +324,7 @@ impl Cell<'_> {
         match self {
             Cell::Integer(number) => u32::try_from(number).ok(),
             Cell::Float(number) => u32::try_from(whole(number)?).ok(),
-            Cell::Other(_) => None,
+            Cell::List(_) | Cell::Other(_) => None,
             Cell::Text(text) if text.len() == 8 => u32::from_str_radix(&text, 16).ok(),
             Cell::Text(text) => text.trim().parse().ok(),
         }
@@ -299,13 +362,17 @@ fn json_lines(text: &str, columns: &Columns) -> Result<Vec<Row>> {
         let values: Vec<&Value> = object.values().collect();
         // Lines may have different keys; an optional column that the caller named may be missing in some.
         let named = Columns {
-            object: columns.object.clone(),
+            object: columns
+                .object
+                .clone()
+                .filter(|n| object.contains_key(n) || columns.ranges.is_none()),
             offset: columns.offset.clone().filter(|n| object.contains_key(n)),
             length: columns.length.clone().filter(|n| object.contains_key(n)),
             label: columns.label.clone().filter(|n| object.contains_key(n)),
             crc32c: columns.crc32c.clone().filter(|n| object.contains_key(n)),
             object_size: columns.object_size.clone().filter(|n| object.contains_key(n)),
             etag: columns.etag.clone().filter(|n| object.contains_key(n)),
+            ranges: columns.ranges.clone().filter(|n| object.contains_key(n)),
         };
         let row = Wanted::new(&names, &named)?.row(i + 1, |at| match values.get(at)? {
             Value::String(text) => Some(Cell::Text(text.as_str().into())),
@@ -316,7 +383,7 @@ fn json_lines(text: &str, columns: &Columns) -> Result<Vec<Row>> {
             }),
             Value::Bool(flag) => Some(Cell::Integer(i64::from(*flag))),
             Value::Null => None,
-            Value::Array(_) => Some(Cell::Other("a list")),
+            list @ Value::Array(_) => Some(Cell::List(Cow::Borrowed(list))),
             Value::Object(_) => Some(Cell::Other("an object")),
         });
         rows.push(row?);
@@ -352,12 +419,14 @@ mod tests {
         for (csv, json) in csv.iter().zip(&json) {
             let plain = |row: &Row| Row {
                 label: row.label.as_ref().map(|label| Label::Text(label.name().into_owned())),
+                line: 0,
                 ..row.clone()
             };
             assert_eq!(plain(csv), plain(json));
         }
         assert_eq!(csv[0].label, Some(Label::Text("cat".into())));
-        assert_eq!((csv[0].offset, csv[0].crc32c), (Some(5), Some(0xdead_beef)));
+        assert_eq!((csv[0].first.offset, csv[0].crc32c), (Some(5), Some(0xdead_beef)));
+        assert_eq!((csv[1].line, json[1].line), (3, 3));
     }
 
     fn labels(name: &str, text: &str) -> Result<(Vec<String>, Vec<Option<i64>>)> {
@@ -412,7 +481,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (rows[0].offset, rows[0].length, rows[0].label.clone()),
+            (rows[0].first.offset, rows[0].first.length, rows[0].label.clone()),
             (Some(5), Some(7), Some(Label::Number(2)))
         );
     }
@@ -436,8 +505,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn proptest_no_text_panics(csv in "(path,label)?[a,\"\n\r0-9-]{0,60}", json in "[{}\":a0-9,\n]{0,60}") {
-            let _ = (read("m.csv", &csv), read("m.jsonl", &json));
+        fn proptest_no_text_panics(csv in "(path,label)?[a,\"\n\r0-9-]{0,60}", json in "[{}\":a0-9,\n]{0,60}", list in "[\\[\\]{}\",:a0-9.-]{0,40}") {
+            let _ = (read("m.csv", &csv), read("m.jsonl", &json), read("m.jsonl", &format!("{{\"ranges\":[{list}]}}")));
         }
     }
 }

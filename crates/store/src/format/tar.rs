@@ -29,6 +29,7 @@ pub(crate) fn add(builder: &mut IndexBuilder, object: u64, samples: &[Sample]) -
             object,
             offset: sample.offset,
             length: sample.length,
+            more: &[],
             label: sample.label,
             crc32c: None,
             fields: &fields,

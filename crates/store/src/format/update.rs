@@ -5,6 +5,7 @@
 
 use super::build::{Found, add_objects, add_shards, classes_of, find, recorded};
 use super::{BuildOptions, Format, Progress, Step, build, pattern};
+use crate::index::ObjectRange;
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Index, IndexBuilder, ObjectRef, Result};
 use rustc_hash::FxHashMap;
@@ -72,10 +73,13 @@ pub async fn update(
     }
     for i in 0..old.len() {
         let sample = old.sample(i)?;
-        let Some(object) = numbers.get(sample.object as usize).copied().flatten() else {
-            continue;
-        };
-        builder.copy(&sample, object, sample.crc32c)?;
+        let kept = sample.ranges().map(|range| {
+            let object = numbers.get(range.object as usize).copied().flatten()?;
+            Some(ObjectRange { object, ..range })
+        });
+        if let Some(ranges) = kept.collect::<Option<Vec<_>>>() {
+            builder.copy(&sample, &ranges, sample.crc32c)?;
+        }
     }
     let new: Vec<ObjectMeta> = present.into_iter().filter(|o| !kept.contains(&o.key)).collect();
     match old.format() {

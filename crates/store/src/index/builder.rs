@@ -4,7 +4,7 @@ use super::column::Values;
 use super::etags::EtagWriter;
 use super::keys::{KeyWriter, MAX_KEY_BYTES};
 use super::layout::{Header, Section, Writer};
-use super::{Index, MAX_SAMPLES, ObjectRef, SampleRef, first_half};
+use super::{Index, MAX_RANGES, MAX_SAMPLES, ObjectRange, ObjectRef, SampleRef, first_half};
 use crate::format::Format;
 use crate::{Error, Result};
 use bytes::Bytes;
@@ -43,6 +43,8 @@ pub struct NewSample<'a> {
     pub offset: u64,
     /// Bytes.
     pub length: u64,
+    /// Where it goes on, if it is several ranges; object, offset and length are those of the first.
+    pub more: &'a [ObjectRange],
     /// Integer label.
     pub label: Option<i64>,
     /// CRC-32C of the bytes.
@@ -84,6 +86,7 @@ pub struct IndexBuilder {
     offsets: Values,
     lengths: Values,
     whole: bool,
+    ranges: Ranges,
     labels: Values,
     checksums: Values,
     schemas: Schemas,
@@ -113,6 +116,7 @@ impl IndexBuilder {
             offsets: Values::default(),
             lengths: Values::default(),
             whole: true,
+            ranges: Ranges::default(),
             labels: Values::default(),
             checksums: Values::default(),
             schemas: Schemas::default(),
@@ -179,28 +183,30 @@ impl IndexBuilder {
         let object = self.object(new)?;
         self.sample(NewSample {
             object,
-            offset: 0,
             length: new.size,
             label,
             crc32c,
-            fields: &[],
-            name: "",
+            ..NewSample::default()
         })
     }
 
-    /// Adds a sample of another index as it is there, in `object` of this one and with this checksum; returns its id.
+    /// Adds a sample of another index as it is there, at these ranges of this one's objects and with this checksum; returns its id.
     ///
     /// # Errors
     /// As [`IndexBuilder::sample`].
-    pub fn copy(&mut self, sample: &SampleRef<'_>, object: u64, crc32c: Option<u32>) -> Result<u64> {
+    pub fn copy(&mut self, sample: &SampleRef<'_>, ranges: &[ObjectRange], crc32c: Option<u32>) -> Result<u64> {
+        let Some((first, more)) = ranges.split_first() else {
+            return Err(Error::invalid(format!("sample {} has no range", self.samples)));
+        };
         let named = sample.fields().filter(|(name, ..)| !name.is_empty());
         let fields: Vec<NewField<'_>> = named
             .map(|(name, offset, length)| NewField { name, offset, length })
             .collect();
         self.sample(NewSample {
-            object,
-            offset: sample.offset,
-            length: sample.length,
+            object: first.object,
+            offset: first.offset,
+            length: first.length,
+            more,
             label: sample.label,
             crc32c,
             fields: &fields,
@@ -211,18 +217,29 @@ impl IndexBuilder {
     /// Adds a sample and returns its id.
     ///
     /// # Errors
-    /// `Invalid` when it lies outside its object, a field lies outside the sample, or the label is `i64::MIN`.
+    /// `Invalid` when it lies outside its object, or a range outside its own; when a field lies outside the sample, the
+    /// label is `i64::MIN`, or there are more than [`MAX_RANGES`] ranges.
     pub fn sample(&mut self, new: NewSample<'_>) -> Result<u64> {
         let i = self.samples;
-        let size = self.sizes.get(new.object);
-        let size = size.ok_or_else(|| Error::invalid(format!("sample {i} names object {}, not added", new.object)))?;
-        if new.offset.checked_add(new.length).is_none_or(|end| end > size) {
-            let range = format!("{}+{}", new.offset, new.length);
-            return Err(Error::invalid(format!(
-                "sample {i} ({range}) lies outside its object of {size} bytes"
-            )));
+        let first = ObjectRange {
+            object: new.object,
+            offset: new.offset,
+            length: new.length,
+        };
+        let size = self.size_around(i, &first)?;
+        let mut length = first.length;
+        for range in new.more {
+            self.size_around(i, range)?;
+            length = length.saturating_add(range.length);
         }
-        let inside = |f: &NewField<'_>| f.offset.checked_add(f.length).is_some_and(|end| end <= new.length);
+        if new.more.len() as u64 >= MAX_RANGES {
+            return Err(
+                Error::invalid(format!("sample {i} is {} ranges", new.more.len() + 1)).with_remedy(format!(
+                    "a sample may be {MAX_RANGES}, and each costs a request: store its bytes together"
+                )),
+            );
+        }
+        let inside = |f: &NewField<'_>| f.offset.checked_add(f.length).is_some_and(|end| end <= length);
         if !new.fields.iter().all(inside) {
             return Err(Error::invalid(format!("a field of sample {i} lies outside it")));
         }
@@ -233,8 +250,9 @@ impl IndexBuilder {
         }
         self.sample_object.push(new.object);
         self.offsets.push(new.offset);
-        self.lengths.push(new.length);
-        self.whole &= new.object == i && new.offset == 0 && new.length == size;
+        self.lengths.push(length);
+        self.whole &= new.object == i && new.offset == 0 && new.length == size && new.more.is_empty();
+        self.ranges.push(first, new.more);
         let coded_label = new.label.map_or(0, |l| ((l as u64) << 1 ^ (l >> 63) as u64) + 1);
         self.labels.push(coded_label);
         self.checksums.push(new.crc32c.map_or(0, |c| u64::from(c) + 1));
@@ -245,12 +263,30 @@ impl IndexBuilder {
         self.any_name |= !name.is_empty();
         self.sample_digest
             .numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
+        for range in new.more {
+            self.sample_digest
+                .numbers(&[u64::from(b'r'), range.object, range.offset, range.length]);
+        }
         for field in new.fields {
             self.sample_digest.texts(b'f', &[field.name]);
             self.sample_digest.numbers(&[field.offset, field.length]);
         }
         self.samples += 1;
         Ok(i)
+    }
+
+    /// The size of the object that sample `i` has this range of.
+    fn size_around(&self, i: u64, range: &ObjectRange) -> Result<u64> {
+        let size = self.sizes.get(range.object);
+        let size =
+            size.ok_or_else(|| Error::invalid(format!("sample {i} names object {}, not added", range.object)))?;
+        if range.offset.checked_add(range.length).is_none_or(|end| end > size) {
+            let range = format!("{}+{}", range.offset, range.length);
+            return Err(Error::invalid(format!(
+                "sample {i} ({range}) lies outside its object of {size} bytes"
+            )));
+        }
+        Ok(size)
     }
 
     /// Writes the index.
@@ -278,6 +314,7 @@ impl IndexBuilder {
             out.column(Section::SampleOffset, &self.offsets);
             out.column(Section::SampleLength, &self.lengths);
         }
+        self.ranges.write(&mut out);
         for (section, values) in [(Section::Labels, &self.labels), (Section::Checksums, &self.checksums)] {
             if !matches!(values, Values::Constant { value: 0, .. }) {
                 out.column(section, values);
@@ -301,6 +338,41 @@ impl IndexBuilder {
         };
         Index::from_bytes(Bytes::from(out.finish(&header)))
             .map_err(|e| Error::new(crate::ErrorKind::Bug, "an index just written does not open").with_source(e))
+    }
+}
+
+/// The ranges of samples that are several.
+#[derive(Debug, Default)]
+struct Ranges {
+    /// Ranges before each sample's.
+    starts: Values,
+    objects: Values,
+    offsets: Values,
+    lengths: Values,
+}
+
+impl Ranges {
+    fn push(&mut self, first: ObjectRange, more: &[ObjectRange]) {
+        self.starts.push(self.objects.len());
+        if more.is_empty() {
+            return;
+        }
+        for range in std::iter::once(&first).chain(more) {
+            self.objects.push(range.object);
+            self.offsets.push(range.offset);
+            self.lengths.push(range.length);
+        }
+    }
+
+    fn write(mut self, out: &mut Writer) {
+        if self.objects.len() == 0 {
+            return;
+        }
+        self.starts.push(self.objects.len());
+        out.column(Section::RangeStarts, &self.starts);
+        out.column(Section::RangeObject, &self.objects);
+        out.column(Section::RangeOffset, &self.offsets);
+        out.column(Section::RangeLength, &self.lengths);
     }
 }
 

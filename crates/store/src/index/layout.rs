@@ -16,8 +16,9 @@ use crate::{Error, Result};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREINDX";
 /// Version of the layout; a reader accepts it and the ones before.
-pub(crate) const VERSION: u32 = 2;
-/// An index whose samples have no names is written as what it is: a file that older releases read as well.
+pub(crate) const VERSION: u32 = 3;
+/// An index that has none of what a later version brought is written as what it is: a file that older releases read as well.
+const VERSION_WITHOUT_RANGES: u32 = 2;
 const VERSION_WITHOUT_NAMES: u32 = 1;
 const HEADER: usize = 72;
 const ENTRY: usize = 40;
@@ -83,6 +84,14 @@ sections! {
     /// Start of each block of 16 samples' names in `SampleNameText`; empty where a sample has none. Since version 2.
     SampleNameBlocks = 26,
     SampleNameText = 27,
+    /// Start of each sample's ranges, and their end; none where a sample is one range, as the columns above have it. Of
+    /// several, these have the first range's object and offset, and the length of all. Absent when no sample has several.
+    /// Since version 3, like the ranges.
+    RangeStarts = 28,
+    /// Per range of each sample.
+    RangeObject = 29,
+    RangeOffset = 30,
+    RangeLength = 31,
 }
 
 /// What the fixed header says.
@@ -213,11 +222,12 @@ impl Writer {
         let table_end = HEADER + self.entries.len() * ENTRY;
         let mut file = Vec::with_capacity(table_end + self.body.len());
         file.extend_from_slice(MAGIC);
-        let has_names = self
-            .entries
-            .iter()
-            .any(|(section, _)| *section == Section::SampleNameText);
-        let version = if has_names { VERSION } else { VERSION_WITHOUT_NAMES };
+        let has = |wanted| self.entries.iter().any(|(section, _)| *section == wanted);
+        let version = match (has(Section::RangeStarts), has(Section::SampleNameText)) {
+            (true, _) => VERSION,
+            (false, true) => VERSION_WITHOUT_RANGES,
+            (false, false) => VERSION_WITHOUT_NAMES,
+        };
         file.extend_from_slice(&version.to_le_bytes());
         file.extend_from_slice(&(self.entries.len() as u32).to_le_bytes());
         file.extend_from_slice(&header.samples.to_le_bytes());

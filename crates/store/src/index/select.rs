@@ -1,6 +1,6 @@
 //! Some samples of an index, as an index of their own.
 
-use super::{Index, IndexBuilder};
+use super::{Index, IndexBuilder, ObjectRange};
 use crate::Result;
 use rustc_hash::FxHashMap;
 
@@ -24,21 +24,26 @@ impl Index {
         let mut builder = IndexBuilder::new(self.root(), self.format());
         builder.options(self.options()).classes(self.classes());
         let mut objects: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut ranges = Vec::new();
         for (&id, done) in chosen.iter().zip(0..) {
             if done % ASK_EVERY == 0 && !goes_on(done) {
                 return Ok(None);
             }
             let sample = self.sample(id)?;
-            let object = match objects.get(&sample.object) {
-                Some(&object) => object,
-                None => {
-                    let found = self.object(sample.object)?;
-                    let object = builder.object((&found).into())?;
-                    objects.insert(sample.object, object);
-                    object
-                }
-            };
-            builder.copy(&sample, object, sample.crc32c)?;
+            ranges.clear();
+            for range in sample.ranges() {
+                let object = match objects.get(&range.object) {
+                    Some(&object) => object,
+                    None => {
+                        let found = self.object(range.object)?;
+                        let object = builder.object((&found).into())?;
+                        objects.insert(range.object, object);
+                        object
+                    }
+                };
+                ranges.push(ObjectRange { object, ..range });
+            }
+            builder.copy(&sample, &ranges, sample.crc32c)?;
         }
         builder.finish().map(Some)
     }

@@ -1,7 +1,16 @@
 use super::*;
 use proptest::prelude::*;
 
-type Row = (u64, u64, u64, Option<i64>, Option<u32>, Vec<(String, u64, u64)>);
+/// Object, offset and length; label; checksum; fields; further ranges.
+type Row = (
+    u64,
+    u64,
+    u64,
+    Option<i64>,
+    Option<u32>,
+    Vec<(String, u64, u64)>,
+    Vec<ObjectRange>,
+);
 
 fn etag() -> impl Strategy<Value = Option<String>> {
     prop_oneof![
@@ -46,7 +55,7 @@ fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
             builder.object(new).unwrap();
         }
     }
-    for (object, offset, length, label, crc32c, fields) in rows {
+    for (object, offset, length, label, crc32c, fields, more) in rows {
         let fields: Vec<_> = fields
             .iter()
             .map(|(name, offset, length)| NewField {
@@ -59,6 +68,7 @@ fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
             object: *object,
             offset: *offset,
             length: *length,
+            more,
             label: *label,
             crc32c: *crc32c,
             fields: &fields,
@@ -73,6 +83,8 @@ fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
     prop::collection::vec(object(), 1..40).prop_flat_map(|objects| {
         let count = objects.len();
         let fields = prop::collection::vec(("[a-z]{0,3}", 0.0..1.0_f64), 0..4);
+        let more = prop::collection::vec((0..count, 0.0..=1.0_f64, 0.0..=1.0_f64), 0..4);
+        let more = prop_oneof![Just(Vec::new()), more];
         let row = (
             0..count,
             0.0..=1.0_f64,
@@ -80,16 +92,24 @@ fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
             prop::option::of(-5_i64..5),
             any::<Option<u32>>(),
             fields,
+            more,
         );
         let sizes: Vec<u64> = objects.iter().map(|o| o.size).collect();
         let rows = prop::collection::vec(row, 0..60).prop_map(move |rows| {
             rows.into_iter()
-                .map(|(object, at, share, label, crc, fields)| {
-                    let offset = (sizes[object] as f64 * at) as u64;
-                    let length = ((sizes[object] - offset) as f64 * share) as u64;
+                .map(|(object, at, share, label, crc, fields, more)| {
+                    let range = |(object, at, share): (usize, f64, f64)| {
+                        let offset = (sizes[object] as f64 * at) as u64;
+                        let length = ((sizes[object] - offset) as f64 * share) as u64;
+                        let object = object as u64;
+                        ObjectRange { object, offset, length }
+                    };
+                    let ObjectRange { offset, length, .. } = range((object, at, share));
+                    let more: Vec<ObjectRange> = more.into_iter().map(range).collect();
+                    let all: u64 = length + more.iter().map(|range| range.length).sum::<u64>();
                     let field = |(name, at): (String, f64)| {
-                        let start = (length as f64 * at) as u64;
-                        (name, start, length - start)
+                        let start = (all as f64 * at) as u64;
+                        (name, start, all - start)
                     };
                     (
                         object as u64,
@@ -98,6 +118,7 @@ fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
                         label,
                         crc,
                         fields.into_iter().map(field).collect(),
+                        more,
                     )
                 })
                 .collect()
@@ -112,11 +133,17 @@ fn read_everything(index: &Index) {
     for i in (0..=samples).chain([u64::MAX]) {
         if let Ok(sample) = index.sample(i) {
             let _ = sample.fields().take(1000).count();
+            let ranges: Vec<ObjectRange> = sample.ranges().collect();
+            let size = |it: &ObjectRange| index.at(Section::Sizes, it.object);
+            let inside = |it: &ObjectRange| size(it).is_some_and(|size| it.bytes().end <= size);
+            assert!(!ranges.is_empty() && ranges.iter().all(inside));
+            assert_eq!(ranges.iter().map(|it| it.length).sum::<u64>(), sample.length);
         }
         let _ = (
             index.length(i),
             index.label(i),
             index.object_of(i),
+            index.is_several(i),
             index.crc32c(i),
             index.sample_key(i),
         );
@@ -145,15 +172,38 @@ proptest! {
         for (o, object) in objects.iter().enumerate() {
             prop_assert_eq!(&index.object(o as u64).unwrap(), object);
         }
-        for (i, (object, offset, length, label, crc, fields)) in rows.iter().enumerate() {
+        let any_several = rows.iter().any(|row| !row.6.is_empty());
+        prop_assert_eq!(index.as_bytes()[8], if any_several { 3 } else { 1 });
+        for (i, (object, offset, length, label, crc, fields, more)) in rows.iter().enumerate() {
             let i = i as u64;
             let sample = index.sample(i).unwrap();
+            let ranges: Vec<ObjectRange> = sample.ranges().collect();
+            let first = ObjectRange { object: *object, offset: *offset, length: *length };
+            prop_assert_eq!((ranges[0], &ranges[1..]), (first, more.as_slice()));
+            prop_assert_eq!((sample.range(), index.is_several(i)), (first.bytes(), !more.is_empty()));
+            let length = &ranges.iter().map(|range| range.length).sum();
             prop_assert_eq!((sample.object, sample.offset, sample.length), (*object, *offset, *length));
             prop_assert_eq!((sample.label, sample.crc32c), (*label, *crc));
             prop_assert_eq!((index.length(i), index.label(i), index.object_of(i)), (*length, *label, *object));
             let read: Vec<_> = sample.fields().map(|(n, o, l)| (n.to_owned(), o, l)).collect();
             let whole = vec![(String::new(), 0, *length)];
             prop_assert_eq!(&read, if fields.is_empty() { &whole } else { fields });
+        }
+    }
+
+    #[test]
+    fn proptest_a_selection_has_the_same_ranges((objects, rows) in data_set(), chosen in prop::collection::vec(any::<prop::sample::Index>(), 0..20)) {
+        let index = build(&objects, &rows, false);
+        let chosen: Vec<u64> = chosen.iter().filter(|_| !rows.is_empty()).map(|it| it.index(rows.len()) as u64).collect();
+        let some = index.select(&chosen).unwrap();
+        for (new, &old) in (0..).zip(&chosen) {
+            prop_assert_eq!(some.sample_key(new).unwrap(), index.sample_key(old).unwrap());
+            let keys = |index: &Index, i| -> Vec<_> {
+                let ranges = index.sample(i).unwrap().ranges();
+                ranges.map(|range| (index.object(range.object).unwrap(), range.bytes())).collect()
+            };
+            prop_assert_eq!(keys(&some, new), keys(&index, old));
+            prop_assert_eq!((some.length(new), some.crc32c(new)), (index.length(old), index.crc32c(old)));
         }
     }
 
@@ -166,6 +216,7 @@ proptest! {
             prop_assert_eq!(sample.label, Some(1));
         }
         prop_assert!(index.inner.layout.column(Section::SampleLength).is_none());
+        prop_assert!(index.inner.layout.column(Section::RangeStarts).is_none());
     }
 
     #[test]
@@ -218,7 +269,7 @@ fn the_digest_covers_content_but_not_place() {
         etag: Some("\"x\"".into()),
         version: None,
     }];
-    let rows: Vec<Row> = vec![(0, 1, 2, Some(3), None, vec![])];
+    let rows: Vec<Row> = vec![(0, 1, 2, Some(3), None, vec![], vec![])];
     let digest = build(&objects, &rows, false).digest();
     let mut moved = IndexBuilder::new("gs://elsewhere", Format::Manifest);
     moved
@@ -233,6 +284,7 @@ fn the_digest_covers_content_but_not_place() {
         object: 0,
         offset: 1,
         length: 2,
+        more: &[],
         label: Some(3),
         crc32c: Some(9),
         fields: &[],
@@ -240,8 +292,21 @@ fn the_digest_covers_content_but_not_place() {
     };
     moved.sample(sample).unwrap();
     assert_eq!(moved.finish().unwrap().digest(), digest);
-    let other: Vec<Row> = vec![(0, 1, 2, Some(4), None, vec![])];
+    let other: Vec<Row> = vec![(0, 1, 2, Some(4), None, vec![], vec![])];
     assert_ne!(build(&objects, &other, false).digest(), digest);
+    let further = |offset, length| {
+        let range = ObjectRange {
+            object: 0,
+            offset,
+            length,
+        };
+        let rows: Vec<Row> = vec![(0, 1, 2, Some(3), None, vec![], vec![range])];
+        build(&objects, &rows, false)
+    };
+    let [one, two, three] = [(3, 1), (4, 1), (3, 2)].map(|(offset, length)| further(offset, length));
+    assert!(![one.digest(), two.digest(), three.digest()].contains(&digest));
+    assert!(one.digest() != two.digest() && one.digest() != three.digest());
+    assert!(one.sample_key(0).unwrap() != two.sample_key(0).unwrap());
 }
 
 #[test]
@@ -287,4 +352,40 @@ fn imagenet_fits_in_64_mb() {
     let imagenet = bytes * 1_281_167 / OBJECTS;
     println!("ImageNet: {:.1} MB with checksums", imagenet as f64 / 1e6);
     assert!(imagenet < 60_000_000, "{imagenet}");
+}
+
+#[test]
+fn a_sample_has_no_range_outside_its_object_and_not_too_many() {
+    let mut builder = IndexBuilder::new("s3://bucket", Format::Manifest);
+    for (key, size) in [("a", 100), ("b", 50)] {
+        let new = NewObject {
+            key,
+            size,
+            ..NewObject::default()
+        };
+        builder.object(new).unwrap();
+    }
+    let mut add = |more: &[ObjectRange]| {
+        builder.sample(NewSample {
+            length: 100,
+            more,
+            ..NewSample::default()
+        })
+    };
+    let range = |object, offset, length| ObjectRange { object, offset, length };
+    let error = add(&[range(0, 0, 1), range(1, 40, 11)]).unwrap_err().to_string();
+    assert!(error.contains("40+11") && error.contains("50 bytes"), "{error}");
+    assert!(
+        add(&[range(2, 0, 0)])
+            .unwrap_err()
+            .to_string()
+            .contains("names object 2")
+    );
+    assert!(add(&[range(1, 1, u64::MAX)]).is_err());
+    let many = vec![range(1, 0, 50); MAX_RANGES as usize];
+    assert!(add(&many).unwrap_err().to_string().contains("16385 ranges"));
+    assert_eq!(add(&many[1..]).unwrap(), 0);
+    let index = builder.finish().unwrap();
+    assert_eq!(index.length(0), 100 + 50 * (MAX_RANGES - 1));
+    assert_eq!(index.sample(0).unwrap().ranges().len() as u64, MAX_RANGES);
 }

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
+use serde_json::Value;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Reads all rows.
@@ -64,11 +66,30 @@ fn cell(field: &Field) -> Option<Cell<'_>> {
         Field::Double(n) => Cell::Float(*n),
         Field::Null => return None,
         Field::Group(_) => Cell::Other("a group of columns"),
-        Field::ListInternal(_) => Cell::Other("a list"),
+        list @ Field::ListInternal(_) => Cell::List(Cow::Owned(value(list))),
         Field::MapInternal(_) => Cell::Other("a map"),
         Field::Decimal(_) => Cell::Other("a decimal"),
         _ => Cell::Other("a date or time"),
     })
+}
+
+/// A list and what is in it.
+fn value(field: &Field) -> Value {
+    match field {
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        Field::Group(row) => row
+            .get_column_iter()
+            .map(|(name, field)| (name.clone(), value(field)))
+            .collect(),
+        other => match cell(other) {
+            Some(Cell::Text(text)) => Value::from(text),
+            Some(Cell::Integer(number)) => Value::from(number),
+            Some(Cell::Float(number)) => Value::from(number),
+            Some(Cell::Other(kind)) => Value::from(vec![kind]),
+            Some(Cell::List(list)) => list.into_owned(),
+            None => Value::Null,
+        },
+    }
 }
 
 #[cfg(test)]
@@ -112,13 +133,51 @@ mod tests {
         let rows = parse(&sample(), &Columns::default()).unwrap();
         let read: Vec<_> = rows
             .iter()
-            .map(|r| (r.object.as_str(), r.offset, r.label.clone()))
+            .map(|r| (r.first.object.as_str(), r.first.offset, r.label.clone()))
             .collect();
         assert_eq!(
             read,
             [("a.jpg", Some(5), Some(Label::Number(9))), ("b.jpg", Some(6), None)]
         );
         assert!(parse(&Bytes::from_static(b"PAR1"), &Columns::default()).is_err());
+    }
+
+    #[test]
+    fn ranges_are_a_list_of_groups() {
+        let schema = "message m { OPTIONAL BYTE_ARRAY path (STRING); OPTIONAL GROUP ranges (LIST) { REPEATED GROUP list { \
+                      REQUIRED GROUP element { REQUIRED BYTE_ARRAY object (STRING); OPTIONAL INT64 start; OPTIONAL INT64 end; } } } }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer = SerializedFileWriter::new(&mut file, schema, Arc::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        // Two ranges, and then a row that has none.
+        let mut column = group.next_column().unwrap().unwrap();
+        let typed = column.typed::<ByteArrayType>();
+        typed.write_batch(&[ByteArray::from("x")], Some(&[0, 1]), None).unwrap();
+        column.close().unwrap();
+        let objects = ["a", "b"].map(ByteArray::from);
+        let mut column = group.next_column().unwrap().unwrap();
+        let typed = column.typed::<ByteArrayType>();
+        typed.write_batch(&objects, Some(&[2, 2, 0]), Some(&[0, 1, 0])).unwrap();
+        column.close().unwrap();
+        for (values, levels) in [([5], [3, 2, 0]), ([9], [3, 2, 0])] {
+            let mut column = group.next_column().unwrap().unwrap();
+            let typed = column.typed::<Int64Type>();
+            typed.write_batch(&values, Some(&levels), Some(&[0, 1, 0])).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        let rows = parse(&file.into(), &Columns::default()).unwrap();
+        let stretches = |row: &Row| -> Vec<_> {
+            let all = row.stretches();
+            all.map(|it| (it.object.clone(), it.offset, it.length)).collect()
+        };
+        assert_eq!(
+            stretches(&rows[0]),
+            [("a".to_owned(), Some(5), Some(4)), ("b".to_owned(), None, None)]
+        );
+        assert_eq!(stretches(&rows[1]), [("x".to_owned(), None, None)]);
     }
 
     #[test]
@@ -148,7 +207,7 @@ mod tests {
             column.close().unwrap();
             group.close().unwrap();
             writer.close().unwrap();
-            parse(&file.into(), &Columns::default()).map(|rows| (rows[0].offset, rows[0].label.clone()))
+            parse(&file.into(), &Columns::default()).map(|rows| (rows[0].first.offset, rows[0].label.clone()))
         };
         assert_eq!(read(7.0, Some(3.0)).unwrap(), (Some(7), Some(Label::Number(3))));
         assert_eq!(read(f64::NAN, None).unwrap(), (None, None));
