@@ -104,7 +104,9 @@ class Index:
         """What it is called: WebDataset's key in a shard, otherwise the object's key."""
 
     def place(self, sample: int) -> tuple[str, int, int, int, str | None]:
-        """(key, first byte, bytes, object's size, etag)."""
+        """(key, first byte, bytes, object's size, etag); of several ranges the first."""
+    def ranges(self, sample: int) -> list[tuple[str, int, int, int, str | None]]:
+        """The ranges of a sample, each as (key, first byte, bytes, object's size, etag): nearly always one."""
     def fields(self, sample: int) -> list[tuple[str, int, int]]:
         """Parts of a sample: (name, first byte in the sample, bytes)."""
     def labels(self) -> bytes:

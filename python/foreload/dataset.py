@@ -238,8 +238,12 @@ class Dataset:
         """The parts of a sample: (name, first byte, bytes)."""
         return list(self._index.fields(self._at(sample)))
 
+    def ranges(self, sample: int) -> list[tuple[str, int, int]]:
+        """Where the bytes of a sample come from, in their order: (object's key, first byte, end). One range, unless a manifest names several."""
+        return [(key, first, first + length) for key, first, length, *_ in self._index.ranges(self._at(sample))]
+
     def url_of(self, sample: int) -> str:
-        """The URL of a sample's object; of one in a shard with the range of its bytes."""
+        """The URL of a sample's object; of one in a shard with the range of its bytes, of one of several ranges with the first."""
         key, first, length, size, _ = self._index.place(self._at(sample))
         url = f"{self._index.root.rstrip('/')}/{key}"
         return url if length == size else f"{url}#bytes={first}-{first + length - 1}"

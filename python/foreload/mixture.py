@@ -266,8 +266,11 @@ class _Index:
 
     def place(self, sample: int) -> tuple[str, int, int, int, str | None]:
         # Streams may have keys in common that name different objects.
-        key, *rest = self._of("place", sample)
-        return (f"{self._parts[self.find(sample)[0]].root.rstrip('/')}/{key}", *rest)
+        return self.ranges(sample)[0]
+
+    def ranges(self, sample: int) -> list[tuple[str, int, int, int, str | None]]:
+        root = self._parts[self.find(sample)[0]].root.rstrip("/")
+        return [(f"{root}/{key}", *rest) for key, *rest in self._of("ranges", sample)]
 
     def labels(self) -> bytes:
         return b"".join(part.labels() for part in self._parts)

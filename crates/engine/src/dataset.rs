@@ -4,8 +4,9 @@ use crate::calls::{Open, Progress};
 use crate::protocol::Trouble;
 use crate::slots::Shared;
 use foreload_plan::Digest;
-use foreload_plan::catalog::{Catalog, Place};
+use foreload_plan::catalog::{Catalog, MOST_RANGES, Place};
 use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
+use foreload_store::index::{MAX_RANGES, ObjectRange};
 use foreload_store::{Credentials, Index, Source, SourceOptions};
 use std::path::{Path, PathBuf};
 
@@ -49,12 +50,26 @@ pub struct IndexCatalog {
 /// The object of samples that the index places wrongly.
 pub const NOWHERE: u64 = u64::MAX;
 
+const _: () = assert!(
+    MAX_RANGES <= MOST_RANGES as u64,
+    "the plan takes all ranges that an index may have"
+);
+
 impl Catalog for IndexCatalog {
     fn samples(&self) -> u64 {
         self.index.len()
     }
 
     fn place(&self, sample: u64) -> Place {
+        if self.index.is_several(sample) && self.index.length(sample) > 0 {
+            // Their places are looked up when they are loaded: there may be hundreds.
+            let len = self.index.length(sample);
+            return Place {
+                object: self.index.object_of(sample),
+                offset: 0,
+                len: if len > self.most_bytes { 0 } else { len },
+            };
+        }
         match self.index.sample(sample) {
             Ok(found) if found.length > self.most_bytes => Place {
                 object: found.object,
@@ -77,6 +92,26 @@ impl Catalog for IndexCatalog {
 
     fn shares_objects(&self) -> bool {
         self.index.shares_objects()
+    }
+
+    fn is_several(&self, sample: u64) -> bool {
+        self.index.is_several(sample)
+    }
+
+    fn ranges(&self, sample: u64) -> Vec<Place> {
+        let place = |ObjectRange { object, offset, length }| Place {
+            object,
+            offset,
+            len: length,
+        };
+        match self.index.sample(sample) {
+            Ok(found) => found.ranges().map(place).collect(),
+            Err(_) => vec![Place {
+                object: NOWHERE,
+                offset: 0,
+                len: self.place(sample).len,
+            }],
+        }
     }
 }
 
@@ -360,6 +395,68 @@ pub fn trouble(error: &foreload_store::Error) -> Trouble {
 mod tests {
     use super::*;
     use foreload_store::index::{IndexBuilder, NewObject};
+
+    #[test]
+    fn ranges_that_a_damaged_index_places_wrongly_are_nowhere_and_as_long_as_it_says() {
+        use foreload_store::index::NewSample;
+        let mut builder = IndexBuilder::new("s3://bucket", Format::Manifest);
+        for size in [100, 50] {
+            let key = &size.to_string();
+            let new = NewObject {
+                key,
+                size,
+                ..NewObject::default()
+            };
+            builder.object(new).expect("taken");
+        }
+        let range = |object, offset, length| ObjectRange { object, offset, length };
+        let sample = NewSample {
+            length: 100,
+            more: &[range(1, 7, 40), range(0, 3, 2)],
+            ..NewSample::default()
+        };
+        builder.sample(sample).expect("taken");
+        let whole = NewSample {
+            length: 100,
+            ..NewSample::default()
+        };
+        builder.sample(whole).expect("taken");
+        let index = builder.finish().expect("an index");
+        let catalog = |index: &Index| IndexCatalog {
+            index: index.clone(),
+            most_bytes: 1000,
+        };
+        let ranges = |catalog: &IndexCatalog| -> Vec<_> {
+            let ranges = catalog.ranges(0).into_iter();
+            ranges.map(|it| (it.object, it.offset, it.len)).collect()
+        };
+        let good = catalog(&index);
+        assert_eq!(ranges(&good), [(0, 0, 100), (1, 7, 40), (0, 3, 2)]);
+        assert_eq!(
+            (good.place(0).len, good.is_several(0), good.is_several(1)),
+            (142, true, false)
+        );
+        let small = IndexCatalog {
+            most_bytes: 141,
+            ..catalog(&index)
+        };
+        assert_eq!(small.place(0).len, 0, "no memory can hold it");
+        // Each byte in turn is another one; of those, what makes a range a wrong one.
+        let bytes = index.as_bytes();
+        let changed = (0..bytes.len()).filter_map(|at| {
+            let mut bytes = bytes.to_vec();
+            bytes[at] = bytes[at].wrapping_add(60);
+            let index = Index::from_trusted_bytes(bytes.into()).ok()?;
+            (index.is_several(0) && index.sample(0).is_err()).then_some(index)
+        });
+        let damaged: Vec<Index> = changed.collect();
+        assert!(!damaged.is_empty());
+        for index in damaged {
+            let catalog = catalog(&index);
+            let len = catalog.place(0).len;
+            assert_eq!(ranges(&catalog), [(NOWHERE, 0, len)]);
+        }
+    }
 
     #[test]
     fn a_sample_without_a_place_is_not_an_empty_one() {

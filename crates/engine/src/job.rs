@@ -293,7 +293,10 @@ impl Job {
             let (first, end) = (next, (next + LOOK_AT_ONCE).min(blocks.end));
             next = end;
             let (indexes, all) = (self.streams.indexes(), Arc::clone(&self.blocks));
-            let key = move |block| indexes.key(all.place_of(Content::block(block)));
+            let key = move |block| {
+                let samples = all.range(block);
+                indexes.key(samples.start, all.extent(samples))
+            };
             let keys = move || (first..end).map(key).collect::<Vec<_>>();
             let Ok(keys) = tokio::task::spawn_blocking(keys).await else {
                 return;
@@ -545,8 +548,8 @@ impl Job {
 
     /// The key of a content's block in the disk tiers.
     fn key(&self, content: Content) -> Option<[u8; 16]> {
-        let block = Content::block(self.blocks.block_of(content));
-        self.streams.key(self.blocks.place_of(block))
+        let samples = self.blocks.range(self.blocks.block_of(content));
+        self.streams.key(samples.start, self.blocks.extent(samples))
     }
 
     /// Releases from inside a step: the next event.

@@ -49,9 +49,13 @@ impl Indexes {
         self.parts.iter().flat_map(of)
     }
 
-    /// The key of a block in the disk tiers.
+    /// The key of a block in the disk tiers, the first sample of which is this one.
     #[must_use]
-    pub fn key(&self, block: Place) -> Option<[u8; 16]> {
+    pub fn key(&self, first: u64, block: Place) -> Option<[u8; 16]> {
+        let (part, sample) = self.samples.find(first)?;
+        if self.parts[part].is_several(sample) {
+            return self.parts[part].sample_key(sample).ok();
+        }
         let (part, object) = self.objects.find(block.object)?;
         let index = &self.parts[part];
         let range = block.offset..block.offset + block.len;
@@ -165,15 +169,19 @@ impl Streams {
         self.find(sample).and_then(|(part, sample)| part.index.crc32c(sample))
     }
 
-    /// The key of a block in the disk tiers.
+    /// The key of a block in the disk tiers, the first sample of which is this one.
     #[must_use]
-    pub fn key(&self, block: Place) -> Option<[u8; 16]> {
+    pub fn key(&self, first: u64, block: Place) -> Option<[u8; 16]> {
+        let (part, sample) = self.find(first)?;
+        if part.index.is_several(sample) {
+            return part.index.sample_key(sample).ok();
+        }
         let (part, object) = self.object(block.object).ok()?;
         let range = block.offset..block.offset + block.len;
         Some(content_key(part.index.root(), &object, range))
     }
 
-    /// The URL of a sample's object.
+    /// The URL of a sample's object, the first one of several.
     #[must_use]
     pub fn url_of(&self, sample: u64) -> String {
         let found = self.find(sample).and_then(|(part, sample)| {
@@ -189,7 +197,13 @@ impl Streams {
         let found = self.find(sample).and_then(|(part, sample)| {
             let named = part.index.name(sample);
             let named = named.map_or_else(String::new, |name| format!(", {name:?}"));
-            Some((part.index.sample(sample).ok()?.range(), named))
+            let found = part.index.sample(sample).ok()?;
+            let more = match found.ranges().len() - 1 {
+                0 => String::new(),
+                1 => " and 1 more range".into(),
+                more => format!(" and {more} more ranges"),
+            };
+            Some((found.range(), more + &named))
         });
         match found {
             Some((range, named)) => format!(

@@ -11,6 +11,9 @@ use pyo3::types::PyBytes;
 #[pyclass(frozen, module = "foreload._core")]
 pub struct Index(store::Index);
 
+/// Key, first byte, bytes, the object's size, ETag.
+type Place = (String, u64, u64, u64, Option<String>);
+
 impl Index {
     /// The index that the agent shares.
     pub fn mapped(map: Mapping) -> PyResult<Self> {
@@ -25,6 +28,11 @@ impl Index {
         } else {
             Err(PyIndexError::new_err(format!("sample {sample} of {}", self.0.len())))
         }
+    }
+
+    fn place_of(&self, range: &store::ObjectRange) -> PyResult<Place> {
+        let object = self.0.object(range.object).map_err(invalid)?;
+        Ok((object.key, range.offset, range.length, object.size, object.etag))
     }
 }
 
@@ -98,11 +106,16 @@ impl Index {
         Ok(self.0.object(found.object).map_err(invalid)?.key)
     }
 
-    /// (key, first byte, bytes, object's size, etag)
-    fn place(&self, sample: u64) -> PyResult<(String, u64, u64, u64, Option<String>)> {
+    /// (key, first byte, bytes, object's size, etag); of several ranges the first
+    fn place(&self, sample: u64) -> PyResult<Place> {
         let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
-        let object = self.0.object(found.object).map_err(invalid)?;
-        Ok((object.key, found.offset, found.length, object.size, object.etag))
+        self.place_of(&found.ranges().next().unwrap_or_default())
+    }
+
+    /// The ranges of a sample, each as (key, first byte, bytes, object's size, etag): nearly always one
+    fn ranges(&self, sample: u64) -> PyResult<Vec<Place>> {
+        let found = self.0.sample(self.check(sample)?).map_err(invalid)?;
+        found.ranges().map(|range| self.place_of(&range)).collect()
     }
 
     /// Parts of a sample: (name, first byte in the sample, bytes).

@@ -87,11 +87,14 @@ def summary(dataset: "Dataset") -> dict[str, Any]:
 
 
 def changes(before: "Dataset", after: "Dataset") -> dict[str, int]:
-    """How many samples came, went and changed: by key, place in the object, and ETag."""
+    """How many samples came, went and changed: by key, place in the object, and ETag, of all their ranges."""
 
-    def places(dataset: "Dataset") -> dict[tuple[str, int], tuple[int, str | None]]:
-        found = (dataset.source.opened().index.place(sample) for sample in range(len(dataset)))
-        return {(key, first): (length, etag) for key, first, length, _, etag in found}
+    def places(dataset: "Dataset") -> dict[tuple[tuple[str, int], ...], list[tuple[int, str | None]]]:
+        found = (dataset.source.opened().index.ranges(sample) for sample in range(len(dataset)))
+        return {
+            tuple((key, first) for key, first, *_ in ranges): [(length, etag) for _, _, length, _, etag in ranges]
+            for ranges in found
+        }
 
     if before.digest == after.digest:
         return {"added": 0, "removed": 0, "changed": 0}

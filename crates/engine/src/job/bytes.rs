@@ -92,8 +92,8 @@ impl Job {
         self.step(Event::Completed(completion));
     }
 
-    /// What of a load has a checksum in the index: the samples in each piece, or the part of a large one that it is. What comes with a piece before it
-    /// is compared there.
+    /// What of a load has a checksum in the index: the samples in each piece, or the part of a large one, or of one of several ranges, that it is. What
+    /// comes with a piece before it is compared there.
     fn checks(&self, load: &Load) -> Vec<Check> {
         let (mut checks, mut end) = (Vec::new(), 0);
         for (number, piece) in load.pieces.iter().enumerate() {
@@ -172,7 +172,7 @@ impl Job {
                     .tiers
                     .get(usize::from(tier))?
                     .borrow()
-                    .find(&self.streams.key(block)?)?;
+                    .find(&self.key(piece.content)?)?;
                 let from = load.offset + piece.at - block.offset;
                 (entry.len() == block.len).then_some((entry, from..from + piece.len))
             })

@@ -1,4 +1,4 @@
-//! Which parts of the large samples have come.
+//! Which parts have come of samples that are large, or several ranges.
 //!
 //! A checksum covers a whole sample, so it can be compared only when all parts are there, whatever order they came in and however often one was fetched
 //! again; it is put together from those of the parts. A part counts from the end of its fetch until the next fetch of it begins; so whenever all parts

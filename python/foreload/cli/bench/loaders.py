@@ -108,7 +108,7 @@ class FileSamples:
     def __init__(self, dataset: "Dataset") -> None:
         root = Path(dataset.url.removeprefix("file://"))
         index = dataset.source.opened().index
-        self._places = [index.place(sample)[:3] for sample in range(len(dataset))]
+        self._places = [[place[:3] for place in index.ranges(sample)] for sample in range(len(dataset))]
         self._labels = dataset.labels.tolist()
         self._root = root
 
@@ -116,10 +116,12 @@ class FileSamples:
         return len(self._places)
 
     def __getitem__(self, sample: int) -> tuple[bytes, int]:
-        key, first, length = self._places[sample]
+        return b"".join(self._read(*place) for place in self._places[sample]), self._labels[sample]
+
+    def _read(self, key: str, first: int, length: int) -> bytes:
         with (self._root / key).open("rb") as file:
             file.seek(first)
-            return file.read(length), self._labels[sample]
+            return file.read(length)
 
 
 class Boto3Samples:
@@ -134,7 +136,7 @@ class Boto3Samples:
         self._url, self._options = dataset.url, dict(dataset.source.call["storage_options"])
         self._bucket, _, prefix = index.root.partition("://")[2].partition("/")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._places = [index.place(sample)[:4] for sample in range(len(dataset))]
+        self._places = [[place[:4] for place in index.ranges(sample)] for sample in range(len(dataset))]
         self._labels = dataset.labels.tolist()
         self._client: Any = None
 
@@ -146,8 +148,11 @@ class Boto3Samples:
             from foreload.cli.boto import client
 
             self._client = client(self._url, self._options)
-        key, first, length, size = self._places[sample]
+        return b"".join(self._read(*place) for place in self._places[sample]), self._labels[sample]
+
+    def _read(self, key: str, first: int, length: int, size: int) -> bytes:
         wanted = {"Bucket": self._bucket, "Key": self._prefix + key}
         if length != size:
             wanted["Range"] = f"bytes={first}-{first + length - 1}"
-        return self._client.get_object(**wanted)["Body"].read(), self._labels[sample]
+        body: bytes = self._client.get_object(**wanted)["Body"].read()
+        return body
