@@ -258,6 +258,27 @@ mod tests {
     }
 
     #[test]
+    fn ranges_of_a_stream_are_numbered_as_its_objects() {
+        let place = |object, offset, len| Place { object, offset, len };
+        let lists = Lists(vec![
+            vec![place(1, 5, 10)],
+            vec![place(0, 0, 3), place(1, 7, 4), place(u64::MAX, 0, 1)],
+        ]);
+        let streams = Streams::new(vec![(lists.clone(), 2), (lists.clone(), 2)]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|sample| streams.is_several(sample)),
+            [false, true, false, true]
+        );
+        assert_eq!(streams.ranges(1), lists.ranges(1));
+        assert_eq!(streams.ranges(2), [place(3, 5, 10)]);
+        assert_eq!(
+            streams.ranges(3),
+            [place(2, 0, 3), place(3, 7, 4), place(u64::MAX, 0, 1)]
+        );
+        assert_eq!(streams.place(3).len, 8);
+    }
+
+    #[test]
     fn a_number_is_found_in_its_part() {
         let spans = Spans::new([2, 0, 3]);
         let found: Vec<_> = (0..6).map(|number| spans.find(number)).collect();
