@@ -156,6 +156,12 @@ impl Blocks {
         self.catalog.is_several(self.samples_of(content).start)
     }
 
+    /// Whether a sample is several ranges.
+    #[must_use]
+    pub fn has_several(&self, sample: u64) -> bool {
+        self.catalog.is_several(sample)
+    }
+
     /// Where the bytes of a content lie, one stretch after the other: its place, or the ranges of a sample of several, without empty ones, and those that
     /// follow each other in their object as one.
     #[must_use]

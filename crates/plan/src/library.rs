@@ -174,6 +174,13 @@ impl Library {
         shelf.blocks.is_several(own)
     }
 
+    /// As [`Blocks::has_several`].
+    #[must_use]
+    pub fn has_several(&self, sample: u64) -> bool {
+        let shelf = self.shelf(sample);
+        shelf.blocks.has_several(sample - shelf.first_sample)
+    }
+
     /// As [`Blocks::stretches`].
     #[must_use]
     pub fn stretches(&self, content: Content) -> Vec<Place> {

@@ -183,7 +183,9 @@ impl Lane {
         let queue = self.queue(ended.job);
         queue.flying -= 1;
         queue.flying_bytes -= ended.len;
-        self.queues.retain(|queue| queue.flying > 0 || !queue.waits.is_empty());
+        if queue.flying == 0 && queue.waits.is_empty() && self.queues.len() > 1 {
+            self.queues.retain(|queue| queue.job != ended.job);
+        }
         let bytes = ended.len;
         if let Limit::Found(concurrency) = &mut self.limit {
             concurrency.ended(now_ns, bytes, outcome);

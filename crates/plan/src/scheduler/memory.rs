@@ -26,6 +26,8 @@ pub(super) struct Unit {
     content: Content,
     samples: u64,
     place: Place,
+    /// It is a sample of several ranges.
+    is_several: bool,
 }
 
 impl Scheduler {
@@ -108,11 +110,13 @@ impl Scheduler {
             },
             samples: 1,
             place: self.library.place(sample),
+            is_several: self.library.has_several(sample),
         };
         let whole = (samples > 1 && urgency != Urgency::Alone && !self.apart.contains(&block)).then(|| Unit {
             content: Content::block(block),
             samples,
             place: self.library.extent(siblings),
+            is_several: false,
         });
         (alone, whole)
     }
@@ -201,21 +205,23 @@ impl Scheduler {
     fn fetch(&mut self, id: u32, unit: Unit, line: u64, urgency: Urgency) {
         let asker = self.asker(line);
         let is_large = unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2;
-        if is_large || self.library.is_several(unit.content) {
+        if is_large || unit.is_several {
             let stretches = self.library.stretches(unit.content);
             self.loads
                 .queue_parts(&stretches, id, &mut self.residents, asker, false);
             return;
         }
-        let mut group = vec![(unit.place, id)];
-        if let Held::Sample(sample) = unit.content.held()
-            && urgency != Urgency::Alone
-        {
-            self.gather(&mut group, sample, line);
+        match unit.content.held() {
+            Held::Sample(sample) if urgency != Urgency::Alone => {
+                let (mut group, gap_bytes) = (vec![(unit.place, id)], self.settings.gap_bytes);
+                self.gather(&mut group, sample, line);
+                self.loads
+                    .queue_group(&mut group, gap_bytes, &mut self.residents, asker);
+            }
+            Held::Sample(_) | Held::Block(_) => {
+                self.loads.queue(&[(unit.place, id)], &mut self.residents, asker);
+            }
         }
-        let gap_bytes = self.settings.gap_bytes;
-        self.loads
-            .queue_group(&mut group, gap_bytes, &mut self.residents, asker);
     }
 
     /// Adds samples of the same block that are not here and will be read soon.

@@ -377,8 +377,12 @@ impl Residents {
 
     /// Bytes that its leases hold: of a block each sample's its part, of a sample any number what one does.
     fn all_leased(&self, id: u32) -> u64 {
-        let (it, samples) = (self.get(id), u64::from(self.samples(id)));
-        samples.min(u64::from(it.leases)) * reserved_bytes(it.slot.len) / samples.max(1)
+        let it = self.get(id);
+        let bytes = reserved_bytes(it.slot.len);
+        match self.samples(id) {
+            1 => bytes * u64::from(it.leases.min(1)),
+            samples => u64::from(it.leases.min(samples.into())) * (bytes / u64::from(samples)),
+        }
     }
 
     /// Makes it pass through again.
