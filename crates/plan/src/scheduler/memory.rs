@@ -30,6 +30,13 @@ pub(super) struct Unit {
     is_several: bool,
 }
 
+impl Unit {
+    /// Its samples, and where the first byte of them lies.
+    fn laid(&self) -> (u64, u64) {
+        (self.samples, self.place.offset)
+    }
+}
+
 impl Scheduler {
     /// The resident of a sample, with a load queued if it isn't there.
     pub(super) fn resident_for(
@@ -54,14 +61,16 @@ impl Scheduler {
         let asker = self.asker(line);
         let (alone, whole) = self.units(sample, urgency);
         if alone.place.len == 0 {
-            let id = self.residents.insert(alone.content, 1, Slot::EMPTY, Via::Ram);
+            let id = self
+                .residents
+                .insert(alone.content, alone.laid(), Slot::EMPTY, Via::Ram);
             self.residents.get_mut(id).state = State::Ready;
             return Ok(id);
         }
         if let Some(tier) = self.best_tier(self.library.block_of(alone.content), alone.place.len) {
             let unit = whole.filter(|whole| self.ram_admits(whole.place.len)).unwrap_or(alone);
             let slot = self.reserve(unit, 0, line, urgency)?;
-            let id = self.residents.insert(unit.content, unit.samples, slot, Via::Disk);
+            let id = self.residents.insert(unit.content, unit.laid(), slot, Via::Disk);
             if !self.is_part(unit) && self.ram_admits(unit.place.len) {
                 self.residents.keep(id);
             }
@@ -92,7 +101,7 @@ impl Scheduler {
             false => self.where_to_keep(alone.place.len, actions),
         };
         let slot = self.slot_for(alone, stay, line, urgency)?;
-        let id = self.residents.insert(alone.content, 1, slot, Via::Bucket);
+        let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Bucket);
         self.settle(id, stay);
         self.fetch(id, alone, line, urgency);
         Ok(id)
@@ -152,7 +161,7 @@ impl Scheduler {
         let asker = self.asker(line);
         let slot = self.slot_for(block, stay, line, Urgency::Ahead)?;
         let Keep::Tier(tier) = stay else {
-            let id = self.residents.insert(block.content, block.samples, slot, Via::Bucket);
+            let id = self.residents.insert(block.content, block.laid(), slot, Via::Bucket);
             self.settle(id, stay);
             self.loads.queue(&[(block.place, id)], &mut self.residents, asker);
             return Ok(Some(id));
@@ -162,9 +171,9 @@ impl Scheduler {
             self.tiers[usize::from(tier)].abandon(block.place.len);
             return Err(Blocked::Memory);
         };
-        let passing = self.residents.insert(block.content, block.samples, slot, Via::Bucket);
+        let passing = self.residents.insert(block.content, block.laid(), slot, Via::Bucket);
         self.settle(passing, stay);
-        let id = self.residents.insert(alone.content, 1, own, Via::Bucket);
+        let id = self.residents.insert(alone.content, alone.laid(), own, Via::Bucket);
         let both = [(block.place, passing), (alone.place, id)];
         self.loads.queue(&both, &mut self.residents, asker);
         Ok(Some(id))
@@ -255,7 +264,9 @@ impl Scheduler {
             return None;
         }
         let slot = self.take(place.len, self.stay_of(Content::sample(sample)))?;
-        let id = self.residents.insert(Content::sample(sample), 1, slot, Via::Bucket);
+        let id = self
+            .residents
+            .insert(Content::sample(sample), (1, place.offset), slot, Via::Bucket);
         self.residents.expect(id);
         Some(id)
     }

@@ -436,9 +436,8 @@ impl Scheduler {
         if self.residents.samples(id) == 1 {
             return whole;
         }
-        let first = self.library.place(self.library.siblings(sample).start);
         let place = self.library.place(sample);
-        whole.part(place.offset - first.offset, place.len)
+        whole.part(place.offset - self.residents.offset(id), place.len)
     }
 
     /// Ends an open request that can't be served, and tells it why: one of its samples failed, or it is called off. What it had of the plan are planned

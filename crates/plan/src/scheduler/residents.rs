@@ -140,8 +140,8 @@ impl Default for Ends {
 #[derive(Default)]
 pub(super) struct Residents {
     table: Vec<Resident>,
-    /// Samples of each, by its place: apart from the table, for where all have one nobody looks.
-    samples: Vec<u16>,
+    /// Samples of each and where its first byte lies in its object, by its place: apart from the table, for where all have one sample nobody looks.
+    shared: Vec<(u16, u64)>,
     are_shared: bool,
     /// Requests to tell when a resident is there, by its place.
     waiters: Vec<Waiters>,
@@ -178,6 +178,7 @@ impl Residents {
     /// From now on some may hold several samples.
     pub fn share(&mut self) {
         self.are_shared = true;
+        self.shared.resize(self.table.len(), (1, 0));
     }
 
     pub fn find(&self, content: Content) -> Option<u32> {
@@ -212,7 +213,8 @@ impl Residents {
         }
     }
 
-    pub fn insert(&mut self, content: Content, samples: u64, slot: Slot, via: Via) -> u32 {
+    /// Takes it in, with so many samples, the first byte of which lies at `offset` of its object.
+    pub fn insert(&mut self, content: Content, (samples, offset): (u64, u64), slot: Slot, via: Via) -> u32 {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.table.push(Resident {
                 content,
@@ -233,13 +235,15 @@ impl Residents {
                 next: NONE,
             });
             self.waiters.push(Waiters::default());
-            self.samples.push(1);
             (self.table.len() - 1) as u32
         });
         let resident = &mut self.table[id as usize];
         resident.content = content;
         resident.slot = slot;
-        self.samples[id as usize] = u16::try_from(samples).unwrap_or(u16::MAX);
+        if self.are_shared {
+            self.shared.resize(self.table.len(), (1, 0));
+            self.shared[id as usize] = (u16::try_from(samples).unwrap_or(u16::MAX), offset);
+        }
         self.loads_from(id, via);
         self.by_content.insert(content.number(), id);
         self.link(id);
@@ -365,7 +369,12 @@ impl Residents {
 
     /// Samples in it.
     pub fn samples(&self, id: u32) -> u16 {
-        if self.are_shared { self.samples[id as usize] } else { 1 }
+        if self.are_shared { self.shared[id as usize].0 } else { 1 }
+    }
+
+    /// Where its first byte lies in its object.
+    pub fn offset(&self, id: u32) -> u64 {
+        self.shared[id as usize].1
     }
 
     /// Its bytes are going to come from there, all of them.
