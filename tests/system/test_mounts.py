@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,19 @@ COUNT = 120
 TINY = fl.Cache(ram="16MB")
 
 
+def large(number: int) -> bytes:
+    """All of them together are three times what `TINY` holds: nobody has read them before a mount ends."""
+    return bytes([number]) * 400_000
+
+
 @pytest.fixture
-def slow(home: Any, tmp_path: Path) -> Iterator[SlowFs]:
-    """`CLASS/NUMBER.bin` of odd sizes, 5 ms away."""
+def slow(home: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SlowFs]:
+    """`CLASS/NUMBER.bin` of odd sizes, or of those that a test asks for, 5 ms away."""
+    body = getattr(request, "param", content)
     for number in range(COUNT):
         path = tmp_path / "files" / CLASSES[number % 3] / f"{number:05}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content(number))
+        path.write_bytes(body(number))
     target = tmp_path / "mount"
     target.mkdir()
     mounted = SlowFs(tmp_path / "files", target, delay_ms=5)
@@ -40,10 +46,10 @@ def slow(home: Any, tmp_path: Path) -> Iterator[SlowFs]:
     subprocess.run(["umount", "-l", str(target)], check=False, capture_output=True)
 
 
-def expected(data: Any, loader: Any, epoch: int) -> list[bytes]:
+def expected(data: Any, loader: Any, epoch: int, body: Callable[[int], bytes] = content) -> list[bytes]:
     run = loader.run
     samples = [sample for batch in range(len(run)) for sample in run.plan.batch(epoch, batch, 0)]
-    return [content(int(Path(data.key(sample)).stem)) for sample in samples]
+    return [body(int(Path(data.key(sample)).stem)) for sample in samples]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -54,6 +60,7 @@ def test_epochs_over_a_slow_mount_are_exact(slow: SlowFs, workers: int) -> None:
         assert [value for values, _ in loader for value in values] == expected(data, loader, epoch)
 
 
+@pytest.mark.parametrize("slow", [large], indirect=True)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_mount_that_is_killed_in_an_epoch_is_an_error_in_time(slow: SlowFs, workers: int) -> None:
     data = fl.open(slow.target)
@@ -69,6 +76,7 @@ def test_a_mount_that_is_killed_in_an_epoch_is_an_error_in_time(slow: SlowFs, wo
     assert time.monotonic() - begun < 15
 
 
+@pytest.mark.parametrize("slow", [large], indirect=True)
 @pytest.mark.filterwarnings("ignore::foreload.errors.StalledWarning")
 def test_a_mount_that_falls_silent_is_reported_and_is_an_error_in_time(
     slow: SlowFs, caplog: pytest.LogCaptureFixture
@@ -85,7 +93,7 @@ def test_a_mount_that_falls_silent_is_reported_and_is_an_error_in_time(
     assert time.monotonic() - begun < 15
     os.kill(slow._process.pid, signal.SIGCONT)
     # The next pass is the next epoch, over a mount that answers again.
-    assert [value for values, _ in loader for value in values] == expected(data, loader, 1)
+    assert [value for values, _ in loader for value in values] == expected(data, loader, 1, large)
 
 
 def test_a_mount_that_pauses_delays_and_changes_nothing(slow: SlowFs) -> None:
