@@ -99,7 +99,7 @@ proptest! {
 
     #[test]
     fn twins_of_late_loads_change_nothing_but_their_own_number(
-        samples in 300u64..900, share in 0u64..60, late_one_in in 10u64..30, seed in any::<u64>(),
+        samples in 300u64..900, share in 0u64..90, late_one_in in 10u64..60, seed in any::<u64>(),
     ) {
         let lengths = vec![1000; samples as usize];
         let total = 1000 * samples;
@@ -114,7 +114,8 @@ proptest! {
         let (planned, none) = requests(&settings, &catalog, 8, STRICT);
         let (made, hedges) = requests(&settings, &catalog, 8, Pace { seed, late_one_in, ..STRICT });
         prop_assert_eq!((made, none), (planned, 0));
-        prop_assert!(hedges > 0);
+        // Of few loads, or where few are late, none may be.
+        prop_assert!(hedges > 0 || share >= 60 || late_one_in >= 30);
     }
 }
 
