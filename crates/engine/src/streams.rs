@@ -15,11 +15,10 @@ use std::rc::Rc;
 /// The data sets of a job.
 pub struct Streams {
     parts: Vec<Rc<Dataset>>,
-    samples: Spans,
-    objects: Spans,
+    indexes: Indexes,
 }
 
-/// The indexes of a job's data sets, for other threads.
+/// The indexes of a job's data sets, which other threads may use too.
 #[derive(Clone)]
 pub struct Indexes {
     parts: Vec<Index>,
@@ -67,17 +66,18 @@ impl Streams {
     /// At least one data set; one may come several times.
     #[must_use]
     pub fn new(parts: Vec<Rc<Dataset>>) -> Self {
-        Self {
+        let indexes = Indexes {
+            parts: parts.iter().map(|part| part.index.clone()).collect(),
             samples: Spans::new(parts.iter().map(|part| part.index.len())),
             objects: Spans::new(parts.iter().map(|part| part.index.objects())),
-            parts,
-        }
+        };
+        Self { parts, indexes }
     }
 
     /// Samples of all.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.samples.total()
+        self.indexes.len()
     }
 
     /// Whether there are none.
@@ -123,7 +123,7 @@ impl Streams {
     /// Whether several samples lie in one object.
     #[must_use]
     pub fn is_packed(&self) -> bool {
-        self.objects.total() < self.len()
+        self.indexes.objects.total() < self.len()
     }
 
     /// Bytes of their indexes: the agent's own, and those that it shares.
@@ -137,16 +137,13 @@ impl Streams {
     /// Their indexes.
     #[must_use]
     pub fn indexes(&self) -> Indexes {
-        Indexes {
-            parts: self.parts.iter().map(|part| part.index.clone()).collect(),
-            samples: self.samples.clone(),
-            objects: self.objects.clone(),
-        }
+        self.indexes.clone()
     }
 
     /// A sample's data set, and its number there.
     fn find(&self, sample: u64) -> Option<(&Dataset, u64)> {
-        self.samples
+        self.indexes
+            .samples
             .find(sample)
             .map(|(part, sample)| (&*self.parts[part], sample))
     }
@@ -172,13 +169,7 @@ impl Streams {
     /// The key of a block in the disk tiers, the first sample of which is this one.
     #[must_use]
     pub fn key(&self, first: u64, block: Place) -> Option<[u8; 16]> {
-        let (part, sample) = self.find(first)?;
-        if part.index.is_several(sample) {
-            return part.index.sample_key(sample).ok();
-        }
-        let (part, object) = self.object(block.object).ok()?;
-        let range = block.offset..block.offset + block.len;
-        Some(content_key(part.index.root(), &object, range))
+        self.indexes.key(first, block)
     }
 
     /// The URL of a sample's object, the first one of several.
@@ -234,7 +225,7 @@ impl Streams {
     pub fn object(&self, object: u64) -> Result<(&Dataset, ObjectRef), Trouble> {
         // One that no data set has is for the last one's index to refuse.
         let last = self.parts.len() - 1;
-        let (part, object) = self.objects.find(object).unwrap_or((last, u64::MAX));
+        let (part, object) = self.indexes.objects.find(object).unwrap_or((last, u64::MAX));
         let part = &self.parts[part];
         let found = part.index.object(object).map_err(|error| trouble(&error))?;
         Ok((part, found))

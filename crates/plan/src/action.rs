@@ -330,11 +330,6 @@ pub enum Event {
         /// The blocks.
         blocks: Vec<u64>,
     },
-    /// A disk tier takes nothing more (full, or failing).
-    TierClosed {
-        /// The tier.
-        tier: u8,
-    },
     /// The memory budget changed.
     Budget {
         /// Bytes that the RAM tier and staging may use together; never more than at the start.
@@ -428,7 +423,6 @@ impl Event {
                 tier: *tier,
                 blocks: blocks.clone(),
             },
-            Event::TierClosed { tier } => Event::TierClosed { tier: *tier },
             Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },
             Event::Limit { requests } => Event::Limit { requests: *requests },
             Event::Epoch { job, epoch, samples } => Event::Epoch {

@@ -20,6 +20,13 @@ pub struct Shelf {
     pub first_block: u64,
 }
 
+impl Shelf {
+    /// Samples of the data set, in the node's numbers.
+    fn on_node(&self, samples: Range<u64>) -> Range<u64> {
+        self.first_sample + samples.start..self.first_sample + samples.end
+    }
+}
+
 /// All data sets of a node.
 #[derive(Default)]
 pub struct Library {
@@ -119,16 +126,7 @@ impl Library {
     #[must_use]
     pub fn siblings(&self, sample: u64) -> Range<u64> {
         let shelf = self.shelf(sample);
-        let own = shelf.blocks.siblings(sample - shelf.first_sample);
-        shelf.first_sample + own.start..shelf.first_sample + own.end
-    }
-
-    /// As [`Blocks::range`].
-    #[must_use]
-    pub fn range(&self, block: u64) -> Range<u64> {
-        let shelf = self.shelf_of_block(block);
-        let own = shelf.blocks.range(block - shelf.first_block);
-        shelf.first_sample + own.start..shelf.first_sample + own.end
+        shelf.on_node(shelf.blocks.siblings(sample - shelf.first_sample))
     }
 
     /// As [`Blocks::extent`].
@@ -139,24 +137,6 @@ impl Library {
         shelf.blocks.extent(samples.start - first..samples.end - first)
     }
 
-    /// The samples of a content.
-    #[must_use]
-    pub fn samples_of(&self, content: Content) -> Range<u64> {
-        match content.held() {
-            Held::Block(block) => self.range(block),
-            Held::Sample(sample) => sample..sample + 1,
-        }
-    }
-
-    /// The block of a content.
-    #[must_use]
-    pub fn block_of(&self, content: Content) -> u64 {
-        match content.held() {
-            Held::Block(block) => block,
-            Held::Sample(sample) => self.of(sample),
-        }
-    }
-
     /// A content as its data set numbers it.
     fn own(&self, content: Content) -> (&Shelf, Content) {
         let shelf = self.shelf_of(content);
@@ -165,6 +145,20 @@ impl Library {
             Held::Sample(sample) => Content::sample(sample - shelf.first_sample),
         };
         (shelf, own)
+    }
+
+    /// As [`Blocks::samples_of`].
+    #[must_use]
+    pub fn samples_of(&self, content: Content) -> Range<u64> {
+        let (shelf, own) = self.own(content);
+        shelf.on_node(shelf.blocks.samples_of(own))
+    }
+
+    /// As [`Blocks::block_of`].
+    #[must_use]
+    pub fn block_of(&self, content: Content) -> u64 {
+        let (shelf, own) = self.own(content);
+        shelf.first_block + shelf.blocks.block_of(own)
     }
 
     /// As [`Blocks::is_several`].
@@ -195,10 +189,11 @@ impl Library {
         shelf.blocks.locate(own, content_offset)
     }
 
-    /// Where a content lies in its data set.
+    /// As [`Blocks::place_of`], in its data set.
     #[must_use]
     pub fn place_of(&self, content: Content) -> Place {
-        self.extent(self.samples_of(content))
+        let (shelf, own) = self.own(content);
+        shelf.blocks.place_of(own)
     }
 }
 
@@ -220,8 +215,9 @@ mod tests {
         assert!(library.are_shared());
         for sample in 0..9 {
             let block = library.of(sample);
-            assert_eq!(library.range(block), library.siblings(sample));
-            assert!(library.range(block).contains(&sample));
+            let range = library.samples_of(Content::block(block));
+            assert_eq!(range, library.siblings(sample));
+            assert!(range.contains(&sample));
             assert_eq!(library.shelf(sample).name, library.shelf_of_block(block).name);
             let expected = if sample < 3 {
                 whole.place(sample)

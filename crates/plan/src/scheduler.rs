@@ -274,12 +274,6 @@ impl Scheduler {
         &self.library
     }
 
-    /// The settings it was made with.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// The order that a job reads in.
     #[must_use]
     pub fn order(&self, job: u32) -> Option<&Order> {
@@ -350,11 +344,6 @@ impl Scheduler {
             }
             Event::Completed(completion) => self.completed(completion, actions),
             Event::Found { tier, blocks } => self.found(tier, &blocks),
-            Event::TierClosed { tier } => {
-                if let Some(tier) = self.tiers.get_mut(usize::from(tier)) {
-                    tier.close();
-                }
-            }
             Event::Budget { ram_bytes } => self.ram_bytes = ram_bytes.min(self.arena.capacity_bytes()),
             Event::Limit { requests } => {
                 // What is queued flies, and nothing is planned: it may come before the first start, and from the steps of other jobs.

@@ -54,7 +54,6 @@ impl Bits {
 pub(super) struct Tier {
     capacity_bytes: u64,
     used_bytes: u64,
-    closed: bool,
     held: Bits,
     count: u64,
     oldest: VecDeque<(u64, u64)>,
@@ -65,7 +64,6 @@ impl Tier {
         Tier {
             capacity_bytes: settings.capacity_bytes,
             used_bytes: 0,
-            closed: false,
             held: Bits::default(),
             count: 0,
             oldest: VecDeque::new(),
@@ -87,7 +85,7 @@ impl Tier {
 
     /// Whether a block of `len` bytes would be admitted.
     pub fn fits(&self, len: u64) -> bool {
-        !self.closed && self.used_bytes + record_bytes(len) <= self.capacity_bytes
+        self.used_bytes + record_bytes(len) <= self.capacity_bytes
     }
 
     /// Blocks it holds.
@@ -123,10 +121,6 @@ impl Tier {
             }
         }
         None
-    }
-
-    pub fn close(&mut self) {
-        self.closed = true;
     }
 
     pub fn used_bytes(&self) -> u64 {

@@ -197,9 +197,8 @@ impl Windows {
     /// A job joins, with closed windows.
     ///
     /// # Errors
-    /// When a rank doesn't exist or is named twice, or none is named; when the node has as many as it can name.
+    /// When the node has as many ranks as it can name.
     pub fn join(&mut self, mut reader: Reader) -> Result<(), Error> {
-        reader.split.check_ranks(&reader.ranks)?;
         if self.owners.iter().flatten().count() + reader.ranks.len() > MOST_PLACES {
             return Err(Error::TooManyRanks { most: MOST_PLACES });
         }
