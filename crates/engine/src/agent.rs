@@ -11,8 +11,9 @@ mod roster;
 use crate::calls::{Call, JobStatus, Open, Reply};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
-use crate::job::{Job, SOLE, SharedTier, list_trouble};
+use crate::job::{Job, list_trouble};
 use crate::origin::Origins;
+use crate::pool::{Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use crate::slots;
 use aside::Work;
@@ -70,6 +71,7 @@ pub struct Agent {
     /// Those that nobody holds and no job reads, and since when.
     unheld: RefCell<BTreeMap<u32, Instant>>,
     jobs: RefCell<BTreeMap<u32, Rc<Job>>>,
+    pools: RefCell<Vec<Rc<Pool>>>,
     tiers: RefCell<FxHashMap<PathBuf, SharedTier>>,
     origins: Origins,
     next: Cell<u64>,
@@ -126,6 +128,7 @@ impl Agent {
             datasets: RefCell::default(),
             unheld: RefCell::default(),
             jobs: RefCell::default(),
+            pools: RefCell::default(),
             tiers: RefCell::default(),
             origins: Origins::default(),
             next: Cell::new(1),
@@ -236,7 +239,7 @@ impl Agent {
             job.withdraw(connection, None);
             job.batches.borrow_mut().reclaim(connection.id);
             if let Some(handles) = leases.remove(&job.id) {
-                job.step(Event::Release { handles });
+                job.pool.step(Event::Release { handles });
             }
             if connection.jobs.borrow().contains_key(&job.id) {
                 self.leave(&job);
@@ -281,7 +284,7 @@ impl Agent {
             } => {
                 if let Some(job) = find(job) {
                     job.hear(Event::Start {
-                        job: SOLE,
+                        job: job.id,
                         rank,
                         epoch,
                         batch,
@@ -296,7 +299,7 @@ impl Agent {
                 batch,
             } => match find(job) {
                 Some(job) => job.want(connection, id, |request| Event::WantBatch {
-                    job: SOLE,
+                    job: job.id,
                     request,
                     rank,
                     epoch,
@@ -306,7 +309,7 @@ impl Agent {
             },
             Ask::WantSamples { id, job, rank, samples } => match find(job) {
                 Some(job) => job.want(connection, id, |request| Event::WantSamples {
-                    job: SOLE,
+                    job: job.id,
                     request,
                     rank,
                     samples,
@@ -315,7 +318,7 @@ impl Agent {
             },
             Ask::WantReads { id, job, rank, reads } => match find(job) {
                 Some(job) => job.want(connection, id, |request| Event::WantReads {
-                    job: SOLE,
+                    job: job.id,
                     request,
                     rank,
                     reads,
@@ -324,7 +327,7 @@ impl Agent {
             },
             Ask::Leave { job, rank } => {
                 if let Some(job) = find(job) {
-                    job.hear(Event::Leave { job: SOLE, rank });
+                    job.hear(Event::Leave { job: job.id, rank });
                 }
             }
             Ask::Withdraw { job, id } => {
@@ -339,7 +342,7 @@ impl Agent {
                         .for_each(|slot| found.batches.borrow_mut().give(slot, connection.id));
                     let handles = connection.unlease(job, handles);
                     if !handles.is_empty() {
-                        found.step(Event::Release { handles });
+                        found.pool.step(Event::Release { handles });
                     }
                 }
             }
@@ -402,7 +405,7 @@ impl Agent {
             Fds::Arenas(job) => {
                 let batches = job.batches.borrow().shared();
                 connection
-                    .say_with(&say, &[job.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>])
+                    .say_with(&say, &[job.pool.cache.as_fd(), batches.as_fd()] as &[BorrowedFd<'_>])
                     .await
             }
         };
@@ -504,17 +507,20 @@ impl Agent {
         }
     }
 
-    /// Proves that every job obeyed its plan; for tests, with everything recorded.
+    /// Ends all jobs.
+    fn end_jobs(&self) {
+        let jobs: Vec<Rc<Job>> = self.jobs.borrow().values().cloned().collect();
+        jobs.iter().for_each(|job| self.drop_job(job));
+    }
+
+    /// Proves that every pool obeyed its plan; for tests, with everything recorded.
     ///
     /// # Errors
     /// The first difference, in words.
-    pub fn replay_all(&self) -> Result<u64, String> {
-        let mut jobs = 0;
-        for job in self.jobs.borrow().values() {
-            job.replay()?;
-            jobs += 1;
-        }
-        Ok(jobs)
+    pub fn replay_all(&self) -> Result<usize, String> {
+        let pools = self.pools.borrow();
+        pools.iter().try_for_each(|pool| pool.replay())?;
+        Ok(pools.len())
     }
 }
 
@@ -541,11 +547,11 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
         let served = Rc::clone(&agent).serve(UnixListener::from_std(listener)?).await;
         agent.end_asides().await;
         CURRENT.with(|current| current.borrow_mut().take());
-        if agent.settings.record {
-            let jobs = agent
-                .replay_all()
-                .map_err(|difference| io::Error::other(format!("REPLAY DIFFERS: {difference}")))?;
-            eprintln!("foreload-agent: {jobs} jobs replay to equality");
+        let replayed = agent.settings.record.then(|| agent.replay_all());
+        agent.end_jobs();
+        if let Some(replayed) = replayed {
+            let pools = replayed.map_err(|difference| io::Error::other(format!("REPLAY DIFFERS: {difference}")))?;
+            eprintln!("foreload-agent: {pools} pools replay to equality");
         }
         served
     })

@@ -11,6 +11,7 @@ use foreload_plan::spec::{OrderKind, OrderSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a client can call.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -367,7 +368,20 @@ pub struct Stats {
 /// [`Gauges`], as JSON.
 pub type GaugesOnWire = serde_json::Value;
 
+/// Loads remembered as the slowest.
+const SLOWEST: usize = 10;
+
 impl Stats {
+    /// Notes how long a load took, if it is among the slowest.
+    pub fn note_speed(&mut self, took: Duration, url: impl FnOnce() -> String) {
+        let (seconds, slowest) = (took.as_secs_f64(), &mut self.slowest);
+        if slowest.len() < SLOWEST || slowest.last().is_some_and(|(_, least)| seconds > *least) {
+            let at = slowest.partition_point(|(_, other)| *other >= seconds);
+            slowest.insert(at, (url(), seconds));
+            slowest.truncate(SLOWEST);
+        }
+    }
+
     /// Adds the gauges.
     #[must_use]
     pub fn with(mut self, gauges: &Gauges) -> Self {

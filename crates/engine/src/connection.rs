@@ -209,6 +209,21 @@ impl Connection {
         handles.into_iter().filter(|handle| held(handle)).collect()
     }
 
+    /// Takes all leases of a job back.
+    pub fn unlease_all(&self, job: u32) -> Vec<Handle> {
+        let mut leases = self.leases.borrow_mut();
+        let mut all: Vec<(Handle, u32)> = leases
+            .iter()
+            .filter(|((of, _), _)| *of == job)
+            .map(|(&(_, it), &n)| (it, n))
+            .collect();
+        leases.retain(|(of, _), _| *of != job);
+        all.sort_unstable();
+        all.into_iter()
+            .flat_map(|(handle, count)| std::iter::repeat_n(handle, count as usize))
+            .collect()
+    }
+
     /// Moves leases to another connection: all or none.
     pub fn hand_over(&self, job: u32, handles: &[Handle], to: &Connection) -> bool {
         let taken = self.unlease(job, handles.to_vec());

@@ -6,7 +6,7 @@ use crate::slots::Shared;
 use foreload_plan::Digest;
 use foreload_plan::catalog::{Catalog, MOST_RANGES, Place};
 use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
-use foreload_store::index::{MAX_RANGES, ObjectRange};
+use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, content_key};
 use foreload_store::{Credentials, Index, Source, SourceOptions};
 use std::path::{Path, PathBuf};
 
@@ -115,7 +115,28 @@ impl Catalog for IndexCatalog {
     }
 }
 
+/// The key of a block in the disk tiers, the first sample of which is this one.
+#[must_use]
+pub fn block_key(index: &Index, first: u64, block: Place) -> Option<[u8; 16]> {
+    if index.is_several(first) {
+        return index.sample_key(first).ok();
+    }
+    let range = block.offset..block.offset + block.len;
+    Some(content_key(index.root(), &index.object(block.object).ok()?, range))
+}
+
 impl Dataset {
+    /// An object.
+    ///
+    /// # Errors
+    /// What the index says of an object that it doesn't have, or why it places `sample` nowhere.
+    pub fn object(&self, object: u64, sample: Option<u64>) -> Result<ObjectRef, Trouble> {
+        if let Some(sample) = sample.filter(|_| object == NOWHERE) {
+            self.index.sample(sample).map_err(|error| trouble(&error))?;
+        }
+        self.index.object(object).map_err(|error| trouble(&error))
+    }
+
     /// Opens it: from a saved index if there is one, otherwise by listing; saves a new index in `cache_dir`.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ pub mod env;
 pub mod job;
 pub mod memory;
 pub mod origin;
+pub mod pool;
 pub mod protocol;
 pub mod scatter;
 pub mod slots;

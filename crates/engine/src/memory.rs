@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Bytes that can still be taken; `None` when the system doesn't say.
 #[must_use]
 pub fn available_bytes() -> Option<u64> {
-    let machine = meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?);
+    let machine = meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:");
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = groups
         .lines()
@@ -17,8 +17,15 @@ pub fn available_bytes() -> Option<u64> {
     machine.into_iter().chain(group).min()
 }
 
-fn meminfo(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Bytes of memory that this machine has at all; a terabyte where the system doesn't say.
+#[must_use]
+pub fn machine_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    meminfo(&text, "MemTotal:").unwrap_or(1 << 40)
+}
+
+fn meminfo(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim()
         .strip_suffix("kB")?
         .trim()
@@ -100,7 +107,10 @@ mod tests {
 
     #[test]
     fn meminfo_is_read_with_its_unit() {
-        assert_eq!(meminfo("MemTotal: 9 kB\nMemAvailable:     12 kB\n"), Some(12 * 1024));
-        assert_eq!(meminfo("MemAvailable: many\n"), None);
+        assert_eq!(
+            meminfo("MemTotal: 9 kB\nMemAvailable:     12 kB\n", "MemAvailable:"),
+            Some(12 * 1024)
+        );
+        assert_eq!(meminfo("MemAvailable: many\n", "MemAvailable:"), None);
     }
 }

@@ -1,15 +1,12 @@
-//! What a job reads: one data set or several, whose samples and objects are numbered one data set after the other.
+//! What a job reads: one data set or several, whose samples are numbered one data set after the other.
 //!
-//! The plan, the clients and everything that a job counts use the job's numbers; here they become a data set and its own number, wherever bytes are
-//! fetched, checked, named or looked up on disk. A block's key in the disk tiers is that of its own data set, so that a mixture finds what a job over
-//! one of its streams has kept, and the other way round.
+//! The clients and everything that a job counts use the job's numbers; here they become a data set and its own number, wherever samples are measured
+//! or named.
 
-use crate::dataset::{Dataset, IndexCatalog, trouble};
-use crate::protocol::Trouble;
-use foreload_plan::catalog::{self, Place, Spans};
+use crate::dataset::Dataset;
+use foreload_plan::catalog::Spans;
 use foreload_plan::{Digest, DigestBuilder};
 use foreload_store::Index;
-use foreload_store::index::{ObjectRef, content_key};
 use std::rc::Rc;
 
 /// The data sets of a job.
@@ -23,7 +20,6 @@ pub struct Streams {
 pub struct Indexes {
     parts: Vec<Index>,
     samples: Spans,
-    objects: Spans,
 }
 
 impl Indexes {
@@ -47,19 +43,6 @@ impl Indexes {
         };
         self.parts.iter().flat_map(of)
     }
-
-    /// The key of a block in the disk tiers, the first sample of which is this one.
-    #[must_use]
-    pub fn key(&self, first: u64, block: Place) -> Option<[u8; 16]> {
-        let (part, sample) = self.samples.find(first)?;
-        if self.parts[part].is_several(sample) {
-            return self.parts[part].sample_key(sample).ok();
-        }
-        let (part, object) = self.objects.find(block.object)?;
-        let index = &self.parts[part];
-        let range = block.offset..block.offset + block.len;
-        Some(content_key(index.root(), &index.object(object).ok()?, range))
-    }
 }
 
 impl Streams {
@@ -69,7 +52,6 @@ impl Streams {
         let indexes = Indexes {
             parts: parts.iter().map(|part| part.index.clone()).collect(),
             samples: Spans::new(parts.iter().map(|part| part.index.len())),
-            objects: Spans::new(parts.iter().map(|part| part.index.objects())),
         };
         Self { parts, indexes }
     }
@@ -109,21 +91,16 @@ impl Streams {
         endpoints.join(" ")
     }
 
-    /// The plan's view of them.
+    /// The data sets, in the order of their numbers.
     #[must_use]
-    pub fn catalog(&self, most_bytes: u64) -> catalog::Streams<IndexCatalog> {
-        let part = |part: &Rc<Dataset>| {
-            let index = part.index.clone();
-            let objects = index.objects();
-            (IndexCatalog { index, most_bytes }, objects)
-        };
-        catalog::Streams::new(self.parts.iter().map(part).collect())
+    pub fn parts(&self) -> &[Rc<Dataset>] {
+        &self.parts
     }
 
     /// Whether several samples lie in one object.
     #[must_use]
     pub fn is_packed(&self) -> bool {
-        self.indexes.objects.total() < self.len()
+        self.parts.iter().map(|part| part.index.objects()).sum::<u64>() < self.len()
     }
 
     /// Bytes of their indexes: the agent's own, and those that it shares.
@@ -160,18 +137,6 @@ impl Streams {
         self.find(sample).and_then(|(part, sample)| part.index.label(sample))
     }
 
-    /// A sample's checksum, where the index has it.
-    #[must_use]
-    pub fn crc32c(&self, sample: u64) -> Option<u32> {
-        self.find(sample).and_then(|(part, sample)| part.index.crc32c(sample))
-    }
-
-    /// The key of a block in the disk tiers, the first sample of which is this one.
-    #[must_use]
-    pub fn key(&self, first: u64, block: Place) -> Option<[u8; 16]> {
-        self.indexes.key(first, block)
-    }
-
     /// The URL of a sample's object, the first one of several.
     #[must_use]
     pub fn url_of(&self, sample: u64) -> String {
@@ -204,37 +169,6 @@ impl Streams {
                 range.end
             ),
             None => format!("sample {sample}"),
-        }
-    }
-
-    /// Whether the index places a sample.
-    ///
-    /// # Errors
-    /// Why it doesn't.
-    pub fn placed(&self, sample: u64) -> Result<(), Trouble> {
-        let Some((part, sample)) = self.find(sample) else {
-            return Ok(());
-        };
-        part.index.sample(sample).map(drop).map_err(|error| trouble(&error))
-    }
-
-    /// An object and the data set that it belongs to.
-    ///
-    /// # Errors
-    /// What the index says of an object that it doesn't have.
-    pub fn object(&self, object: u64) -> Result<(&Dataset, ObjectRef), Trouble> {
-        // One that no data set has is for the last one's index to refuse.
-        let last = self.parts.len() - 1;
-        let (part, object) = self.indexes.objects.find(object).unwrap_or((last, u64::MAX));
-        let part = &self.parts[part];
-        let found = part.index.object(object).map_err(|error| trouble(&error))?;
-        Ok((part, found))
-    }
-
-    /// Looks after the credentials of each; what goes wrong is told by the fetch that needs them.
-    pub async fn warm_credentials(&self) {
-        for part in &self.parts {
-            let _ = part.source.warm_credentials().await;
         }
     }
 }

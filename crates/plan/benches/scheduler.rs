@@ -70,11 +70,12 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32) {
         tail: Tail::Drop,
     };
     let reads = Reads {
-        sets: vec![Set { name: 0, catalog }],
+        sets: vec![Set::new(0, catalog)],
         order: Order::new(&spec).expect("an order"),
         world: 1,
         uneven: false,
         ranks: vec![0],
+        ram_bytes: None,
         epochs: None,
     };
     let batches = reads.check().expect("it fits").batches();

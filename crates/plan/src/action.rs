@@ -50,6 +50,8 @@ pub struct Piece {
 /// One request to a source: a range of an object, scattered into slots. Bytes between pieces are dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
+    /// The job for which it was ordered; others may read it, too.
+    pub job: u32,
     /// Where from.
     pub source: Source,
     /// The object, by its number in the index. For a disk tier the object that its content belongs to.

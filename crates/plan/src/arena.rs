@@ -74,6 +74,8 @@ pub struct Arena {
     first: u64,
     second: [u32; FIRST],
     heads: Vec<u32>,
+    /// The stretch that ends where the arena does.
+    last: u32,
     capacity: u64,
     used: u64,
 }
@@ -109,29 +111,46 @@ impl Arena {
     /// An arena of `capacity_bytes`, rounded down to [`GRAIN_BYTES`], all of it free.
     #[must_use]
     pub fn new(capacity_bytes: u64) -> Self {
-        let capacity = capacity_bytes / GRAIN_BYTES * GRAIN_BYTES;
         let mut arena = Arena {
             stretches: Vec::new(),
             spare: Vec::new(),
             first: 0,
             second: [0; FIRST],
             heads: vec![NONE; FIRST * SECOND],
-            capacity,
+            last: NONE,
+            capacity: 0,
             used: 0,
         };
-        if capacity > 0 {
-            let whole = arena.new_stretch(Stretch {
-                offset: 0,
-                len: capacity,
-                before: NONE,
-                after: NONE,
-                previous_free: NONE,
-                next_free: NONE,
-                free: true,
-            });
-            arena.link(whole);
-        }
+        arena.grow(capacity_bytes);
         arena
+    }
+
+    /// Grows to `capacity_bytes`, rounded down to [`GRAIN_BYTES`]; never shrinks.
+    pub fn grow(&mut self, capacity_bytes: u64) {
+        let capacity = capacity_bytes / GRAIN_BYTES * GRAIN_BYTES;
+        if capacity <= self.capacity {
+            return;
+        }
+        let (offset, before) = (std::mem::replace(&mut self.capacity, capacity), self.last);
+        let mut added = self.new_stretch(Stretch {
+            offset,
+            len: capacity - offset,
+            before,
+            after: NONE,
+            previous_free: NONE,
+            next_free: NONE,
+            free: true,
+        });
+        self.last = added;
+        if before != NONE {
+            self.stretches[before as usize].after = added;
+            if self.stretches[before as usize].free {
+                self.unlink(before);
+                self.absorb(before, added);
+                added = before;
+            }
+        }
+        self.link(added);
     }
 
     /// Bytes in the arena.
@@ -283,8 +302,9 @@ impl Arena {
             next_free: NONE,
             free: true,
         });
-        if stretch.after != NONE {
-            self.stretches[stretch.after as usize].before = rest;
+        match stretch.after {
+            NONE => self.last = rest,
+            after => self.stretches[after as usize].before = rest,
         }
         let stretch = &mut self.stretches[id as usize];
         stretch.len = len;
@@ -297,8 +317,9 @@ impl Arena {
         let Stretch { len, after, .. } = self.stretches[gone as usize];
         self.stretches[id as usize].len += len;
         self.stretches[id as usize].after = after;
-        if after != NONE {
-            self.stretches[after as usize].before = id;
+        match after {
+            NONE => self.last = id,
+            after => self.stretches[after as usize].before = id,
         }
         self.spare.push(gone);
     }
@@ -371,10 +392,12 @@ mod tests {
         fn slots_never_overlap_and_all_room_returns(
             steps in proptest::collection::vec((0u64..200_000, any::<bool>(), any::<u16>()), 1..400)
         ) {
-            let mut arena = Arena::new(4 << 20);
+            let mut arena = Arena::new(1 << 20);
             let mut held: Vec<Slot> = Vec::new();
             for (len, long, pick) in steps {
-                if len % 3 == 0 && !held.is_empty() {
+                if pick % 16 == 0 {
+                    arena.grow((arena.capacity_bytes() + len).min(4 << 20));
+                } else if len % 3 == 0 && !held.is_empty() {
                     let slot = held.swap_remove(pick as usize % held.len());
                     arena.give(slot);
                 } else if let Some(slot) = arena.take(len, if long { Stay::Long } else { Stay::Short }) {

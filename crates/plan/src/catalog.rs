@@ -77,67 +77,6 @@ impl Spans {
     }
 }
 
-/// Several catalogs, one after the other: samples and objects are numbered through. Different catalogs share no object, so no request spans two.
-#[derive(Clone, Debug)]
-pub struct Streams<C> {
-    parts: Vec<C>,
-    samples: Spans,
-    objects: Spans,
-}
-
-impl<C: Catalog> Streams<C> {
-    /// Catalogs, each with the number of its objects.
-    #[must_use]
-    pub fn new(parts: Vec<(C, u64)>) -> Self {
-        let objects = Spans::new(parts.iter().map(|(_, objects)| *objects));
-        let parts: Vec<C> = parts.into_iter().map(|(part, _)| part).collect();
-        Self {
-            samples: Spans::new(parts.iter().map(Catalog::samples)),
-            objects,
-            parts,
-        }
-    }
-
-    /// The part that has a sample, and its number there. One that no part has is for the last one to answer.
-    fn find(&self, sample: u64) -> (usize, u64) {
-        self.samples.find(sample).unwrap_or((self.parts.len() - 1, u64::MAX))
-    }
-
-    /// A place of a part, in the numbers of all.
-    fn renumbered(&self, part: usize, place: Place) -> Place {
-        Place {
-            object: place.object.saturating_add(self.objects.first(part)),
-            ..place
-        }
-    }
-}
-
-impl<C: Catalog> Catalog for Streams<C> {
-    fn samples(&self) -> u64 {
-        self.samples.total()
-    }
-
-    fn place(&self, sample: u64) -> Place {
-        let (part, sample) = self.find(sample);
-        self.renumbered(part, self.parts[part].place(sample))
-    }
-
-    fn is_several(&self, sample: u64) -> bool {
-        let (part, sample) = self.find(sample);
-        self.parts[part].is_several(sample)
-    }
-
-    fn ranges(&self, sample: u64) -> Vec<Place> {
-        let (part, sample) = self.find(sample);
-        let ranges = self.parts[part].ranges(sample).into_iter();
-        ranges.map(|range| self.renumbered(part, range)).collect()
-    }
-
-    fn shares_objects(&self) -> bool {
-        self.parts.iter().any(Catalog::shares_objects)
-    }
-}
-
 /// A catalog from a list of lengths: sample i is object i.
 #[derive(Clone, Debug, Default)]
 pub struct Objects(
@@ -239,44 +178,6 @@ impl Catalog for Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn streams_number_samples_and_objects_through() {
-        let packed = Shards::pack(&[5, 6, 7], 1, 12);
-        let objects = packed.0.last().map_or(0, |place| place.object + 1);
-        let streams = Streams::new(vec![
-            (packed.clone(), objects),
-            (Shards::default(), 0),
-            (packed.clone(), objects),
-        ]);
-        assert_eq!((streams.samples(), objects), (6, 2));
-        for sample in 0..6 {
-            let place = packed.place(sample % 3);
-            let object = place.object + sample / 3 * objects;
-            assert_eq!(streams.place(sample), Place { object, ..place });
-        }
-    }
-
-    #[test]
-    fn ranges_of_a_stream_are_numbered_as_its_objects() {
-        let place = |object, offset, len| Place { object, offset, len };
-        let lists = Lists(vec![
-            vec![place(1, 5, 10)],
-            vec![place(0, 0, 3), place(1, 7, 4), place(u64::MAX, 0, 1)],
-        ]);
-        let streams = Streams::new(vec![(lists.clone(), 2), (lists.clone(), 2)]);
-        assert_eq!(
-            [0, 1, 2, 3].map(|sample| streams.is_several(sample)),
-            [false, true, false, true]
-        );
-        assert_eq!(streams.ranges(1), lists.ranges(1));
-        assert_eq!(streams.ranges(2), [place(3, 5, 10)]);
-        assert_eq!(
-            streams.ranges(3),
-            [place(2, 0, 3), place(3, 7, 4), place(u64::MAX, 0, 1)]
-        );
-        assert_eq!(streams.place(3).len, 8);
-    }
 
     #[test]
     fn a_number_is_found_in_its_part() {

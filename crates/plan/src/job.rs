@@ -1,5 +1,6 @@
 //! What a job reads: plain data, so that a log tells it.
 
+use crate::blocks::Blocks;
 use crate::catalog::Catalog;
 use crate::error::Error;
 use crate::order::Order;
@@ -16,6 +17,22 @@ pub struct Set {
     /// Its samples.
     #[serde(skip)]
     pub catalog: Arc<dyn Catalog>,
+    /// The same, cut into blocks, by whoever had the time: that takes as long as the data set is large. `None`: the scheduler cuts it when the job joins,
+    /// unless it knows the data set.
+    #[serde(skip)]
+    pub blocks: Option<Arc<Blocks>>,
+}
+
+impl Set {
+    /// A data set that the scheduler cuts.
+    #[must_use]
+    pub fn new(name: u64, catalog: Arc<dyn Catalog>) -> Self {
+        Set {
+            name,
+            catalog,
+            blocks: None,
+        }
+    }
 }
 
 impl fmt::Debug for Set {
@@ -45,6 +62,8 @@ pub struct Reads {
     pub uneven: bool,
     /// The ranks that are on this node.
     pub ranks: Vec<u32>,
+    /// Memory that it brings: the memory of a node is that of all its jobs together. `None`: all that the settings give.
+    pub ram_bytes: Option<u64>,
     /// Epochs in the run; look-ahead stops there. `None`: unknown, look-ahead never stops.
     pub epochs: Option<u32>,
 }

@@ -1,14 +1,16 @@
 //! The data sets that a node's jobs read, numbered through.
 //!
 //! Jobs that read the same data set share it: its samples and blocks have one number on the node, so what one of them has brought is there for the
-//! others. A data set that no job names any more stays known as long as anything of it may be in memory.
+//! others. A data set that no job names any more is let go when nothing of it is in memory; numbers are never used again.
 
 use crate::blocks::{Blocks, Content, Held};
-use crate::catalog::{Catalog, Place};
+use crate::catalog::Place;
+use crate::job::Set;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// A data set of a node.
+#[derive(Clone)]
 pub struct Shelf {
     /// Its name, chosen by the carrier: equal names are the same data set.
     pub name: u64,
@@ -21,6 +23,36 @@ pub struct Shelf {
 }
 
 impl Shelf {
+    /// Its blocks, in the node's numbers.
+    #[must_use]
+    pub fn blocks_on_node(&self) -> Range<u64> {
+        self.first_block..self.first_block + self.blocks.count()
+    }
+
+    /// Bytes of a block, by the node's number.
+    #[must_use]
+    pub fn len_of(&self, block: u64) -> u64 {
+        self.blocks.place_of(Content::block(block - self.first_block)).len
+    }
+
+    /// A content of it, as the data set numbers it.
+    #[must_use]
+    pub fn own(&self, content: Content) -> Content {
+        match content.held() {
+            Held::Block(block) => Content::block(block - self.first_block),
+            Held::Sample(sample) => Content::sample(sample - self.first_sample),
+        }
+    }
+
+    /// Whether a content is of this data set.
+    #[must_use]
+    pub fn has(&self, content: Content) -> bool {
+        match content.held() {
+            Held::Block(block) => self.blocks_on_node().contains(&block),
+            Held::Sample(sample) => self.on_node(0..self.blocks.samples()).contains(&sample),
+        }
+    }
+
     /// Samples of the data set, in the node's numbers.
     fn on_node(&self, samples: Range<u64>) -> Range<u64> {
         self.first_sample + samples.start..self.first_sample + samples.end
@@ -37,18 +69,19 @@ pub struct Library {
 }
 
 impl Library {
-    /// The shelf of a data set, made if it isn't known: cut into blocks as [`Blocks::new`] does.
-    pub fn take_in(&mut self, name: u64, catalog: &Arc<dyn Catalog>, cell_bytes: u64, gap_bytes: u64) -> &Shelf {
-        let at = self.shelves.iter().position(|shelf| shelf.name == name);
+    /// The shelf of a data set, made if it isn't known: in the blocks that it comes with, or cut as [`Blocks::new`] does.
+    pub fn take_in(&mut self, set: &Set, cell_bytes: u64, gap_bytes: u64) -> &Shelf {
+        let at = self.shelves.iter().position(|shelf| shelf.name == set.name);
         let at = at.unwrap_or_else(|| {
-            let blocks = Blocks::new(Arc::clone(catalog), cell_bytes, gap_bytes);
+            let cut = || Arc::new(Blocks::new(Arc::clone(&set.catalog), cell_bytes, gap_bytes));
+            let blocks = set.blocks.clone().unwrap_or_else(cut);
             let (first_sample, first_block) = (self.samples, self.blocks);
             self.samples += blocks.samples();
             self.blocks += blocks.count();
             self.are_shared |= blocks.are_shared();
             self.shelves.push(Shelf {
-                name,
-                blocks: Arc::new(blocks),
+                name: set.name,
+                blocks,
                 first_sample,
                 first_block,
             });
@@ -57,22 +90,40 @@ impl Library {
         &self.shelves[at]
     }
 
+    /// Lets a data set go. Its numbers are used no more.
+    pub fn forget(&mut self, name: u64) {
+        self.shelves.retain(|shelf| shelf.name != name);
+    }
+
+    /// The data set with a name.
+    #[must_use]
+    pub fn named(&self, name: u64) -> Option<&Shelf> {
+        self.shelves.iter().find(|shelf| shelf.name == name)
+    }
+
     /// The data sets.
     #[must_use]
     pub fn shelves(&self) -> &[Shelf] {
         &self.shelves
     }
 
-    /// Samples of all.
-    #[must_use]
-    pub fn samples(&self) -> u64 {
-        self.samples
-    }
-
-    /// Blocks of all.
+    /// Blocks of all that there ever were.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.blocks
+    }
+
+    /// Those of which no job reads anything: `is_read` tells by the number of a first sample.
+    pub fn unread(&self, is_read: impl Fn(u64) -> bool) -> Vec<Shelf> {
+        let unread = self.shelves.iter().filter(|shelf| !is_read(shelf.first_sample));
+        unread.cloned().collect()
+    }
+
+    /// Whether a block is of a data set that is known.
+    #[must_use]
+    pub fn has_block(&self, block: u64) -> bool {
+        let before = self.shelves.partition_point(|shelf| shelf.first_block <= block);
+        before > 0 && self.shelves[before - 1].blocks_on_node().contains(&block)
     }
 
     /// Whether any block has several samples.
@@ -140,11 +191,7 @@ impl Library {
     /// A content as its data set numbers it.
     fn own(&self, content: Content) -> (&Shelf, Content) {
         let shelf = self.shelf_of(content);
-        let own = match content.held() {
-            Held::Block(block) => Content::block(block - shelf.first_block),
-            Held::Sample(sample) => Content::sample(sample - shelf.first_sample),
-        };
-        (shelf, own)
+        (shelf, shelf.own(content))
     }
 
     /// As [`Blocks::samples_of`].
@@ -200,18 +247,24 @@ impl Library {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{Objects, Shards};
+    use crate::catalog::{Catalog, Objects, Shards};
 
     #[test]
     fn data_sets_are_numbered_through_and_known_by_their_names() {
         let whole: Arc<dyn Catalog> = Arc::new(Objects(vec![5, 6, 7]));
         let packed: Arc<dyn Catalog> = Arc::new(Shards::pack(&[10; 6], 0, 30));
         let mut library = Library::default();
-        assert_eq!(library.take_in(1, &whole, 100, 0).first_sample, 0);
-        let shelf = library.take_in(2, &packed, 100, 0);
+        assert_eq!(
+            library.take_in(&Set::new(1, Arc::clone(&whole)), 100, 0).first_sample,
+            0
+        );
+        let shelf = library.take_in(&Set::new(2, Arc::clone(&packed)), 100, 0);
         assert_eq!((shelf.first_sample, shelf.first_block), (3, 3));
-        assert_eq!(library.take_in(1, &whole, 100, 0).first_sample, 0);
-        assert_eq!((library.samples(), library.count(), library.shelves().len()), (9, 5, 2));
+        assert_eq!(
+            library.take_in(&Set::new(1, Arc::clone(&whole)), 100, 0).first_sample,
+            0
+        );
+        assert_eq!((library.count(), library.shelves().len()), (5, 2));
         assert!(library.are_shared());
         for sample in 0..9 {
             let block = library.of(sample);

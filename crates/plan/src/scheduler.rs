@@ -44,6 +44,9 @@ use window::{Read, Reader, Windows};
 /// Entries planned in one step at most: keeps a step below a millisecond; the next [`Event::Tick`] goes on.
 const STEP_ENTRIES: u32 = 1024;
 
+/// What is left of data sets that nobody reads is looked for this often: it goes through all that is in memory.
+const SWEEP_NS: u64 = 1_000_000_000;
+
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[must_use]
@@ -123,6 +126,8 @@ pub struct Scheduler {
     loads: Loads,
     requests: Requests,
     ram_bytes: u64,
+    /// What the carrier allows of what the jobs bring: [`Event::Budget`].
+    most_bytes: u64,
     staging_bytes: u64,
     /// Blocks that can't be had as a whole, for something is wrong with one of their samples.
     apart: BTreeSet<u64>,
@@ -130,20 +135,25 @@ pub struct Scheduler {
     group_bytes: u64,
     /// Reads that somebody waits for and that have no memory yet: the first in the order comes first, whoever asked first.
     wanted: BTreeSet<(u64, usize)>,
+    /// Since when something is in memory of a data set that no job reads.
+    unread_ns: Option<u64>,
     now_ns: u64,
 }
 
-/// Mean bytes of a sample, by 64 of each data set.
-fn mean_bytes(sets: &[Set]) -> u64 {
+/// Mean bytes of a job's samples, by 64 of each data set, and bytes of its global batch, as far as this node reads it.
+fn measure(reads: &Reads, split: &Split) -> (u64, u64) {
     let of = |set: &Set| {
         let samples = set.catalog.samples().max(1);
         let some = (0..64).map(|i| set.catalog.place(i * samples / 64 % samples).len);
         (samples, some.sum::<u64>() / 64)
     };
-    let (samples, bytes) = sets.iter().map(of).fold((0, 0), |(n, bytes), (samples, mean)| {
+    let all = reads.sets.iter().map(of);
+    let (samples, bytes) = all.fold((0, 0), |(n, bytes), (samples, mean)| {
         (n + samples, bytes + u128::from(samples) * u128::from(mean))
     });
-    (bytes / u128::from(samples.max(1))) as u64
+    let mean_bytes = (bytes / u128::from(samples.max(1))) as u64;
+    let read = u64::from(split.global_batch()) * reads.ranks.len() as u64 / u64::from(split.ranks());
+    (mean_bytes, mean_bytes.saturating_mul(read))
 }
 
 /// Why a read could not be planned.
@@ -182,19 +192,20 @@ impl Scheduler {
                 policy: format!("{:?}", settings.policy),
             });
         }
-        let arena = Arena::new(settings.ram_bytes);
         Ok(Scheduler {
-            staging_bytes: settings.staging_bytes(0),
+            staging_bytes: 0,
             group_bytes: 0,
             apart: BTreeSet::new(),
-            ram_bytes: arena.capacity_bytes(),
+            ram_bytes: 0,
+            most_bytes: u64::MAX,
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
             windows: Windows::default(),
-            arena,
+            arena: Arena::new(0),
             residents: Residents::new(settings.policy.retention() == Retention::Pinned),
             requests: Requests::default(),
             wanted: BTreeSet::new(),
+            unread_ns: None,
             now_ns: 0,
             library: Library::default(),
             settings,
@@ -213,26 +224,12 @@ impl Scheduler {
 
     /// A job joins: from now on events may name it. None of its ranks has started.
     fn join(&mut self, job: u32, reads: &Reads) -> Result<(), Error> {
-        let split = reads.check()?;
-        if self.windows.reader(job).is_some() {
-            return Err(Error::JobExists { job });
-        }
-        let ranks = reads.ranks.len() as u64;
-        let mean_bytes = mean_bytes(&reads.sets);
-        let batch_bytes = mean_bytes.saturating_mul(u64::from(split.global_batch()) * ranks / u64::from(split.ranks()));
-        let staging_bytes = self.staging_for(self.windows.batch_bytes() + batch_bytes);
-        // What the papers' caches hold is samples.
-        let pins = self.settings.policy.retention() == Retention::Pinned;
-        let cell_bytes = if pins {
-            cell_bytes(&self.settings, staging_bytes)
-        } else {
-            0
-        };
+        let split = self.check_join(job, reads)?;
+        let (mean_bytes, batch_bytes) = measure(reads, &split);
+        let cell_bytes = self.cell_bytes(reads)?;
         let (mut sets, mut samples) = (Vec::new(), 0);
         for set in &reads.sets {
-            let shelf = self
-                .library
-                .take_in(set.name, &set.catalog, cell_bytes, self.settings.gap_bytes);
+            let shelf = self.library.take_in(set, cell_bytes, self.settings.gap_bytes);
             sets.push((samples, shelf.first_sample));
             samples += shelf.blocks.samples();
         }
@@ -246,13 +243,14 @@ impl Scheduler {
             known: Vec::new(),
             sets,
             samples,
+            ram_bytes: reads.ram_bytes.unwrap_or(u64::MAX),
             mean_bytes,
             batch_bytes,
             ahead: 0,
             chunk_left: 0,
             left: false,
-        })?;
-        self.staging_bytes = staging_bytes;
+        });
+        self.share_memory();
         if self.library.are_shared() {
             self.group_bytes = self.group_bytes.max(cell_bytes);
             self.residents.share();
@@ -260,12 +258,60 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Bytes that pass through, for jobs that read so much per global batch together: the batch in use, the one waited for and the one after it at
-    /// least. With less, kept blocks would have to leave for them.
-    fn staging_for(&self, batch_bytes: u64) -> u64 {
-        self.settings
-            .staging_bytes(batch_bytes)
-            .max((3 * batch_bytes).min(self.settings.ram_bytes / 2))
+    /// Whether a job may join, and how its batches are shared then.
+    ///
+    /// # Errors
+    /// As [`Reads::check`], and when there is a job of this number, or no room for its ranks.
+    pub fn check_join(&self, job: u32, reads: &Reads) -> Result<Split, Error> {
+        if self.windows.reader(job).is_some() {
+            return Err(Error::JobExists { job });
+        }
+        self.windows.check_room(reads.ranks.len())?;
+        reads.check()
+    }
+
+    /// The cells by which the data sets of a job are cut that joins now, those that are known already left out: for [`Set::blocks`].
+    ///
+    /// # Errors
+    /// As [`Reads::check`].
+    pub fn cell_bytes(&self, reads: &Reads) -> Result<u64, Error> {
+        let (_, batch_bytes) = measure(reads, &reads.check()?);
+        let brought = self
+            .windows
+            .ram_bytes()
+            .saturating_add(reads.ram_bytes.unwrap_or(u64::MAX));
+        let batches = self.windows.batch_bytes() + batch_bytes;
+        let ram_bytes = brought.min(self.settings.ram_bytes);
+        Ok(self
+            .settings
+            .cell_bytes(self.settings.staging_bytes(ram_bytes, batches)))
+    }
+
+    /// The memory is what all jobs bring, as far as the carrier allows it.
+    fn share_memory(&mut self) {
+        let brought = self.windows.ram_bytes().min(self.settings.ram_bytes);
+        self.arena.grow(brought);
+        self.ram_bytes = brought.min(self.most_bytes);
+        self.staging_bytes = self.settings.staging_bytes(brought, self.windows.batch_bytes());
+    }
+
+    /// The node's number of a job's sample.
+    #[must_use]
+    pub fn on_node(&self, job: u32, sample: u64) -> Option<u64> {
+        let reader = self.windows.reader(job)?;
+        (sample < reader.samples).then(|| reader.on_node(sample))
+    }
+
+    /// A job's number of a sample of the node, if it reads that.
+    #[must_use]
+    pub fn own(&self, job: u32, sample: u64) -> Option<u64> {
+        self.windows.reader(job)?.own(sample)
+    }
+
+    /// Reads planned ahead for a job.
+    #[must_use]
+    pub fn reads_ahead(&self, job: u32) -> u64 {
+        self.windows.reader(job).map_or(0, |reader| reader.ahead)
     }
 
     /// The data sets of all jobs, and how they are cut.
@@ -326,6 +372,7 @@ impl Scheduler {
             Event::Leave { job, rank } => self.leave(job, rank, actions),
             Event::Withdraw { request } => self.withdraw(request),
             Event::Left { job } => {
+                self.quit(job, actions);
                 if let Some(reader) = self.windows.reader_mut(job) {
                     reader.left = true;
                 }
@@ -344,7 +391,10 @@ impl Scheduler {
             }
             Event::Completed(completion) => self.completed(completion, actions),
             Event::Found { tier, blocks } => self.found(tier, &blocks),
-            Event::Budget { ram_bytes } => self.ram_bytes = ram_bytes.min(self.arena.capacity_bytes()),
+            Event::Budget { ram_bytes } => {
+                self.most_bytes = ram_bytes;
+                self.share_memory();
+            }
             Event::Limit { requests } => {
                 // What is queued flies, and nothing is planned: it may come before the first start, and from the steps of other jobs.
                 self.loads.lanes.bucket.set_limit(requests);
@@ -358,7 +408,12 @@ impl Scheduler {
             Event::Tick if self.all_left() => {}
             Event::Tick => self.hedge(actions),
         }
-        while self.arena.used_bytes() > self.ram_bytes && self.make_any_room() {}
+        if self.unread_ns.is_some_and(|since| self.now_ns - since >= SWEEP_NS) {
+            self.forget_unread(actions);
+        }
+        if self.arena.used_bytes() > self.ram_bytes {
+            self.shrink();
+        }
         if self.all_left() {
             return Next::Wait;
         }
@@ -431,15 +486,50 @@ impl Scheduler {
         }
     }
 
-    /// A job is over: its ranks leave, and its number may be used again. What it kept stays until its memory is needed.
-    fn part(&mut self, job: u32, actions: &mut Vec<Action>) {
+    /// All ranks of a job leave, and what waits for its turn for it alone never flies.
+    fn quit(&mut self, job: u32, actions: &mut Vec<Action>) {
         let Some(reader) = self.windows.reader(job) else { return };
         for rank in reader.ranks.clone() {
             self.leave(job, rank, actions);
         }
-        self.forget_queued(job, actions);
+        self.forget_queued(|pending| pending.job == job, actions);
+    }
+
+    /// A job is over, and its number may be used again. What it kept stays until its memory is needed, if others read it, too.
+    fn part(&mut self, job: u32, actions: &mut Vec<Action>) {
+        self.quit(job, actions);
+        self.call_off_unread(job, actions);
         self.windows.part(job);
-        self.staging_bytes = self.staging_for(self.windows.batch_bytes());
+        self.share_memory();
+        self.forget_unread(actions);
+    }
+
+    /// Data sets that no job reads any more leave, with all that is in memory of them: at once, or when what is under way has ended and consumers
+    /// have given back what they hold.
+    fn forget_unread(&mut self, actions: &mut Vec<Action>) {
+        let unread = self.library.unread(|first| self.windows.is_read(first));
+        self.unread_ns = None;
+        if unread.is_empty() {
+            return;
+        }
+        let is_unread = |content| unread.iter().any(|shelf| shelf.has(content));
+        self.forget_queued(
+            |pending| pending.parts.iter().any(|part| is_unread(part.content)),
+            actions,
+        );
+        self.residents.forget(&mut self.arena, is_unread);
+        for shelf in &unread {
+            if self.residents.any(|content| shelf.has(content)) {
+                self.unread_ns = Some(self.now_ns);
+                continue;
+            }
+            let blocks = shelf.blocks_on_node();
+            for tier in &mut self.tiers {
+                blocks.clone().for_each(|block| tier.remove(block, shelf.len_of(block)));
+            }
+            self.apart.retain(|block| !blocks.contains(block));
+            self.library.forget(shelf.name);
+        }
     }
 
     /// Ends the open requests of a rank.
@@ -486,7 +576,7 @@ impl Scheduler {
             return;
         };
         for &block in blocks {
-            if block < self.library.count() && !held.has(block) {
+            if self.library.has_block(block) && !held.has(block) {
                 let len = self.library.place_of(Content::block(block)).len;
                 if held.admit(len) {
                     held.insert(block, len);
@@ -549,12 +639,6 @@ impl Scheduler {
             cause: Cause::Order,
         }
     }
-}
-
-/// Bytes of the cells that blocks are cut by: with little memory less than is set, so that a few may pass through at once.
-fn cell_bytes(settings: &Settings, staging_bytes: u64) -> u64 {
-    let most = (staging_bytes / 4).max(1);
-    settings.coalesce_bytes.min(1 << most.ilog2())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

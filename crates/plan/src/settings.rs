@@ -2,7 +2,7 @@
 
 use crate::flow::ConcurrencySettings;
 use crate::model::Pinned;
-use crate::policy::Policy;
+use crate::policy::{Policy, Retention};
 use serde::{Deserialize, Serialize};
 
 /// A disk tier's share for one job.
@@ -22,7 +22,8 @@ pub struct TierSettings {
 pub struct Settings {
     /// Which policy; the default is [`Policy::Foreload`].
     pub policy: Policy,
-    /// Memory for the RAM tier and staging together, in bytes.
+    /// Memory for the RAM tier and staging together that the arena may ever have, in bytes; what it has is what its jobs bring
+    /// ([`Reads::ram_bytes`](crate::job::Reads::ram_bytes)).
     pub ram_bytes: u64,
     /// Of it, what passes through instead of staying. Default: a quarter, but no more than 256 MiB or eight batches of this node.
     pub staging_bytes: Option<u64>,
@@ -73,10 +74,24 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The bytes that pass through, for a node that reads `batch_bytes` per global batch.
+    /// Of `ram_bytes`, those that pass through, for a node that reads `batch_bytes` per global batch. The batch in use, the one waited for and the one
+    /// after it have room at least: with less, kept blocks would have to leave for them.
     #[must_use]
-    pub fn staging_bytes(&self, batch_bytes: u64) -> u64 {
-        let most = (self.ram_bytes / 4).min((256 << 20).max(batch_bytes.saturating_mul(8)));
-        self.staging_bytes.unwrap_or(most).min(self.ram_bytes)
+    pub fn staging_bytes(&self, ram_bytes: u64, batch_bytes: u64) -> u64 {
+        let most = (ram_bytes / 4).min((256 << 20).max(batch_bytes.saturating_mul(8)));
+        let asked = self.staging_bytes.unwrap_or(most).min(ram_bytes);
+        asked.max(batch_bytes.saturating_mul(3).min(ram_bytes / 2))
+    }
+
+    /// Bytes of the cells that blocks are cut by: with little memory less than is set, so that a few may pass through at once; 0 where the policy holds
+    /// samples.
+    #[must_use]
+    pub fn cell_bytes(&self, staging_bytes: u64) -> u64 {
+        // What the papers' caches hold is samples.
+        if self.policy.retention() != Retention::Pinned {
+            return 0;
+        }
+        let most = (staging_bytes / 4).max(1);
+        self.coalesce_bytes.min(1 << most.ilog2())
     }
 }

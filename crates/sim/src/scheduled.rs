@@ -92,11 +92,12 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         ..Settings::default()
     };
     let reads = Reads {
-        sets: vec![Set { name: 0, catalog }],
+        sets: vec![Set::new(0, catalog)],
         order: Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?,
         world: setup.hardware.nodes,
         uneven: true,
         ranks: vec![node],
+        ram_bytes: None,
         epochs: Some(setup.access.epochs()),
     };
     Ok(Scheduler::for_one(settings, &reads)?)

@@ -1,12 +1,14 @@
 //! The agent's jobs: who attaches joins one or starts one, and the last who leaves lets it linger.
 
 use super::{Agent, Fds};
-use crate::calls::{Attach, Reply};
+use crate::calls::{Attach, DiskShare, Reply};
 use crate::connection::Connection;
 use crate::disk::{DiskSettings, DiskTier};
-use crate::job::{Job, SharedTier, Survey};
+use crate::job::{Job, Survey};
+use crate::pool::{Pool, SharedTier, Terms};
 use crate::protocol::{MAX_ITEMS, Trouble};
 use crate::streams::Streams;
+use foreload_plan::action::Event;
 use foreload_plan::spec::OrderKind;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -68,30 +70,10 @@ impl Agent {
         if let Some(job) = &running {
             job.belong_to(&attach.session);
         }
-        let (mut warnings, mut tiers) = (Vec::new(), Vec::with_capacity(attach.disks.len()));
-        if running.is_none() {
-            // What lingers makes room for what is wanted now.
-            let idle = |job: &&Rc<Job>| job.clients() == 0;
-            let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(idle).cloned().collect();
-            idle.iter().for_each(|job| self.drop_job(job));
-            for disk in &attach.disks {
-                tiers.push(self.tier(disk, &mut warnings).await?);
-            }
-        }
+        let mut warnings = Vec::new();
         let (job, joined) = match running {
             Some(job) => (job, true),
-            None => {
-                let indexes = streams.indexes();
-                let survey = self
-                    .aside(connection, id, move |work| Survey::of(attach, &indexes, work))
-                    .await?;
-                let number = self.next.replace(self.next.get() + 1) as u32;
-                let origin = self.origins.at(&streams.endpoint());
-                let record = self.settings.record;
-                let job = Job::start(number, survey, streams, tiers, &origin, record, &mut warnings).await?;
-                self.jobs.borrow_mut().insert(number, Rc::clone(&job));
-                (job, false)
-            }
+            None => (self.begin(connection, id, attach, streams, &mut warnings).await?, false),
         };
         // Who left meanwhile has been seen off already, and nobody would count it out again.
         if connection.is_closed() {
@@ -109,14 +91,63 @@ impl Agent {
         drop(jobs);
         let reply = Reply::Attached {
             job: job.id,
-            cache_bytes: job.cache.map().len(),
+            cache_bytes: job.pool.cache.map().len(),
             batch_bytes: job.attach.batch_bytes,
             joined,
-            found: job.found.get(),
+            found: job.pool.found(&job),
             plan: job.plan_digest(),
             warnings,
         };
         Ok((reply, Fds::Arenas(job)))
+    }
+
+    /// Begins a job, in the pool of those that read alike.
+    async fn begin(
+        &self,
+        connection: &Rc<Connection>,
+        id: u64,
+        attach: Attach,
+        streams: Streams,
+        warnings: &mut Vec<String>,
+    ) -> Result<Rc<Job>, Trouble> {
+        let terms = Terms::of(&attach, streams.endpoint());
+        // What lingers makes room for what is wanted now; in the same pool it goes last, for the new job may read what it has brought.
+        let is_idle = |job: &&Rc<Job>| job.clients() == 0;
+        let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(is_idle).cloned().collect();
+        let (before, elsewhere): (Vec<_>, Vec<_>) = idle.into_iter().partition(|job| job.pool.terms == terms);
+        elsewhere.iter().for_each(|job| self.drop_job(job));
+        let indexes = streams.indexes();
+        let survey = self
+            .aside(connection, id, move |work| Survey::of(attach, &indexes, work))
+            .await?;
+        let pool = self.pool(terms, &survey.attach.disks, warnings).await?;
+        let number = self.next.replace(self.next.get() + 1) as u32;
+        let job = Job::start(number, survey, streams, Rc::clone(&pool), warnings).await;
+        if let Ok(job) = &job {
+            self.jobs.borrow_mut().insert(number, Rc::clone(job));
+        }
+        before.iter().for_each(|job| self.drop_job(job));
+        self.close_empty(&pool);
+        let job = job?;
+        job.take_memory(warnings);
+        Ok(job)
+    }
+
+    /// The pool for jobs with these terms.
+    async fn pool(&self, terms: Terms, disks: &[DiskShare], warnings: &mut Vec<String>) -> Result<Rc<Pool>, Trouble> {
+        let mut tiers = Vec::with_capacity(disks.len());
+        for disk in disks {
+            tiers.push(self.tier(disk, warnings).await?);
+        }
+        let known = self.pools.borrow().iter().find(|pool| pool.terms == terms).cloned();
+        if let Some(pool) = known {
+            return Ok(pool);
+        }
+        let number = self.next.replace(self.next.get() + 1) as u32;
+        let origin = self.origins.at(terms.endpoint());
+        let pool = Pool::new(number, terms, tiers, &origin, self.settings.record)?;
+        self.pools.borrow_mut().push(Rc::clone(&pool));
+        Ok(pool)
     }
 
     /// The tier of a directory, opened once; it may take what the job that asks for most does.
@@ -193,14 +224,29 @@ impl Agent {
         });
     }
 
-    fn drop_job(&self, job: &Rc<Job>) {
+    pub(super) fn drop_job(&self, job: &Rc<Job>) {
+        for connection in self.connections.borrow().values() {
+            let handles = connection.unlease_all(job.id);
+            job.pool.step(Event::Release { handles });
+        }
         job.close();
+        self.jobs.borrow_mut().remove(&job.id);
+        self.close_empty(&job.pool);
+        self.drop_unheld_later();
+    }
+
+    /// A pool that no job is in any more is over.
+    fn close_empty(&self, pool: &Rc<Pool>) {
+        if !pool.is_empty() {
+            return;
+        }
         if self.settings.record
-            && let Err(difference) = job.replay()
+            && !pool.is_closed()
+            && let Err(difference) = pool.replay()
         {
             eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
         }
-        self.jobs.borrow_mut().remove(&job.id);
-        self.drop_unheld_later();
+        pool.close();
+        self.pools.borrow_mut().retain(|other| !Rc::ptr_eq(other, pool));
     }
 }

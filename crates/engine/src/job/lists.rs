@@ -4,7 +4,7 @@
 //! comes to its epoch, one at a time, and given to the plan as an event. What a consumer asks of an epoch whose list isn't there waits for it, and
 //! whatever it says after that waits behind.
 
-use super::{Job, SOLE};
+use super::Job;
 use foreload_plan::action::Event;
 use foreload_plan::order::{Lister, Order};
 use std::collections::VecDeque;
@@ -51,70 +51,80 @@ impl Job {
     /// Takes what a consumer says, which may need the list of an epoch.
     pub fn hear(self: &Rc<Self>, event: Event) {
         let has_list = {
-            let state = self.state.borrow();
-            let lists = &state.lists;
-            lists.lister.is_none() || (lists.waiting.is_empty() && unknown(&event, state.order()).is_none())
+            let lists = self.lists.borrow();
+            let is_known = || self.order(|order| unknown(&event, order)).is_none();
+            lists.lister.is_none() || (lists.waiting.is_empty() && is_known())
         };
         if has_list {
-            return self.step(event);
+            return self.pool.step(event);
         }
-        self.state.borrow_mut().lists.waiting.push_back(event);
+        self.lists.borrow_mut().waiting.push_back(event);
         self.make_lists();
     }
 
     /// Hears what waited, as far as the lists are there.
-    fn hear_on(self: &Rc<Self>) {
+    fn hear_on(&self) {
         loop {
             let event = {
-                let mut state = self.state.borrow_mut();
-                let Some(event) = state.lists.waiting.front() else {
+                let mut lists = self.lists.borrow_mut();
+                let Some(event) = lists.waiting.front() else {
                     return;
                 };
-                if unknown(event, state.order()).is_some() {
+                if self.order(|order| unknown(event, order)).is_some() {
                     return;
                 }
-                let event = state.lists.waiting.pop_front();
+                let event = lists.waiting.pop_front();
                 // Nobody waits for what was withdrawn.
                 event.filter(|event| match event {
                     Event::WantBatch { request, .. }
                     | Event::WantReads { request, .. }
-                    | Event::WantSamples { request, .. } => state.wants.contains_key(request),
+                    | Event::WantSamples { request, .. } => self.pool.is_wanted(*request),
                     _ => true,
                 })
             };
             if let Some(event) = event {
-                self.step(event);
+                self.pool.step(event);
             }
         }
     }
 
+    /// Whether the order's lists are made here.
+    pub fn makes_lists(&self) -> bool {
+        self.lists.borrow().lister.is_some()
+    }
+
+    /// Whether places are looked up in lists.
+    pub(super) fn looks_up(&self) -> bool {
+        self.lists.borrow().looks_up
+    }
+
     /// Has the list made that is wanted next, if there is one.
-    pub(super) fn make_lists(self: &Rc<Self>) {
-        let mut state = self.state.borrow_mut();
-        let Some(lister) = state.lists.lister.clone().filter(|_| state.lists.making.is_none()) else {
+    pub fn make_lists(self: &Rc<Self>) {
+        let mut lists = self.lists.borrow_mut();
+        let Some(lister) = lists.lister.clone().filter(|_| lists.making.is_none()) else {
             return;
         };
-        let Some(order) = state.order() else { return };
-        let asked = state
-            .lists
-            .waiting
-            .front()
-            .and_then(|event| unknown(event, Some(order)));
-        let Some(epoch) = asked.or_else(|| order.missing().filter(|&epoch| !order.knows(epoch))) else {
-            return;
-        };
-        state.lists.making = Some(epoch);
-        let (job, looks_up) = (Rc::clone(self), state.lists.looks_up);
+        let next = self.order(|order| {
+            let asked = lists.waiting.front().and_then(|event| unknown(event, order));
+            asked.or_else(|| {
+                order?
+                    .missing()
+                    .filter(|&epoch| order.is_some_and(|order| !order.knows(epoch)))
+            })
+        });
+        let Some(epoch) = next else { return };
+        lists.making = Some(epoch);
+        let (job, looks_up) = (Rc::clone(self), lists.looks_up);
         tokio::task::spawn_local(async move {
             let list = move || match lister.list(epoch) {
                 list if looks_up => list.looked_up(),
                 list => list,
             };
             let made = tokio::task::spawn_blocking(list).await;
-            job.state.borrow_mut().lists.making = None;
+            job.lists.borrow_mut().making = None;
             if let Ok(samples) = made {
-                job.step(Event::Epoch {
-                    job: SOLE,
+                job.pool.step(Event::Epoch {
+                    job: job.id,
                     epoch,
                     samples,
                 });

@@ -22,6 +22,8 @@ pub struct Survey {
     pub order: Order,
     /// The largest sample that must fit, and its bytes.
     largest: (u64, u64),
+    /// Whether any sample is too large for the memory, and is to be left out.
+    leaves_out: bool,
     /// Bytes of all samples.
     total_bytes: u64,
     /// Samples in a rank's batch at most, or in the data set, and the bytes of as many of the largest that fit the memory.
@@ -38,7 +40,7 @@ impl Survey {
         let most = sample_bytes(&attach);
         let size = (attach.order.global_batch / attach.world.max(1)).max(1) as usize;
         let size = size.min(usize::try_from(indexes.len()).unwrap_or(usize::MAX));
-        let (mut largest, mut total_bytes) = ((0, 0), 0u64);
+        let (mut largest, mut total_bytes, mut leaves_out) = ((0, 0), 0u64, false);
         // The largest so far, the least of them on top: a copy of all lengths would be outside the budget.
         let mut lengths = BinaryHeap::with_capacity(size + 1);
         for (at, len) in indexes.lengths().enumerate() {
@@ -46,7 +48,9 @@ impl Survey {
                 work.at("looking at sizes", at as u64, indexes.len())?;
             }
             total_bytes = total_bytes.saturating_add(len);
-            if len > largest.1 && !(attach.skip_large && len > most) {
+            if attach.skip_large && len > most {
+                leaves_out = true;
+            } else if len > largest.1 {
                 largest = (at as u64, len);
             }
             let is_among = lengths.len() < size || lengths.peek().is_some_and(|&Reverse(least)| least < len);
@@ -65,6 +69,7 @@ impl Survey {
             attach,
             order,
             largest,
+            leaves_out,
             total_bytes,
             together: (lengths.len(), together),
         })
@@ -82,6 +87,16 @@ impl Survey {
         let batch = u64::from(attach.order.global_batch) * attach.ranks.len() as u64 / u64::from(attach.world.max(1));
         let batches = (self.total_bytes / streams.len().max(1)).saturating_mul(3 * batch.max(1));
         Ok(batches.saturating_add(len))
+    }
+
+    /// Longer samples are empty to the plan: what the memory can hold, where some are longer.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        if self.leaves_out {
+            sample_bytes(&self.attach)
+        } else {
+            u64::MAX
+        }
     }
 
     /// Says when the largest samples of the data set, should they meet in one batch, don't fit the memory together.

@@ -42,6 +42,10 @@ impl Scheduler {
         if !self.place_loose(actions) || self.settings.policy.lookahead() == Lookahead::Demand {
             return Next::Wait;
         }
+        // There is less memory than there was: what is under way or in use has to end first.
+        if self.arena.used_bytes() > self.ram_bytes {
+            return Next::Wait;
+        }
         while budget > 0 {
             let Some(place) = self.next_frontier() else {
                 return Next::Wait;

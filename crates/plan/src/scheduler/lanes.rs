@@ -128,9 +128,16 @@ impl Lane {
         self.queue(pending.job).waits.push_front(pending);
     }
 
-    /// Takes what waits for a job.
-    pub fn take(&mut self, job: u32) -> VecDeque<Pending> {
-        std::mem::take(&mut self.queue(job).waits)
+    /// Takes some of what waits.
+    pub fn take_if(&mut self, is_taken: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        let mut taken = Vec::new();
+        for queue in &mut self.queues {
+            let (gone, rest) = std::mem::take(&mut queue.waits).into_iter().partition(&is_taken);
+            queue.waits = rest;
+            let gone: VecDeque<Pending> = gone;
+            taken.extend(gone);
+        }
+        taken
     }
 
     /// The load that was queued last for a job, to add to it.

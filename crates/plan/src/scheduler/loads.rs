@@ -217,22 +217,30 @@ impl Scheduler {
         None
     }
 
-    /// What waits for its turn for a job that is over never flies, but what others read too.
-    pub(super) fn forget_queued(&mut self, job: u32, actions: &mut Vec<Action>) {
+    /// Of what waits for its turn, some never flies, but for what others read too.
+    pub(super) fn forget_queued(&mut self, is_over: impl Fn(&Pending) -> bool, actions: &mut Vec<Action>) {
         for source in self.loads.lanes.sources() {
-            for pending in self.loads.lanes.of_mut(source).take(job) {
-                if pending
-                    .parts
-                    .iter()
-                    .any(|part| self.residents.get(part.handle.index).uses > 0)
-                {
-                    self.loads.lanes.of_mut(source).push(pending);
-                    continue;
-                }
+            let residents = &self.residents;
+            let is_read = |part: &Part| residents.get(part.handle.index).uses > 0;
+            let is_over = |pending: &Pending| is_over(pending) && !pending.parts.iter().any(is_read);
+            for pending in self.loads.lanes.of_mut(source).take_if(is_over) {
                 for part in pending.parts.all() {
                     self.part_ended(part, self.now_ns, None, Err(Failure::Cancelled), false, actions);
                 }
             }
+        }
+    }
+
+    /// What is in the air for a job that is over is called off, but for what others read, too.
+    pub(super) fn call_off_unread(&mut self, job: u32, actions: &mut Vec<Action>) {
+        let residents = &self.residents;
+        let is_read = |part: &Part| residents.get(part.handle.index).uses > 0;
+        let is_unread = |flight: &Flight| {
+            flight.pending.job == job && !flight.cancelled && !flight.pending.parts.iter().any(is_read)
+        };
+        let unread = self.loads.flights.loads().filter(|(_, flight)| is_unread(flight));
+        for load in unread.map(|(id, _)| id).collect::<Vec<_>>() {
+            actions.push(self.loads.action(Command::Cancel { load }));
         }
     }
 
@@ -251,6 +259,7 @@ impl Scheduler {
             }
         });
         let load = Load {
+            job: pending.job,
             source: pending.source,
             object: pending.object,
             offset: pending.offset,

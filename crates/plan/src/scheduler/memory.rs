@@ -437,20 +437,42 @@ impl Scheduler {
         let before = self.arena.used_bytes();
         let (step, own) = self.windows.parts(line);
         let mut ends = self.windows.ends();
-        loop {
-            let furthest = (0..ends.len())
-                .filter(|&place| {
-                    ends[place] > self.windows.of(place).head() && (place != own || ends[place] > step + 1)
-                })
-                .max_by_key(|&place| (ends[place] - self.windows.of(place).head(), place));
-            let Some(place) = furthest else { return false };
-            ends[place] -= 1;
-            if self.put_line_back(self.windows.line_at(place, ends[place]), false, before) {
+        let may = |place: usize, end: u64| place != own || end > step + 1;
+        while let Some(freed) = self.put_furthest_back(&mut ends, may, before) {
+            if freed {
                 return true;
             }
-            if self.windows.of(place).end() == ends[place] + 1 {
-                // Laid out again when its turn comes.
-                self.windows.retract(place);
+        }
+        false
+    }
+
+    /// Puts the line back that is the furthest ahead of its consumer, of those before `ends` that `may` leave: place and the step after it. Tells whether
+    /// less than `before` bytes are used then; `None`: there is no such line.
+    fn put_furthest_back(&mut self, ends: &mut [u64], may: impl Fn(usize, u64) -> bool, before: u64) -> Option<bool> {
+        let lead = |place: usize| ends[place].saturating_sub(self.windows.of(place).head());
+        let left = (0..ends.len()).filter(|&place| lead(place) > 0 && may(place, ends[place]));
+        let place = left.max_by_key(|&place| (lead(place), place))?;
+        ends[place] -= 1;
+        let freed = self.put_line_back(self.windows.line_at(place, ends[place]), false, before);
+        if !freed && self.windows.of(place).end() == ends[place] + 1 {
+            // Laid out again when its turn comes.
+            self.windows.retract(place);
+        }
+        Some(freed)
+    }
+
+    /// Lets memory go until no more is used than there is: what nothing holds, and then what is planned for reads that are far ahead.
+    pub(super) fn shrink(&mut self) {
+        let mut ends = Vec::new();
+        while self.arena.used_bytes() > self.ram_bytes {
+            if self.make_any_room() {
+                continue;
+            }
+            if ends.is_empty() {
+                ends = self.windows.ends();
+            }
+            if self.put_furthest_back(&mut ends, |_, _| true, 0).is_none() {
+                return;
             }
         }
     }

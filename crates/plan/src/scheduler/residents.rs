@@ -522,6 +522,26 @@ impl Residents {
         false
     }
 
+    /// Of some contents everything leaves that nothing holds, and the rest is kept no more.
+    pub fn forget(&mut self, arena: &mut Arena, is_gone: impl Fn(Content) -> bool) {
+        for id in 0..self.table.len() as u32 {
+            let it = self.get(id);
+            if it.state == State::Vacant || !is_gone(it.content) {
+                continue;
+            }
+            if it.is_kept() {
+                self.unkeep(id);
+            }
+            self.drop_if_idle(id, arena);
+        }
+    }
+
+    /// Whether anything is in memory, or on its way, of some contents.
+    pub fn any(&self, is_it: impl Fn(Content) -> bool) -> bool {
+        let mut there = self.table.iter().filter(|it| it.state != State::Vacant);
+        there.any(|it| is_it(it.content))
+    }
+
     /// Takes a slot, counting against `limit_bytes` for the whole arena.
     pub fn take(arena: &mut Arena, len: u64, stay: Stay, limit_bytes: u64) -> Option<Slot> {
         if arena.used_bytes() + reserved_bytes(len) > limit_bytes {

@@ -116,6 +116,8 @@ pub(super) struct Reader {
     pub sets: Vec<(u64, u64)>,
     /// Number of its samples.
     pub samples: u64,
+    /// Memory that it brings.
+    pub ram_bytes: u64,
     /// Mean bytes of a sample.
     pub mean_bytes: u64,
     /// Bytes of a global batch, as far as this node reads it.
@@ -194,14 +196,19 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// A job joins, with closed windows.
+    /// Whether the node can name so many ranks more.
     ///
     /// # Errors
-    /// When the node has as many ranks as it can name.
-    pub fn join(&mut self, mut reader: Reader) -> Result<(), Error> {
-        if self.owners.iter().flatten().count() + reader.ranks.len() > MOST_PLACES {
+    /// When it can't.
+    pub fn check_room(&self, ranks: usize) -> Result<(), Error> {
+        if self.owners.iter().flatten().count() + ranks > MOST_PLACES {
             return Err(Error::TooManyRanks { most: MOST_PLACES });
         }
+        Ok(())
+    }
+
+    /// A job joins, with closed windows; there is room for its ranks.
+    pub fn join(&mut self, mut reader: Reader) {
         for &rank in &reader.ranks {
             let free = self.owners.iter().position(Option::is_none).unwrap_or_else(|| {
                 self.owners.push(None);
@@ -213,7 +220,6 @@ impl Windows {
             reader.places.push(free);
         }
         self.readers.push(reader);
-        Ok(())
     }
 
     /// A job is gone: its places are free. All its windows must be closed.
@@ -227,6 +233,18 @@ impl Windows {
     /// Bytes of all jobs' global batches, as far as this node reads them.
     pub fn batch_bytes(&self) -> u64 {
         self.readers.iter().map(|reader| reader.batch_bytes).sum()
+    }
+
+    /// Memory that all jobs bring.
+    pub fn ram_bytes(&self) -> u64 {
+        let brought = self.readers.iter().map(|reader| reader.ram_bytes);
+        brought.fold(0, u64::saturating_add)
+    }
+
+    /// Whether a job reads the data set whose first sample has this number on the node.
+    pub fn is_read(&self, first: u64) -> bool {
+        let mut sets = self.readers.iter().flat_map(|reader| &reader.sets);
+        sets.any(|&(_, node)| node == first)
     }
 
     /// Every place that there is, free ones too.

@@ -105,7 +105,7 @@ impl World {
             .map(|_| Self::set(&mut dice))
             .collect();
         let count = if theme == Theme::Jobs { 2 + dice.below(2) } else { 1 };
-        let jobs: Vec<Job> = (0..count).map(|_| Self::job(&mut dice, theme, &sets)).collect();
+        let mut jobs: Vec<Job> = (0..count).map(|_| Self::job(&mut dice, theme, &sets)).collect();
         let all = || {
             sets.iter()
                 .flat_map(|(_, lengths)| lengths.iter().map(|&len| reserved_bytes(len)))
@@ -116,7 +116,14 @@ impl World {
         // Room for the largest batch of one rank, and as much again for the holes between slots; in lockstep also for what the others hold meanwhile.
         let batches = if theme == Theme::Lockstep { 3 } else { 2 };
         let least = batches * batch_bytes + 4096;
-        let ram_bytes = least + [0, total / 3, 2 * total / 3, 2 * total][dice.below(4) as usize];
+        let mut ram_bytes = least + [0, total / 3, 2 * total / 3, 2 * total][dice.below(4) as usize];
+        if theme == Theme::Jobs && dice.one_in(2) {
+            // Each brings memory of its own.
+            for job in &mut jobs {
+                job.reads.ram_bytes = Some(ram_bytes);
+            }
+            ram_bytes *= jobs.len() as u64;
+        }
         let tiers = match dice.below(3) {
             0 => vec![TierSettings {
                 capacity_bytes: 1 + dice.below(2 * total),
@@ -210,11 +217,12 @@ impl World {
             tail,
         };
         Job::new(Reads {
-            sets: vec![Set { name, catalog }],
+            sets: vec![Set::new(name, catalog)],
             order: Order::new(&order).expect("an order"),
             world,
             uneven: true,
             ranks: (first..first + local).collect(),
+            ram_bytes: None,
             epochs: None,
         })
     }

@@ -70,11 +70,12 @@ pub struct Carrier {
 /// What one job reads of one data set.
 pub fn reads(catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec<u32>) -> Reads {
     Reads {
-        sets: vec![Set { name: 0, catalog }],
+        sets: vec![Set::new(0, catalog)],
         order: Order::new(&order).expect("an order"),
         world,
         uneven: true,
         ranks,
+        ram_bytes: None,
         epochs: None,
     }
 }

@@ -23,14 +23,12 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
     let mut order = spec(catalog.samples(), global_batch, OrderKind::Keyed);
     order.seed = seed;
     Reads {
-        sets: vec![Set {
-            name,
-            catalog: Arc::clone(catalog),
-        }],
+        sets: vec![Set::new(name, Arc::clone(catalog))],
         order: Order::new(&order).expect("an order"),
         world: 1,
         uneven: true,
         ranks: vec![0],
+        ram_bytes: None,
         epochs: None,
     }
 }
@@ -157,13 +155,13 @@ fn a_job_that_is_over_fetches_nothing_more_and_leaves_what_it_kept_to_others() {
     }
     while carrier.end_one() {}
     assert_eq!(carrier.fetched_bytes, 300_000);
-    carrier.step(Event::Part { job: 1 });
-    assert!(carrier.plan.scheduler().split(1).is_none());
     let asked = carrier.requests;
     carrier.step(Event::Join {
         job: 2,
         reads: Box::new(reads(0, &catalog, 8, 30)),
     });
+    carrier.step(Event::Part { job: 1 });
+    assert!(carrier.plan.scheduler().split(1).is_none());
     carrier.step(Event::Start {
         job: 2,
         rank: 0,
@@ -174,6 +172,83 @@ fn a_job_that_is_over_fetches_nothing_more_and_leaves_what_it_kept_to_others() {
         want(&mut carrier, 2, 0, batch);
     }
     assert_eq!(carrier.requests, asked, "all of it is there");
+    carrier.step(Event::Part { job: 2 });
+    assert_eq!(
+        carrier.plan.scheduler().gauges().residents,
+        0,
+        "nobody reads it any more"
+    );
+    assert!(carrier.plan.scheduler().library().shelves().is_empty());
+    carrier.finish();
+}
+
+#[test]
+fn a_data_set_that_nobody_reads_leaves_when_what_is_held_of_it_is_given_back() {
+    let all = || -> Arc<dyn Catalog> { Arc::new(Objects(vec![1000; 300])) };
+    let (a, b) = (all(), all());
+    let mut carrier = two(4 << 20, &a, reads(7, &b, 4, 10));
+    carrier.step(Event::WantBatch {
+        job: 1,
+        request: 5,
+        rank: 0,
+        epoch: 0,
+        batch: 0,
+    });
+    let held = carrier.wait(5).expect("served");
+    carrier.step(Event::Part { job: 1 });
+    let knows = |carrier: &Carrier| carrier.plan.scheduler().library().named(7).is_some();
+    while carrier.end_one() {}
+    carrier.now_ns += 2_000_000_000;
+    carrier.step(Event::Tick);
+    assert!(knows(&carrier), "some of it is in use");
+    for item in &held {
+        let bytes = carrier.plan.scheduler().library().place(300 + item.sample).len;
+        assert_eq!(bytes, 1000);
+    }
+    carrier.release(held.iter().map(|item| item.handle).collect());
+    carrier.now_ns += 2_000_000_000;
+    carrier.step(Event::Tick);
+    assert!(!knows(&carrier));
+    // Its numbers are not another's: the same data set is fetched anew.
+    let asked = carrier.requests;
+    carrier.step(Event::Join {
+        job: 2,
+        reads: Box::new(reads(7, &b, 8, 30)),
+    });
+    want(&mut carrier, 2, 0, 0);
+    assert!(carrier.requests >= asked + 30);
+    carrier.finish();
+}
+
+#[test]
+fn memory_is_what_the_jobs_bring_and_comes_and_goes_with_them() {
+    let all = || -> Arc<dyn Catalog> { Arc::new(Objects(vec![10_000; 300])) };
+    let (a, b) = (all(), all());
+    let bring = |name, catalog, ram_bytes| Reads {
+        ram_bytes: Some(ram_bytes),
+        ..reads(name, catalog, 4, 10)
+    };
+    let mut carrier = Carrier::of(settings(64 << 20), bring(0, &a, 1_000_000), 1).started();
+    let read = |carrier: &mut Carrier, job| {
+        (0..30).for_each(|batch| drop(want(carrier, job, 0, batch)));
+        carrier.plan.scheduler().gauges().used_bytes
+    };
+    let alone = read(&mut carrier, 0);
+    assert!(alone <= 1_000_000);
+    carrier.step(Event::Join {
+        job: 1,
+        reads: Box::new(bring(7, &b, 3_000_000)),
+    });
+    assert!((2_500_000..4_000_000).contains(&read(&mut carrier, 1)));
+    carrier.step(Event::Budget { ram_bytes: 2_000_000 });
+    while carrier.end_one() {}
+    carrier.step(Event::Tick);
+    assert!(carrier.plan.scheduler().gauges().used_bytes <= 2_000_000);
+    carrier.step(Event::Budget { ram_bytes: 9_000_000 });
+    carrier.step(Event::Part { job: 1 });
+    while carrier.end_one() {}
+    carrier.step(Event::Tick);
+    assert!(carrier.plan.scheduler().gauges().used_bytes <= 1_000_000);
     carrier.finish();
 }
 

@@ -77,6 +77,7 @@ mod tests {
         assert_eq!(parts.arrived(&piece(0, 0), 1), None);
         assert!(parts.arrived(&piece(0, 10), 1).is_some());
         let again = Load {
+            job: 0,
             source: Source::Bucket,
             object: 0,
             offset: 0,

@@ -1,16 +1,18 @@
-//! Where a job's bytes move: fetches from the bucket, reads from and writes to the disk tiers.
+//! Where bytes move: fetches from the bucket, reads from and writes to the disk tiers.
 //!
 //! Each ends with the completion of its action. Bytes are checked before they are reported: length and ETag by the source, checksums here and by the disk
 //! tier.
 
-use super::{Job, SLOWEST};
-use crate::dataset::{NOWHERE, trouble};
+use super::Pool;
+use crate::dataset::{Dataset, trouble};
 use crate::disk::{Entry, Refusal};
 use crate::protocol::{Say, Trouble};
 use crate::scatter::{Check, Scatter};
 use crate::sync::Mutex;
 use foreload_plan::action::{Action, Command, Event, Failure, Load};
 use foreload_plan::blocks::Content;
+use foreload_plan::library::Shelf;
+use foreload_store::index::ObjectRef;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -18,10 +20,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// What is read from a disk at a time, outside the job's memory: the most that a lock is held for.
+/// What is read from a disk at a time, outside the arena: the most that a lock is held for.
 const READ_BYTES: u64 = 1 << 20;
 
-impl Job {
+/// What a load is checked by: where its contents are from, and their checksums.
+struct Proof {
+    shelf: Shelf,
+    dataset: Rc<Dataset>,
+    checks: Vec<Check>,
+}
+
+impl Pool {
     pub(super) async fn fetch(self: Rc<Self>, action: Action, cancel: Rc<Notify>) {
         let id = action.id();
         let Command::Load(load) = action.command() else { return };
@@ -29,40 +38,34 @@ impl Job {
         self.state.borrow_mut().partial.expect(load);
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let begun = Instant::now();
-        let object = match load.pieces.first() {
-            // Why the index places it nowhere.
-            Some(piece) if load.object == NOWHERE => self
-                .streams
-                .placed(self.blocks.samples_of(piece.content).start)
-                .and_then(|()| self.streams.object(load.object)),
-            _ => self.streams.object(load.object),
-        };
-        let outcome = match object {
+        let outcome = match self.object(load) {
             Err(trouble) => Err(trouble),
-            Ok((dataset, object)) => {
-                let checks = self.checks(load);
-                let mut sink = Scatter::new(Arc::clone(&self.cache), load, &checks);
+            Ok((proof, object)) => {
+                let mut sink = Scatter::new(Arc::clone(&self.cache), load, &proof.checks);
                 let range = load.offset..load.offset + load.len;
+                let source = &proof.dataset.source;
                 let fetched = tokio::select! {
                     biased;
-                    fetched = dataset.source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
+                    fetched = source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
                     () = cancel.notified() => None,
                 };
                 match fetched {
                     None => Err(Trouble::new("cancelled", "")),
                     Some(Err(error)) => Err(trouble(&error)),
                     Some(Ok(fetched)) => {
-                        self.note_speed(begun.elapsed(), || dataset.source.url_of(&object.key));
-                        self.check(load, &checks, &sink).map(|()| fetched)
+                        let took = begun.elapsed();
+                        self.count(load.job, |stats| stats.note_speed(took, || source.url_of(&object.key)));
+                        self.check(load, &proof, &sink).map(|()| fetched)
                     }
                 }
             }
         };
         let completion = match outcome {
             Ok(fetched) => {
-                let mut state = self.state.borrow_mut();
-                state.stats.retries += u64::from(fetched.attempts.saturating_sub(1));
-                state.stats.hedges_won += u64::from(load.hedge);
+                self.count(load.job, |stats| {
+                    stats.retries += u64::from(fetched.attempts.saturating_sub(1));
+                    stats.hedges_won += u64::from(load.hedge);
+                });
                 let (first, all) = (fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64);
                 if fetched.attempts > 1 {
                     action.done_throttled(first, all)
@@ -78,8 +81,8 @@ impl Job {
                     _ => Failure::Final,
                 };
                 if failure != Failure::Cancelled {
+                    self.count(load.job, |stats| stats.failures += 1);
                     let mut state = self.state.borrow_mut();
-                    state.stats.failures += 1;
                     for piece in &load.pieces {
                         state.troubles.insert(piece.content, trouble.clone());
                     }
@@ -92,37 +95,25 @@ impl Job {
         self.step(Event::Completed(completion));
     }
 
-    /// What of a load has a checksum in the index: the samples in each piece, or the part of a large one, or of one of several ranges, that it is. What
-    /// comes with a piece before it is compared there.
-    fn checks(&self, load: &Load) -> Vec<Check> {
-        let (mut checks, mut end) = (Vec::new(), 0);
-        for (number, piece) in load.pieces.iter().enumerate() {
-            if piece.at + piece.len <= end {
-                continue;
-            }
-            end = piece.at + piece.len;
-            let samples = self.blocks.samples_of(piece.content);
-            let first = self.blocks.place(samples.start).offset;
-            let is_known = |sample: &u64| self.streams.crc32c(*sample).is_some();
-            checks.extend(samples.filter(is_known).map(|sample| {
-                let place = self.blocks.place(sample);
-                Check {
-                    sample,
-                    piece: number,
-                    at: piece.at + (place.offset - first),
-                    len: place.len.min(piece.len),
-                }
-            }));
-        }
-        checks
+    /// The object of a load, and what its bytes are checked by.
+    fn object(&self, load: &Load) -> Result<(Proof, ObjectRef), Trouble> {
+        let first = load.pieces.first().map(|piece| piece.content);
+        let (shelf, dataset) = first
+            .and_then(|content| self.home(content))
+            .ok_or_else(|| Trouble::new("bug", "a load of nothing that is known"))?;
+        let first = first.map(|content| shelf.blocks.samples_of(shelf.own(content)).start);
+        let object = dataset.object(load.object, first)?;
+        let checks = checks(&shelf, &dataset, load);
+        let proof = Proof { shelf, dataset, checks };
+        Ok((proof, object))
     }
 
     /// Compares what came with the index' checksums.
-    fn check(&self, load: &Load, checks: &[Check], sink: &Scatter) -> Result<(), Trouble> {
+    fn check(&self, load: &Load, proof: &Proof, sink: &Scatter) -> Result<(), Trouble> {
         let crcs = sink
             .checksums()
             .ok_or_else(|| Trouble::new("bug", "a fetch ended before all its pieces came"))?;
-        for (check, &crc) in checks.iter().zip(crcs) {
+        for (check, &crc) in proof.checks.iter().zip(crcs) {
             let piece = &load.pieces[check.piece];
             let mut crc = crc;
             if piece.len < piece.content_len {
@@ -131,11 +122,11 @@ impl Job {
                     None => continue,
                 }
             }
-            if let Some(known) = self.streams.crc32c(check.sample)
+            if let Some(known) = proof.dataset.index.crc32c(check.sample)
                 && known != crc
             {
-                let name = self.streams.name(check.sample);
                 self.state.borrow_mut().partial.forget(piece.handle);
+                let name = self.name(load.job, proof, check.sample);
                 return Err(Trouble::new(
                     "corrupt",
                     format!(
@@ -147,13 +138,13 @@ impl Job {
         Ok(())
     }
 
-    pub(super) fn note_speed(&self, took: Duration, url: impl FnOnce() -> String) {
-        let seconds = took.as_secs_f64();
-        let slowest = &mut self.state.borrow_mut().stats.slowest;
-        if slowest.len() < SLOWEST || slowest.last().is_some_and(|(_, least)| seconds > *least) {
-            let at = slowest.partition_point(|(_, other)| *other >= seconds);
-            slowest.insert(at, (url(), seconds));
-            slowest.truncate(SLOWEST);
+    /// A sample of a data set, as messages of a job name it.
+    fn name(&self, job: u32, proof: &Proof, sample: u64) -> String {
+        let own = self.look(|scheduler| scheduler.own(job, proof.shelf.first_sample + sample));
+        let jobs = self.jobs.borrow();
+        match (jobs.get(&job), own) {
+            (Some(job), Some(own)) => job.streams.name(own),
+            _ => format!("sample {sample}"),
         }
     }
 
@@ -165,9 +156,9 @@ impl Job {
             .pieces
             .iter()
             .map(|piece| {
-                let block = self
-                    .blocks
-                    .place_of(Content::block(self.blocks.block_of(piece.content)));
+                let (shelf, _) = self.home(piece.content)?;
+                let block = shelf.blocks.block_of(shelf.own(piece.content));
+                let block = shelf.blocks.place_of(Content::block(block));
                 let entry = self
                     .tiers
                     .get(usize::from(tier))?
@@ -178,7 +169,7 @@ impl Job {
             })
             .collect();
         let given_up = Arc::new(Mutex::new(false));
-        let (cache, pieces, job, begun) = (
+        let (cache, pieces, pool, begun) = (
             Arc::clone(&self.cache),
             load.pieces.clone(),
             Rc::clone(self),
@@ -206,29 +197,28 @@ impl Job {
                 () = tokio::time::sleep_until(deadline) => Err(Failure::Unavailable),
             };
             let took = begun.elapsed().as_nanos() as u64;
-            job.state.borrow_mut().cancels.remove(&action.id());
+            pool.state.borrow_mut().cancels.remove(&action.id());
             let completion = match read {
                 Ok(true) => action.done(took / 8, took),
                 Ok(false) => {
                     if let Command::Load(load) = action.command() {
-                        job.quarantine(tier, load);
+                        pool.quarantine(tier, load);
                     }
                     action.failed(Failure::Corrupt)
                 }
                 Err(failure) => {
                     *given_up.lock().unwrap_or_else(PoisonError::into_inner) = true;
                     if failure == Failure::Unavailable {
-                        job.note_disk_trouble(tier, "reading from", &"it doesn't answer");
+                        pool.note_disk_trouble(tier, "reading from", &"it doesn't answer");
                     }
                     action.failed(failure)
                 }
             };
-            job.step(Event::Completed(completion));
+            pool.step(Event::Completed(completion));
         });
     }
 
     pub(super) fn quarantine(&self, tier: u8, load: &Load) {
-        let mut state = self.state.borrow_mut();
         for piece in &load.pieces {
             if let (Some(key), Some(tier)) = (self.key(piece.content), self.tiers.get(usize::from(tier))) {
                 let mut tier = tier.borrow_mut();
@@ -236,8 +226,8 @@ impl Job {
                     tier.quarantine(&entry);
                 }
             }
-            state.stats.quarantined += 1;
         }
+        self.count(load.job, |stats| stats.quarantined += load.pieces.len() as u64);
     }
 
     /// Writes blocks to a disk tier: one task for all that a step ordered.
@@ -248,15 +238,14 @@ impl Job {
                 continue;
             };
             let (number, block, slot) = (*tier, *block, *slot);
+            let home = self.home(Content::block(block));
             let place = self.key(Content::block(block)).and_then(|key| {
-                let tier = self.tiers.get(usize::from(number))?;
-                Some(tier.borrow_mut().reserve(u64::from(self.id), key, slot.len))
+                let (tier, (shelf, _)) = (self.tiers.get(usize::from(number))?, home.as_ref()?);
+                let user = self.user(shelf.name);
+                Some(tier.borrow_mut().reserve(user, key, slot.len))
             });
             match place {
-                Some(Ok(place)) => {
-                    let samples = self.blocks.range(block);
-                    work.push((action, number, slot, place, samples.end - samples.start));
-                }
+                Some(Ok(place)) => work.push((action, number, slot, place, block)),
                 refused => {
                     // A tier that is full or failing for a moment refuses for a moment; the plan offers it the next block all the same.
                     let stays = matches!(refused, Some(Err(Refusal::Exists)));
@@ -273,10 +262,10 @@ impl Job {
                 }
             }
         }
-        let (job, cache) = (Rc::clone(self), Arc::clone(&self.cache));
+        let (pool, cache) = (Rc::clone(self), Arc::clone(&self.cache));
         tokio::task::spawn_local(async move {
             let written = tokio::task::spawn_blocking(move || {
-                let write = |(action, tier, slot, place, samples): (
+                let write = |(action, tier, slot, place, block): (
                     Action,
                     u8,
                     foreload_plan::arena::Slot,
@@ -284,31 +273,45 @@ impl Job {
                     u64,
                 )| {
                     let bytes = cache.map().bytes(slot.offset, slot.len).unwrap_or_default();
-                    (action, tier, samples, place.write(bytes))
+                    (action, tier, block, place.write(bytes))
                 };
                 work.into_iter().map(write).collect::<Vec<_>>()
             });
             let Ok(written) = written.await else { return };
-            for (action, number, samples, result) in written {
-                let Some(tier) = job.tiers.get(usize::from(number)) else {
+            for (action, number, block, result) in written {
+                let Some(tier) = pool.tiers.get(usize::from(number)) else {
                     continue;
                 };
                 let completion = match result {
                     Ok(written) => {
                         tier.borrow_mut().commit(written);
-                        job.state.borrow_mut().stats.kept_samples += samples;
+                        pool.count_kept(block);
                         action.done(0, 0)
                     }
                     Err(failed) => {
-                        job.note_disk_trouble(number, "writing to", &failed.error);
+                        pool.note_disk_trouble(number, "writing to", &failed.error);
                         tier.borrow_mut().failed(failed);
                         action.failed(Failure::Final)
                     }
                 };
-                job.step(Event::Completed(completion));
+                pool.step(Event::Completed(completion));
             }
-            job.do_chores();
+            pool.do_chores();
         });
+    }
+
+    /// A block is on a disk tier: for all jobs that read it.
+    fn count_kept(&self, block: u64) {
+        let Some((shelf, _)) = self.home(Content::block(block)) else {
+            return;
+        };
+        let samples = shelf.blocks.range(block - shelf.first_block);
+        let first = shelf.first_sample + samples.start;
+        for (&id, job) in &*self.jobs.borrow() {
+            if self.look(|scheduler| scheduler.own(id, first)).is_some() {
+                job.count(|stats| stats.kept_samples += samples.end - samples.start);
+            }
+        }
     }
 
     /// Lets the disk tiers seal and unlink segments, off this thread.
@@ -335,24 +338,49 @@ impl Job {
         }
         state.disk_trouble = Some(Instant::now());
         let directory = self
-            .attach
+            .terms
             .disks
             .get(usize::from(tier))
             .map_or_else(String::new, |disk| disk.directory.display().to_string());
         let message = format!(
             "{doing} the disk cache at {directory}: {error}; what it doesn't hold is fetched again, training goes on"
         );
-        eprintln!("foreload-agent: job {}: {message}", self.id);
+        eprintln!("foreload-agent: {message}");
         let body = serde_json::to_string(&Trouble::new("unavailable", message)).unwrap_or_default();
-        for (who, _) in state.wants.values() {
-            if let Some(who) = who.upgrade() {
+        for want in state.wants.values() {
+            if let Some(who) = want.who.upgrade() {
                 who.say(&Say::Notice { body: body.clone() });
             }
         }
     }
 
     pub(super) fn end_later(self: &Rc<Self>, completion: foreload_plan::action::Completion) {
-        let job = Rc::clone(self);
-        tokio::task::spawn_local(async move { job.step(Event::Completed(completion)) });
+        let pool = Rc::clone(self);
+        tokio::task::spawn_local(async move { pool.step(Event::Completed(completion)) });
     }
+}
+
+/// What of a load has a checksum in the index: the samples in each piece, or the part of a large one, or of one of several ranges, that it is. What
+/// comes with a piece before it is compared there.
+fn checks(shelf: &Shelf, dataset: &Dataset, load: &Load) -> Vec<Check> {
+    let (mut checks, mut end) = (Vec::new(), 0);
+    for (number, piece) in load.pieces.iter().enumerate() {
+        if piece.at + piece.len <= end {
+            continue;
+        }
+        end = piece.at + piece.len;
+        let samples = shelf.blocks.samples_of(shelf.own(piece.content));
+        let first = shelf.blocks.place(samples.start).offset;
+        let is_known = |sample: &u64| dataset.index.crc32c(*sample).is_some();
+        checks.extend(samples.filter(is_known).map(|sample| {
+            let place = shelf.blocks.place(sample);
+            Check {
+                sample,
+                piece: number,
+                at: piece.at + (place.offset - first),
+                len: place.len.min(piece.len),
+            }
+        }));
+    }
+    checks
 }

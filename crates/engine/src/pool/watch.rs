@@ -1,0 +1,118 @@
+//! What a pool does beside moving bytes: it ticks the plan, reports stalls, keeps credentials fresh and memory within bounds. All of it sleeps while
+//! nothing is in flight and nobody waits.
+
+use super::{CARE, MIND, Pool, TICK};
+use crate::protocol::{Say, Trouble};
+use foreload_plan::action::{Event, Source};
+use foreload_plan::scheduler::{Cause, Waiting};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+impl Pool {
+    /// Ticks while anything is in flight, and reports what takes too long.
+    pub(super) async fn watch(self: Rc<Self>) {
+        let (mut cared, mut minded) = (Instant::now(), Instant::now());
+        while !self.is_closed() {
+            if minded.elapsed() > MIND {
+                minded = Instant::now();
+                self.mind_memory();
+                self.forget_unknown();
+            }
+            if cared.elapsed() > CARE {
+                cared = Instant::now();
+                self.care_for_credentials();
+            }
+            let gauges = self.look(foreload_plan::Scheduler::gauges);
+            if gauges.in_flight == 0 && gauges.requests == 0 {
+                self.active.notified().await;
+                // Let a burst of steps go by: each of them would wake us.
+                tokio::time::sleep(TICK).await;
+                continue;
+            }
+            tokio::time::sleep(if gauges.in_flight > 0 { TICK } else { TICK * 10 }).await;
+            self.step(Event::Tick);
+            self.report_stalls();
+        }
+    }
+
+    /// Looks after the credentials of each data set; what goes wrong is told by the fetch that needs them. Aside: a credential service that doesn't
+    /// answer must not keep stalls from being reported.
+    fn care_for_credentials(&self) {
+        for known in &self.state.borrow().known {
+            let dataset = Rc::clone(&known.dataset);
+            let fresh = async move { drop(dataset.source.warm_credentials().await) };
+            drop(tokio::task::spawn_local(fresh));
+        }
+    }
+
+    /// Lets memory go when the machine runs short of it, and takes it again when there is plenty.
+    fn mind_memory(self: &Rc<Self>) {
+        let Some(left) = crate::memory::available_bytes() else {
+            return;
+        };
+        let (now, used, bounds) = (self.budget.get(), self.cache.used_bytes(), self.bounds());
+        let next = bounds.next(now, used, left);
+        if next != now {
+            let whole = bounds.asked;
+            eprintln!("foreload-agent: {left} bytes of memory are left; the budget is {next} of {whole} bytes");
+            self.set_budget(next);
+        } else if used > now + now / 16 {
+            // After a shrinkage other parts of the arena are used, and those that were have their memory still.
+            self.give_back();
+        }
+    }
+
+    /// Tells consumers what they have been waiting for longer than their job's limit.
+    fn report_stalls(&self) {
+        let mut state = self.state.borrow_mut();
+        let now_ns = self.now_ns();
+        let late = |waiting: Waiting| {
+            let job = &state.wants.get(&waiting.request)?.job;
+            let waited = Duration::from_nanos(now_ns.saturating_sub(waiting.since_ns));
+            (waited > job.stall_limit()).then(|| (waiting, Rc::clone(job)))
+        };
+        let waiting = state.plan.scheduler().waiting().into_iter();
+        let late: Vec<_> = waiting.filter_map(late).collect();
+        state
+            .reported
+            .retain(|request, _| late.iter().any(|(waiting, _)| waiting.request == *request));
+        for (waiting, job) in late {
+            let again = state
+                .reported
+                .get(&waiting.request)
+                .is_none_or(|at| at.elapsed() > job.stall_limit());
+            if !again {
+                continue;
+            }
+            state.reported.insert(waiting.request, Instant::now());
+            let seconds = now_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
+            let what = waiting
+                .sample
+                .map_or_else(|| "its samples".to_owned(), |sample| job.streams.name(sample));
+            let cause = match waiting.cause {
+                Cause::Loading(Source::Bucket) => "a GET to the bucket is under way".to_owned(),
+                Cause::Loading(Source::Disk(tier)) => format!("a read from disk tier {tier} is under way"),
+                Cause::Queued => "its GET waits for its turn".to_owned(),
+                Cause::Memory => {
+                    let gauges = state.plan.scheduler().gauges();
+                    format!(
+                        "no memory: {} bytes are leased to the consumer and not given back",
+                        gauges.leased_bytes
+                    )
+                }
+                Cause::Order => "the order of the next epoch is not known".to_owned(),
+            };
+            let message = format!("waiting for {seconds:.1} s for {what}: {cause}");
+            eprintln!("foreload-agent: job {}: {message}", job.id);
+            if let Some(who) = state.wants.get(&waiting.request).and_then(|want| want.who.upgrade()) {
+                let body = serde_json::to_string(&Trouble {
+                    sample: waiting.sample,
+                    ..Trouble::new("stalled", message)
+                })
+                .unwrap_or_default();
+                who.say(&Say::Notice { body });
+            }
+        }
+    }
+}
