@@ -1,7 +1,7 @@
 //! The memory that agent and clients share: sealed memfds, mapped.
 //!
-//! Two arenas exist per job. The *cache arena* holds fetched samples: the agent writes, clients get a descriptor that can only be mapped for reading. The
-//! *batch arena* is read-write for both and leased exclusively; tensors may point only there, because a write through a
+//! A pool has a *cache arena*, and each job a *batch arena*. The cache arena holds fetched samples: the agent writes, clients get a descriptor that can only be mapped for reading. The
+//! batch arena is read-write for both and leased exclusively; tensors may point only there, because a write through a
 //! read-only mapping is a SIGSEGV. Sizes are fixed and sealed, so no mapping can be cut short (SIGBUS). Memory is
 //! taken from the system when a page is first touched.
 //!

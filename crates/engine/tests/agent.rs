@@ -6,6 +6,8 @@
 mod actors;
 #[path = "agent/long.rs"]
 mod long;
+#[path = "agent/pools.rs"]
+mod pools;
 
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, Stats};
@@ -150,6 +152,27 @@ impl Node {
             dataset,
             Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index"),
         ))
+    }
+
+    /// Some samples of a data set, as one of its own.
+    fn chosen(&self, dataset: u32, samples: &[u64]) -> (u32, Index) {
+        let call = Call::Subset {
+            dataset,
+            samples: samples.to_vec(),
+        };
+        match self.client().call(&call, &mut calm()).expect("chosen") {
+            (
+                Reply::Opened {
+                    dataset, index_bytes, ..
+                },
+                fds,
+            ) => {
+                let map = Mapping::new(fds[0].as_fd(), index_bytes, false).expect("mapped");
+                let index = Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index");
+                (dataset, index)
+            }
+            other => panic!("{:?}", other.0),
+        }
     }
 
     fn attachment(&self, dataset: u32, index: &Index, change: impl FnOnce(&mut Attach)) -> Attach {

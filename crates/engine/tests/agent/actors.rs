@@ -1,7 +1,7 @@
 //! Ranks as independent actors against a real agent: threads with connections of their own that start, ask by batch, by name and by sample, hold what
 //! they got, give it back, start again elsewhere, leave, and die with everything in their hands. Every byte is compared, when it comes and when
-//! it is given back. Two jobs run beside each other over one data set, of whole objects or of shards in turn; every third has a disk, every fourth a
-//! source with faults.
+//! it is given back. Up to three jobs run beside each other, over whole objects, over shards or over both together, and share what they read alike; in
+//! every third schedule they have a disk, in every fourth a source with faults.
 //!
 //! `FORELOAD_CHAOS_AGENT=N` says how many schedules are tried, `FORELOAD_CHAOS_SEED=N` tries that one alone.
 
@@ -9,12 +9,12 @@ use super::{Node, calm, eventually};
 use foreload_engine::calls::{Attach, Call, DiskShare, Reply};
 use foreload_engine::client::{Attached, ClientError};
 use foreload_engine::protocol::{Ask, Sent};
+use foreload_engine::streams::digest_of;
 use foreload_plan::Digest;
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
-use foreload_store::Index;
 use foreload_testkit::bucket::Fault;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -170,7 +170,8 @@ impl<'a> Actor<'a> {
         let mut samples: Vec<u64> = positions.iter().map(|&position| order.sample_at(position)).collect();
         let want = match self.dice.below(6) {
             0 => {
-                samples.iter_mut().for_each(|sample| *sample = self.dice.below(SAMPLES));
+                let all = self.truth.len() as u64;
+                samples.iter_mut().for_each(|sample| *sample = self.dice.below(all));
                 self.job.want_samples(self.rank, samples.clone())
             }
             1 | 2 => {
@@ -258,12 +259,19 @@ fn leases_of(node: &Node) -> u64 {
     jobs.iter().filter_map(|job| of_one(job.job)).sum()
 }
 
-fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, dataset: u32, index: &Index) -> Attach {
+/// What a job may read: one data set or several, and the bytes of all samples.
+struct Set {
+    datasets: Vec<u32>,
+    digest: Digest,
+    truth: Vec<Vec<u8>>,
+}
+
+fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, set: &Set) -> Attach {
     let world = 1 + dice.below(4) as u32;
     let own = 1 + dice.below(4) as u32;
     let order = OrderSpec {
-        dataset: Digest::from_bytes(index.digest()),
-        samples: index.len(),
+        dataset: set.digest,
+        samples: set.truth.len() as u64,
         kind: OrderKind::Keyed,
         seed,
         global_batch: world * own,
@@ -280,8 +288,8 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, dataset: u32, 
     // Two batches of every rank in hand, one that is waited for, and as much again for the holes between them.
     let least = 6 * u64::from(own) * (LARGEST + 64) * u64::from(world);
     Attach {
-        dataset,
-        more: vec![],
+        dataset: set.datasets[0],
+        more: set.datasets[1..].to_vec(),
         session: format!("{seed}-{which}"),
         order,
         world,
@@ -311,13 +319,23 @@ fn ranks_that_start_leave_and_die_get_their_own_bytes_from_a_real_agent() {
         &*format!("img:{SAMPLES}x1KB-{}KB,classes=3,ext=jpg", LARGEST / 1000),
         &*format!("shards:3x{}x1KB-{}KB,tar", SAMPLES / 3, LARGEST / 1000),
     ]);
-    // Whole objects, and shards.
-    let sets = [("s3://bench/img", "img"), ("s3://bench/shards", "shards")].map(|(url, prefix)| {
+    let opened = [("s3://bench/img", "img"), ("s3://bench/shards", "shards")].map(|(url, prefix)| {
         let (dataset, index) = node.open(url, false).expect("opened");
         assert_eq!(index.len(), SAMPLES);
-        let truth: Vec<Vec<u8>> = (0..SAMPLES).map(|sample| node.truth(&index, prefix, sample)).collect();
-        (dataset, index, truth)
+        let truth = (0..SAMPLES).map(|sample| node.truth(&index, prefix, sample));
+        let truth: Vec<Vec<u8>> = truth.collect();
+        (dataset, Digest::from_bytes(index.digest()), truth)
     });
+    // Whole objects, shards, and both together.
+    let set = |parts: &[usize]| {
+        let digests: Vec<Digest> = parts.iter().map(|&part| opened[part].1).collect();
+        Set {
+            datasets: parts.iter().map(|&part| opened[part].0).collect(),
+            digest: digest_of(&digests),
+            truth: parts.iter().flat_map(|&part| opened[part].2.clone()).collect(),
+        }
+    };
+    let sets = [set(&[0]), set(&[1]), set(&[0, 1]), set(&[1, 0, 1])];
     for seed in seeds {
         if seed % 4 == 3 {
             let fault = "kind=status,status=503,share=0.02,attempts=1";
@@ -326,15 +344,19 @@ fn ranks_that_start_leave_and_die_get_their_own_bytes_from_a_real_agent() {
             node.bucket.clear_faults();
         }
         let mut dice = Dice(seed);
-        let (dataset, index, truth) = &sets[(seed % 2) as usize];
-        let jobs: Vec<Attach> = (0..1 + dice.below(2))
-            .map(|which| attach_of(&mut dice, &node, seed, which, *dataset, index))
-            .collect();
+        let jobs = (0..1 + dice.below(3)).map(|which| {
+            let set = match which {
+                0 => &sets[(seed % 2) as usize],
+                _ => &sets[dice.below(4) as usize],
+            };
+            (attach_of(&mut dice, &node, seed, which, set), set)
+        });
+        let jobs: Vec<(Attach, &Set)> = jobs.collect();
         std::thread::scope(|scope| {
-            for attach in &jobs {
+            for (attach, set) in &jobs {
                 for &rank in &attach.ranks {
                     let node = &node;
-                    scope.spawn(move || Actor::new(node, truth, attach.clone(), rank, seed).play());
+                    scope.spawn(move || Actor::new(node, &set.truth, attach.clone(), rank, seed).play());
                 }
             }
         });

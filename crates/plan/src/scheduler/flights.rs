@@ -131,6 +131,8 @@ pub(super) struct Flight {
     pub twin: Option<u64>,
     /// It lost its race: nothing waits for it.
     pub cancelled: bool,
+    /// The carrier was told to stop it.
+    pub called_off: bool,
 }
 
 impl Flight {
@@ -247,6 +249,7 @@ pub(super) mod tests {
             pending: pending(Source::Bucket, index, 100),
             issued_ns: 0,
             twin: None,
+            called_off: false,
             cancelled: false,
         })
     }

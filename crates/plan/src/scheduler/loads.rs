@@ -236,10 +236,22 @@ impl Scheduler {
         let residents = &self.residents;
         let is_read = |part: &Part| residents.get(part.handle.index).uses > 0;
         let is_unread = |flight: &Flight| {
-            flight.pending.job == job && !flight.cancelled && !flight.pending.parts.iter().any(is_read)
+            flight.pending.job == job
+                && !flight.cancelled
+                && !flight.called_off
+                && !flight.pending.parts.iter().any(is_read)
         };
         let unread = self.loads.flights.loads().filter(|(_, flight)| is_unread(flight));
         for load in unread.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.cancel(load, actions);
+        }
+    }
+
+    /// Has a load in the air stopped, once. Whatever it still brings is taken as it comes.
+    pub(super) fn cancel(&mut self, load: u64, actions: &mut Vec<Action>) {
+        if let Some(flight) = self.loads.flights.load_mut(load)
+            && !std::mem::replace(&mut flight.called_off, true)
+        {
             actions.push(self.loads.action(Command::Cancel { load }));
         }
     }
@@ -273,6 +285,7 @@ impl Scheduler {
             pending,
             issued_ns: self.now_ns,
             twin: None,
+            called_off: false,
             cancelled: false,
         };
         let id = self.loads.flights.reserve();

@@ -23,7 +23,7 @@
 use super::Scheduler;
 use super::flights::{Flight, Part, Parts, Pending};
 use super::residents::{Residents, State};
-use crate::action::{Action, Command, Failure, Handle, Source};
+use crate::action::{Action, Failure, Handle, Source};
 use crate::arena::{Slot, Stay, reserved_bytes};
 
 /// No twin before this: what a nearby store would have answered by then, our own scheduling may have delayed.
@@ -126,7 +126,7 @@ impl Scheduler {
         };
         loser.cancelled = true;
         let samples: Vec<u32> = loser.pending.parts.iter().map(|part| part.handle.index).collect();
-        actions.push(self.loads.action(Command::Cancel { load }));
+        self.cancel(load, actions);
         for index in samples {
             self.residents.get_mut(index).parts -= 1;
             self.residents.let_go(index, &mut self.arena);
@@ -193,7 +193,7 @@ impl Scheduler {
     fn is_late(&self, flight: &Flight) -> bool {
         let pending = &flight.pending;
         let races = pending.source == Source::Bucket && pending.parts.iter().all(Part::is_whole);
-        if !races || flight.rival().is_some() || flight.cancelled {
+        if !races || flight.rival().is_some() || flight.cancelled || flight.called_off {
             return false;
         }
         let estimate = &self.loads.lanes.of(pending.source).estimate;

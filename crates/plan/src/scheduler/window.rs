@@ -182,14 +182,23 @@ impl Reader {
     }
 }
 
+/// Who has a place.
+#[derive(Clone, Copy)]
+struct Owner {
+    job: u32,
+    rank: u32,
+    /// Which of the readers it is.
+    reader: usize,
+}
+
 /// The windows of a node's ranks.
 #[derive(Default)]
 pub(super) struct Windows {
     /// The jobs that read, in the order of joining.
     readers: Vec<Reader>,
     windows: Vec<Window>,
-    /// By place: the number of the job that has it, and its rank there; `None`: it is free.
-    owners: Vec<Option<(u32, u32)>>,
+    /// By place; `None`: it is free.
+    owners: Vec<Option<Owner>>,
     /// Reads planned and not over, of all ranks.
     pub ahead: u64,
     spare: Vec<Vec<Entry>>,
@@ -215,7 +224,11 @@ impl Windows {
                 self.windows.push(Window::default());
                 self.owners.len() - 1
             });
-            self.owners[free] = Some((reader.job, rank));
+            self.owners[free] = Some(Owner {
+                job: reader.job,
+                rank,
+                reader: self.readers.len(),
+            });
             self.windows[free] = Window::default();
             reader.places.push(free);
         }
@@ -225,8 +238,15 @@ impl Windows {
     /// A job is gone: its places are free. All its windows must be closed.
     pub fn part(&mut self, job: u32) {
         self.readers.retain(|reader| reader.job != job);
-        for owner in &mut self.owners {
-            *owner = owner.filter(|&(owning, _)| owning != job);
+        for slot in &mut self.owners {
+            let owner = slot.filter(|owner| owner.job != job);
+            let at = |owner: Owner| self.readers.iter().position(|reader| reader.job == owner.job);
+            *slot = owner.and_then(|owner| {
+                Some(Owner {
+                    reader: at(owner)?,
+                    ..owner
+                })
+            });
         }
     }
 
@@ -266,16 +286,16 @@ impl Windows {
 
     /// The job that has a place.
     pub fn job_at(&self, place: usize) -> u32 {
-        self.owners[place].map_or(u32::MAX, |(job, _)| job)
+        self.owners[place].map_or(u32::MAX, |owner| owner.job)
     }
 
     /// Who reads at a place that is taken.
     pub fn reader_at(&self, place: usize) -> Option<&Reader> {
-        self.reader(self.job_at(place))
+        self.owners[place].map(|owner| &self.readers[owner.reader])
     }
 
     pub fn reader_at_mut(&mut self, place: usize) -> Option<&mut Reader> {
-        self.reader_mut(self.job_at(place))
+        self.owners[place].map(|owner| &mut self.readers[owner.reader])
     }
 
     /// The node's number of a sample that is read at a place.
@@ -285,7 +305,8 @@ impl Windows {
 
     /// A rank's place; `None` when it is not of this node.
     pub fn place_of(&self, job: u32, rank: u32) -> Option<usize> {
-        self.owners.iter().position(|&owner| owner == Some((job, rank)))
+        let is_it = |owner: &Option<Owner>| owner.is_some_and(|owner| (owner.job, owner.rank) == (job, rank));
+        self.owners.iter().position(is_it)
     }
 
     /// Gives a job the list of an epoch.
@@ -402,11 +423,13 @@ impl Windows {
 
     /// Lays out a started rank's lines up to and including `step`; false when their epoch isn't known or over.
     pub fn reach(&mut self, place: usize, step: u64) -> bool {
-        let Some((job, rank)) = self.owners[place] else {
+        let Some(Owner { rank, .. }) = self.owners[place] else {
             return false;
         };
         while self.windows[place].end() <= step {
-            let Some(reader) = self.reader(job) else { return false };
+            let Some(reader) = self.reader_at(place) else {
+                return false;
+            };
             let (epoch, batch) = reader.batch_of(self.windows[place].end());
             let positions = reader.split.batch_positions(batch, rank);
             let mut entries = self.spare.pop().unwrap_or_default();
@@ -430,8 +453,8 @@ impl Windows {
 
     /// Where a rank reads a position of an epoch: step and entry; `None` when it doesn't.
     pub fn find(&self, place: usize, epoch: u32, position: u64) -> Option<(u64, usize)> {
-        let (job, rank) = self.owners[place]?;
-        let reader = self.reader(job)?;
+        let Owner { rank, reader, .. } = self.owners[place]?;
+        let reader = &self.readers[reader];
         let split = &reader.split;
         if position >= split.positions() {
             return None;

@@ -1,0 +1,212 @@
+//! Several jobs on one agent: what they read alike they hold and fetch once, and what one of them does is no business of another.
+
+use super::{LONG, Node, calm, eventually, gets, jobs_of, read_epoch, release, sent, spec, within};
+use foreload_engine::calls::{Attach, DiskShare};
+use foreload_engine::client::Attached;
+use foreload_engine::streams::digest_of;
+use foreload_plan::Digest;
+use foreload_plan::spec::OrderSpec;
+use foreload_store::Index;
+use foreload_testkit::bucket::Profile;
+use std::time::Duration;
+
+fn seeded(index: &Index, seed: u64) -> OrderSpec {
+    OrderSpec { seed, ..spec(index) }
+}
+
+/// A job of a name, with a seed.
+fn named(node: &Node, dataset: u32, index: &Index, name: &str, seed: u64) -> Attached {
+    node.attach(&node.another(), dataset, index, |a| {
+        a.session = name.into();
+        a.order.seed = seed;
+    })
+}
+
+#[test]
+fn two_jobs_over_one_data_set_fetch_it_once_and_hold_one_copy() {
+    for (rule, url, prefix) in [
+        ("img:300x1KB-60KB,classes=3,ext=jpg", "s3://bench/img", "img"),
+        ("shards:6x100x1KB-30KB,tar", "s3://bench/shards", "shards"),
+    ] {
+        let node = Node::new(rule);
+        let (dataset, index) = node.open(url, false).expect("opened");
+        let total: u64 = (0..index.len()).map(|sample| index.length(sample)).sum();
+        let (one, two) = (
+            named(&node, dataset, &index, "one", 3),
+            named(&node, dataset, &index, "two", 4),
+        );
+        assert_eq!(jobs_of(&node).len(), 2);
+        for epoch in 0..2 {
+            std::thread::scope(|scope| {
+                for (job, seed) in [(&one, 3), (&two, 4)] {
+                    let (node, index) = (&node, &index);
+                    scope.spawn(move || read_epoch(node, job, index, prefix, &seeded(index, seed), epoch));
+                }
+            });
+        }
+        let all = [&one, &two].map(|job| node.stats(job.job));
+        let asked: u64 = all.iter().map(|stats| stats.requested_bytes).sum();
+        let hedged: u64 = all.iter().map(|stats| stats.hedges).sum();
+        assert_eq!(all[0].samples, all[1].samples);
+        if prefix == "img" && hedged == 0 {
+            assert_eq!(asked, total, "each byte once, for both");
+        }
+        let used = node.gauge(one.job, "used_bytes");
+        assert!(
+            used <= total + total / 4 + 64 * index.len(),
+            "{used} bytes hold {total}"
+        );
+        assert_eq!(used, node.gauge(two.job, "used_bytes"), "it is the same memory");
+        drop((one, two));
+        node.end();
+    }
+}
+
+#[test]
+fn a_job_finds_what_another_one_has_brought_whatever_its_seed_and_its_ranks() {
+    let node = Node::with_linger("img:200x1KB-60KB,classes=2,ext=jpg", LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let first = named(&node, dataset, &index, "first", 3);
+    read_epoch(&node, &first, &index, "img", &seeded(&index, 3), 0);
+    drop(first);
+    eventually("nobody is attached", || {
+        jobs_of(&node).iter().all(|job| job.clients == 0)
+    });
+    let then = gets(&node);
+    let second = node.attach(&node.another(), dataset, &index, |a| {
+        a.session = "second".into();
+        a.order.seed = 9;
+        (a.world, a.ranks) = (2, vec![0, 1]);
+    });
+    assert_eq!(jobs_of(&node).len(), 1, "the first made room");
+    for rank in 0..2 {
+        let want = second.want_batch(rank, 0, 0).expect("sent");
+        let (items, _) = second.delivered(want, None, &mut calm()).expect("delivered");
+        for item in &items {
+            assert!(second.bytes(item).expect("inside") == node.truth(&index, "img", item.sample));
+        }
+        release(&second, &items);
+    }
+    assert_eq!(gets(&node), then, "nothing is fetched again");
+    drop(second);
+    node.retire();
+}
+
+#[test]
+fn a_mixture_and_a_job_over_one_of_its_streams_share_it() {
+    let node = Node::with(["one:100x20KB,classes=2,ext=jpg", "two:100x20KB,classes=2,ext=jpg"]);
+    let (one, first) = node.open("s3://bench/one", false).expect("opened");
+    let (two, second) = node.open("s3://bench/two", false).expect("opened");
+    let digests = [&second, &first].map(|index| Digest::from_bytes(index.digest()));
+    let mixture = |a: &mut Attach| {
+        a.more = vec![one];
+        a.session = "mixture".into();
+        (a.order.dataset, a.order.samples) = (digest_of(&digests), 200);
+    };
+    let alone = named(&node, one, &first, "alone", 5);
+    let both = node.attach(&node.another(), two, &second, mixture);
+    read_epoch(&node, &alone, &first, "one", &seeded(&first, 5), 0);
+    let all: Vec<u64> = (0..200).collect();
+    let want = both.want_samples(0, all).expect("sent");
+    let (items, _) = both.delivered(want, None, &mut calm()).expect("delivered");
+    for item in &items {
+        let truth = match item.sample {
+            sample if sample < 100 => node.truth(&second, "two", sample),
+            sample => node.truth(&first, "one", sample - 100),
+        };
+        assert!(both.bytes(item).expect("inside") == truth, "sample {}", item.sample);
+    }
+    release(&both, &items);
+    assert_eq!(sent(&node, ["one", "two"]), [2_000_000; 2], "each byte once");
+    drop((alone, both));
+    node.end();
+}
+
+#[test]
+fn a_job_that_all_have_left_loads_nothing_more_beside_one_that_goes_on() {
+    let node = Node::lingering(
+        ["one:2000x20KB,classes=2,ext=jpg", "two:2000x20KB,classes=2,ext=jpg"],
+        LONG,
+    );
+    let (one, first) = node.open("s3://bench/one", false).expect("opened");
+    let (two, second) = node.open("s3://bench/two", false).expect("opened");
+    node.bucket.set_profile(Profile {
+        total_bytes_per_s: 8_000_000,
+        ..Profile::cloud()
+    });
+    let leaves = named(&node, one, &first, "leaves", 3);
+    leaves.want_batch(0, 0, 0).expect("sent");
+    let stays = named(&node, two, &second, "stays", 3);
+    stays.want_batch(0, 0, 0).expect("sent");
+    let of = || sent(&node, ["one", "two"]);
+    within(Duration::from_secs(60), "both are read", || {
+        of().iter().all(|&bytes| bytes > 1_000_000)
+    });
+    drop(leaves);
+    eventually("nobody is attached to it", || {
+        jobs_of(&node).iter().any(|job| job.clients == 0)
+    });
+    // What was in flight ends; at this rate that takes a moment.
+    std::thread::sleep(Duration::from_millis(1500));
+    let then = of();
+    within(Duration::from_secs(60), "the other goes on", || {
+        of()[1] > then[1] + 4_000_000
+    });
+    assert_eq!(of()[0], then[0], "nothing is loaded for nobody");
+    drop(stays);
+    node.retire();
+}
+
+#[test]
+fn memory_is_what_jobs_bring_and_goes_with_what_they_alone_read() {
+    let node = Node::with_linger("one:400x20KB,classes=2,ext=jpg", Duration::from_millis(200));
+    let (one, first) = node.open("s3://bench/one", false).expect("opened");
+    let samples: Vec<u64> = (0..200).collect();
+    let (two, second) = node.chosen(one, &samples);
+    let stays = named(&node, one, &first, "stays", 3);
+    read_epoch(&node, &stays, &first, "one", &seeded(&first, 3), 0);
+    let alone = node.stats(stays.job).memory_bytes;
+    let ends = named(&node, two, &second, "ends", 3);
+    let want = ends.want_samples(0, samples.clone()).expect("sent");
+    let (items, _) = ends.delivered(want, None, &mut calm()).expect("delivered");
+    assert_eq!(items.len(), 200);
+    assert!(node.stats(stays.job).memory_bytes > alone + 3_000_000);
+    release(&ends, &items);
+    drop((items, ends));
+    eventually("the other's memory is free again", || {
+        node.stats(stays.job).memory_bytes <= alone + 500_000
+    });
+    read_epoch(&node, &stays, &first, "one", &seeded(&first, 3), 1);
+    drop(stays);
+    node.end();
+}
+
+#[test]
+fn jobs_that_share_a_disk_write_and_read_each_block_once() {
+    let node = Node::new("img:300x40KB-60KB,classes=3,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let disk = DiskShare {
+        directory: node.directory.path().join("tier"),
+        capacity_bytes: 64 << 20,
+        pinned: None,
+    };
+    let job = |name: &str, seed| {
+        node.attach(&node.another(), dataset, &index, |a| {
+            a.session = name.into();
+            a.order.seed = seed;
+            a.ram_bytes = 5 << 20;
+            a.disks = vec![disk.clone()];
+        })
+    };
+    let (one, two) = (job("one", 3), job("two", 4));
+    for epoch in 0..2 {
+        read_epoch(&node, &one, &index, "img", &seeded(&index, 3), epoch);
+        read_epoch(&node, &two, &index, "img", &seeded(&index, 4), epoch);
+    }
+    let all = [&one, &two].map(|job| node.stats(job.job));
+    let requests: u64 = all.iter().map(|stats| stats.requests - stats.hedges).sum();
+    assert_eq!(requests, 300, "each sample once, for both: {all:?}");
+    assert!(all[1].disk_hits > 100, "{:?}", all[1]);
+    drop((one, two));
+    node.end();
+}
