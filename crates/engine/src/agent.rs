@@ -494,6 +494,8 @@ impl Agent {
             ranks: job.attach.ranks.clone(),
             world: job.attach.world,
             ram_bytes: job.attach.ram_bytes,
+            pool: job.pool.id,
+            pool_bytes: job.pool.ram_bytes(),
         }
     }
 

@@ -312,8 +312,12 @@ pub struct JobStatus {
     pub ranks: Vec<u32>,
     /// Of so many.
     pub world: u32,
-    /// Memory of its arenas.
+    /// Memory that it brings.
     pub ram_bytes: u64,
+    /// The pool that it is in: jobs of one pool share memory.
+    pub pool: u32,
+    /// Memory that all jobs of the pool bring.
+    pub pool_bytes: u64,
 }
 
 /// Counters of a job since it started, or was taken over by another loader.
@@ -353,7 +357,7 @@ pub struct Stats {
     pub quarantined: u64,
     /// Seconds in which at least one consumer waited.
     pub waited_s: f64,
-    /// Bytes of memory that the arenas have from the system now; what is reserved and not filled yet has none.
+    /// Bytes of memory that the pool's arena and the job's batches have from the system now; what is reserved and not filled yet has none.
     pub memory_bytes: u64,
     /// Bytes of the lists that the order holds now, beside the memory budget.
     pub order_bytes: u64,

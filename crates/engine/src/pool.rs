@@ -694,6 +694,14 @@ impl Pool {
         }
     }
 
+    /// Memory that all its jobs bring, batches included.
+    #[must_use]
+    pub fn ram_bytes(&self) -> u64 {
+        let jobs = self.jobs.borrow();
+        jobs.values()
+            .fold(0, |sum, job| sum.saturating_add(job.attach.ram_bytes))
+    }
+
     /// Bytes that all its jobs ask for.
     #[must_use]
     pub fn asked_bytes(&self) -> u64 {

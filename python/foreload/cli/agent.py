@@ -39,7 +39,7 @@ def running() -> "Agent | None":
 
 
 def jobs_of(connection: "Agent") -> list[dict[str, Any]]:
-    """The agent's jobs: job, url, clients, processes, order, seed, ranks, world, ram_bytes."""
+    """The agent's jobs: job, url, clients, processes, order, seed, ranks, world, ram_bytes, pool, pool_bytes."""
     jobs: list[dict[str, Any]] = json.loads(connection.call('{"call": "status"}'))["jobs"]
     return jobs
 
@@ -131,7 +131,8 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
     ]
     output.facts(console, f"agent, process {value['pid']}", rows)
     if value["jobs"]:
-        jobs = ((str(j["job"]), j["url"], *who_of(j), output.human_bytes(j["ram_bytes"])) for j in value["jobs"])
-        output.grid(console, (">job", "data set", "order", ">rank", ">processes", ">memory"), jobs)
+        size = output.human_bytes
+        jobs = ((str(j["job"]), j["url"], *who_of(j), str(j["pool"]), size(j["ram_bytes"])) for j in value["jobs"])
+        output.grid(console, (">job", "data set", "order", ">rank", ">processes", ">pool", ">memory"), jobs)
     else:
         console.print("no jobs")
