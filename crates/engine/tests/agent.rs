@@ -1021,6 +1021,36 @@ fn a_get_that_hangs_is_overtaken_by_its_twin() {
     node.end();
 }
 
+#[test]
+fn an_outage_of_the_store_is_waited_out() {
+    for fault in ["kind=status,status=503", "kind=status,status=500", "kind=reset"] {
+        let node = Node::new("img:200x10KB,classes=2,ext=jpg");
+        let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+        let job = node.attach(&node.client(), dataset, &index, |_| ());
+        let want = job.want_batch(0, 0, 0).expect("sent");
+        let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+        release(&job, &items);
+        node.bucket.add_fault(Fault::parse(fault).expect("a fault"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| read_epoch_from(&node, &job, &index, "img", &spec(&index), 0, 1));
+            std::thread::sleep(Duration::from_secs(2));
+            node.bucket.clear_faults();
+        });
+        let again = spec(&index);
+        job.client
+            .send(&Ask::Start {
+                job: job.job,
+                rank: 0,
+                epoch: 1,
+                batch: 0,
+            })
+            .expect("sent");
+        read_epoch(&node, &job, &index, "img", &again, 1);
+        drop(job);
+        node.end();
+    }
+}
+
 /// Bytes that the bucket sent for the objects below each prefix, at one moment.
 fn sent(node: &Node, prefixes: [&str; 2]) -> [u64; 2] {
     let objects = node.bucket.counts().objects;

@@ -1,7 +1,7 @@
 //! How many requests may be in flight, whether a slow one gets a twin, and when a source is left alone.
 //!
 //! Small controllers, pure like the scheduler that owns them. [`Concurrency`] climbs to the bandwidth-delay product: it doubles the limit
-//! while goodput follows, then feels its way in steps of a fourth, backs off on throttling, and probes again now and then.
+//! while goodput follows, then feels its way in steps of a fourth, backs off when the source refuses more than a few, and probes again now and then.
 //! [`Origin`] is what several jobs share: one limit, dealt out to them. [`HedgeBudget`] allows twins only as a share of requests, so that a slow
 //! bucket is not asked twice for everything. [`Breaker`] counts consecutive failures and opens for a growing pause.
 
@@ -73,6 +73,12 @@ const WORTH: f64 = 1.05;
 const DOUBLES: f64 = 1.7;
 /// Windows of steady state between two probes upwards.
 const PROBE_EVERY: u32 = 16;
+/// The share of requests that a source may refuse before it gets fewer at once: single errors say nothing about load.
+const REFUSED: f64 = 0.1;
+/// The share is that of so many requests at least: of a few, one refusal would be much.
+const LOOKED_AT: u32 = 100;
+/// The least pause between two decreases.
+const QUIET_NS: u64 = 1_000_000_000;
 
 /// The adaptive limit on requests in flight.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +97,9 @@ pub struct Concurrency {
     doubling: bool,
     climbing: bool,
     since_probe: u32,
+    /// Requests that ended since refusals were counted last, and those of them that the source refused.
+    looked_at: u32,
+    refused: u32,
     quiet_until_ns: u64,
 }
 
@@ -112,6 +121,8 @@ impl Concurrency {
             doubling: true,
             climbing: true,
             since_probe: 0,
+            looked_at: 0,
+            refused: 0,
             quiet_until_ns: 0,
         }
     }
@@ -132,11 +143,9 @@ impl Concurrency {
         match outcome {
             Outcome::Done { throttled, .. } => {
                 self.done(now_ns, bytes);
-                if throttled {
-                    self.throttled(now_ns);
-                }
+                self.look_at(now_ns, throttled);
             }
-            Outcome::Failed(Failure::Unavailable) => self.throttled(now_ns),
+            Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, true),
             Outcome::Failed(_) => {}
         }
     }
@@ -158,8 +167,8 @@ impl Concurrency {
         if self.settings.least == self.settings.most {
             return;
         }
-        if self.settling > 0 {
-            self.settling -= 1;
+        if self.settling > 0 || now_ns < self.quiet_until_ns {
+            self.settling = self.settling.saturating_sub(1);
             return;
         }
         if self.window_done == 0 && self.window_bytes == 0 {
@@ -222,17 +231,31 @@ impl Concurrency {
         }
     }
 
-    /// The source asked for less (429, 503) or timed out: at most one decrease per second, however many requests were hit.
-    pub fn throttled(&mut self, now_ns: u64) {
+    /// One request ended; `refused`: the source asked for less (429, 503), broke off or timed out on the way. When that is the share of what ended
+    /// which it is for a source that has too much to do, the limit falls.
+    pub fn look_at(&mut self, now_ns: u64, refused: bool) {
+        self.looked_at += 1;
+        self.refused += u32::from(refused);
+        let all = LOOKED_AT.max(self.limit);
+        if f64::from(self.refused) > REFUSED * f64::from(all) {
+            self.back_off(now_ns);
+        } else if self.looked_at < all {
+            return;
+        }
+        (self.looked_at, self.refused) = (0, 0);
+    }
+
+    /// At most one decrease per second, however many requests were hit. What the source takes now is found from there, in small steps.
+    fn back_off(&mut self, now_ns: u64) {
         if now_ns < self.quiet_until_ns {
             return;
         }
         self.limit = (self.limit * 7 / 10).max(self.settings.least);
-        (self.climbing, self.doubling) = (false, false);
-        self.since_probe = 0;
-        self.quiet_until_ns = now_ns + 1_000_000_000;
-        self.window_done = 0;
-        self.window_bytes = 0;
+        (self.before, self.climbing, self.doubling) = (self.limit, true, false);
+        self.best_per_s = 0.0;
+        self.settling = self.limit;
+        self.quiet_until_ns = now_ns + QUIET_NS;
+        (self.window_done, self.window_bytes, self.saturated) = (0, 0, false);
     }
 }
 
@@ -360,18 +383,75 @@ mod tests {
             most: 256,
         });
         for i in 0..50 {
-            control.throttled(i * 1_000_000);
+            control.look_at(i * 1_000_000, true);
         }
         assert_eq!(control.limit(), 70);
-        control.throttled(2_000_000_000);
+        for i in 0..50 {
+            control.look_at(2_000_000_000 + i, true);
+        }
         assert_eq!(control.limit(), 49);
+    }
+
+    /// Rounds of a source that refuses some requests, each of which comes on its second try; returns the mean limit of the later half.
+    fn refusing(control: &mut Concurrency, rounds: u32, is_refused: impl Fn(u32, u32) -> bool) -> f64 {
+        let (mut now, mut sum) = (0u64, 0.0);
+        let mut number = 0;
+        for round in 0..rounds {
+            let n = control.limit();
+            control.wanted_more();
+            for i in 0..n {
+                let throttled = is_refused(number, i);
+                number += 1;
+                let end = now + 33_000_000 * u64::from(i + 1) / u64::from(n);
+                let done = Outcome::Done {
+                    latency_ns: 30_000_000,
+                    total_ns: 33_000_000,
+                    throttled,
+                };
+                control.ended(end, 110_000, done);
+            }
+            now += 33_000_000;
+            if round >= rounds / 2 {
+                sum += f64::from(control.limit()) / f64::from(rounds - rounds / 2);
+            }
+        }
+        sum
+    }
+
+    #[test]
+    fn single_errors_cost_no_throughput() {
+        // One in 333, in 100 and in 33, spread as dice spread them.
+        for one_in in [333, 100, 33] {
+            let mut control = Concurrency::new(ConcurrencySettings::default());
+            let hit = |number: u32, _| number.wrapping_mul(2_654_435_761) >> 8 < (1 << 24) / one_in;
+            let limit = refusing(&mut control, 600, hit);
+            assert!(limit > 0.8 * 256.0, "one in {one_in}: {limit}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_refuses_what_is_too_much_gets_about_what_it_takes() {
+        let mut control = Concurrency::new(ConcurrencySettings::default());
+        let limit = refusing(&mut control, 2000, |_, of_round| of_round >= 60);
+        assert!((50.0..110.0).contains(&limit), "{limit} of 60");
+    }
+
+    #[test]
+    fn a_moment_of_refusals_is_forgotten() {
+        let mut control = Concurrency::new(ConcurrencySettings::default());
+        refusing(&mut control, 60, |_, _| false);
+        let before = control.limit();
+        refusing(&mut control, 15, |_, _| true);
+        assert!(control.limit() < before);
+        let later = refusing(&mut control, 200, |_, _| false);
+        assert!(later > 0.9 * f64::from(before), "{later} of {before}");
     }
 
     #[test]
     fn a_fixed_limit_stays() {
         let mut control = Concurrency::new(ConcurrencySettings::fixed(64));
         run(&mut control, 1e9, 0.03, 110_000, 50);
-        control.throttled(1);
+        (0..100).for_each(|now| control.look_at(now, true));
         assert_eq!(control.limit(), 64);
     }
 

@@ -43,8 +43,9 @@ impl fmt::Debug for Credentials {
 /// How often and how fast a failed request is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// Requests in total, at least 1. Default 4: with the pauses below, a fault of a second is bridged.
-    pub attempts: u32,
+    /// Requests in total, at least 1. Default `None`: as many as the deadline allows. An outage is over when it is over, and until then a training run
+    /// waits more cheaply than it ends.
+    pub attempts: Option<u32>,
     /// Longest pause before the first repetition; doubles each time, the actual pause is random below it. Default 50 ms.
     pub pause: Duration,
     /// Longest pause ever. Default 5 s. A longer `Retry-After` wins.
@@ -54,7 +55,7 @@ pub struct Retry {
 impl Default for Retry {
     fn default() -> Self {
         Self {
-            attempts: 4,
+            attempts: None,
             pause: Duration::from_millis(50),
             pause_limit: Duration::from_secs(5),
         }
@@ -66,7 +67,7 @@ impl Retry {
     #[must_use]
     pub fn never() -> Self {
         Self {
-            attempts: 1,
+            attempts: Some(1),
             ..Self::default()
         }
     }

@@ -38,7 +38,10 @@ impl Attempts {
         };
         let pause = self.pause(error.retry_after());
         // An attempt that could not even connect before the deadline is not worth the request.
-        if !again || self.made >= self.retry.attempts || Instant::now() + pause >= self.deadline {
+        if !again
+            || self.retry.attempts.is_some_and(|most| self.made >= most)
+            || Instant::now() + pause >= self.deadline
+        {
             return Err(error);
         }
         tokio::time::sleep(pause).await;
@@ -60,12 +63,15 @@ impl Attempts {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails for good, or time is up.
+/// How long a call that somebody waits for is repeated: long enough for a store that restarts, and not so long that a wrong address looks like a hang.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Calls `attempt` until it succeeds, fails for good, or fails beyond [`PATIENCE`]; one attempt may take until `deadline`.
 pub(crate) async fn retrying<T, F>(retry: Retry, deadline: Instant, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
-    let mut attempts = Attempts::new(retry, deadline);
+    let mut attempts = Attempts::new(retry, deadline.min(Instant::now() + PATIENCE));
     loop {
         attempts.made += 1;
         match tokio::time::timeout_at(deadline, attempt()).await {
@@ -102,7 +108,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_may_pass_is_repeated_and_the_wish_of_the_store_respected() {
         let retry = Retry {
-            attempts: 4,
+            attempts: Some(4),
             ..Retry::default()
         };
         let long = Duration::from_secs(60);
@@ -114,5 +120,28 @@ mod tests {
         assert_eq!(count(ErrorKind::Corrupt, retry, long).await.0, 2);
         assert_eq!(count(ErrorKind::Unavailable, Retry::never(), long).await.0, 1);
         assert_eq!(count(ErrorKind::Unavailable, retry, Duration::from_secs(3)).await.0, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_is_bridged_up_to_the_deadline_by_ever_longer_pauses() {
+        let (start, limit) = (Instant::now(), Duration::from_secs(30));
+        let mut attempts = Attempts::new(Retry::default(), start + limit);
+        while start.elapsed() < Duration::from_secs(20) {
+            attempts.made += 1;
+            let down = Error::new(ErrorKind::Unavailable, "down");
+            attempts.after(down).await.expect("the deadline is far");
+        }
+        assert!(attempts.made < 60, "{} requests in 20 s", attempts.made);
+        let mut calls = 0;
+        let down = || {
+            calls += 1;
+            std::future::ready(Err::<(), _>(Error::new(ErrorKind::Unavailable, "down")))
+        };
+        let begun = Instant::now();
+        retrying(Retry::default(), begun + 12 * limit, down)
+            .await
+            .expect_err("down");
+        assert!((4..=10).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert!((4..60).contains(&calls), "{calls} calls");
     }
 }
