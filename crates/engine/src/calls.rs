@@ -3,6 +3,7 @@
 //! Lists of samples are as long as data sets are, and no JSON: they travel beside it ([`Call::list`]).
 
 use foreload_plan::Digest;
+use foreload_plan::action::Load;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::model::Pinned;
 use foreload_plan::policy::Policy;
@@ -376,6 +377,27 @@ pub type GaugesOnWire = serde_json::Value;
 const SLOWEST: usize = 10;
 
 impl Stats {
+    /// Notes that a load is sent to the bucket, or that it was not after all.
+    pub fn note_load(&mut self, load: &Load, is_sent: bool) {
+        let change = |count: &mut u64, by: u64| match is_sent {
+            true => *count += by,
+            // Another loader's counters may have begun meanwhile.
+            false => *count = count.saturating_sub(by),
+        };
+        change(&mut self.requests, 1);
+        change(&mut self.requested_bytes, load.len);
+        change(&mut self.hedges, u64::from(load.hedge));
+    }
+
+    /// Notes how many requests went out for a load that has ended, well or not.
+    pub fn note_requests(&mut self, load: &Load, requests: u32) {
+        match requests {
+            // Called off before it was its turn.
+            0 => self.note_load(load, false),
+            some => self.retries += u64::from(some - 1),
+        }
+    }
+
     /// Notes how long a load took, if it is among the slowest.
     pub fn note_speed(&mut self, took: Duration, url: impl FnOnce() -> String) {
         let (seconds, slowest) = (took.as_secs_f64(), &mut self.slowest);

@@ -584,11 +584,7 @@ impl Pool {
                 self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));
                 match load.source {
                     Source::Bucket => {
-                        self.count(load.job, |stats| {
-                            stats.requests += 1;
-                            stats.requested_bytes += load.len;
-                            stats.hedges += u64::from(load.hedge);
-                        });
+                        self.count(load.job, |stats| stats.note_load(load, true));
                         tokio::task::spawn_local(Rc::clone(self).fetch(action, cancel));
                     }
                     Source::Disk(tier) => self.read_from_disk(tier, action, cancel),

@@ -40,6 +40,7 @@ pub struct Scatter {
     checks: Vec<Check>,
     crc: Digest,
     crcs: Vec<u32>,
+    asked: u32,
 }
 
 impl Scatter {
@@ -53,7 +54,14 @@ impl Scatter {
             checks: checks.to_vec(),
             crc: Digest::new(CrcAlgorithm::Crc32Iscsi),
             crcs: Vec::with_capacity(checks.len()),
+            asked: 0,
         }
+    }
+
+    /// Requests that went out for it.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.asked
     }
 
     /// The checksum of each stretch, once all bytes have come.
@@ -78,6 +86,10 @@ impl Scatter {
 }
 
 impl Sink for Scatter {
+    fn asked(&mut self) {
+        self.asked += 1;
+    }
+
     fn write(&mut self, at: u64, frame: &[u8]) -> Result<(), Error> {
         let end = at + frame.len() as u64;
         for piece in self.pieces[self.piece..].iter().take_while(|piece| piece.at < end) {

@@ -418,6 +418,37 @@ fn faults_of_the_bucket_change_nothing_that_is_delivered() {
 }
 
 #[test]
+fn what_the_bucket_was_asked_is_counted_also_where_it_failed() {
+    let node = Node::new("img:300x1KB-40KB,classes=3,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    for fault in [
+        "kind=status,status=503,share=0.1,attempts=1",
+        "kind=truncate,share=0.1,attempts=1",
+        "kind=status,status=404,matching=00000007",
+    ] {
+        node.bucket.add_fault(Fault::parse(fault).expect("a fault"));
+    }
+    node.bucket.reset_counts();
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        a.ram_bytes = 4 << 20;
+        a.epochs = Some(1);
+        a.hedge_per_cent = 0;
+    });
+    for batch in 0..19 {
+        let want = job.want_batch(0, 0, batch).expect("sent");
+        if let Ok((items, _)) = job.delivered(want, None, &mut calm()) {
+            release(&job, &items);
+        }
+    }
+    eventually("all that the bucket was asked is counted, and nothing else", || {
+        let stats = node.stats(job.job);
+        stats.failures > 0 && stats.requests + stats.retries == gets(&node)
+    });
+    drop(job);
+    node.end();
+}
+
+#[test]
 fn a_changed_object_is_reported_as_such_and_never_delivered() {
     let node = Node::new("img:64x1KB-2KB,classes=2,ext=jpg");
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");

@@ -36,6 +36,9 @@ use tokio::time::Instant;
 
 /// Receives the bytes of a fetch, in order, as they arrive.
 pub trait Sink {
+    /// A request goes out for what comes next: the first one, or a repetition.
+    fn asked(&mut self) {}
+
     /// Takes `frame`, which begins `at` bytes after the start of the range.
     ///
     /// Frames arrive in order without gaps or overlap, and never exceed the range.
@@ -268,6 +271,7 @@ impl Source {
         }
         loop {
             attempts.made += 1;
+            sink.asked();
             let result = match &self.store {
                 Store::Bucket(bucket) => bucket.get(key, &range, if_match, deadline, sink, &mut progress).await,
                 Store::Directory(directory) => {

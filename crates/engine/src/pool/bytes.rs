@@ -49,6 +49,7 @@ impl Pool {
                     fetched = source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
                     () = cancel.notified() => None,
                 };
+                self.count(load.job, |stats| stats.note_requests(load, sink.requests()));
                 match fetched {
                     None => Err(Trouble::new("cancelled", "")),
                     Some(Err(error)) => Err(trouble(&error)),
@@ -62,10 +63,7 @@ impl Pool {
         };
         let completion = match outcome {
             Ok(fetched) => {
-                self.count(load.job, |stats| {
-                    stats.retries += u64::from(fetched.attempts.saturating_sub(1));
-                    stats.hedges_won += u64::from(load.hedge);
-                });
+                self.count(load.job, |stats| stats.hedges_won += u64::from(load.hedge));
                 let (first, all) = (fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64);
                 if fetched.attempts > 1 {
                     action.done_throttled(first, all)
