@@ -454,10 +454,10 @@ impl Pool {
         state.plan.scheduler().library().named(name).cloned()
     }
 
-    /// Where a content is from, which is in memory or on its way there.
+    /// Where a content is from. `None`: nobody reads its data set any more, as of a load that lost its race.
     fn home(&self, content: Content) -> Option<(Shelf, Rc<Dataset>)> {
         let state = self.state.borrow();
-        let shelf = state.plan.scheduler().library().shelf_of(content).clone();
+        let shelf = state.plan.scheduler().library().shelf_with(content)?.clone();
         let known = state.known.iter().find(|known| known.name == shelf.name)?;
         Some((shelf, Rc::clone(&known.dataset)))
     }

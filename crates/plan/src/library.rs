@@ -113,6 +113,12 @@ impl Library {
         self.blocks
     }
 
+    /// The data set of a content, if that is known.
+    #[must_use]
+    pub fn shelf_with(&self, content: Content) -> Option<&Shelf> {
+        self.shelves.iter().find(|shelf| shelf.has(content))
+    }
+
     /// Those of which no job reads anything: `is_read` tells by the number of a first sample.
     pub fn unread(&self, is_read: impl Fn(u64) -> bool) -> Vec<Shelf> {
         let unread = self.shelves.iter().filter(|shelf| !is_read(shelf.first_sample));

@@ -39,7 +39,10 @@ impl Pool {
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let begun = Instant::now();
         let outcome = match self.object(load) {
-            Err(trouble) => Err(trouble),
+            Err(trouble) => {
+                self.count(load.job, |stats| stats.note_requests(load, 0));
+                Err(trouble)
+            }
             Ok((proof, object)) => {
                 let mut sink = Scatter::new(Arc::clone(&self.cache), load, &proof.checks);
                 let range = load.offset..load.offset + load.len;
@@ -98,7 +101,7 @@ impl Pool {
         let first = load.pieces.first().map(|piece| piece.content);
         let (shelf, dataset) = first
             .and_then(|content| self.home(content))
-            .ok_or_else(|| Trouble::new("bug", "a load of nothing that is known"))?;
+            .ok_or_else(|| Trouble::new("cancelled", "nobody reads its data set any more"))?;
         let first = first.map(|content| shelf.blocks.samples_of(shelf.own(content)).start);
         let object = dataset.object(load.object, first)?;
         let checks = checks(&shelf, &dataset, load);

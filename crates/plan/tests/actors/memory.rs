@@ -64,7 +64,11 @@ impl Memory {
     /// A load has brought its pieces: from the bucket what lies there, from a disk what the blocks' records have there.
     pub fn bring(&mut self, load: &Load, library: &Library) {
         for piece in &load.pieces {
-            let (set, from) = (library.shelf_of(piece.content).name, load.offset + piece.at);
+            // Of a data set that nobody reads any more comes what lost its race.
+            let Some(shelf) = library.shelf_with(piece.content) else {
+                continue;
+            };
+            let (set, from) = (shelf.name, load.offset + piece.at);
             if load.source == Source::Bucket {
                 self.write(piece.slot_offset, piece.len, (set, load.object), from);
                 continue;

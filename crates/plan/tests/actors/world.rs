@@ -39,7 +39,6 @@ struct Job {
     reads: Reads,
     order: Order,
     split: Split,
-    catalog: Arc<dyn Catalog>,
     joined: bool,
 }
 
@@ -48,14 +47,25 @@ impl Job {
         Job {
             split: reads.check().expect("it fits"),
             order: reads.order.clone(),
-            catalog: Arc::clone(&reads.sets[0].catalog),
             reads,
             joined: false,
         }
     }
 
-    fn set(&self) -> u64 {
-        self.reads.sets[0].name
+    fn samples(&self) -> u64 {
+        self.reads.sets.iter().map(|set| set.catalog.samples()).sum()
+    }
+
+    /// The data set of a sample, and its number there.
+    fn find(&self, sample: u64) -> (&Set, u64) {
+        let mut own = sample;
+        let is_it = |set: &&Set| {
+            let found = own < set.catalog.samples();
+            own -= if found { 0 } else { set.catalog.samples() };
+            found
+        };
+        let set = self.reads.sets.iter().find(is_it).expect("a sample of the job");
+        (set, own)
     }
 }
 
@@ -101,7 +111,7 @@ pub struct World {
 impl World {
     pub fn new(theme: Theme, seed: u64) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ theme as u64);
-        let sets: Vec<(Arc<dyn Catalog>, Vec<u64>)> = (0..1 + u64::from(theme == Theme::Jobs) * dice.below(2))
+        let sets: Vec<(Arc<dyn Catalog>, Vec<u64>)> = (0..1 + u64::from(theme == Theme::Jobs) * dice.below(3))
             .map(|_| Self::set(&mut dice))
             .collect();
         let count = if theme == Theme::Jobs { 2 + dice.below(2) } else { 1 };
@@ -202,11 +212,16 @@ impl World {
             1 => Tail::Drop,
             _ => Tail::Pad { multiple: world },
         };
-        let name = dice.below(sets.len() as u64);
-        let catalog = Arc::clone(&sets[name as usize].0);
+        // One data set, or several one after the other, some of them twice.
+        let count = if theme == Theme::Jobs { 1 + dice.below(3) } else { 1 };
+        let set = |_| {
+            let name = dice.below(sets.len() as u64);
+            Set::new(name, Arc::clone(&sets[name as usize].0))
+        };
+        let sets: Vec<Set> = (0..count).map(set).collect();
         let order = OrderSpec {
             dataset: DigestBuilder::new("actors").finish(),
-            samples: catalog.samples(),
+            samples: sets.iter().map(|set| set.catalog.samples()).sum(),
             kind: if dice.one_in(2) {
                 OrderKind::Keyed
             } else {
@@ -217,7 +232,7 @@ impl World {
             tail,
         };
         Job::new(Reads {
-            sets: vec![Set::new(name, catalog)],
+            sets,
             order: Order::new(&order).expect("an order"),
             world,
             uneven: true,
@@ -248,7 +263,8 @@ impl World {
 
     /// Where a sample of a job lies: data set and place.
     fn places_in(&self, job: usize, sample: u64) -> (u64, Vec<Place>) {
-        (self.jobs[job].set(), self.jobs[job].catalog.ranges(sample))
+        let (set, own) = self.jobs[job].find(sample);
+        (set.name, set.catalog.ranges(own))
     }
 
     /// Plays the schedule, lets it end, and looks at what is left.
@@ -319,7 +335,7 @@ impl World {
             }
             6 => self.step(Event::Tick),
             7 if matches!(self.theme, Theme::Workers | Theme::Jobs) => {
-                let (split, all) = (&self.jobs[job].split, self.jobs[job].catalog.samples());
+                let (split, all) = (&self.jobs[job].split, self.jobs[job].samples());
                 let most = u64::from(split.global_batch() / split.ranks());
                 let count = 1 + self.dice.below(most);
                 let samples: Vec<u64> = (0..count).map(|_| self.dice.below(all)).collect();
@@ -573,7 +589,10 @@ impl World {
                 let bytes: u64 = want
                     .samples
                     .iter()
-                    .map(|&sample| reserved_bytes(self.job_of(place).catalog.place(sample).len))
+                    .map(|&sample| {
+                        let (set, own) = self.job_of(place).find(sample);
+                        reserved_bytes(set.catalog.place(own).len)
+                    })
                     .sum();
                 panic!(
                     "{bytes} bytes don't fit {}: {:?}",
