@@ -235,8 +235,10 @@ impl Agent {
         self.connections.borrow_mut().remove(&connection.id);
         let jobs: Vec<Rc<Job>> = self.jobs.borrow().values().cloned().collect();
         let mut leases = connection.close();
+        // Before anything is given back: that may be what another want of the dead waits for, and nobody would give that back.
+        let pools = self.pools.borrow().clone();
+        pools.iter().for_each(|pool| pool.withdraw(connection, None, None));
         for job in jobs {
-            job.withdraw(connection, None);
             job.batches.borrow_mut().reclaim(connection.id);
             if let Some(handles) = leases.remove(&job.id) {
                 job.pool.step(Event::Release { handles });

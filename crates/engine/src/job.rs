@@ -212,7 +212,7 @@ impl Job {
 
     /// A connection no longer waits for what it asked under `id`; `None`: for anything.
     pub fn withdraw(&self, connection: &Rc<Connection>, id: Option<u64>) {
-        self.pool.withdraw(self, connection, id);
+        self.pool.withdraw(connection, Some(self.id), id);
     }
 
     /// One request more that somebody waits for, or one less.

@@ -556,13 +556,13 @@ impl Pool {
         Some(want)
     }
 
-    /// A connection no longer waits for what it asked of a job under `id`; `None`: for anything.
-    pub fn withdraw(self: &Rc<Self>, job: &Job, connection: &Rc<Connection>, id: Option<u64>) {
+    /// A connection no longer waits for what it asked of a job under a number; without a number, for anything of the job; without a job, for anything.
+    pub fn withdraw(self: &Rc<Self>, connection: &Rc<Connection>, job: Option<u32>, id: Option<u64>) {
         let mut requests: Vec<u64> = {
             let state = self.state.borrow();
             let mine = |(_, want): &(&u64, &Want)| {
-                want.job.id == job.id
-                    && std::ptr::eq(want.who.as_ptr(), Rc::as_ptr(connection))
+                std::ptr::eq(want.who.as_ptr(), Rc::as_ptr(connection))
+                    && job.is_none_or(|job| want.job.id == job)
                     && id.is_none_or(|id| want.id == id)
             };
             state.wants.iter().filter(mine).map(|(&request, _)| request).collect()

@@ -1,13 +1,14 @@
 //! Several jobs on one agent: what they read alike they hold and fetch once, and what one of them does is no business of another.
 
 use super::{LONG, Node, calm, eventually, gets, jobs_of, read_epoch, release, sent, spec, within};
-use foreload_engine::calls::{Attach, DiskShare};
-use foreload_engine::client::Attached;
+use foreload_engine::calls::{Attach, Call, DiskShare};
+use foreload_engine::client::{Attached, Client};
 use foreload_engine::streams::digest_of;
 use foreload_plan::Digest;
 use foreload_plan::spec::OrderSpec;
 use foreload_store::Index;
 use foreload_testkit::bucket::Profile;
+use std::sync::Arc;
 use std::time::Duration;
 
 fn seeded(index: &Index, seed: u64) -> OrderSpec {
@@ -208,5 +209,47 @@ fn jobs_that_share_a_disk_write_and_read_each_block_once() {
     assert_eq!(requests, 300, "each sample once, for both: {all:?}");
     assert!(all[1].disk_hits > 100, "{:?}", all[1]);
     drop((one, two));
+    node.end();
+}
+
+#[test]
+fn what_a_dead_client_of_two_jobs_held_and_waited_for_comes_back() {
+    let node = Node::new("img:200x20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let little = |name: &str, seed| {
+        node.attachment(dataset, &index, |a| {
+            a.session = name.into();
+            a.order.seed = seed;
+            (a.ram_bytes, a.batch_bytes) = (800_000, 1 << 16);
+        })
+    };
+    let attached =
+        |client: &Arc<Client>, name, seed| Attached::new(client, little(name, seed), &mut calm()).expect("attached");
+    let watcher = node.another();
+    let stays = [("one", 3), ("two", 4)].map(|(name, seed)| attached(&watcher, name, seed));
+    for _ in 0..5 {
+        let client = node.another();
+        let (one, two) = (attached(&client, "one", 3), attached(&client, "two", 4));
+        // Attached once more, so that letting go of these says nothing: the end of the connection does.
+        for again in [little("one", 3), little("two", 4)] {
+            client
+                .call(&Call::Attach(Box::new(again)), &mut calm())
+                .expect("attached");
+        }
+        let held: Vec<Vec<u64>> = (0..5).map(|at| (at * 12..at * 12 + 12).collect()).collect();
+        for samples in held {
+            let want = one.want_samples(0, samples).expect("sent");
+            one.delivered(want, None, &mut calm()).expect("delivered");
+        }
+        // There is no memory for this before some of that comes back.
+        two.want_samples(0, (100..130).collect()).expect("sent");
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!((node.gauge(one.job, "leases"), node.gauge(two.job, "requests")), (60, 1));
+        drop((one, two, client));
+        eventually("all of it comes back", || {
+            node.gauge(stays[0].job, "leases") == 0 && node.gauge(stays[1].job, "requests") == 0
+        });
+    }
+    drop((stays, watcher));
     node.end();
 }
