@@ -244,7 +244,10 @@ fn what_a_dead_client_of_two_jobs_held_and_waited_for_comes_back() {
         // There is no memory for this before some of that comes back.
         two.want_samples(0, (100..130).collect()).expect("sent");
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!((node.gauge(one.job, "leases"), node.gauge(two.job, "requests")), (60, 1));
+        assert_eq!(
+            (node.gauge(one.job, "leases"), node.gauge(two.job, "requests")),
+            (60, 1)
+        );
         drop((one, two, client));
         eventually("all of it comes back", || {
             node.gauge(stays[0].job, "leases") == 0 && node.gauge(stays[1].job, "requests") == 0
