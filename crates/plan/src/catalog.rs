@@ -63,12 +63,6 @@ impl Spans {
         self.borders[self.borders.len() - 1]
     }
 
-    /// The first number of a part.
-    #[must_use]
-    pub fn first(&self, part: usize) -> u64 {
-        self.borders[part]
-    }
-
     /// The part of a number, and the number there; `None`: there is no such number.
     #[must_use]
     pub fn find(&self, number: u64) -> Option<(usize, u64)> {
@@ -192,6 +186,6 @@ mod tests {
             None,
         ];
         assert_eq!(found, expected);
-        assert_eq!((spans.total(), spans.first(2)), (5, 2));
+        assert_eq!(spans.total(), 5);
     }
 }

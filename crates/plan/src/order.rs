@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::digest::{Digest, DigestBuilder};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::spec::{OrderKind, OrderSpec};
 
@@ -280,25 +280,6 @@ impl Order {
             _ => 0,
         }
     }
-
-    /// Names the order of one epoch: what ranks compare when lists are supplied, which the spec's digest doesn't cover.
-    ///
-    /// # Errors
-    /// As [`epoch`](Self::epoch).
-    pub fn epoch_digest(&self, epoch: u32) -> Result<Digest, Error> {
-        let builder = DigestBuilder::new("order-epoch/1")
-            .digest(&self.digest)
-            .number(u64::from(epoch));
-        Ok(match &self.source {
-            Source::Supplied => {
-                let table = &self.lists.get(&epoch).ok_or(Error::EpochNotSupplied { epoch })?.0;
-                (0..table.len())
-                    .fold(builder, |builder, at| builder.number(table.sample_at(at)))
-                    .finish()
-            }
-            _ => builder.finish(),
-        })
-    }
 }
 
 /// The order of one epoch: samples by position and back. Cheap to clone.
@@ -368,13 +349,6 @@ impl EpochOrder {
             Entry::Table(table) => table.position_of(sample),
         };
         at.filter(|&position| position < self.positions)
-    }
-
-    /// The next position after `position` at which the tail rule repeats what is read there; `None` when it doesn't.
-    ///
-    /// Repeats inside an explicit list or a mixture are not seen by this.
-    pub fn repeat_after(&self, position: u64) -> Option<u64> {
-        Some(position + self.entries).filter(|&next| next < self.positions)
     }
 
     /// Whether a sample may be read more than once in this epoch: padded, an explicit list that repeats, or a stream of a mixture that comes round.

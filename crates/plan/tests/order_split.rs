@@ -114,10 +114,6 @@ proptest! {
         for sample in 0..order.spec().samples + 3 {
             let first = read.iter().position(|&other| other == sample).map(|position| position as u64);
             prop_assert_eq!(epoch.position_of(sample), first, "sample {}", sample);
-            if let Some(first) = first {
-                let next = read.iter().skip(first as usize + 1).position(|&other| other == sample);
-                prop_assert_eq!(epoch.repeat_after(first), next.map(|offset| first + 1 + offset as u64));
-            }
         }
     }
 
@@ -318,8 +314,6 @@ fn supplied_lists_come_one_by_one_and_never_change() {
             expected: 3
         })
     );
-    let digests = [0, 1].map(|epoch| order.epoch_digest(epoch).expect("supplied"));
-    assert_ne!(digests[0], digests[1]);
     order.keep(|epoch| epoch >= 1);
     assert!(order.epoch(0).is_err() && order.epoch(1).is_ok());
 }

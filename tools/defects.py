@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Puts defects back, one by one, and looks whether a test finds each.
+
+Every one of them was found by somebody once, or is the kind that was: what several consumers do to each other. A test that can't fail shows nothing, so
+this runs the tests on sources in which something is wrong, in a copy of the working tree, and fails when they pass. It takes some minutes: `make defects`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parent.parent
+PLAN = ["-p", "foreload-plan", "--test", "actors"]
+AGENT = ["-p", "foreload-engine", "--test", "agent", "--"]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect: what goes wrong, the edits that bring it about, and the tests that are to find it."""
+
+    what: str
+    edits: tuple[tuple[str, str, str], ...]
+    tests: list[str]
+
+
+REQUESTS = "crates/plan/src/scheduler/requests.rs"
+RESIDENTS = "crates/plan/src/scheduler/residents.rs"
+SCHEDULER = "crates/plan/src/scheduler.rs"
+WINDOW = "crates/plan/src/scheduler/window.rs"
+LOADS = "crates/plan/src/scheduler/loads.rs"
+POOL = "crates/engine/src/pool.rs"
+
+DEFECTS = [
+    Defect(
+        "a delivery takes what isn't loaded yet",
+        (
+            (RESIDENTS, "(resident.state == State::Ready).then_some(Ready(id))", "Some(Ready(id))"),
+            (
+                REQUESTS,
+                "            State::Ready => self.one_less(request, actions),\n            State::Failed(_) if it.parts == 0",
+                "            State::Ready | State::Loading => self.one_less(request, actions),\n            State::Failed(_) if it.parts == 0",
+            ),
+        ),
+        PLAN,
+    ),
+    Defect(
+        "a rank that starts again takes the other ranks' lines along",
+        (
+            (
+                SCHEDULER,
+                "            self.empty(place);\n            self.windows.begin(place, step);",
+                "            for other in self.windows.places() {\n                self.empty(other);\n            }\n            self.windows.begin(place, step);",
+            ),
+        ),
+        PLAN,
+    ),
+    Defect(
+        "a repetition takes the read that another one has claimed",
+        (
+            (
+                REQUESTS,
+                "entry.filter(|&entry| claimed.insert(entry))",
+                "entry.inspect(|&entry| drop(claimed.insert(entry)))",
+            ),
+            (REQUESTS, "(it.read != Read::Over && it.waiter == 0).then_some((line, entry))", "Some((line, entry))"),
+        ),
+        PLAN,
+    ),
+    Defect(
+        "a loader's own lists are taken over by the next one with an equal plan",
+        (
+            (
+                "crates/engine/src/agent/roster.rs",
+                "job.clients() == 0 && !own_lists && same_word == attach",
+                "job.clients() == 0 && (own_lists || same_word == attach) && same_word == attach",
+            ),
+        ),
+        [*AGENT, "lists_of_one_loader"],
+    ),
+    Defect(
+        "what waits for a job that all have left flies all the same",
+        (
+            (SCHEDULER, "        self.forget_queued(|pending| pending.job == job, actions);\n", ""),
+            (SCHEDULER, "readers().iter().all(|reader| reader.left)", "readers().iter().all(|_| false)"),
+        ),
+        [*AGENT, "have_left"],
+    ),
+    Defect(
+        "who waits for a sample that can't be had second doesn't hear why",
+        (
+            (
+                POOL,
+                "                    let state = self.state.borrow();\n                    contents.iter().find_map(|it| state.troubles.get(it).cloned())",
+                "                    let mut state = self.state.borrow_mut();\n                    contents.iter().find_map(|it| state.troubles.remove(it))",
+            ),
+        ),
+        [*AGENT, "hear_why"],
+    ),
+    Defect(
+        "a dead client's wants are withdrawn one by one, while what it held comes back",
+        (
+            (
+                POOL,
+                "        for &request in &requests {\n            drop(self.take_want(request));\n        }\n        for request in requests {\n",
+                "        for request in requests {\n",
+            ),
+        ),
+        [*AGENT, "actors"],
+    ),
+    Defect(
+        "samples of a second data set are taken for those of the first",
+        (
+            (
+                WINDOW,
+                "        node + (sample - first)\n",
+                "        let _ = first;\n        node + sample.min(1)\n",
+            ),
+        ),
+        PLAN,
+    ),
+    Defect(
+        "a data set is forgotten while something of it is lent",
+        ((SCHEDULER, "            if self.residents.any(|content| shelf.has(content)) {", "            if false {"),),
+        PLAN,
+    ),
+    Defect(
+        "leases of another job's client count as given back",
+        (
+            (
+                RESIDENTS,
+                "        if self.get(id).leases == 0 {\n            return false;\n        }\n        let before",
+                "        if self.get(id).leases == 0 {\n            return false;\n        }\n        self.get_mut(id).leases = 1;\n        let before",
+            ),
+        ),
+        PLAN,
+    ),
+    Defect(
+        "a load that is called off is reported as loaded",
+        (
+            (
+                LOADS,
+                "            Outcome::Failed(failure) => Err(failure),\n        };\n        let (rival",
+                "            Outcome::Failed(Failure::Cancelled) => Ok(()),\n            Outcome::Failed(failure) => Err(failure),\n        };\n        let (rival",
+            ),
+        ),
+        PLAN,
+    ),
+]
+
+
+def main() -> int:
+    """Tries all defects, or those whose description holds a word."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("only", nargs="?", default="", help="those whose description holds this")
+    parser.add_argument("--seeds", default="4000", help="schedules that the actors play of each theme")
+    asked = parser.parse_args()
+    chosen = [defect for defect in DEFECTS if asked.only in defect.what]
+    lived = []
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "tree"
+        ignored = shutil.ignore_patterns("target", ".venv", ".git", "*.so", "_bin", "__pycache__", ".mypy_cache")
+        shutil.copytree(HOME, copy, ignore=ignored, symlinks=True)
+        target = os.environ.get("DEFECTS_TARGET") or str(HOME / "target" / "defects")
+        env = {**os.environ, "CARGO_TARGET_DIR": target, "FORELOAD_CHAOS_SEEDS": asked.seeds}
+        for defect in chosen:
+            begun = time.monotonic()
+            before = {name: (copy / name).read_text() for name, _, _ in defect.edits}
+            for name, sound, wrong in defect.edits:
+                text = (copy / name).read_text()
+                if text.count(sound) != 1:
+                    print(f"{name} holds {text.count(sound)} times, not once: {sound!r}", file=sys.stderr)
+                    return 2
+                (copy / name).write_text(text.replace(sound, wrong))
+            build = ["cargo", "test", "--quiet", *defect.tests]
+            what = build[: build.index("--")] if "--" in build else build
+            made = subprocess.run([*what, "--no-run"], check=False, cwd=copy, env=env, capture_output=True, text=True)
+            if made.returncode != 0:
+                print(f"{defect.what}: it doesn't compile\n{made.stderr[-2000:]}", file=sys.stderr)
+                return 2
+            try:
+                ran = subprocess.run(build, check=False, cwd=copy, env=env, capture_output=True, text=True, timeout=120)
+                found = ran.returncode != 0
+                how = next((line for line in ran.stdout.splitlines() if "panicked" in line), "")
+            except subprocess.TimeoutExpired:
+                found, how = True, "it hangs"
+            if not found:
+                lived.append(defect.what)
+            took = time.monotonic() - begun
+            print(f"{'found' if found else 'LIVES':6} {took:4.0f} s  {defect.what}  {how[:100]}", flush=True)
+            for name, text in before.items():
+                (copy / name).write_text(text)
+    print(f"{len(chosen) - len(lived)} of {len(chosen)} defects found")
+    return 1 if lived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
