@@ -128,6 +128,8 @@ pub struct Scheduler {
     ram_bytes: u64,
     /// What the carrier allows of what the jobs bring: [`Event::Budget`].
     most_bytes: u64,
+    /// Memory of jobs that nobody reads for, until others take it over: what it holds may be read again.
+    spare_bytes: u64,
     staging_bytes: u64,
     /// Blocks that can't be had as a whole, for something is wrong with one of their samples.
     apart: BTreeSet<u64>,
@@ -198,6 +200,7 @@ impl Scheduler {
             apart: BTreeSet::new(),
             ram_bytes: 0,
             most_bytes: u64::MAX,
+            spare_bytes: 0,
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
             windows: Windows::default(),
@@ -250,7 +253,7 @@ impl Scheduler {
             chunk_left: 0,
             left: false,
         });
-        self.share_memory();
+        self.take_over(reads.ram_bytes.unwrap_or(u64::MAX));
         if self.library.are_shared() {
             self.group_bytes = self.group_bytes.max(cell_bytes);
             self.residents.share();
@@ -276,20 +279,25 @@ impl Scheduler {
     /// As [`Reads::check`].
     pub fn cell_bytes(&self, reads: &Reads) -> Result<u64, Error> {
         let (_, batch_bytes) = measure(reads, &reads.check()?);
-        let brought = self
-            .windows
-            .ram_bytes()
-            .saturating_add(reads.ram_bytes.unwrap_or(u64::MAX));
+        let bytes = reads.ram_bytes.unwrap_or(u64::MAX).max(self.spare_bytes);
+        let brought = self.windows.ram_bytes().saturating_add(bytes);
         let batches = self.windows.batch_bytes() + batch_bytes;
-        let ram_bytes = brought.min(self.settings.ram_bytes);
-        Ok(self
+        let staging_bytes = self
             .settings
-            .cell_bytes(self.settings.staging_bytes(ram_bytes, batches)))
+            .staging_bytes(brought.min(self.settings.ram_bytes), batches);
+        Ok(self.settings.cell_bytes(staging_bytes))
     }
 
-    /// The memory is what all jobs bring, as far as the carrier allows it.
+    /// A job that is read for has so much memory: first of what others have left.
+    fn take_over(&mut self, bytes: u64) {
+        self.spare_bytes = self.spare_bytes.saturating_sub(bytes);
+        self.share_memory();
+    }
+
+    /// The memory is what all jobs bring, as far as the carrier allows it. That of a job that nobody reads for stays until another one takes it over.
     fn share_memory(&mut self) {
-        let brought = self.windows.ram_bytes().min(self.settings.ram_bytes);
+        let brought = self.windows.ram_bytes().saturating_add(self.spare_bytes);
+        let brought = brought.min(self.settings.ram_bytes);
         self.arena.grow(brought);
         self.ram_bytes = brought.min(self.most_bytes);
         self.staging_bytes = self.settings.staging_bytes(brought, self.windows.batch_bytes());
@@ -340,8 +348,10 @@ impl Scheduler {
         | Event::WantReads { job, .. }
         | Event::WantSamples { job, .. } = event
             && let Some(reader) = self.windows.reader_mut(job)
+            && std::mem::replace(&mut reader.left, false)
         {
-            reader.left = false;
+            let bytes = reader.ram_bytes;
+            self.take_over(bytes);
         }
         match event {
             Event::Start {
@@ -373,8 +383,10 @@ impl Scheduler {
             Event::Withdraw { request } => self.withdraw(request),
             Event::Left { job } => {
                 self.quit(job, actions);
-                if let Some(reader) = self.windows.reader_mut(job) {
-                    reader.left = true;
+                if let Some(reader) = self.windows.reader_mut(job)
+                    && !std::mem::replace(&mut reader.left, true)
+                {
+                    self.spare_bytes = self.spare_bytes.saturating_add(reader.ram_bytes);
                 }
             }
             // One that can't be served is told so by whoever asks: [`Reads::check`].
@@ -499,8 +511,10 @@ impl Scheduler {
     fn part(&mut self, job: u32, actions: &mut Vec<Action>) {
         self.quit(job, actions);
         self.call_off_unread(job, actions);
+        let spare = self.windows.reader(job).filter(|reader| reader.left);
+        let bytes = spare.map_or(0, |reader| reader.ram_bytes);
         self.windows.part(job);
-        self.share_memory();
+        self.take_over(bytes);
         self.forget_unread(actions);
     }
 

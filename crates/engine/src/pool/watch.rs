@@ -57,7 +57,7 @@ impl Pool {
             let whole = bounds.asked;
             eprintln!("foreload-agent: {left} bytes of memory are left; the budget is {next} of {whole} bytes");
             self.set_budget(next);
-        } else if used > now + now / 16 {
+        } else if used > now + now / 64 {
             // After a shrinkage other parts of the arena are used, and those that were have their memory still.
             self.give_back();
         }

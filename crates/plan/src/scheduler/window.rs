@@ -255,10 +255,10 @@ impl Windows {
         self.readers.iter().map(|reader| reader.batch_bytes).sum()
     }
 
-    /// Memory that all jobs bring.
+    /// Memory that all jobs bring that somebody reads for.
     pub fn ram_bytes(&self) -> u64 {
-        let brought = self.readers.iter().map(|reader| reader.ram_bytes);
-        brought.fold(0, u64::saturating_add)
+        let read = self.readers.iter().filter(|reader| !reader.left);
+        read.map(|reader| reader.ram_bytes).fold(0, u64::saturating_add)
     }
 
     /// Whether a job reads the data set whose first sample has this number on the node.

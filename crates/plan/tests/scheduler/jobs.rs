@@ -221,6 +221,39 @@ fn a_data_set_that_nobody_reads_leaves_when_what_is_held_of_it_is_given_back() {
 }
 
 #[test]
+fn a_job_that_follows_another_takes_its_memory_over_and_nobody_else_pays() {
+    let all = || -> Arc<dyn Catalog> { Arc::new(Objects(vec![10_000; 300])) };
+    let (a, b) = (all(), all());
+    let bring = |name, catalog, seed, ram_bytes| Reads {
+        ram_bytes: Some(ram_bytes),
+        ..reads(name, catalog, seed, 10)
+    };
+    // What the first keeps doesn't all fit.
+    let mut carrier = Carrier::of(settings(64 << 20), bring(0, &a, 1, 1_500_000), 1).started();
+    let mut fetched = Vec::new();
+    for round in 0..6u32 {
+        let job = 1 + round;
+        let reads = bring(7, &b, u64::from(job), 1_000_000);
+        carrier.step(Event::Join {
+            job,
+            reads: Box::new(reads),
+        });
+        // The one before lingered until now.
+        if round > 0 {
+            carrier.step(Event::Part { job: round });
+        }
+        (0..3).for_each(|batch| drop(want(&mut carrier, job, 0, batch)));
+        carrier.step(Event::Left { job });
+        let before = carrier.fetched_bytes;
+        (0..30).for_each(|batch| drop(want(&mut carrier, 0, round, batch)));
+        fetched.push(carrier.fetched_bytes - before);
+    }
+    let later: u64 = fetched[2..].iter().sum();
+    assert!(later < 4 * 1_200_000, "{fetched:?}");
+    carrier.finish();
+}
+
+#[test]
 fn memory_is_what_the_jobs_bring_and_comes_and_goes_with_them() {
     let all = || -> Arc<dyn Catalog> { Arc::new(Objects(vec![10_000; 300])) };
     let (a, b) = (all(), all());
