@@ -4,7 +4,7 @@
 //! others. A data set that no job names any more is let go when nothing of it is in memory; numbers are never used again.
 
 use crate::blocks::{Blocks, Content, Held};
-use crate::catalog::Place;
+use crate::catalog::{Catalog, Place};
 use crate::job::Set;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub struct Shelf {
     pub first_sample: u64,
     /// The node's number of its first block.
     pub first_block: u64,
+    /// Bytes of all its samples, by 64 of them.
+    pub bytes: u64,
 }
 
 impl Shelf {
@@ -59,6 +61,13 @@ impl Shelf {
     }
 }
 
+/// Mean bytes of a sample, by 64 of them.
+pub(crate) fn mean_bytes(catalog: &dyn Catalog) -> u64 {
+    let samples = catalog.samples().max(1);
+    let some = (0..64).map(|i| catalog.place(i * samples / 64 % samples).len);
+    some.sum::<u64>() / 64
+}
+
 /// All data sets of a node.
 #[derive(Default)]
 pub struct Library {
@@ -79,11 +88,13 @@ impl Library {
             self.samples += blocks.samples();
             self.blocks += blocks.count();
             self.are_shared |= blocks.are_shared();
+            let bytes = mean_bytes(&*set.catalog).saturating_mul(blocks.samples());
             self.shelves.push(Shelf {
                 name: set.name,
                 blocks,
                 first_sample,
                 first_block,
+                bytes,
             });
             self.shelves.len() - 1
         });
@@ -253,7 +264,7 @@ impl Library {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{Catalog, Objects, Shards};
+    use crate::catalog::{Objects, Shards};
 
     #[test]
     fn data_sets_are_numbered_through_and_known_by_their_names() {

@@ -28,7 +28,7 @@ use crate::blocks::Content;
 use crate::error::Error;
 use crate::flow::Demand;
 use crate::job::{Reads, Set};
-use crate::library::Library;
+use crate::library::{self, Library};
 use crate::order::Order;
 use crate::policy::Retention;
 use crate::settings::Settings;
@@ -144,11 +144,7 @@ pub struct Scheduler {
 
 /// Mean bytes of a job's samples, by 64 of each data set, and bytes of its global batch, as far as this node reads it.
 fn measure(reads: &Reads, split: &Split) -> (u64, u64) {
-    let of = |set: &Set| {
-        let samples = set.catalog.samples().max(1);
-        let some = (0..64).map(|i| set.catalog.place(i * samples / 64 % samples).len);
-        (samples, some.sum::<u64>() / 64)
-    };
+    let of = |set: &Set| (set.catalog.samples().max(1), library::mean_bytes(&*set.catalog));
     let all = reads.sets.iter().map(of);
     let (samples, bytes) = all.fold((0, 0), |(n, bytes), (samples, mean)| {
         (n + samples, bytes + u128::from(samples) * u128::from(mean))
@@ -301,6 +297,46 @@ impl Scheduler {
         self.arena.grow(brought);
         self.ram_bytes = brought.min(self.most_bytes);
         self.staging_bytes = self.settings.staging_bytes(brought, self.windows.batch_bytes());
+        self.claim_memory(brought);
+    }
+
+    /// Of several data sets each has a claim to as much of the RAM tier as its jobs bring, and as it has bytes: others leave room for what of it isn't there
+    /// yet, so that no job is worse off than with memory of its own.
+    fn claim_memory(&mut self, brought: u64) {
+        let shelves = self.library.shelves();
+        let kept = u128::from(self.ram_bytes.saturating_sub(self.staging_bytes));
+        let claim = |shelf: &library::Shelf| {
+            let shares = self
+                .windows
+                .readers()
+                .iter()
+                .filter(|reader| !reader.left)
+                .map(|reader| {
+                    let bytes = |node: u64| u128::from(self.library.shelf(node).bytes.max(1));
+                    let all: u128 = reader.sets.iter().map(|&(_, node)| bytes(node)).sum();
+                    let own: u128 = reader
+                        .sets
+                        .iter()
+                        .filter(|it| it.1 == shelf.first_sample)
+                        .map(|it| bytes(it.1))
+                        .sum();
+                    u128::from(reader.ram_bytes.min(brought)) * own / all.max(1)
+                });
+            let share = shares.sum::<u128>() * kept / u128::from(brought.max(1));
+            (
+                shelf.first_block,
+                shelf.bytes.min(u64::try_from(share).unwrap_or(u64::MAX)),
+            )
+        };
+        let claims = if shelves.len() > 1 {
+            shelves.iter().map(claim).collect()
+        } else {
+            Vec::new()
+        };
+        self.residents.claims(
+            claims,
+            shelves.iter().map(|shelf| (shelf.first_block, shelf.first_sample)),
+        );
     }
 
     /// The node's number of a job's sample.
@@ -387,6 +423,7 @@ impl Scheduler {
                     && !std::mem::replace(&mut reader.left, true)
                 {
                     self.spare_bytes = self.spare_bytes.saturating_add(reader.ram_bytes);
+                    self.share_memory();
                 }
             }
             // One that can't be served is told so by whoever asks: [`Reads::check`].

@@ -68,10 +68,12 @@ impl Scheduler {
             return Ok(id);
         }
         if let Some(tier) = self.best_tier(self.library.block_of(alone.content), alone.place.len) {
-            let unit = whole.filter(|whole| self.ram_admits(whole.place.len)).unwrap_or(alone);
+            let unit = whole
+                .filter(|whole| self.ram_admits(whole.content, whole.place.len))
+                .unwrap_or(alone);
             let slot = self.reserve(unit, 0, line, urgency)?;
             let id = self.residents.insert(unit.content, unit.laid(), slot, Via::Disk);
-            if !self.is_part(unit) && self.ram_admits(unit.place.len) {
+            if !self.is_part(unit) && self.ram_admits(unit.content, unit.place.len) {
                 self.residents.keep(id);
             }
             self.loads
@@ -79,7 +81,7 @@ impl Scheduler {
             return Ok(id);
         }
         let group = self.group_bytes;
-        let torn = group > 0 && !self.ram_admits(group) && !self.has_staging_room(group);
+        let torn = group > 0 && !self.ram_admits(alone.content, group) && !self.has_staging_room(group);
         if torn && urgency != Urgency::Alone && !(urgency.is_urgent() && self.loads.is_idle()) {
             // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
             // wanted whole a moment later. What is under way gives memory back.
@@ -98,7 +100,7 @@ impl Scheduler {
         }
         let stay = match self.is_part(alone) {
             true => Keep::No,
-            false => self.where_to_keep(alone.place.len, actions),
+            false => self.where_to_keep(alone, actions),
         };
         let slot = self.slot_for(alone, stay, line, urgency)?;
         let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Bucket);
@@ -154,7 +156,7 @@ impl Scheduler {
         line: u64,
         actions: &mut Vec<Action>,
     ) -> Result<Option<u32>, Blocked> {
-        let stay = self.where_to_keep(block.place.len, actions);
+        let stay = self.where_to_keep(block, actions);
         if stay == Keep::No {
             return Ok(None);
         }
@@ -298,7 +300,8 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn ram_admits(&self, len: u64) -> bool {
+    /// Whether the RAM tier has room for so many bytes of a content more.
+    pub(super) fn ram_admits(&self, content: Content, len: u64) -> bool {
         let limit = match self.settings.policy.retention() {
             Retention::Nothing => return false,
             Retention::Fifo(_) if !self.tiers.is_empty() => return false,
@@ -306,21 +309,23 @@ impl Scheduler {
                 self.ram_bytes.saturating_sub(self.staging_bytes)
             }
         };
-        self.residents.kept_bytes + reserved_bytes(len) <= limit
+        let all = self.residents.kept_bytes + reserved_bytes(len);
+        all <= limit && all + self.residents.claimed_by_others(content) <= limit
     }
 
     /// Where a block that comes from the bucket stays. Reserves its room in a disk tier.
-    pub(super) fn where_to_keep(&mut self, len: u64, actions: &mut Vec<Action>) -> Keep {
+    pub(super) fn where_to_keep(&mut self, unit: Unit, actions: &mut Vec<Action>) -> Keep {
+        let (content, len) = (unit.content, unit.place.len);
         match self.settings.policy.retention() {
             Retention::Nothing => return Keep::No,
             Retention::Pinned => {}
-            Retention::Lru => self.evict_for(len, u64::MAX),
+            Retention::Lru => self.evict_for(content, len, u64::MAX),
             Retention::Fifo(items) if self.tiers.is_empty() => {
-                self.evict_for(len, if items == 0 { u64::MAX } else { items })
+                self.evict_for(content, len, if items == 0 { u64::MAX } else { items })
             }
             Retention::Fifo(items) => self.evict_from_tier(len, items, actions),
         }
-        if self.ram_admits(len) {
+        if self.ram_admits(content, len) {
             return Keep::Ram;
         }
         match self.tier_admits(len) {
@@ -338,8 +343,8 @@ impl Scheduler {
     }
 
     /// Evicts the oldest until one more of `len` bytes fits the RAM tier.
-    pub(super) fn evict_for(&mut self, len: u64, items: u64) {
-        while (!self.ram_admits(len) || self.residents.kept_samples >= items)
+    pub(super) fn evict_for(&mut self, content: Content, len: u64, items: u64) {
+        while (!self.ram_admits(content, len) || self.residents.kept_samples >= items)
             && self.residents.evict_one(&mut self.arena)
         {}
     }

@@ -9,7 +9,7 @@
 use super::index::Index;
 use crate::action::{Failure, Handle, Via};
 use crate::arena::{Arena, Slot, Stay, reserved_bytes};
-use crate::blocks::Content;
+use crate::blocks::{Content, Held};
 use std::hint::black_box;
 
 pub(super) const NONE: u32 = u32::MAX;
@@ -137,6 +137,15 @@ impl Default for Ends {
     }
 }
 
+/// What is kept of a data set.
+struct KeptSet {
+    first_block: u64,
+    first_sample: u64,
+    kept_bytes: u64,
+    /// What of the RAM tier others leave to it; 0 where it is the only one.
+    claim: u64,
+}
+
 #[derive(Default)]
 pub(super) struct Residents {
     table: Vec<Resident>,
@@ -160,6 +169,8 @@ pub(super) struct Residents {
     pub kept_bytes: u64,
     kept_count: u64,
     pub kept_samples: u64,
+    /// Of each data set.
+    sets: Vec<KeptSet>,
     /// Bytes of leased residents that are not kept: memory that can't be planned with.
     pub leased_bytes: u64,
     /// What consumers hold of all residents, of kept ones too.
@@ -362,6 +373,9 @@ impl Residents {
         let leased = if self.get(id).leases > 0 { bytes } else { 0 };
         let samples = self.samples(id);
         self.leased_bytes -= leased;
+        if let Some(at) = self.set_of(self.get(id).content) {
+            self.sets[at].kept_bytes += bytes;
+        }
         self.kept_bytes += bytes;
         self.kept_count += 1;
         self.kept_samples += u64::from(samples);
@@ -404,9 +418,48 @@ impl Residents {
         let leased = if self.get(id).leases > 0 { bytes } else { 0 };
         let samples = self.samples(id);
         self.leased_bytes += leased;
+        if let Some(at) = self.set_of(self.get(id).content) {
+            self.sets[at].kept_bytes -= bytes;
+        }
         self.kept_bytes -= bytes;
         self.kept_count -= 1;
         self.kept_samples -= u64::from(samples);
+    }
+
+    /// The data sets there are, in the order of their numbers, and the claims of them if there are several.
+    pub fn claims(&mut self, claims: Vec<(u64, u64)>, sets: impl Iterator<Item = (u64, u64)>) {
+        let before = std::mem::take(&mut self.sets);
+        let set = |(first_block, first_sample)| {
+            let known = before.iter().find(|set| set.first_block == first_block);
+            let claim = claims.iter().find(|claim| claim.0 == first_block);
+            KeptSet {
+                first_block,
+                first_sample,
+                kept_bytes: known.map_or(0, |set| set.kept_bytes),
+                claim: claim.map_or(0, |claim| claim.1),
+            }
+        };
+        self.sets = sets.map(set).collect();
+    }
+
+    /// Which data set a content is of.
+    fn set_of(&self, content: Content) -> Option<usize> {
+        let after = match content.held() {
+            _ if self.sets.len() == 1 => 1,
+            Held::Block(block) => self.sets.partition_point(|set| set.first_block <= block),
+            Held::Sample(sample) => self.sets.partition_point(|set| set.first_sample <= sample),
+        };
+        after.checked_sub(1)
+    }
+
+    /// Bytes that other data sets than that of a content have a claim to, and don't keep yet.
+    pub fn claimed_by_others(&self, content: Content) -> u64 {
+        if self.sets.len() < 2 {
+            return 0;
+        }
+        let own = self.set_of(content);
+        let others = (0..).zip(&self.sets).filter(|(at, _)| Some(*at) != own);
+        others.map(|(_, set)| set.claim.saturating_sub(set.kept_bytes)).sum()
     }
 
     /// Moves a kept one to the newest end.
