@@ -1053,6 +1053,62 @@ fn a_get_that_hangs_is_overtaken_by_its_twin() {
 }
 
 #[test]
+fn any_epoch_may_be_begun_again_also_where_its_list_is_made() {
+    let node = Node::new("img:64x1KB-20KB,classes=2,ext=jpg");
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let torch = |a: &mut Attach| a.order.kind = OrderKind::TorchDistributed;
+    let spec = OrderSpec {
+        kind: OrderKind::TorchDistributed,
+        ..spec(&index)
+    };
+    let jobs = [1, 2].map(|world| {
+        node.attach(&node.another(), dataset, &index, |a| {
+            torch(a);
+            a.session = format!("{world} ranks");
+            (a.world, a.ranks) = (world, (0..world).collect());
+        })
+    });
+    let start = |job: &Attached, rank, epoch, batch| {
+        let start = Ask::Start {
+            job: job.job,
+            rank,
+            epoch,
+            batch,
+        };
+        job.client.send(&start).expect("sent");
+    };
+    for (epoch, from) in [(0, 0), (1, 0), (1, 0), (0, 0), (0, 2), (7, 1), (6, 3), (6, 0), (0, 0)] {
+        start(&jobs[0], 0, epoch, from);
+        read_epoch_from(&node, &jobs[0], &index, "img", &spec, epoch, from);
+    }
+    // One rank of two jumps back while the other stays, and both get what they ask for.
+    let order = Order::new(&spec).expect("order");
+    let split = Split::weighted(&order, 2).expect("split");
+    for (rank, epoch, batch) in [
+        (0, 5, 3),
+        (1, 5, 3),
+        (0, 2, 0),
+        (1, 5, 2),
+        (0, 4, 3),
+        (1, 0, 0),
+        (0, 2, 1),
+    ] {
+        start(&jobs[1], rank, epoch, batch);
+        let want = jobs[1].want_batch(rank, epoch, batch).expect("sent");
+        let (items, _) = jobs[1].delivered(want, None, &mut calm()).expect("delivered");
+        let read = order.epoch(epoch).expect("epoch");
+        let expected: Vec<u64> = split
+            .batch_positions(batch, rank)
+            .map(|at| read.sample_at(at))
+            .collect();
+        assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
+        release(&jobs[1], &items);
+    }
+    drop(jobs);
+    node.end();
+}
+
+#[test]
 fn an_outage_of_the_store_is_waited_out() {
     for fault in ["kind=status,status=503", "kind=status,status=500", "kind=reset"] {
         let node = Node::new("img:200x10KB,classes=2,ext=jpg");

@@ -245,6 +245,7 @@ impl Scheduler {
             ram_bytes: reads.ram_bytes.unwrap_or(u64::MAX),
             mean_bytes,
             batch_bytes,
+            supplied: None,
             ahead: 0,
             chunk_left: 0,
             left: false,

@@ -122,6 +122,8 @@ pub(super) struct Reader {
     pub mean_bytes: u64,
     /// Bytes of a global batch, as far as this node reads it.
     pub batch_bytes: u64,
+    /// The epoch whose list came last: somebody who isn't in it yet may be about to begin there, and look-ahead elsewhere must not drive it out.
+    pub supplied: Option<u32>,
     /// Reads planned and not over.
     pub ahead: u64,
     /// Of a chunk that is being planned, the reads left.
@@ -315,6 +317,7 @@ impl Windows {
             return Ok(());
         };
         reader.order.take(epoch, list)?;
+        reader.supplied = Some(epoch);
         // Of a consumer's own lists the pass before this one may still be read, and what comes later is not supplied again.
         let epochs = match reader.order.is_deferred() {
             true => epoch..=epoch,
@@ -333,6 +336,7 @@ impl Windows {
         let read: Vec<RangeInclusive<u32>> = windows
             .filter(|window| window.is_open)
             .map(|window| reader.batch_of(window.head).0..=reader.batch_of(window.end()).0)
+            .chain(reader.supplied.map(|epoch| epoch..=epoch))
             .chain([epochs])
             .collect();
         let is_read = |epoch: u32| read.iter().any(|epochs| epochs.contains(&epoch));
