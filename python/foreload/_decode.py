@@ -52,14 +52,22 @@ class Meta:
     Attributes:
         sample: Its number.
         label: Its label, or None.
-        epoch: The epoch it is read in.
-        seed: The seed for its randomness.
+        epoch: The epoch it is read in; 0 where nobody says.
     """
 
-    __slots__ = ("_source", "epoch", "label", "sample", "seed")
+    __slots__ = ("_seed", "_source", "epoch", "label", "sample")
 
-    def __init__(self, source: Source, sample: int, label: int | None, epoch: int, seed: int) -> None:
-        self._source, self.sample, self.label, self.epoch, self.seed = source, sample, label, epoch, seed
+    def __init__(
+        self, source: Source, sample: int, label: int | None, epoch: int, seed: int | Callable[[], int]
+    ) -> None:
+        self._source, self.sample, self.label, self.epoch, self._seed = source, sample, label, epoch, seed
+
+    @property
+    def seed(self) -> int:
+        """The seed for its randomness."""
+        if not isinstance(self._seed, int):
+            self._seed = self._seed()
+        return self._seed
 
     @property
     def key(self) -> str:
@@ -101,8 +109,7 @@ class Decoder:
         transform: Applied to what `decode` returns, or to the bytes.
         seed: The loader's seed.
         failures: What to do with a sample that fails.
-        seeds_globally: Whether to seed the global generators of `random`, NumPy and, if given, torch for each sample: right in a
-            worker process, wrong in the user's.
+        draw: Answers with a random number that stands for the epoch where nobody says which it is.
     """
 
     def __init__(
@@ -112,12 +119,14 @@ class Decoder:
         transform: Callable[[Any], Any] | None,
         seed: int = 0,
         failures: Failures | None = None,
+        draw: Callable[[], int] = lambda: 0,
     ) -> None:
         for name, given in (("decode", decode), ("transform", transform)):
             if given is not None and not callable(given):
                 raise InvalidError(f"{name}={given!r} can't be called")
         self.source, self.decode, self.transform, self.seed = source, decode, transform, seed
         self.failures = failures or Failures()
+        self._draw = draw
         self.seeders: tuple[Callable[[int], object], ...] = ()
         self._takes_meta = decode is not None and _takes_two(decode)
 
@@ -136,15 +145,25 @@ class Decoder:
         """From now on seeds the global generators for each sample: for worker processes, which decode one sample at a time."""
         self.seeders = (random.seed, lambda seed: np.random.seed(seed & 0xFFFFFFFF), *seeders)
 
-    def __call__(self, data: Any, sample: int, label: int | None, epoch: int) -> Any:
+    def __call__(self, data: Any, sample: int, label: int | None, epoch: int | None) -> Any:
         """Decodes one sample.
+
+        Args:
+            data: Its bytes.
+            sample: Its number.
+            label: Its label.
+            epoch: The epoch; None: nobody says. Then the global generators are left as they are, and the sample's own seed is drawn when it
+                is asked for.
 
         Raises:
             DecodeError: It fails, and is not to be skipped.
         """
-        meta = Meta(self.source, sample, label, epoch, sample_seed(self.seed, epoch, sample))
-        for seeder in self.seeders:
-            seeder(meta.seed)
+        if epoch is None:
+            meta = Meta(self.source, sample, label, 0, lambda: sample_seed(self.seed, self._draw(), sample))
+        else:
+            meta = Meta(self.source, sample, label, epoch, sample_seed(self.seed, epoch, sample))
+            for seeder in self.seeders:
+                seeder(meta.seed)
         try:
             if self.decode is not None:
                 data = self.decode(data, meta) if self._takes_meta else self.decode(data)
@@ -188,7 +207,7 @@ def columns_of(delivery: _core.Delivery) -> Raw:
     return delivery.to_bytes() if delivery.copy else delivery.views(), delivery.samples, delivery.labels
 
 
-def decoded(raw: Raw, epoch: int, decoder: Decoder) -> Decoded:
+def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Decoded:
     """Decodes a batch here and now."""
     rows = zip(*raw, strict=True)
     return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)

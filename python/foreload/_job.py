@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import sys
 import threading
 import weakref
@@ -241,6 +242,7 @@ class Reader:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._word = new_word()
         self._recipe: Recipe | None = None
 
     def read(self, samples: list[int]) -> list[bytes]:
@@ -248,13 +250,24 @@ class Reader:
         if self._recipe is None:
             largest = int(np.frombuffer(self._source.opened().index.lengths(), dtype="<u8").max())
             self._recipe = reader_recipe(
-                self._source, {"ram_bytes": max(self._RAM, 4 * largest), "batch_bytes": 1 << 16}
+                self._source, {"ram_bytes": max(self._RAM, 4 * largest), "batch_bytes": 1 << 16}, self._word
             )
         return self._recipe.attachment().samples(0, samples).to_bytes()
 
 
-def reader_recipe(source: Source, budget: dict[str, Any], rank: int = 0) -> Recipe:
-    """A job without an order: what it is asked for is fetched then, and kept while there is room."""
+def new_word() -> str:
+    """What tells a job without an order from others: its name in this process and in those that are started with it."""
+    return f"reader-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def reader_recipe(source: Source, budget: dict[str, Any], word: str) -> Recipe:
+    """A job without an order: what it is asked for is fetched then, and kept while there is room.
+
+    Args:
+        source: The data set.
+        budget: The fields of an attachment that are about memory.
+        word: The job's, of `new_word`.
+    """
     index = source.opened().index
     order = {
         "dataset": index.digest,
@@ -264,6 +277,6 @@ def reader_recipe(source: Source, budget: dict[str, Any], rank: int = 0) -> Reci
         "global_batch": 1,
         "tail": {"pad": {"multiple": 1}},
     }
-    name = f"reader-{os.getpid()}-{index.digest}"
-    attach = {"session": name, "order": order, "world": 1, "ranks": [rank], "uneven": False, **budget}
+    name = f"{word}-{index.digest}"
+    attach = {"session": name, "order": order, "world": 1, "ranks": [0], "uneven": False, **budget}
     return Recipe(source, attach, name)

@@ -165,6 +165,7 @@ class Dataset:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self._reader = Reader(source)
         #: What a sampler and a framework's own kind of data set, made of the same data set, agree on.
         self.meeting: dict[str, Any] = {}
 
@@ -269,10 +270,6 @@ class Dataset:
         sample = self._at(which)
         return Item(sample, self.key(sample), self.label(sample), self.read(sample), self.fields(sample))
 
-    @cached_property
-    def _reader(self) -> Reader:
-        return Reader(self.source)
-
     def read(self, sample: int) -> bytes:
         """Reads the bytes of one sample."""
         return self._reader.read([self._at(sample)])[0]
@@ -364,7 +361,7 @@ class Dataset:
         return Dataset(self.source)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source, "meeting": {}}
+        return {"source": self.source, "_reader": self._reader, "meeting": {}}
 
     def __repr__(self) -> str:
         return f"<foreload.Dataset {self.url}: {len(self)} samples, {self.format}, digest {self.digest}>"

@@ -144,7 +144,7 @@ class Mixture(Dataset):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("streams", "weights", "samples", "source", "_names_classes")
+        kept = ("streams", "weights", "samples", "source", "_names_classes", "_reader")
         return {**{name: vars(self)[name] for name in kept}, "meeting": {}}
 
     def __repr__(self) -> str:

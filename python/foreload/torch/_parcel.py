@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from foreload import _core
 from foreload._job import Attachment, attachment
@@ -124,15 +125,17 @@ def stacked(batch: Sequence[Any], of: Attachment, *, parcel: bool) -> Any:
     first = batch[0]
     shape = (len(batch), *first.shape)
     size = first.numel() * first.element_size() * len(batch)
-    slot = _slot(of, size) if size > _SMALL and _is_plain(first) and _is_alike(batch) else None
+    ours = _is_plain(first) and _is_alike(batch)
+    slot = _slot(of, size) if ours and size > _SMALL else None
     if slot is not None:
         tensor = torch.frombuffer(slot, dtype=first.dtype).view(shape)
         torch.stack(list(batch), out=tensor)
         return Parcel(_unpack_slot, of.name, slot.hand_over(), first.dtype, shape) if parcel else tensor
-    tensor = torch.stack(list(batch))
-    if parcel and 0 < size <= _SMALL and _is_plain(tensor) and tensor.dtype != torch.bfloat16:
-        return Parcel(_unpack_small, tensor.numpy().tobytes(), tensor.dtype, shape)
-    return tensor
+    if parcel and ours and size > 0 and first.dtype != torch.bfloat16:
+        tensor = torch.stack(list(batch))
+        return Parcel(_unpack_small, tensor.numpy().tobytes(), tensor.dtype, shape) if size <= _SMALL else tensor
+    # Torch knows which tensors it refuses, and which it puts where.
+    return default_collate_fn_map[torch.Tensor](batch, collate_fn_map=default_collate_fn_map)
 
 
 def _tensor(array: Any) -> torch.Tensor:
@@ -148,7 +151,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _is_alike(batch: Sequence[torch.Tensor]) -> bool:
     first = batch[0]
-    return all(tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in batch)
+    return all(
+        tensor.shape == first.shape and tensor.dtype == first.dtype and not tensor.requires_grad for tensor in batch
+    )
 
 
 def _unpack_slot(name: str, place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -22,6 +22,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from foreload._run import LEFT_OUT
+from foreload.torch._batch import Found
 
 
 class Numbered:
@@ -88,18 +89,24 @@ def _end_after(end: int) -> None:
 
 
 class Collate:
-    """A collate function whose batches are numbered.
+    """A collate function whose batches are numbered, over what our data set answers a `Turn` with.
 
     Args:
         collate: The loader's collate function.
+        is_default: Whether it is torch's, so that the batch can be collated into the agent's memory.
+        single: Whether samples come one at a time.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
+    def __init__(self, collate: Callable[[Any], Any], *, is_default: bool, single: bool) -> None:
+        self._collate, self._is_default, self._single = collate, is_default, single
 
-    def __call__(self, samples: Any) -> Numbered:
-        worker: Any = get_worker_info()
-        dataset = worker.dataset
-        nothing = samples is LEFT_OUT or (dataset.failures.skips and isinstance(samples, list) and not samples)
+    def __call__(self, found: Found) -> Numbered:
+        info: Any = get_worker_info()
+        dataset = info.dataset
         # The number of the turn that the data set has just read.
-        return Numbered(dataset.turn, LEFT_OUT if nothing else self._collate(samples))
+        return Numbered(dataset.turn, LEFT_OUT if dataset.failures.skips and not len(found) else self._made(found))
+
+    def _made(self, found: Found) -> Any:
+        if self._single:
+            return self._collate(found.items()[0])
+        return found.collated(parcel=True) if self._is_default else self._collate(found.items())

@@ -1,7 +1,8 @@
 """`Dataset`: a data set of Foreload under torch's own `DataLoader`.
 
-A map-style data set that reads whole batches (`__getitems__`) through the agent. With a `Sampler` of the same data set, the agent knows what is
-going to be asked for; without one, samples are fetched when they are asked for, and kept.
+A map-style data set as any other, which reads whole batches (`__getitems__`) through the agent: what it answers with is a plain list. With a
+`Sampler` of the same data set, the agent knows what is going to be asked for; without one, samples are fetched when they are asked for, and
+kept, for all worker processes together. Our own loader asks by a `Turn`, and gets the samples as they came, to collate them itself.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from torch.utils import data
 from foreload import _core
 from foreload import dataset as _dataset
 from foreload._decode import Decoder, columns_of, decoded
-from foreload._job import Recipe, reader_recipe
-from foreload._run import LEFT_OUT
+from foreload._job import Recipe, new_word, reader_recipe
 from foreload.cache import Cache, fixed
 from foreload.errors import (
     ChangedError,
@@ -30,7 +30,7 @@ from foreload.errors import (
 )
 from foreload.failures import Failures, OnError
 from foreload.torch import _worker
-from foreload.torch._batch import FORMS, Batch, Decoded, Form
+from foreload.torch._batch import FORMS, Decoded, Form, Found, Undecoded
 from foreload.torch.sampler import Read, Sampler
 
 _LOG = logging.getLogger("foreload")
@@ -63,9 +63,16 @@ def names_of(samples: Sequence[int]) -> list[tuple[int, int]] | None:
     return names if names and len(names) == len(samples) else None
 
 
-def turn_of(sample: int | Turn) -> Sequence[int]:
-    """What to read for one sample, which a loader may name by its turn."""
-    return sample if isinstance(sample, Turn) else [sample]
+def epoch_of(samples: Sequence[int]) -> int | None:
+    """The epoch in which samples are read; None: nobody says."""
+    if isinstance(samples, Turn):
+        return samples.epoch
+    return samples[0].epoch if samples and isinstance(samples[0], Read) else None
+
+
+def _draw() -> int:
+    """A seed from torch's random numbers, which torch's own loader seeds anew for each epoch's workers."""
+    return int(torch.randint(1 << 62, (), dtype=torch.int64))
 
 
 class Dataset(data.Dataset[Any]):
@@ -78,7 +85,8 @@ class Dataset(data.Dataset[Any]):
         raw: Form of the data where nothing decodes it: `bytes`, `tensor` (uint8; a batch of equally long samples is one tensor), or
             `view` (shared memory, in this process only).
         cache: Budgets.
-        seed: What randomness in `decode` depends on, besides epoch and sample.
+        seed: What randomness in `decode` depends on, besides epoch and sample. Where nobody says which epoch it is, because the samples
+            are asked for without a `Sampler`, torch's random numbers take its place, as in any data set.
         on_error: `"raise"`, or `foreload.skip(...)`.
     """
 
@@ -110,9 +118,11 @@ class Dataset(data.Dataset[Any]):
         self.given = {"decode": decode, "transform": transform, "raw": raw, "cache": cache, "on_error": on_error}
         self.cache = fixed(cache)
         self.failures = Failures(on_error)
-        self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures)
+        self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures, draw=_draw)
         #: Answers with the sampler that was made of this object.
         self.sampler: Callable[[], Sampler | None] | None = None
+        #: The job without a sampler, the same one in all worker processes.
+        self._word = new_word()
         self._fixed: tuple[Recipe, int] | None = None
         self._settled = False
         self._meet()
@@ -127,7 +137,7 @@ class Dataset(data.Dataset[Any]):
         twin = object.__new__(type(self))
         failures = Failures(self.failures.rule)
         own = {"data": self.data.apart(), "failures": failures, "decoder": self.decoder.counting(failures)}
-        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_fixed": None})
+        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_word": new_word(), "_fixed": None})
         twin._meet()
         return twin
 
@@ -144,26 +154,35 @@ class Dataset(data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, sample: int | Turn) -> tuple[Any, int]:
-        """One sample; batches are much faster."""
-        found = self.__getitems__(turn_of(sample))
-        return tuple(next(iter(found))) if found else LEFT_OUT  # type: ignore[return-value] # to `_worker.Collate` only
-
-    def __getitems__(self, samples: Sequence[int]) -> Batch | Decoded:
-        """Samples, read at once.
+    def __getitem__(self, sample: int | Turn) -> Any:
+        """One sample; batches are much faster.
 
         Raises:
+            IndexError: There is no such sample.
+        """
+        if isinstance(sample, Turn):
+            return self._found(sample)
+        return self.__getitems__([sample])[0]
+
+    def __getitems__(self, samples: Sequence[int]) -> Any:
+        """Samples, read at once: a list of items, as from any data set. For our own loader's workers, the samples as they came.
+
+        Raises:
+            IndexError: There is no such sample.
             InvalidError: Every sample was skipped, and who asks is not our loader, which leaves the batch out.
         """
+        if isinstance(samples, Turn):
+            return self._found(samples)
+        samples = [sample if isinstance(sample, Read) else self.data._at(sample) for sample in samples]  # noqa: SLF001
         found = self._found(samples)
-        if not found and samples and self.failures.skips and not isinstance(samples, Turn):
+        if not len(found) and samples and self.failures.skips:
             raise InvalidError(
                 "every sample of a batch was skipped; torch's own loader can't leave a batch out: give a larger batch_size, or use "
                 "foreload.torch.DataLoader, which can"
             )
-        return found
+        return found.items()
 
-    def _found(self, samples: Sequence[int]) -> Batch | Decoded:
+    def _found(self, samples: Sequence[int]) -> Found:
         worker = data.get_worker_info()
         if worker is None:
             return self._read(samples)
@@ -190,15 +209,15 @@ class Dataset(data.Dataset[Any]):
             self.decoder.seed_globally(torch.default_generator.manual_seed)
         self._settled = True
 
-    def _read(self, samples: Sequence[int]) -> Batch | Decoded:
+    def _read(self, samples: Sequence[int]) -> Found:
         recipe, rank = self.place()
         attachment = recipe.attachment()
         delivery = self._fetch(samples, recipe, rank)
         if not self.decoder.is_needed:
             self.failures.left_out(len(delivery))
-            return Batch(delivery, self.raw, attachment)
-        epoch = getattr(samples if isinstance(samples, Turn) else samples[0], "epoch", 0)
-        return Decoded(decoded(columns_of(delivery), epoch, self.decoder), attachment)
+            return Undecoded(delivery, self.raw, attachment)
+        pairs = decoded(columns_of(delivery), epoch_of(samples), self.decoder)
+        return Decoded(pairs, attachment, paired=self.paired)
 
     def _fetch(self, samples: Sequence[int], recipe: Recipe, rank: int) -> _core.Delivery:
         attachment = recipe.attachment()
@@ -240,7 +259,7 @@ class Dataset(data.Dataset[Any]):
                 "reading without a foreload.torch.Sampler: nothing can be fetched ahead of the workers' requests"
             )
             budget = {**self.cache.budget(), "skip_large": self.failures.skips}
-            self._fixed = reader_recipe(self.data.source, budget), 0
+            self._fixed = reader_recipe(self.data.source, budget, self._word), 0
         return self._fixed
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,10 +18,12 @@ import torch
 from torch.utils import data
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
+from foreload import _core
 from foreload import dataset as _dataset
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, decoded_batches, threads_of
+from foreload._job import Attachment
 from foreload._order import Order, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -39,7 +41,7 @@ from foreload.errors import InvalidError, StateError
 from foreload.failures import OnError
 from foreload.torch import _batch, _check, _given, _interrupts, _reference, _worker
 from foreload.torch._accord import Accord
-from foreload.torch._batch import Form
+from foreload.torch._batch import Form, Found, Undecoded
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
 from foreload.tuning import Tuning
@@ -197,6 +199,7 @@ class DataLoader(data.DataLoader[Any]):
         self._accord = Accord()
         self._tallies: list[EpochTally] = []
         self._turns = _Turns(self._course)
+        self._replay: torch.Generator | None = None
         super().__init__(
             samples,
             num_workers=num_workers,
@@ -350,19 +353,32 @@ class DataLoader(data.DataLoader[Any]):
         """Torch's iterator over worker processes, which end with this one and number their batches."""
         twin = copy.copy(self)
         vars(twin).update(
-            collate_fn=_worker.Collate(self.collate_fn), worker_init_fn=_worker.Begin(self.worker_init_fn)
+            collate_fn=_worker.Collate(
+                self.collate_fn, is_default=not self._user_collates, single=not self._auto_collation
+            ),
+            worker_init_fn=_worker.Begin(self.worker_init_fn),
+            generator=self._replay,
         )
         return super(DataLoader, twin)._get_iterator()
 
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
         self._cursor.is_dealt = self._course.is_dealt
         epoch, first = self._cursor.begin()
+        self._draw_base_seed()
         run = self._course.begin(epoch)
         run.check_epoch(epoch)
         tally = EpochTally(epoch)
         self._tallies.append(tally)
         self._turns.begun, self._turns.beyond = (epoch, first), self._cursor.beyond
         return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
+
+    def _draw_base_seed(self) -> None:
+        """Draws what torch draws at the beginning of a pass, before its sampler does: the seed of the workers, who get it all the same."""
+        if self.num_workers and self.persistent_workers and getattr(self, "_iterator", None) is not None:
+            return
+        generator = torch.default_generator if self.generator is None else self.generator
+        self._replay = torch.Generator(device=generator.device).set_state(generator.get_state())
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
 
     def _from_workers(self) -> Iterator[tuple[int, Any]]:
         batches: Any = None
@@ -389,8 +405,6 @@ class DataLoader(data.DataLoader[Any]):
                         raise
 
     def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[tuple[int, Any]]:
-        # Torch draws this for its workers' seeds; drawing it too leaves the user's generators where torch would have.
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         samples: Any = self.dataset
         decoder: Decoder = samples.decoder
         kind = Stream if not isinstance(run, _given.GivenRun) or run.regular else _given.GivenStream
@@ -399,46 +413,31 @@ class DataLoader(data.DataLoader[Any]):
         batches = self._batches(stream, decoder, attachment)
         yield from map(_pinned, batches) if self.pin_memory and torch.cuda.is_available() else batches
 
-    def _batches(self, stream: Stream, decoder: Decoder, attachment: Any) -> Iterator[tuple[int, Any]]:
-        collate: Any = self.collate_fn
+    def _batches(self, stream: Stream, decoder: Decoder, attachment: Attachment) -> Iterator[tuple[int, Any]]:
         samples: Any = self.dataset
-        beyond = self._cursor.beyond
-        single, form, failures = not self._auto_collation, self._raw, samples.failures
-        if not decoder.is_needed:
-            if not (single or self._user_collates):
-                ready = Ahead(
-                    stream,
-                    lambda found: (
-                        LEFT_OUT if failures.left_out(len(found)) else _batch.raw_batch(found, form, attachment)
-                    ),
-                )
-                yield from (item for item in ready if item[0] not in beyond) if beyond else ready
-                return
-            for number, delivery in stream:
-                if number in beyond:
-                    continue
-                samples_of_it = _batch.Batch(delivery, form, attachment)
-                if failures.left_out(len(delivery)):
-                    yield number, LEFT_OUT
-                    continue
-                yield number, collate(tuple(samples_of_it[0]) if single else samples_of_it)
+        beyond, failures, form = self._cursor.beyond, samples.failures, samples.raw
+        if decoder.is_needed:
+            for number, pairs in decoded_batches(stream, beyond, decoder, self._threads, self.timeout or None):
+                found = _batch.Decoded(pairs, attachment, paired=samples.paired)
+                yield number, LEFT_OUT if failures.skips and not pairs else self._made(found)
             return
-        for number, pairs in decoded_batches(stream, beyond, decoder, self._threads, self.timeout or None):
-            if failures.skips and not pairs:
-                yield number, LEFT_OUT
-            elif single:
-                yield number, collate(pairs[0] if samples.paired else pairs[0][0])
-            elif not samples.paired:
-                values = [value for value, _ in pairs]
-                yield number, collate(values) if self._user_collates else _batch.whole_batch(values, attachment)
-            else:
-                yield number, collate(pairs) if self._user_collates else _batch.decoded_batch(pairs, attachment)
 
-    @property
-    def _raw(self) -> Form:
-        samples: Any = self.dataset
-        form: Form = samples.raw
-        return form
+        def made(delivery: _core.Delivery) -> Any:
+            return LEFT_OUT if failures.left_out(len(delivery)) else self._made(Undecoded(delivery, form, attachment))
+
+        if self._auto_collation and not self._user_collates:
+            ready = Ahead(stream, made)
+            yield from (item for item in ready if item[0] not in beyond) if beyond else ready
+            return
+        for number, delivery in stream:
+            if number not in beyond:
+                yield number, made(delivery)
+
+    def _made(self, found: Found) -> Any:
+        collate: Any = self.collate_fn
+        if not self._auto_collation:
+            return collate(found.items()[0])
+        return collate(found.items()) if self._user_collates else found.collated(parcel=False)
 
 
 def _in_shared_memory(numbers: int) -> torch.Tensor:

@@ -11,18 +11,16 @@ import copy
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import foreload
 from foreload._decode import Meta
-from foreload._run import LEFT_OUT
 from foreload.cache import Cache
 from foreload.errors import InvalidError
 from foreload.failures import OnError
-from foreload.torch._batch import Decoded
-from foreload.torch.dataset import Dataset, Turn, turn_of
+from foreload.torch.dataset import Dataset
 
 
 def wrap(
@@ -99,15 +97,6 @@ class Wrapped(Dataset):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._shadow, name)
-
-    def __getitem__(self, sample: int | Turn) -> Any:
-        found = self.__getitems__(turn_of(sample))
-        return list.__getitem__(found, 0) if found else LEFT_OUT
-
-    def __getitems__(self, samples: Sequence[int]) -> Any:
-        """Items, read at once."""
-        found = super().__getitems__(samples)
-        return found.values() if isinstance(found, Decoded) else found
 
 
 class _Item:
