@@ -187,13 +187,15 @@ class Decoder:
 
 
 def _takes_two(decode: Callable[..., Any]) -> bool:
+    """Whether a decoder is meant to be given `meta`: as a second argument that it can't do without, or one of that name."""
     try:
-        inspect.signature(decode).bind(b"", None)
-    except TypeError:
+        parameters = list(inspect.signature(decode).parameters.values())
+    except (TypeError, ValueError):  # a built-in that doesn't tell
         return False
-    except ValueError:  # a built-in that doesn't tell
-        return False
-    return True
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters[:2]):
+        return True
+    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and (places[1].default is places[1].empty or places[1].name == "meta")
 
 
 #: A decoded batch: (what decode returned, label) of each sample that wasn't skipped.

@@ -167,3 +167,32 @@ def test_workers_say_what_torch_refuses_to_collate(data: Any) -> None:
 
     with pytest.raises(RuntimeError, match="automatic differentiation"):
         next(iter(DataLoader(data, 4, decode=decode, num_workers=1, cache=TINY, timeout=30)))
+
+
+def with_a_default(raw: memoryview, flip: bool = False) -> torch.Tensor:
+    assert flip is False
+    return torch.tensor([len(raw)])
+
+
+def with_meta(raw: memoryview, meta: fl.Meta | None = None) -> torch.Tensor:
+    assert meta is not None
+    return torch.tensor([len(raw)])
+
+
+class Method:
+    def decode(self, raw: memoryview, quality: int = 3, *more: Any) -> torch.Tensor:
+        assert (quality, more) == (3, ())
+        return torch.tensor([len(raw)])
+
+
+def wrapped(*given: Any) -> torch.Tensor:
+    assert isinstance(given[1], fl.Meta)
+    return torch.tensor([len(given[0])])
+
+
+@pytest.mark.parametrize(
+    "decode", [with_a_default, with_meta, Method().decode, wrapped, lambda raw: torch.tensor([len(raw)])]
+)
+def test_meta_is_for_decoders_that_ask_for_it(data: Any, decode: Any) -> None:
+    values, _ = next(iter(DataLoader(data, 16, decode=decode, cache=TINY)))
+    assert values[:, 0].tolist() == data.lengths[:16].tolist()
