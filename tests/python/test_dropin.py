@@ -33,6 +33,10 @@ def drawn_by_meta(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
     return torch.tensor([meta.sample, int(meta.rng().integers(1 << 40))])
 
 
+def numbers(loader: Any) -> list[list[int]]:
+    return [batch[0][:, 0].tolist() for batch in loader]
+
+
 def jobs(data: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(data.source.opened().agent.call('{"call": "status"}'))["jobs"]
     return found
@@ -196,3 +200,17 @@ def wrapped(*given: Any) -> torch.Tensor:
 def test_meta_is_for_decoders_that_ask_for_it(data: Any, decode: Any) -> None:
     values, _ = next(iter(DataLoader(data, 16, decode=decode, cache=TINY)))
     assert values[:, 0].tolist() == data.lengths[:16].tolist()
+
+
+# ---- samplers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["keyed", "torch"])
+@pytest.mark.parametrize("place", [{}, {"dp_rank": 1, "dp_size": 2}], ids=str)
+@pytest.mark.parametrize("epochs", [[0, 0], [3, 3], [3, 2]], ids=str)
+def test_an_epoch_may_come_again(data: Any, order: str, place: dict[str, int], epochs: list[int]) -> None:
+    loader = DataLoader(data, 16, shuffle=True, order=order, decode=head, cache=TINY, timeout=30, **place)  # type: ignore[arg-type]
+    for epoch in epochs:
+        loader.set_epoch(epoch)
+        plan, rank = loader.run.plan, loader.run.rank
+        assert numbers(loader) == [plan.batch(epoch, batch, rank) for batch in range(len(loader))]
