@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreload import _core
+from foreload import ranks as _ranks
 from foreload._source import Source
 from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError
 
@@ -261,8 +262,16 @@ class Reader:
 
 
 def new_word() -> str:
-    """What tells a job without an order from others: its name in this process and in those that are started with it."""
+    """What tells a job without an order from others, in this process and in those that are started with it."""
     return f"reader-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def node_word(digest: str) -> str:
+    """The same for a job that the ranks of a node share, if torchrun started them: its number among those for the data set of this digest."""
+    place = _ranks.find()
+    if len(place.local) == 1 or place.word is None:
+        return new_word()
+    return f"reader-{place.session}-{place.word.number(f'reader-{digest}')}"
 
 
 def reader_recipe(source: Source, budget: dict[str, Any], word: str) -> Recipe:

@@ -8,6 +8,7 @@ that their users expect.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -183,6 +184,12 @@ class Cursor:
         self._forget_look()
         self.placed += 1
         if epoch != self._next[0]:
+            if self._next[1]:
+                _LOG.warning(
+                    "set_epoch(%d): the state that was loaded, epoch %d after batch %d, is not gone on with",
+                    epoch,
+                    *self._next,
+                )
             self._next, self._next_beyond = (epoch, 0), frozenset()
 
     def load(self, epoch: int, batch: int, beyond: Iterable[int] = ()) -> None:
@@ -276,16 +283,24 @@ class Run:
         stall_s = self.recipe.attach.get("stall_s")
         return Patience(self.dataset.source, f"epoch {epoch}, rank {self.rank}", timeout_s, stall_s)
 
-    def check_epoch(self, epoch: int) -> None:
-        """Refuses an epoch beyond the announced ones.
+    def going_on(self, epoch: int) -> Run:
+        """This run, or where an epoch beyond the announced ones begins after all, the same without an end."""
+        if self.epochs is None or epoch < self.epochs:
+            return self
+        _LOG.warning(
+            "epochs=%d were announced, and this is epoch %d (they count from 0): going on, with nothing of it read ahead. A pass that is left early "
+            "counts as an epoch; announce more, or none",
+            self.epochs,
+            epoch,
+        )
+        return self._without_end()
 
-        Raises:
-            InvalidError: There are fewer.
-        """
-        if self.epochs is not None and epoch >= self.epochs:
-            raise InvalidError(
-                f"epochs={self.epochs} were announced, and this would be epoch {epoch} (they count from 0); announce more, or none"
-            )
+    def _without_end(self) -> Run:
+        twin = copy.copy(self)
+        old, twin.epochs = self.recipe, None
+        session = f"{old.attach['session']}-on"
+        twin.recipe = Recipe(old.source, {**old.attach, "session": session, "epochs": None}, f"{old.name}-on")
+        return twin
 
     def state(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> dict[str, Any]:
         """A checkpoint: what was consumed, in plain numbers and strings.
@@ -388,9 +403,17 @@ class Run:
     def restore(self) -> None:
         """Tells a new agent what it needs to know besides the attachment."""
 
+    def lap(self, epoch: int) -> int:
+        """By which number agent and plan know an epoch."""
+        return epoch
+
     def position(self, epoch: int, batch: int) -> int:  # noqa: ARG002 (of orders that know each epoch)
         """Where the plan has a batch."""
         return batch
+
+    def samples_in(self, epoch: int, batch: int) -> int:  # noqa: ARG002
+        """Samples of this rank in a batch."""
+        return int(self.plan.batch_len(batch, self.rank))
 
     def begin(self, epoch: int, batch: int) -> object:
         """A pass begins whose batches other processes ask for, through connections of their own: the agent must know of it before they do.
@@ -399,7 +422,7 @@ class Run:
             What names the pass, for `leave`.
         """
         self._pass = object()
-        where = (self.rank, epoch, self.position(epoch, batch), self._pass)
+        where = (self.rank, self.lap(epoch), self.position(epoch, batch), self._pass)
         try:
             self._told = self.attachment().begin(*where)
         except ClosedError as error:
@@ -414,7 +437,7 @@ class Run:
         if self.attachment().job() is not self._told:
             _LOG.warning("the foreload agent ended and was replaced; going on at epoch %d, batch %d", epoch, batch)
             self.restore()
-            self._told = self.attachment().go_on(self.rank, epoch, self.position(epoch, batch), self._pass)
+            self._told = self.attachment().go_on(self.rank, self.lap(epoch), self.position(epoch, batch), self._pass)
 
     def leave(self, of: object) -> None:
         """Such a pass ends before its epoch does: nothing more is fetched for it."""
@@ -456,7 +479,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         timeout_s: float | None = None,
         failures: Failures | None = None,
     ) -> None:
-        self.run, self.epoch = run, epoch
+        self.run, self.epoch, self._lap = run, epoch, run.lap(epoch)
         self._process = os.getpid()
         self._timeout_s = timeout_s
         self._failures = failures or Failures()
@@ -479,7 +502,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
             self._job = self._start(first)
 
     def _start(self, batch: int) -> _core.Job:
-        where = (self.run.rank, self.epoch, self.run.position(self.epoch, batch))
+        where = (self.run.rank, self._lap, self.run.position(self.epoch, batch))
         return self._attachment.start(*where, self._token)
 
     @property
@@ -537,10 +560,10 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
     def _want(self, job: _core.Job, batch: int) -> int:
         if self._overtaken:
             return job.want_samples(self.run.rank, self._samples(batch))
-        return job.want_batch(self.run.rank, self.epoch, batch)
+        return job.want_batch(self.run.rank, self._lap, batch)
 
     def _samples(self, batch: int) -> list[int]:
-        return self.run.plan.batch(self.epoch, batch, self.run.rank)
+        return self.run.plan.batch(self._lap, batch, self.run.rank)
 
     def _take(self) -> _core.Delivery:
         self.run.dataset.source.renew()

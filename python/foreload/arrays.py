@@ -184,7 +184,7 @@ class NumpyIterator(Iterator[Batch]):
         """The pass begins with its first batch, so that an epoch may be set and a state loaded until then."""
         loader = self._loader
         epoch, batch = loader._cursor.begin()
-        loader._run.check_epoch(epoch)
+        loader._run = loader._run.going_on(epoch)
         self._tally = EpochTally(epoch)
         loader._tallies.append(self._tally)
         stream = Stream(loader._run, epoch, batch, timeout_s=loader._timeout_s, failures=loader._failures)
@@ -206,8 +206,8 @@ class NumpyIterator(Iterator[Batch]):
                 self._batches = None
                 return next(self)
             raise StopIteration
-        batch = found[1]
-        self._tally.yielded(len(batch[1]) if isinstance(batch, tuple) else 0, time.perf_counter() - begun)
+        number, batch = found
+        self._tally.yielded(run.samples_in(epoch, number), time.perf_counter() - begun)
         report_notices(loader._run.attachment())
         return batch
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from foreload._memory import available_bytes
 from foreload._sizes import parse_bytes
 from foreload.errors import InvalidError
 
+_LOG = logging.getLogger("foreload")
 #: A job works with less, but hardly.
 _LEAST_RAM = 16 << 20
 #: Budgets that were chosen by default, as long as a loader has them. References, for two equal ones are two.
@@ -98,6 +100,18 @@ class Cache:
         fixed = replace(self, ram=self.ram_bytes(share, promised))
         _promised.append(weakref.ref(fixed))
         return fixed
+
+    def part(self, parts: int) -> Cache:
+        """The same with one part of several of the memory, for jobs that can't be shared."""
+        if parts == 1:
+            return self
+
+        def some(size: int | str | None, name: str) -> int | None:
+            return None if size is None else parse_bytes(size, f"Cache({name}=...)") // parts
+
+        ram = max(_LEAST_RAM, self.ram_bytes() // parts)
+        _LOG.info("each of the %d processes on this node has a job of its own, with %d bytes of memory", parts, ram)
+        return replace(self, ram=ram, batches=some(self.batches, "batches"), staging=some(self.staging, "staging"))
 
     def budget(self, share: int = 1) -> dict[str, Any]:
         """The part of an attachment that is about memory and disk."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data.distributed import DistributedSampler
 
 import foreload as fl
 from foreload import errors
-from foreload.torch import DataLoader, Dataset
+from foreload.torch import DataLoader, Dataset, Sampler
 from small import COUNT, content, number_of
 
 TINY = fl.Cache(ram="32MB")
@@ -165,6 +172,27 @@ def test_a_collate_function_may_do_with_its_list_what_it_likes(data: Any, worker
         assert count == len(right)
 
 
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda batch: (torch.zeros(len(batch), 2), torch.tensor(7)),
+        lambda batch: (np.zeros(3), np.int64(1)),
+        lambda batch: (np.zeros(3),),
+        lambda batch: {"x": np.zeros(3)},
+        lambda batch: 5,
+    ],
+)
+def test_samples_are_counted_whatever_a_batch_is(data: Any, collate: Any) -> None:
+    for loader in (
+        DataLoader(data, 16, collate_fn=collate, cache=TINY),
+        DataLoader(data, batch_sampler=[[1, 2, 3], [4], [5, 6]], collate_fn=collate, cache=TINY),
+        fl.NumpyLoader(data, 16, collate=collate, cache=TINY),
+    ):
+        given = isinstance(loader, DataLoader) and loader.batch_size is None
+        assert len(list(loader)) == (3 if given else 13)
+        assert loader.stats()["epochs"][0]["samples"] == (6 if given else COUNT)
+
+
 def test_workers_say_what_torch_refuses_to_collate(data: Any) -> None:
     def decode(raw: memoryview) -> torch.Tensor:
         return torch.ones(9000, requires_grad=True)
@@ -202,7 +230,37 @@ def test_meta_is_for_decoders_that_ask_for_it(data: Any, decode: Any) -> None:
     assert values[:, 0].tolist() == data.lengths[:16].tolist()
 
 
-# ---- samplers --------------------------------------------------------------------------------------------------------
+# ---- samplers ----------------------------------------------------------------------------------------------------------
+
+
+class Own(DistributedSampler[Any]):
+    """A subclass, as people have them: the plan doesn't know it."""
+
+
+def stock_epochs(sampler: Any, epochs: list[int | None], batch_size: int = 16) -> list[list[list[int]]]:
+    loader: Any = torch_data.DataLoader(range(COUNT), batch_size, sampler=sampler, collate_fn=list)  # type: ignore[arg-type]
+    found = []
+    for epoch in epochs:
+        if epoch is not None:
+            sampler.set_epoch(epoch)
+        found.append(list(loader))
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DistributedSampler, Own])
+@pytest.mark.parametrize("epochs", [[5, 6, 7], [None, None], [3, 3, None, 1], [0, 1, 5]], ids=str)
+def test_a_samplers_epoch_is_the_one_it_was_set_to(
+    data: Any, workers: int, kind: Any, epochs: list[int | None]
+) -> None:
+    sampler = kind(range(COUNT), 2, 1, seed=3)
+    loader = DataLoader(data, 16, sampler=sampler, decode=head, num_workers=workers, cache=TINY)
+    found = []
+    for epoch in epochs:
+        if epoch is not None:
+            loader.sampler.set_epoch(epoch)  # type: ignore[union-attr] # it is torch's
+        found.append(numbers(loader))
+    assert found == stock_epochs(kind(range(COUNT), 2, 1, seed=3), epochs)
 
 
 @pytest.mark.parametrize("order", ["keyed", "torch"])
@@ -214,3 +272,287 @@ def test_an_epoch_may_come_again(data: Any, order: str, place: dict[str, int], e
         loader.set_epoch(epoch)
         plan, rank = loader.run.plan, loader.run.rank
         assert numbers(loader) == [plan.batch(epoch, batch, rank) for batch in range(len(loader))]
+
+
+def test_a_loaders_own_sampler_is_set_as_torchs_is(data: Any) -> None:
+    loader = DataLoader(data, 16, shuffle=True, order="torch-distributed", seed=3, decode=head, cache=TINY)
+    right = stock_epochs(DistributedSampler(range(COUNT), 1, 0, seed=3), [5, 6])  # type: ignore[arg-type]
+    loader.sampler.set_epoch(5)  # type: ignore[union-attr] # it is ours
+    assert loader.sampler.epoch == 5  # type: ignore[union-attr]
+    assert [numbers(loader), numbers(loader)] == right
+
+
+@pytest.mark.parametrize("kind", [DistributedSampler, Own])
+@pytest.mark.parametrize("sets_epoch", [False, True])
+def test_a_state_goes_on_in_the_samplers_epoch(data: Any, kind: Any, sets_epoch: bool) -> None:
+    def loader() -> Any:
+        return DataLoader(data, 16, sampler=kind(range(COUNT), 2, 1, seed=3), decode=head, cache=TINY)
+
+    first = loader()
+    first.sampler.set_epoch(4)
+    batches = iter(first)
+    begun = [next(batches)[0][:, 0].tolist() for _ in range(2)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    if sets_epoch:
+        second.sampler.set_epoch(4)
+    assert [begun + numbers(second)] == stock_epochs(kind(range(COUNT), 2, 1, seed=3), [4])
+    second.set_epoch(6)
+    assert [numbers(second)] == stock_epochs(kind(range(COUNT), 2, 1, seed=3), [6])
+
+
+def test_a_state_that_is_not_gone_on_with_is_said(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(data, 16, shuffle=True, cache=TINY)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(0)
+    assert not caplog.text
+    loader.set_epoch(2)
+    assert "epoch 0 after batch 1, is not gone on with" in caplog.text
+
+
+PARTS: dict[str, Any] = {
+    "sequential": lambda: torch_data.SequentialSampler(range(10)),
+    "random": lambda: torch_data.RandomSampler(range(10), generator=torch.Generator().manual_seed(1)),
+    "some": lambda: torch_data.RandomSampler(range(COUNT), num_samples=12, generator=torch.Generator().manual_seed(1)),
+    "more": lambda: torch_data.RandomSampler(range(COUNT), num_samples=250, generator=torch.Generator().manual_seed(1)),
+    "distributed": lambda: DistributedSampler(range(10), 2, 1),  # type: ignore[arg-type]
+    "in order": lambda: DistributedSampler(range(11), 2, 1, shuffle=False),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_samplers_length_is_obeyed(data: Any, name: str) -> None:
+    stock: Any = torch_data.DataLoader(range(COUNT), 4, sampler=PARTS[name](), collate_fn=list)  # type: ignore[arg-type]
+    ours = DataLoader(data, 4, sampler=PARTS[name](), decode=head, cache=TINY)
+    assert len(ours) == len(stock)
+    for _ in range(2):
+        assert numbers(ours) == list(stock)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_draws_before_its_sampler_as_torchs_does(data: Any, workers: int, seeded: bool) -> None:
+    def loader(kind: Any, samples: Any, **given: Any) -> Any:
+        generator = torch.Generator().manual_seed(4) if seeded else None
+        sampler = torch_data.RandomSampler(range(COUNT), generator=generator)
+        return kind(samples, 16, sampler=sampler, generator=generator, num_workers=workers, **given)
+
+    torch.manual_seed(9)
+    stock = loader(torch_data.DataLoader, range(COUNT), collate_fn=list)
+    right, after = [list(stock) for _ in range(2)], torch.rand(1)
+    torch.manual_seed(9)
+    ours = loader(DataLoader, data, decode=head, cache=TINY)
+    assert [numbers(ours) for _ in range(2)] == right
+    assert torch.equal(torch.rand(1), after)
+
+
+class Fickle:
+    """A sampler that has `set_epoch`, and draws from everybody's random numbers."""
+
+    def __init__(self, data_source: Any) -> None:
+        self.data_source, self.epoch = data_source, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(COUNT).tolist())
+
+
+class Heavy:
+    """A data set that can't be copied."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("copied")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_everybodys_random_numbers_is_not_listed_early(data: Any, workers: int) -> None:
+    def epochs(loader: Any, read: Any) -> list[Any]:
+        np.random.seed(3)
+        found = []
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            found.append((read(loader), np.random.rand()))
+        return found
+
+    stock: Any = torch_data.DataLoader(range(COUNT), 16, sampler=Fickle(Heavy()), collate_fn=list)  # type: ignore[arg-type]
+    ours = DataLoader(data, 16, sampler=Fickle(Heavy()), decode=head, num_workers=workers, threads=0, cache=TINY)  # type: ignore[arg-type]
+    assert epochs(ours, numbers) == epochs(stock, list)
+
+
+class Adaptive(torch_data.Sampler[int]):
+    """A sampler whose weights the loop changes."""
+
+    def __init__(self, model: Any) -> None:
+        self.weights, self.model, self.generator = torch.ones(COUNT), model, torch.Generator().manual_seed(1)
+
+    def __len__(self) -> int:
+        return 100
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.multinomial(self.weights, 100, True, generator=self.generator).tolist())
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_what_a_sampler_yields_at_last_is_read(
+    data: Any, workers: int, persistent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Model(torch.nn.Module):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("copied")
+
+    def epochs(loader: Any, read: Any) -> list[Any]:
+        found = []
+        for epoch in range(4):
+            found.append(read(loader))
+            loader.sampler.weights[: 50 * epoch] = 0
+        return found
+
+    stock: Any = torch_data.DataLoader(range(COUNT), 16, sampler=Adaptive(Model()), collate_fn=list)  # type: ignore[arg-type]
+    ours = DataLoader(
+        data,
+        16,
+        sampler=Adaptive(Model()),
+        decode=head,
+        num_workers=workers,
+        persistent_workers=persistent,
+        cache=TINY,
+    )
+    assert epochs(ours, numbers) == epochs(stock, list)
+    assert caplog.text.count("yields another order than a copy") == 1
+
+
+def test_a_sampler_without_an_end_is_refused(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreload.torch.loader._LISTED", 1000)
+
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(COUNT))
+
+    class Empty:
+        def __iter__(self) -> Iterator[list[int]]:
+            return itertools.repeat([])
+
+    for order in ({"sampler": Endless()}, {"batch_sampler": Empty()}):
+        with pytest.raises(errors.InvalidError, match="no end"):
+            next(iter(DataLoader(data, cache=TINY, **order)))  # type: ignore[arg-type] # iterable is enough
+    some = torch_data.RandomSampler(range(COUNT), replacement=True, num_samples=16 * COUNT + 5)
+    assert len(list(DataLoader(data, 64, sampler=some, cache=TINY))) == len(some) // 64 + 1
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("given", [{}, {"drop_last": True}, {"sharding": "external"}, {"epochs": 9}], ids=str)
+@pytest.mark.parametrize("order", ["torch", "keyed"])
+def test_our_sampler_is_obeyed_by_our_loader(data: Any, given: dict[str, Any], order: str, drop_last: bool) -> None:
+    def sampler() -> Any:
+        return Sampler(data, 7, 2, seed=3, order=order, **given)
+
+    ours = DataLoader(data, 4, sampler=sampler(), drop_last=drop_last, decode=head, cache=TINY)
+    alone = sampler()
+    stock: Any = torch_data.DataLoader(range(COUNT), 4, sampler=alone, drop_last=drop_last, collate_fn=list)  # type: ignore[arg-type]
+    assert len(ours) == len(stock)
+    assert numbers(ours) == list(stock)
+    ours.sampler.set_epoch(5)  # type: ignore[union-attr] # it is ours
+    alone.set_epoch(5)
+    assert numbers(ours) == list(stock)
+    assert numbers(ours) == list(stock), "and each pass is of the next epoch"
+
+
+def test_a_state_of_our_sampler_is_obeyed_by_our_loader(data: Any) -> None:
+    def sampler() -> Any:
+        return Sampler(data, 1, 0, seed=3, batch_size=8)
+
+    alone = sampler()
+    alone.set_epoch(2)
+    whole = list(alone)
+    state = alone.state_dict(consumed=20)
+    for size in (4, 16):
+        resumed = sampler()
+        resumed.load_state_dict({**state, "epoch": 2})
+        loader = DataLoader(data, size, sampler=resumed, decode=head, cache=TINY)
+        if size == 4:
+            assert [sample for batch in numbers(loader) for sample in batch] == whole[20:]
+        else:
+            with pytest.raises(errors.StateError, match="batch_size"):
+                next(iter(loader))
+
+
+# ---- ranks -------------------------------------------------------------------------------------------------------------
+
+RANK = """
+import json, sys, torch
+import foreload as fl
+from foreload.torch import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+kind, rank = sys.argv[1], int(sys.argv[2])
+data = fl.open("s3://data/fixed")
+class Own(DistributedSampler):
+    pass
+sampler = (Own if kind == "own" else DistributedSampler)(range(len(data)), 2, rank, seed=1)
+cache = fl.Cache(ram="64MB")
+if kind == "torch's loader":
+    loader = torch.utils.data.DataLoader(Dataset(data, cache=cache), 8, sampler=sampler, num_workers=2)
+else:
+    loader = DataLoader(data, 8, sampler=sampler, cache=cache)
+sampler.set_epoch(2)
+batches = iter(loader)
+found = [value for _ in range(3) for value in next(batches)[0]]
+print("begun", flush=True)
+sys.stdin.readline()
+status = json.loads(data.source.opened().agent.call('{"call": "status"}'))["jobs"]
+print(json.dumps([(job["clients"], job["ram_bytes"]) for job in status]), flush=True)
+sys.stdin.readline()
+found += [value for values, _ in batches for value in values]
+right = list(sampler)
+assert found == [data.read(sample) for sample in right], "other samples"
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "jobs_of"),
+    [
+        ("torch's sampler", [[2, 64_000_000]]),
+        ("torch's loader", [[4, 64_000_000]]),
+        ("own", [[1, 32_000_000], [1, 32_000_000]]),
+    ],
+)
+def test_the_ranks_of_a_node_have_one_budget(home: Any, kind: str, jobs_of: list[list[int]]) -> None:
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, kind, str(rank)],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+    def said() -> list[str]:
+        return [rank.stdout.readline().strip() for rank in ranks]  # type: ignore[union-attr] # it is a pipe
+
+    def go() -> None:
+        for rank in ranks:
+            rank.stdin.write("\n")  # type: ignore[union-attr]
+            rank.stdin.flush()  # type: ignore[union-attr]
+
+    try:
+        assert said() == ["begun", "begun"]
+        go()
+        assert [json.loads(line) for line in said()] == [jobs_of, jobs_of]
+        go()
+        assert said() == ["right", "right"]
+    finally:
+        for rank in ranks:
+            rank.communicate(timeout=30)

@@ -1,8 +1,9 @@
 """Orders that the user's own sampler decides.
 
 Torch's samplers whose order the plan can compute are recognised, so that reading ahead crosses the border between epochs. Of any other,
-an epoch is listed when its pass begins and supplied to the plan. Its next epoch is listed early only on a deep copy that draws from a
-generator of its own or depends on `set_epoch`, so that the user's random numbers are never consumed before their time.
+an epoch is listed when its pass begins and supplied to the plan. Its next epoch is listed early only on a copy that draws from a
+generator of its own or depends on `set_epoch`, so that the user's random numbers are never consumed before their time; if the sampler then
+yields something else, that is what is read.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import copy
 import logging
 import operator
+import random
 from collections.abc import Iterable, Iterator
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils import data
 from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -33,37 +36,121 @@ _LOG = logging.getLogger("foreload")
 
 
 class Lists:
-    """The epochs of a sampler, as lists of batches.
+    """The passes of a sampler, as lists of batches.
+
+    Which epoch a pass is of is the sampler's affair, as under torch's own loader: nobody here calls `set_epoch`. What the pass after it will
+    yield is asked of a copy, and is a guess: a sampler may depend on more than its copy has.
 
     Args:
         sampler: A sampler or batch sampler.
         batch_size: Samples in a batch; None: the sampler yields batches.
         drop_last: Whether to leave out a last batch that isn't full.
+        most: Samples of a pass that are listed at most.
+        is_ours: Whether the sampler is none of the user's, so that the loader sets its epochs.
     """
 
-    def __init__(self, sampler: Iterable[Any], batch_size: int | None, drop_last: bool) -> None:
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self._ahead: tuple[int, list[list[int]], Any] | None = None
+    def __init__(
+        self,
+        sampler: Iterable[Any],
+        batch_size: int | None,
+        drop_last: bool,
+        most: int,
+        *,
+        is_ours: bool = False,
+    ) -> None:
+        self.sampler, self.batch_size, self.drop_last, self.most = sampler, batch_size, drop_last, most
+        self._is_ours = is_ours
+        self._is_foreseeable = True
+        #: The epoch that the sampler was set to when it was listed, how much further than the time before, and what was foreseen of the next pass.
+        self._told: int | None = None
+        self._step = 1
+        self._foreseen: tuple[int | None, list[list[int]]] | None = None
+
+    def told(self, epoch: int) -> int | None:
+        """The epoch that the sampler yields next, when the loader's is this one; None: it doesn't say."""
+        return epoch if self._is_ours else epoch_of(self.sampler)
 
     def draw(self, epoch: int) -> list[list[int]]:
-        """The batches of the epoch that begins now: the sampler's next pass."""
-        _set_epoch(self.sampler, epoch)
-        return self._batches(iter(self.sampler))
+        """The batches of the pass that begins now.
 
-    def peek(self, epoch: int) -> list[list[int]] | None:
-        """The batches of the epoch after the one that was drawn last, if they can be had without touching the sampler."""
+        Args:
+            epoch: What the loader calls it.
+        """
+        if self._is_ours:
+            set_epoch(self.sampler, epoch)
+        told = self.told(epoch)
+        if told is not None and self._told is not None:
+            self._step = told - self._told
+        self._told = told
+        batches = self._batches(iter(self.sampler))
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and foreseen[0] == told and foreseen[1] != batches:
+            _LOG.warning(
+                "the sampler yields another order than a copy of it did (%s): from now on it isn't listed before its pass begins, and nothing is "
+                "read ahead from one pass to the next",
+                type(self.sampler).__name__,
+            )
+            self._is_foreseeable = False
+        return batches
+
+    def peek(self) -> list[list[int]] | None:
+        """The batches of the pass after the one that was drawn last, as far as they can be had without touching the sampler."""
+        if not self._is_foreseeable:
+            return None
         twin = _twin(self.sampler)
         if twin is None:
             return None
-        _set_epoch(twin, epoch)
-        return self._batches(iter(twin))
+        told = None if self._told is None else self._told + self._step
+        if told is not None:
+            set_epoch(twin, told)
+        with _Drawn() as drawn:
+            batches = self._batches(iter(twin))
+        if drawn.any:
+            # From everybody's random numbers: what it draws next is not known yet.
+            self._is_foreseeable = False
+            return None
+        self._foreseen = (told, batches)
+        return batches
 
     def _batches(self, items: Iterator[Any]) -> list[list[int]]:
         if self.batch_size is None:
-            return [_numbers(_batch(batch)) for batch in items]
-        samples = _numbers(items)
+            left = self.most
+            batches = []
+            for batch in items:
+                batches.append(_numbers(_batch(batch), left))
+                # An empty batch counts, too: of those there may be no end either.
+                left -= max(1, len(batches[-1]))
+            return batches
+        samples = _numbers(items, self.most)
         batches = [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
         return batches[:-1] if self.drop_last and batches and len(batches[-1]) < self.batch_size else batches
+
+
+class _Drawn:
+    """Gives the global generators of `random`, NumPy and torch back as they were.
+
+    Attributes:
+        any: Whether something was drawn from them meanwhile.
+    """
+
+    any = False
+
+    def __enter__(self) -> Self:
+        self._states = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, after = self._states, self._now()
+        self.any = before[0] != after[0] or before[1] != after[1] or not torch.equal(before[2], after[2])
+        if self.any:
+            random.setstate(before[0])
+            np.random.set_state(before[3])
+            torch.set_rng_state(before[2])
+
+    @staticmethod
+    def _now() -> tuple[Any, Any, torch.Tensor, Any]:
+        numpy: Any = np.random.get_state()
+        return random.getstate(), (numpy[1].tobytes(), *numpy[2:]), torch.get_rng_state(), numpy
 
 
 def _batch(found: Any) -> Iterable[Any]:
@@ -74,38 +161,71 @@ def _batch(found: Any) -> Iterable[Any]:
     return found
 
 
-def _numbers(items: Iterable[Any]) -> list[int]:
+def _numbers(items: Iterable[Any], most: int) -> list[int]:
     # What the sampler's own code raises stays what it is.
-    found = list(items)
+    found = list(islice(items, max(0, most) + 1))
+    if len(found) > most:
+        raise InvalidError(
+            "the sampler yields more samples than can be listed for a pass, and perhaps has no end: of an endless one give as many as an epoch is to "
+            "have (itertools.islice)"
+        )
     try:
         return list(map(operator.index, found))
     except TypeError as error:
         raise InvalidError(f"the sampler yields something that is no sample's number: {error}") from error
 
 
-def _set_epoch(sampler: Any, epoch: int) -> None:
-    for part in (sampler, getattr(sampler, "sampler", None)):
-        if part is not None and hasattr(part, "set_epoch"):
+def _parts(sampler: Any) -> list[Any]:
+    """A sampler, and the one that a batch sampler takes its samples from."""
+    return [part for part in (sampler, getattr(sampler, "sampler", None)) if part is not None]
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """The epoch that a sampler is set to; None: it doesn't say."""
+    for part in _parts(sampler):
+        epoch: Any = getattr(part, "epoch", None) if hasattr(part, "set_epoch") else None
+        if hasattr(epoch, "__index__") and not isinstance(epoch, bool):
+            return operator.index(epoch)
+    return None
+
+
+def set_epoch(sampler: Any, epoch: int) -> None:
+    """Sets a sampler to an epoch, if it has any."""
+    for part in _parts(sampler):
+        if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
 
 
 def _twin(sampler: Any) -> Any:
-    parts = [part for part in (sampler, getattr(sampler, "sampler", None)) if part is not None]
+    """A copy that draws the same; None: none can be had. What a sampler only looks at is not copied: its data set, a model."""
+    parts = _parts(sampler)
     own = any(hasattr(part, "set_epoch") or getattr(part, "generator", None) is not None for part in parts)
     sequential = type(parts[-1]) is SequentialSampler
     if not own and not sequential:
         return None
+    looked_at = (
+        value
+        for part in parts
+        for name, value in getattr(part, "__dict__", {}).items()
+        if name in ("data_source", "dataset") or isinstance(value, (data.Dataset, torch.nn.Module))
+    )
     try:
-        return copy.deepcopy(sampler)
+        return copy.deepcopy(sampler, {id(value): value for value in looked_at})
     except Exception:  # noqa: BLE001 (whatever a sampler's own copying raises)
         return None
 
 
-def known(sampler: Any) -> dict[str, Any] | None:
-    """The plan's own kind for one of torch's samplers: kind, seed, ranks; None: it has none."""
-    if type(sampler) is SequentialSampler:
+def known(sampler: Any, samples: int, generator: torch.Generator | None = None) -> dict[str, Any] | None:
+    """The plan's own kind for one of torch's samplers: kind, seed, ranks; None: it has none.
+
+    Args:
+        sampler: The sampler.
+        samples: Of the data set: the plan has no kind for a part of it.
+        generator: The loader's, which draws from it too.
+    """
+    if type(sampler) is SequentialSampler and len(sampler) == samples:
         return {"kind": "sequential", "seed": 0, "world": 1, "rank": 0, "trims": False}
-    if type(sampler) is DistributedSampler:
+    if type(sampler) is DistributedSampler and len(sampler.dataset) == samples:  # type: ignore[arg-type] # it has a length
         kind = "torch_distributed" if sampler.shuffle else "sequential"
         return {
             "kind": kind,
@@ -114,13 +234,12 @@ def known(sampler: Any) -> dict[str, Any] | None:
             "rank": sampler.rank,
             "trims": sampler.drop_last,
         }
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is not None:
-        generator = sampler.generator
-        whole = sampler.num_samples == len(sampler.data_source)
-        if whole and is_fresh(generator):
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator not in (None, generator):
+        own: Any = sampler.generator
+        if sampler.num_samples == len(sampler.data_source) == samples and is_fresh(own):
             return {
                 "kind": {"torch_random": {"draws": "sampler_only"}},
-                "seed": generator.initial_seed(),
+                "seed": own.initial_seed(),
                 "world": 1,
                 "rank": 0,
                 "trims": False,
@@ -139,7 +258,10 @@ def _samples_of(batches: list[list[int]]) -> NDArray[np.uint64]:
 
 
 class GivenRun(Run):
-    """A run whose epochs are supplied as they become known."""
+    """A run whose epochs are supplied as they become known.
+
+    Plan and agent number the lists that they are given (`lap`), each once: an epoch may have another list the next time.
+    """
 
     def __init__(
         self, dataset: _dataset.Dataset, lists: Lists, first: list[list[int]], cache: Cache, word: Word, **keywords: Any
@@ -150,13 +272,30 @@ class GivenRun(Run):
         self.regular = len(sizes) == 1 and 0 < len(first[-1]) <= max(sizes)
         self.lists = lists
         self._length = sum(map(len, first))
-        self.batches: dict[int, list[list[int]]] = {}
+        #: By epoch: the list's lap, and the batches.
+        self._laps: dict[int, tuple[int, list[list[int]]]] = {}
         #: Of unequal batches, where a state was saved: epoch, batches, and the samples in them.
         self._resumed: tuple[int, int, int] | None = None
         global_batch = sizes.pop() if self.regular else 1
         kind = {"supplied": {"length": self._length}}
         order = Order(dataset.digest, len(dataset), kind, 0, global_batch, {"pad": {"multiple": 1}})
+        # Laps are not epochs: the agent reads ahead what it was given.
+        keywords["settings"] = {"epochs": None}
         super().__init__(dataset, order, Ranks(0, 1, (0,), word.of(shared=False)), cache, **keywords)
+
+    def _without_end(self) -> Run:
+        # The agent knows of no end: it has what it was given.
+        self.epochs = None
+        return self
+
+    @property
+    def batches(self) -> dict[int, list[list[int]]]:
+        """The lists that are known, by epoch."""
+        return {epoch: batches for epoch, (_, batches) in self._laps.items()}
+
+    def lap(self, epoch: int) -> int:
+        """By which number agent and plan know an epoch's list."""
+        return self._laps[epoch][0]
 
     def supply(self, epoch: int, batches: list[list[int]]) -> None:
         """Tells plan and agent what an epoch reads.
@@ -164,7 +303,10 @@ class GivenRun(Run):
         Raises:
             InvalidError: It has another number of samples than the first, or other batches where those were equal.
         """
-        if self.batches.get(epoch) == batches:
+        lap, known = self._laps.get(epoch, (-1, None))
+        last = max((lap for lap, _ in self._laps.values()), default=-1)
+        # The agent keeps the latest two.
+        if known == batches and lap >= last - 1:
             return
         misfit = self.misfit(epoch, batches)
         if misfit is not None:
@@ -174,10 +316,12 @@ class GivenRun(Run):
         if wrong is not None:
             raise InvalidError(f"the sampler yields {wrong}: samples are numbered from 0 to {self.order.samples - 1}")
         samples = _samples_of(batches)
-        self.batches = {known: kept for known, kept in self.batches.items() if known >= epoch - 1}
-        self.batches[epoch] = batches
-        self.plan.supply(epoch, samples)
-        self.attachment().supply(epoch, samples)
+        lap = last + 1
+        # The one before may be read yet, and what was foreseen wrongly lies between.
+        self._laps = {known: kept for known, kept in self._laps.items() if kept[0] >= lap - 2}
+        self._laps[epoch] = (lap, batches)
+        self.plan.supply(lap, samples)
+        self.attachment().supply(lap, samples)
 
     def misfit(self, epoch: int, batches: list[list[int]]) -> str | None:
         """Why an epoch is none of this run's, which was made for the first one that was seen; None: it is one."""
@@ -190,14 +334,14 @@ class GivenRun(Run):
 
     def restore(self) -> None:
         """Supplies a new agent with what is known."""
-        for epoch, batches in self.batches.items():
-            self.attachment().supply(epoch, _samples_of(batches))
+        for lap, batches in self._laps.values():
+            self.attachment().supply(lap, _samples_of(batches))
 
     def state(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> dict[str, Any]:
         """A checkpoint; of unequal batches the samples are counted."""
         state = super().state(epoch, batches, beyond)
-        if not self.regular and epoch in self.batches:
-            state["position"] = sum(map(len, self.batches[epoch][:batches]))
+        if not self.regular and epoch in self._laps:
+            state["position"] = self.position(epoch, batches)
         elif self._resumed is not None and self._resumed[:2] == (epoch, batches):
             state["position"] = self._resumed[2]
         return {**state, "batches": batches}
@@ -222,7 +366,7 @@ class GivenRun(Run):
             return
         _, batches, position = self._resumed
         self._resumed = None
-        samples = sum(map(len, self.batches[epoch][:batches]))
+        samples = self.position(epoch, batches)
         if samples != position:
             raise StateError(
                 f"the state was saved after {batches} batches with {position} samples, and the sampler's first {batches} of epoch {epoch} have {samples}: "
@@ -231,10 +375,17 @@ class GivenRun(Run):
 
     def position(self, epoch: int, batch: int) -> int:
         """Where the plan has a batch: of unequal ones it counts the samples."""
-        return batch if self.regular else sum(map(len, self.batches[epoch][:batch]))
+        return batch if self.regular else sum(map(len, self._laps[epoch][1][:batch]))
+
+    def samples_in(self, epoch: int, batch: int) -> int:
+        """Samples in a batch."""
+        _, batches = self._laps.get(epoch, (0, []))
+        return super().samples_in(epoch, batch) if self.regular else sum(map(len, batches[batch : batch + 1]))
 
     def __len__(self) -> int:
-        return super().__len__() if self.regular else max(map(len, self.batches.values()), default=0)
+        return (
+            super().__len__() if self.regular else max((len(batches) for _, batches in self._laps.values()), default=0)
+        )
 
 
 class GivenStream(Stream):
@@ -249,7 +400,7 @@ class GivenStream(Stream):
         if self._overtaken:
             return super()._want(job, batch)
         first = self.run.position(self.epoch, batch)
-        reads = [(self.epoch, first + at) for at in range(len(self._lists[batch]))]
+        reads = [(self._lap, first + at) for at in range(len(self._lists[batch]))]
         return job.want_reads(self.run.rank, reads)
 
     def _samples(self, batch: int) -> list[int]:

@@ -17,7 +17,7 @@ from torch.utils import data
 from foreload import _core
 from foreload import dataset as _dataset
 from foreload._decode import Decoder, columns_of, decoded
-from foreload._job import Recipe, new_word, reader_recipe
+from foreload._job import Recipe, node_word, reader_recipe
 from foreload.cache import Cache, fixed
 from foreload.errors import (
     ChangedError,
@@ -43,22 +43,23 @@ class Turn(list[int]):
         samples: The samples.
         epoch: The epoch.
         number: The batch's number in the epoch.
+        lap: By which number plan and agent know the epoch.
         first: Where the batch is none of the plan's: the position of its first read in the epoch.
     """
 
-    def __init__(self, samples: Sequence[int], epoch: int, number: int, first: int | None = None) -> None:
+    def __init__(self, samples: Sequence[int], epoch: int, number: int, lap: int, first: int | None = None) -> None:
         super().__init__(samples)
-        self.epoch, self.number, self.first = epoch, number, first
+        self.epoch, self.number, self.lap, self.first = epoch, number, lap, first
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Turn, (list(self), self.epoch, self.number, self.first)
+        return Turn, (list(self), self.epoch, self.number, self.lap, self.first)
 
 
 def names_of(samples: Sequence[int]) -> list[tuple[int, int]] | None:
     """The reads' names, epoch and position; None: the samples come from somewhere else than an order of the plan."""
     if isinstance(samples, Turn):
         first = samples.first
-        return None if first is None else [(samples.epoch, first + at) for at in range(len(samples))]
+        return None if first is None else [(samples.lap, first + at) for at in range(len(samples))]
     names = [(sample.epoch, sample.position) for sample in samples if isinstance(sample, Read)]
     return names if names and len(names) == len(samples) else None
 
@@ -122,7 +123,7 @@ class Dataset(data.Dataset[Any]):
         #: Answers with the sampler that was made of this object.
         self.sampler: Callable[[], Sampler | None] | None = None
         #: The job without a sampler, the same one in all worker processes.
-        self._word = new_word()
+        self._word = node_word(dataset.digest)
         self._fixed: tuple[Recipe, int] | None = None
         self._settled = False
         self._meet()
@@ -137,7 +138,7 @@ class Dataset(data.Dataset[Any]):
         twin = object.__new__(type(self))
         failures = Failures(self.failures.rule)
         own = {"data": self.data.apart(), "failures": failures, "decoder": self.decoder.counting(failures)}
-        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_word": new_word(), "_fixed": None})
+        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_fixed": None})
         twin._meet()
         return twin
 
@@ -227,7 +228,7 @@ class Dataset(data.Dataset[Any]):
         while True:
             try:
                 if planned:
-                    return attachment.batch(rank, samples.epoch, samples.number)  # type: ignore[attr-defined]
+                    return attachment.batch(rank, samples.lap, samples.number)  # type: ignore[attr-defined]
                 if names is not None:
                     return attachment.reads(rank, names)
                 return attachment.samples(rank, wanted)

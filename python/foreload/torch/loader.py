@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -48,6 +49,9 @@ from foreload.tuning import Tuning
 
 # A pass and the turns of one are parts of the loader that made them.
 # ruff: noqa: SLF001
+
+#: Of a sampler without a length so many samples are listed for a pass, or so many times the data set's; beyond that it has no end.
+_LISTED, _LISTED_TIMES = 1 << 22, 16
 
 
 class DataLoader(data.DataLoader[Any]):
@@ -195,7 +199,7 @@ class DataLoader(data.DataLoader[Any]):
         )
         self._user_collates = collate_fn is not None
         self._threads = threads_of(threads, samples.decoder)
-        self._cursor = Cursor()
+        self._cursor = self._course.cursor
         self._accord = Accord()
         self._tallies: list[EpochTally] = []
         self._turns = _Turns(self._course)
@@ -255,26 +259,17 @@ class DataLoader(data.DataLoader[Any]):
     ) -> _Course:
         if isinstance(sampler, _Course):
             return sampler
+        common: dict[str, Any] = {"seed": seed, "generator": generator, **keywords}
         if isinstance(sampler, Sampler):
-            keywords = {**keywords, "order": sampler.order, "place": (*sampler._given, None, None)}
-            shuffle, seed, sampler = sampler.shuffle, sampler.seed, None
+            return _Course(samples, batch_size, drop_last, sampler, shuffle=sampler.shuffle, **common)
         explicit = sampler if sampler is not None else batch_sampler
         if explicit is None:
             draws = "loader_once" if persistent_workers and num_workers else "loader_each_epoch"
             if generator is not None and keywords["order"] == "torch" and not _given.is_fresh(generator):
                 explicit = data.RandomSampler(samples, generator=generator) if shuffle else None
-            return _Course(
-                samples,
-                batch_size,
-                drop_last,
-                explicit,
-                shuffle=shuffle,
-                seed=seed,
-                draws=draws,
-                **keywords,
-            )
+            return _Course(samples, batch_size, drop_last, explicit, shuffle=shuffle, draws=draws, **common)
         size = None if batch_sampler is not None else batch_size
-        return _Course(samples, size, drop_last, explicit, shuffle=False, seed=seed, **keywords)
+        return _Course(samples, size, drop_last, explicit, shuffle=False, **common)
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -300,8 +295,8 @@ class DataLoader(data.DataLoader[Any]):
         return self._course.count()
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is of this epoch; without it each pass is of the next one."""
-        self._cursor.set_epoch(epoch)
+        """The next pass is of this epoch; without it each pass is of the next one, or of the one that a sampler of yours is set to."""
+        self._course.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: small, of plain numbers and strings, the same on every rank.
@@ -331,7 +326,7 @@ class DataLoader(data.DataLoader[Any]):
         Raises:
             StateError: The state belongs to another run; the message says what differs.
         """
-        self._cursor.load(*self.run.resume(state_dict))
+        self._course.go_on(*self.run.resume(state_dict))
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -352,21 +347,28 @@ class DataLoader(data.DataLoader[Any]):
     def _get_iterator(self) -> Any:
         """Torch's iterator over worker processes, which end with this one and number their batches."""
         twin = copy.copy(self)
+        replay, self._replay = self._replay, None
         vars(twin).update(
             collate_fn=_worker.Collate(
                 self.collate_fn, is_default=not self._user_collates, single=not self._auto_collation
             ),
             worker_init_fn=_worker.Begin(self.worker_init_fn),
-            generator=self._replay,
+            generator=replay,
         )
         return super(DataLoader, twin)._get_iterator()
 
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
         self._cursor.is_dealt = self._course.is_dealt
+        self._course.heed()
         epoch, first = self._cursor.begin()
         self._draw_base_seed()
+        before = self._course.run(epoch)
         run = self._course.begin(epoch)
-        run.check_epoch(epoch)
+        if run is not before and self.persistent_workers and self._iterator is not None:
+            # Its workers would ask the job before.
+            self._iterator._shutdown_workers()  # type: ignore[attr-defined] # torch's
+            self._iterator = None
+            self._draw_base_seed()
         tally = EpochTally(epoch)
         self._tallies.append(tally)
         self._turns.begun, self._turns.beyond = (epoch, first), self._cursor.beyond
@@ -377,7 +379,8 @@ class DataLoader(data.DataLoader[Any]):
         if self.num_workers and self.persistent_workers and getattr(self, "_iterator", None) is not None:
             return
         generator = torch.default_generator if self.generator is None else self.generator
-        self._replay = torch.Generator(device=generator.device).set_state(generator.get_state())
+        if self.num_workers:
+            self._replay = torch.Generator(device=generator.device).set_state(generator.get_state())
         torch.empty((), dtype=torch.int64).random_(generator=generator)
 
     def _from_workers(self) -> Iterator[tuple[int, Any]]:
@@ -475,21 +478,9 @@ class _Pass(Iterator[Any]):
         loader._accord.had(run, loader._cursor.placed, epoch, self._had.batches)
         if run.uneven:
             loader.loss_weight = run.plan.weight(number, run.rank)
-        size = _size_of(batch)
-        if size is None:
-            size = run.plan.batch_len(min(number, run.plan.batches - 1), run.rank)
-        self._tally.yielded(size, time.perf_counter() - begun)
+        self._tally.yielded(run.samples_in(epoch, number), time.perf_counter() - begun)
         report_notices(run.attachment())
         return batch
-
-
-def _size_of(batch: Any) -> int | None:
-    """Samples in a batch, if it is of the usual form."""
-    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-        return None
-    # A tensor's own length is Python code that takes 30 us when it isn't in the processor's caches.
-    longest = batch[0] if type(batch[0]) is list else batch[1]
-    return len(longest) if hasattr(longest, "__len__") else None
 
 
 class _Turns:
@@ -510,8 +501,9 @@ class _Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         run, (epoch, first), beyond = self._course.run(), self.begun, self.beyond
-        begun = run.begin(epoch, first)
+        begun, lap = run.begin(epoch, first), run.lap(epoch)
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
+        starts = [] if lists is None else list(accumulate(map(len, lists), initial=0))
         try:
             # Epochs of a sampler's own batches may have fewer than others.
             for batch in range(first, len(run if lists is None else lists)):
@@ -519,16 +511,19 @@ class _Turns:
                     continue
                 run.keep_up(epoch, batch)
                 if lists is not None:
-                    yield Turn(lists[batch], epoch, batch, run.position(epoch, batch))
+                    yield Turn(lists[batch], epoch, batch, lap, starts[batch])
                 else:
-                    yield Turn(run.plan.batch(epoch, batch, run.rank), epoch, batch)
+                    yield Turn(run.plan.batch(lap, batch, run.rank), epoch, batch, lap)
         except GeneratorExit:
             run.leave(begun)
             raise
 
 
 class _Course(Sampler):
-    """A loader's order: what its arguments, or the sampler among them, come to."""
+    """A loader's order: what its arguments, or the sampler among them, come to.
+
+    Of torch's `Sampler` protocol it has its own cursor, for libraries that take a loader apart; the loader's is another one.
+    """
 
     def __init__(
         self,
@@ -539,6 +534,7 @@ class _Course(Sampler):
         *,
         shuffle: bool,
         seed: int,
+        generator: torch.Generator | None,
         order: str,
         place: tuple[Any, ...],
         uneven: str | None,
@@ -547,7 +543,14 @@ class _Course(Sampler):
         tuning: Tuning | None,
         draws: str = "loader_each_epoch",
     ) -> None:
+        #: A `Sampler` of ours among the arguments, which decides all that it was told itself.
+        self._ours = explicit if isinstance(explicit, Sampler) else None
         num_replicas, rank, self._mesh, local = place
+        if self._ours is not None:
+            (num_replicas, rank), self._mesh, local = self._ours._given, None, None
+            order, seed, draws = self._ours.order, self._ours.seed, "sampler_only"
+            epochs = self._ours.epochs if epochs is None else epochs
+            policy, tuning = policy or self._ours.policy, tuning or self._ours.tuning
         super().__init__(
             samples,
             num_replicas,
@@ -561,60 +564,122 @@ class _Course(Sampler):
             policy=policy,
             tuning=tuning,
         )
+        #: Where the loader stands.
+        self.cursor = Cursor()
+        self._placed = 0
         self._local = tuple(local) if isinstance(local, Iterable) else local
         self._cache = samples.cache
         self._uneven, self._draws = uneven, draws
-        self._known = _given.known(explicit) if explicit is not None and batch_size is not None else None
-        self._lists = (
-            None if explicit is None or self._known is not None else _given.Lists(explicit, batch_size, drop_last)
-        )
         self._explicit = explicit
-        self._drawn: int | None = None
+        self._known: dict[str, Any] | None = None
+        self._lists: _given.Lists | None = None
+        if explicit is not None and self._ours is None:
+            if batch_size is not None:
+                self._known = _given.known(explicit, len(samples), generator)
+            if self._known is None:
+                self._lists = self._listed(explicit, batch_size)
+        self._waiting: tuple[int | None, list[list[int]]] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
+
+    def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _given.Lists:
+        told = len(sampler) if batch_size is not None and hasattr(sampler, "__len__") else 0
+        most = max(_LISTED, _LISTED_TIMES * len(self.data), told)
+        return _given.Lists(sampler, batch_size, self.drop_last, most, is_ours=is_ours)
 
     def _place(self) -> _ranks.Ranks:
         if self._known is not None:
-            return _ranks.Ranks(
-                self._known["rank"], self._known["world"], (self._known["rank"],), self._word.of(shared=False)
+            rank, world = self._known["rank"], self._known["world"]
+            told = place_of(None, None, word=self._word)
+            # The run's own ranks share one job on each node.
+            return (
+                told
+                if (told.rank, told.world) == (rank, world)
+                else _ranks.Ranks(rank, world, (rank,), self._word.of(shared=False))
             )
+        if self._ours is not None and self._ours.sharding == "external":
+            return _ranks.Ranks(0, 1, (0,), self._word.of(shared=False), self._word)
         return place_of(*self._given, self._mesh, self._local, self._word)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is of this epoch."""
+        super().set_epoch(epoch)
+        self.cursor.set_epoch(epoch)
+        if self._ours is None and self._explicit is not None:
+            _given.set_epoch(self._explicit, epoch)
+
+    def go_on(self, epoch: int, batch: int, beyond: Iterable[int]) -> None:
+        """The next pass goes on where a state says."""
+        self.cursor.load(epoch, batch, beyond)
+        if self._ours is None and self._explicit is not None:
+            _given.set_epoch(self._explicit, epoch)
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override] # an attribute in torch
+        """The epoch of the loader's next pass."""
+        return self.cursor.upcoming[0]
+
+    def heed(self) -> None:
+        """A pass begins: it is of the epoch that the sampler among the arguments was set to.
+
+        Raises:
+            StateError: A state that our `Sampler` was given ends within one of the loader's batches.
+        """
+        if self._ours is not None:
+            placed, self._placed = self._placed, self._ours._cursor.placed
+            if placed != self._placed:
+                epoch, had = self._ours.upcoming
+                batch, rest = divmod(had, self.batch_size)
+                if rest:
+                    raise StateError(
+                        f"the sampler's state was saved after {had} samples of this rank, which is within a batch of {self.batch_size}; choose a "
+                        "batch_size that divides it"
+                    )
+                self.cursor.load(epoch, batch)
+        elif self._explicit is not None:
+            told = _given.epoch_of(self._explicit)
+            if told is not None and told != self.cursor.upcoming[0]:
+                self.cursor.set_epoch(told)
 
     @property
     def is_dealt(self) -> bool:
         """Whether the plan deals an epoch among several ranks; a sampler of the user's does that itself."""
         return self._lists is None and self._place().world > 1
 
-    def run(self) -> Run:
+    def run(self, epoch: int | None = None) -> Run:
+        """The run.
+
+        Args:
+            epoch: The epoch that begins; None: none does yet.
+        """
+        at = self.cursor.upcoming[0] if epoch is None else epoch
         if self._lists is not None:
-            return self._supplied(self._lists, self._cursor_epoch())
+            return self._supplied(self._lists, at)
         place = self._place()
         if self._run is None or self._run.ranks != place:
-            self._run = self._planned(place)
+            self._run = self._planned(place, at)
         return self._run
 
-    def _cursor_epoch(self) -> int:
-        return self._drawn or 0
-
-    def _planned(self, place: _ranks.Ranks) -> Run:
+    def _planned(self, place: _ranks.Ranks, epoch: int) -> Run:
         world, global_batch, samples = place.world, self.batch_size * place.world, len(self.data)
-        torch_like = self.order.startswith("torch") or self._known is not None
+        torch_like = self.order.startswith("torch") or self._known is not None or self._ours is not None
         kind = self.data.order_kind(self.order, world, shuffle=self.shuffle, draws=self._draws)
         seed, tail = (
             self.seed,
             tail_of(world, global_batch, drop_last=self.drop_last, uneven=self._uneven, torch=torch_like),
         )
+        trims = self._ours is not None and self._ours.drop_last
         if self._known is not None:
-            kind, seed = self._known["kind"], self._known["seed"]
-            if self._known["trims"] and not self.drop_last:
-                tail = {"trim": {"multiple": world}}
+            kind, seed, trims = self._known["kind"], self._known["seed"], self._known["trims"]
+        if trims and not self.drop_last:
+            tail = {"trim": {"multiple": world}}
         if not _reference.agrees(kind):
-            return self._torchs_own(place)
+            return self._torchs_own(place, epoch)
         order = Order(self.data.digest, samples, kind, seed, global_batch, tail)
         return Run(
             self.data,
             order,
             place,
-            self._cache,
+            self._cache if len(place.local) > 1 else self._alone(),
             uneven=self._uneven == "weights",
             epochs=self.epochs,
             policy=self.policy,
@@ -622,42 +687,40 @@ class _Course(Sampler):
             skip_large=self._skips,
         )
 
-    def _torchs_own(self, place: _ranks.Ranks) -> Run:
+    def _torchs_own(self, place: _ranks.Ranks, epoch: int) -> Run:
         """What torch itself draws, where the plan can't foresee it: listed epoch by epoch, like any sampler of the user's."""
-        sampler = self._explicit
+        sampler = self._explicit if self._known is not None else None
         if sampler is None:
             sampler = _reference.sampler_of(len(self.data), place.world, place.rank, self.seed, self._draws)
-        self._lists = _given.Lists(sampler, self.batch_size, self.drop_last)
-        return self._supplied(self._lists, self._cursor_epoch())
+        self._lists = self._listed(sampler, self.batch_size, is_ours=sampler is not self._explicit)
+        return self._supplied(self._lists, epoch)
 
     def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
         if self._run is None:
-            first = lists.peek(epoch)
-            if first is None:
-                first = lists.draw(epoch)
-                self._drawn, self._waiting = epoch, first
+            self._waiting = lists.told(epoch), lists.draw(epoch)
             keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning, "skip_large": self._skips}
-            run = _given.GivenRun(self.data, lists, first, self._cache, self._word, **keywords)
+            first = self._waiting[1]
+            # Lists are their rank's own, and so is the job.
+            run = _given.GivenRun(self.data, lists, first, self._alone(), self._word, **keywords)
             run.supply(epoch, first)
             self._run = run
         return self._run
 
-    _waiting: list[list[int]] | None = None
+    def _alone(self) -> Cache:
+        """The budget of a job of this process alone: the processes of a node share theirs out."""
+        return self._cache.part(len(place_of(None, None).local))
 
     def begin(self, epoch: int) -> Run:
         """A pass of an epoch begins: a sampler of the user's is asked for it now."""
-        run = self.run()
+        run = self._run = self.run(epoch).going_on(epoch)
         if isinstance(run, _given.GivenRun):
             lists = run.lists
-            batches, self._waiting = self._waiting or lists.draw(epoch), None
-            if run.batches.get(epoch, batches) != batches:
-                # What was listed early was wrong: this sampler's order can't be known ahead.
-                raise InvalidError(
-                    "the sampler's copy yields another order than the sampler itself; give it a generator of its own, or set_epoch"
-                )
-            run.supply(epoch, batches)
+            # What was listed before the first pass, for its length, was drawn for that one.
+            waiting, self._waiting = self._waiting, None
+            is_right = waiting is not None and waiting[0] == lists.told(epoch)
+            run.supply(epoch, waiting[1] if waiting is not None and is_right else lists.draw(epoch))
             run.check_resumed(epoch)
-            ahead = lists.peek(epoch + 1) if self.epochs is None or epoch + 1 < self.epochs else None
+            ahead = lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
             if ahead is not None and run.misfit(epoch + 1, ahead) is None:
                 run.supply(epoch + 1, ahead)
         return run
@@ -671,7 +734,7 @@ class _Course(Sampler):
         return len(self.run())
 
     def __len__(self) -> int:
-        return len(self._explicit) if self._explicit is not None else super().__len__()
+        return len(self._explicit) if self._explicit is not None and self._ours is None else super().__len__()
 
     def __iter__(self) -> Iterator[int]:
         """What a library sees that takes the loader apart."""

@@ -183,6 +183,12 @@ class Sampler(DistributedSampler[int]):
         """The epoch of the next pass."""
         return self._cursor.upcoming[0]
 
+    @property
+    def upcoming(self) -> tuple[int, int]:
+        """Epoch of the next pass, and how many samples of this rank's come before it."""
+        epoch, batch = self._cursor.upcoming
+        return epoch, batch * self.batch_size + self._skip
+
     def __len__(self) -> int:
         run = self.run()
         return run.plan.positions // run.ranks.world
@@ -192,8 +198,8 @@ class Sampler(DistributedSampler[int]):
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        run, (epoch, first) = self.run(), self._cursor.begin()
-        run.check_epoch(epoch)
+        epoch, first = self._cursor.begin()
+        run = self._run = self.run().going_on(epoch)
         skip, self._skip = self._skip, 0
         place = place_of(*self._given)
         leads = self.sharding == "self" or place.rank in (0, *place.local[:1])
