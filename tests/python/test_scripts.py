@@ -1,0 +1,238 @@
+"""Training scripts as people have them, run with torch's loader and with ours in its place: the same losses to the last bit.
+
+What differs between the two runs is what the script imports, and `wrap` around a folder of images or `open` in place of files in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
+
+#: What a script begins with: ours over torch's.
+FOLDERS = {
+    "torch": "from torch.utils.data import DataLoader\nfrom torchvision.datasets import ImageFolder\n",
+    "dataset": """
+from torch.utils.data import DataLoader
+from torchvision import datasets
+from foreload.torch import wrap
+import foreload
+def ImageFolder(*args, **keywords):
+    return wrap(datasets.ImageFolder(*args, **keywords), cache=foreload.Cache(ram="32MB"))
+""",
+    "loader": """
+from foreload.torch import DataLoader, wrap
+from torchvision import datasets
+import foreload
+def ImageFolder(*args, **keywords):
+    return wrap(datasets.ImageFolder(*args, **keywords), cache=foreload.Cache(ram="32MB"))
+""",
+}
+
+CLASSIFY = """
+import sys, torch, torchvision
+from torch import nn
+from torch.utils.data import WeightedRandomSampler, default_collate
+from torchvision.transforms import v2
+
+def collate_fn(batch):
+    return mixup_or_cutmix(*default_collate(batch))
+
+mixup_or_cutmix = v2.RandomChoice([v2.MixUp(num_classes=3), v2.CutMix(num_classes=3)])
+torch.manual_seed(0)
+# Our loader seeds its workers sample by sample: what is drawn in them is not torch's.
+flips = [] if sys.argv[2] == "loader" else [v2.RandomHorizontalFlip()]
+transform = v2.Compose([v2.PILToTensor(), *flips, v2.ToDtype(torch.float, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
+dataset = ImageFolder(sys.argv[1], transform=transform)
+dataset_test = ImageFolder(sys.argv[1], transform=transform)
+counts = torch.bincount(torch.tensor(dataset.targets))
+weights = [1.0 / counts[target].item() for target in dataset.targets]
+train_sampler = WeightedRandomSampler(weights, len(dataset), replacement=True)
+workers = int(sys.argv[3])
+mixes = None if sys.argv[2] == "loader" and workers else collate_fn
+data_loader = DataLoader(
+    dataset, batch_size=8, sampler=train_sampler, num_workers=workers, pin_memory=True, collate_fn=mixes,
+    **({"threads": 0} if sys.argv[2] == "loader" else {}),
+)
+data_loader_test = DataLoader(dataset_test, batch_size=16, sampler=torch.utils.data.SequentialSampler(dataset_test), num_workers=workers)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, len(dataset.classes)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+for epoch in range(2):
+    model.train()
+    for i, (image, target) in enumerate(data_loader):
+        loss = criterion(model(image), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(epoch, i, f"{i / len(data_loader):.2f}", loss.item().hex())
+    model.eval()
+    with torch.inference_mode():
+        found = [model(image).argmax(1).eq(target).sum().item() for image, target in data_loader_test]
+    print("accuracy", sum(found) / len(data_loader_test.dataset))
+"""
+
+DISTRIBUTED = """
+import os, sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data.distributed import DistributedSampler
+from torchvision.transforms import v2
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+transform = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float, scale=True)])
+dataset = ImageFolder(sys.argv[1], transform=transform)
+val = ImageFolder(sys.argv[1], transform=transform)
+sampler = DistributedSampler(dataset, seed=5, drop_last=True)
+val_sampler = DistributedSampler(val, shuffle=False)
+workers = int(sys.argv[3])
+loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=workers, drop_last=True, persistent_workers=workers > 0)
+val_loader = DataLoader(val, batch_size=4, sampler=val_sampler, num_workers=workers)
+torch.manual_seed(1)
+model = DDP(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 3)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+# Gone on with where a checkpoint of the model was.
+for epoch in range(3, 6):
+    sampler.set_epoch(epoch)
+    for images, labels in loader:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        os.write(1, f"{rank} {epoch} {loss.item().hex()}\\n".encode())
+    with torch.no_grad():
+        right = sum((model.module(images).argmax(1) == labels).sum() for images, labels in val_loader)
+    dist.all_reduce(right)
+    os.write(1, f"{rank} right {right.item()}\\n".encode())
+dist.destroy_process_group()
+"""
+
+TRAINER = """
+import random, sys
+import numpy as np
+import torch
+from dataclasses import dataclass
+from functools import partial
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, Subset
+
+def seed_worker(worker_id, num_workers, rank):
+    seed = torch.initial_seed() % 2**32
+    random.seed(seed); np.random.seed(seed); torch.manual_seed(seed)
+
+@dataclass
+class Collator:
+    pad: int
+    def __call__(self, features):
+        features = [{"input_ids": list(data)[:64], "labels": label} if isinstance(data, (bytes, memoryview)) else data for data, label in features]
+        longest = max(len(each["input_ids"]) for each in features)
+        for each in features:
+            each["input_ids"] = each["input_ids"] + [self.pad] * (longest - len(each["input_ids"]))
+        return {name: torch.tensor([each[name] for each in features]) for name in ("input_ids", "labels")}
+
+def get_train_dataloader(train_dataset, workers):
+    generator = torch.Generator()
+    generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    sampler = RandomSampler(train_dataset, generator=generator)
+    params = {"batch_size": 8, "collate_fn": Collator(0), "num_workers": workers, "pin_memory": False, "persistent_workers": workers > 0}
+    params |= {"sampler": sampler, "drop_last": True}
+    if workers:
+        params |= {"prefetch_factor": 2, "worker_init_fn": partial(seed_worker, num_workers=workers, rank=0)}
+    return DataLoader(train_dataset, **params)
+
+if __name__ == "__main__":
+    torch.manual_seed(42)
+    workers = int(sys.argv[3])
+    dataset = make(sys.argv[1])
+    assert len(dataset[0]) == 2
+    split = [int(at) for at in torch.randperm(len(dataset))]
+    train, held_out = Subset(dataset, split[8:]), Subset(dataset, split[:8])
+    model = nn.Sequential(nn.EmbeddingBag(256, 16), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for whole in (dataset, train):
+        loader = get_train_dataloader(whole, workers)
+        for epoch in range(2):
+            for inputs in loader:
+                loss = nn.functional.cross_entropy(model(inputs["input_ids"]), inputs["labels"])
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+                print(epoch, loss.item().hex())
+        loader = None
+    for inputs in DataLoader(held_out, sampler=SequentialSampler(held_out), batch_size=3, collate_fn=Collator(0), num_workers=workers):
+        print("held out", model(inputs["input_ids"]).argmax(1).tolist())
+"""
+MADE = {
+    "torch": """
+from pathlib import Path
+def make(root):
+    files = sorted(Path(root).glob("*/*"))
+    classes = sorted({file.parent.name for file in files})
+    return [(file.read_bytes(), classes.index(file.parent.name)) for file in files]
+""",
+    "dataset": """
+import foreload
+from foreload.torch import Dataset as Ours
+def make(root):
+    return Ours(foreload.open(root), cache=foreload.Cache(ram="32MB"))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("scripts") / "images"
+    for number in range(50):
+        path = root / "abc"[number % 3 if number % 4 else 0] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(number).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+        Image.fromarray(values).save(path)
+    return root
+
+
+def lines(script: str, images: Path, kind: str, workers: int, launcher: tuple[str, ...] = ()) -> list[str]:
+    path = images.parent / f"script_{kind}.py"
+    path.write_text(script)
+    words = [sys.executable, *launcher, str(path), str(images), kind, str(workers)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [line for line in done.stdout.splitlines() if line]
+    assert len(found) > 8
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kind", "workers"), [("dataset", 2), ("loader", 0)])
+def test_a_classification_script_with_weights_and_mixed_images(
+    home: Any, images: Path, kind: str, workers: int
+) -> None:
+    given = kind if kind == "loader" else "dataset"
+    plain = CLASSIFY.replace("sys.argv[2]", repr(given)).replace('{"threads": 0}', "{}")
+    expected = lines(FOLDERS["torch"] + plain, images, "torch", workers)
+    assert lines(FOLDERS[kind] + CLASSIFY, images, kind, workers) == expected
+
+
+@pytest.mark.timeout(300)
+def test_a_distributed_script_that_goes_on_at_an_epoch(home: Any, images: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    # Without workers: a fork beside gloo's threads may hang, whoever's loader it is.
+    expected = lines(FOLDERS["torch"] + DISTRIBUTED, images, "torch", 0, launcher)
+    for kind in ("dataset", "loader"):
+        assert sorted(lines(FOLDERS[kind] + DISTRIBUTED, images, kind, 0, launcher)) == sorted(expected)
+
+
+@pytest.mark.timeout(300)
+def test_a_trainers_own_loader_over_our_data_set(home: Any, images: Path) -> None:
+    expected = lines(MADE["torch"] + TRAINER, images, "torch", 2)
+    assert lines(MADE["dataset"] + TRAINER, images, "dataset", 2) == expected
