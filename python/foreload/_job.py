@@ -94,8 +94,6 @@ class Attachment:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     #: By rank: the pass that began last. Only that one may say that the rank reads no more.
     _passes: dict[int, object] = field(default_factory=dict)
-    #: By rank: the epoch that it started last.
-    _started: dict[int, int] = field(default_factory=dict)
 
     def job(self) -> _core.Job:
         """The job, attached to if it isn't yet, or the agent died since."""
@@ -135,11 +133,8 @@ class Attachment:
             of: Names the pass.
         """
         job = self.job()
-        if epoch <= self._started.get(rank, -1):
-            # What the rank has ahead of it is not wanted any more, nor the list of its epoch: with it, the agent would not keep that of this one.
-            job.leave(rank)
         job.start(rank, epoch, batch)
-        self._passes[rank], self._started[rank] = of, epoch
+        self._passes[rank] = of
         return job
 
     def leave(self, rank: int, of: object) -> None:
