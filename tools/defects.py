@@ -113,7 +113,18 @@ DEFECTS = [
                 "        for request in requests {\n",
             ),
         ),
-        [*AGENT, "actors"],
+        [*AGENT, "dead_client"],
+    ),
+    Defect(
+        "a dead client's wants are withdrawn job by job, while what it held comes back",
+        (
+            (
+                "crates/engine/src/agent.rs",
+                "        pools.iter().for_each(|pool| pool.withdraw(connection, None, None));\n        for job in jobs {\n",
+                "        drop(pools);\n        for job in jobs {\n            job.withdraw(connection, None);\n",
+            ),
+        ),
+        [*AGENT, "dead_client"],
     ),
     Defect(
         "samples of a second data set are taken for those of the first",

@@ -241,13 +241,14 @@ fn what_a_dead_client_of_two_jobs_held_and_waited_for_comes_back() {
             let want = one.want_samples(0, samples).expect("sent");
             one.delivered(want, None, &mut calm()).expect("delivered");
         }
-        // There is no memory for this before some of that comes back.
-        two.want_samples(0, (100..130).collect()).expect("sent");
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(
-            (node.gauge(one.job, "leases"), node.gauge(two.job, "requests")),
-            (60, 1)
-        );
+        // There is no memory for this before some of that comes back, and what is asked for next, of either job, waits behind it, though it is there.
+        one.want_samples(0, (100..130).collect()).expect("sent");
+        one.want_samples(0, (0..5).collect()).expect("sent");
+        two.want_samples(0, (5..10).collect()).expect("sent");
+        eventually("all wait", || {
+            let waiting = [&one, &two].map(|job| node.gauge(job.job, "requests"));
+            (node.gauge(one.job, "leases"), waiting) == (60, [2, 1])
+        });
         drop((one, two, client));
         eventually("all of it comes back", || {
             node.gauge(stays[0].job, "leases") == 0 && node.gauge(stays[1].job, "requests") == 0
