@@ -63,6 +63,10 @@ with open(place / f"rank{rank}.log", "a") as log:
 """
 
 
+#: Read before the tests' home hides what is set outside.
+RESTARTS = int(os.environ.get("FORELOAD_CHAOS_RESTARTS", "0"))
+
+
 def killed(place: Path, ranks: int, attempt: int, who: str, dice: random.Random) -> None:
     """Waits until all ranks of an attempt train, and a little longer; then kills one of them, one of a rank's workers, or the agent and a rank."""
     names = [place / f"pid{rank}.{attempt}" for rank in range(ranks)]
@@ -72,12 +76,40 @@ def killed(place: Path, ranks: int, attempt: int, who: str, dice: random.Random)
     victims = [found["rank"]]
     if who == "agent":
         victims = [found["agent"], found["rank"]]
-    elif who == "worker":
-        children = Path(f"/proc/{found['rank']}/task/{found['rank']}/children").read_text().split()
-        victims = [int(dice.choice(children))] if children else victims
+    if who == "worker":
+        victims = workers(found["rank"], dice) or victims
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
+    if who == "worker":
+        # One that has done its part at the end of a pass dies unnoticed: then it is the next one's turn.
+        until(lambda: not lives(found["rank"]) or kill_again(found["rank"], dice), 60)
+
+
+def workers(rank: int, dice: random.Random) -> list[int]:
+    """One of a rank's workers, if it has any now."""
+    try:
+        children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(dice.choice(children))] if children else []
+
+
+def lives(process: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill_again(rank: int, dice: random.Random) -> bool:
+    """Kills another worker of a rank that goes on a moment later; never true."""
+    time.sleep(0.5)
+    for victim in workers(rank, dice) if lives(rank) else []:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+    return False
 
 
 def expected(ranks: int) -> tuple[Any, list[int]]:
@@ -95,9 +127,8 @@ def expected(ranks: int) -> tuple[Any, list[int]]:
 def test_whoever_dies_the_run_goes_on_with_its_own_bytes(
     home: Any, tmp_path: Path, ranks: int, workers: int, whom: tuple[str, ...]
 ) -> None:
-    count = int(os.environ.get("FORELOAD_CHAOS_RESTARTS", "0"))
     dice = random.Random(ranks * 10 + workers)
-    kills = [dice.choice(("rank", "rank", "agent", "worker")) for _ in range(count)] or list(whom)
+    kills = [dice.choice(("rank", "rank", "agent", "worker")) for _ in range(RESTARTS)] or list(whom)
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     place = {"PLACE": str(tmp_path), "BATCH": str(BATCH), "WORKERS": str(workers)}
@@ -127,6 +158,10 @@ def test_whoever_dies_the_run_goes_on_with_its_own_bytes(
             (tmp_path / "end").touch()
             assert process.wait(60) == 0, (tmp_path / "output").read_text()
         finally:
+            # It takes its ranks along.
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
             process.kill()
             process.wait()
     plan, checksums = expected(ranks)
