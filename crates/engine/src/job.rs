@@ -142,8 +142,7 @@ impl Job {
         let order_bytes = self.order(|order| order.map_or(0, |order| order.expected_bytes(self.looks_up())));
         let beside = self.attach.batch_bytes + order_bytes;
         let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(beside));
-        let (budget, asked) = (self.pool.share_memory(left), self.pool.asked_bytes());
-        if budget < asked {
+        if let Some(budget) = self.pool.share_memory(left) {
             let mb = |bytes: u64| bytes / 1_000_000;
             warnings.push(format!(
                 "the loader asks for {} MB of memory, and this machine or its control group has {} MB left: it keeps {} MB for samples now, and more when there is more; give cache=Cache(ram=...) less",

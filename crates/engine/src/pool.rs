@@ -177,6 +177,12 @@ fn invalid(error: foreload_plan::Error) -> Trouble {
     Trouble::new("invalid", error.to_string())
 }
 
+/// The key of the block of a data set's content in the disk tiers.
+fn key_of(shelf: &Shelf, dataset: &Dataset, content: Content) -> Option<[u8; 16]> {
+    let samples = shelf.blocks.range(shelf.blocks.block_of(shelf.own(content)));
+    block_key(&dataset.index, samples.start, shelf.blocks.extent(samples))
+}
+
 /// Tells a connection that it doesn't get what it asked for.
 fn refuse(who: &Connection, id: u64, trouble: &Trouble) {
     let body = serde_json::to_string(trouble).unwrap_or_default();
@@ -266,10 +272,7 @@ impl Pool {
         loop {
             // A job may have parted meanwhile, and a data set that was known with it.
             reads.sets = self.sets(job, &reads.sets, most_bytes);
-            let cell_bytes = self.look(|scheduler| {
-                scheduler.check_join(job.id, &reads)?;
-                scheduler.cell_bytes(&reads)
-            });
+            let cell_bytes = self.look(|scheduler| scheduler.cell_bytes(job.id, &reads));
             let cell_bytes = cell_bytes.map_err(invalid)?;
             let is_missing = |set: &&mut Set| set.blocks.is_none() && self.shelf(set.name).is_none();
             let Some(set) = reads.sets.iter_mut().find(is_missing) else {
@@ -343,8 +346,12 @@ impl Pool {
         self.step(Event::Part { job: job.id });
         self.jobs.borrow_mut().remove(&job.id);
         self.forget_unknown();
-        self.set_budget(self.budget.get().min(self.bounds().asked));
-        self.give_back();
+        let asked = self.bounds().asked;
+        if self.budget.get() > asked {
+            self.set_budget(asked);
+        } else {
+            self.give_back();
+        }
     }
 
     /// Ends it: its loads are called off, and nothing that still comes changes anything. Its memory goes with the last task that notices.
@@ -662,8 +669,7 @@ impl Pool {
     /// The key of a content's block in the disk tiers.
     fn key(&self, content: Content) -> Option<[u8; 16]> {
         let (shelf, dataset) = self.home(content)?;
-        let samples = shelf.blocks.range(shelf.blocks.block_of(shelf.own(content)));
-        block_key(&dataset.index, samples.start, shelf.blocks.extent(samples))
+        key_of(&shelf, &dataset, content)
     }
 
     /// Counts what happened for a job, if it isn't over.
@@ -698,17 +704,13 @@ impl Pool {
             .fold(0, |sum, job| sum.saturating_add(job.attach.ram_bytes))
     }
 
-    /// Bytes that all its jobs ask for.
-    #[must_use]
-    pub fn asked_bytes(&self) -> u64 {
-        self.bounds().asked
-    }
-
-    /// Shares out memory anew, when `left` bytes are left on the machine beside what it has: what jobs bring, or what there is of that.
-    pub fn share_memory(self: &Rc<Self>, left: u64) -> u64 {
-        let budget = self.bounds().first(left.saturating_add(self.cache.used_bytes()));
+    /// Shares out memory anew, when `left` bytes are left on the machine beside what it has. Answers with the budget where that is less than its jobs ask
+    /// for together.
+    pub fn share_memory(self: &Rc<Self>, left: u64) -> Option<u64> {
+        let bounds = self.bounds();
+        let budget = bounds.first(left.saturating_add(self.cache.used_bytes()));
         self.set_budget(budget);
-        budget
+        (budget < bounds.asked).then_some(budget)
     }
 
     /// What the plan may use of the cache arena from now on.

@@ -225,7 +225,7 @@ impl Scheduler {
     fn join(&mut self, job: u32, reads: &Reads) -> Result<(), Error> {
         let split = self.check_join(job, reads)?;
         let (mean_bytes, batch_bytes) = measure(reads, &split);
-        let cell_bytes = self.cell_bytes(reads)?;
+        let cell_bytes = self.cells_with(reads, batch_bytes);
         let (mut sets, mut samples) = (Vec::new(), 0);
         for set in &reads.sets {
             let shelf = self.library.take_in(set, cell_bytes, self.settings.gap_bytes);
@@ -258,11 +258,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether a job may join, and how its batches are shared then.
-    ///
-    /// # Errors
-    /// As [`Reads::check`], and when there is a job of this number, or no room for its ranks.
-    pub fn check_join(&self, job: u32, reads: &Reads) -> Result<Split, Error> {
+    /// How the batches of a job are shared, if it may join.
+    fn check_join(&self, job: u32, reads: &Reads) -> Result<Split, Error> {
         if self.windows.reader(job).is_some() {
             return Err(Error::JobExists { job });
         }
@@ -273,16 +270,20 @@ impl Scheduler {
     /// The cells by which the data sets of a job are cut that joins now, those that are known already left out: for [`Set::blocks`].
     ///
     /// # Errors
-    /// As [`Reads::check`].
-    pub fn cell_bytes(&self, reads: &Reads) -> Result<u64, Error> {
-        let (_, batch_bytes) = measure(reads, &reads.check()?);
+    /// As [`Reads::check`], and when there is a job of this number, or no room for its ranks.
+    pub fn cell_bytes(&self, job: u32, reads: &Reads) -> Result<u64, Error> {
+        let split = self.check_join(job, reads)?;
+        Ok(self.cells_with(reads, measure(reads, &split).1))
+    }
+
+    /// The same for a job that reads so many bytes per global batch.
+    fn cells_with(&self, reads: &Reads, batch_bytes: u64) -> u64 {
         let bytes = reads.ram_bytes.unwrap_or(u64::MAX).max(self.spare_bytes);
         let brought = self.windows.ram_bytes().saturating_add(bytes);
+        let ram_bytes = brought.min(self.settings.ram_bytes);
         let batches = self.windows.batch_bytes() + batch_bytes;
-        let staging_bytes = self
-            .settings
-            .staging_bytes(brought.min(self.settings.ram_bytes), batches);
-        Ok(self.settings.cell_bytes(staging_bytes))
+        self.settings
+            .cell_bytes(self.settings.staging_bytes(ram_bytes, batches))
     }
 
     /// A job that is read for has so much memory: first of what others have left.
@@ -304,40 +305,24 @@ impl Scheduler {
     /// Of several data sets each has a claim to as much of the RAM tier as its jobs bring, and as it has bytes: others leave room for what of it isn't there
     /// yet, so that no job is worse off than with memory of its own.
     fn claim_memory(&mut self, brought: u64) {
-        let shelves = self.library.shelves();
+        let bytes = |node: u64| u128::from(self.library.shelf(node).bytes.max(1));
         let kept = u128::from(self.ram_bytes.saturating_sub(self.staging_bytes));
-        let claim = |shelf: &library::Shelf| {
-            let shares = self
-                .windows
-                .readers()
-                .iter()
-                .filter(|reader| !reader.left)
-                .map(|reader| {
-                    let bytes = |node: u64| u128::from(self.library.shelf(node).bytes.max(1));
-                    let all: u128 = reader.sets.iter().map(|&(_, node)| bytes(node)).sum();
-                    let own: u128 = reader
-                        .sets
-                        .iter()
-                        .filter(|it| it.1 == shelf.first_sample)
-                        .map(|it| bytes(it.1))
-                        .sum();
-                    u128::from(reader.ram_bytes.min(brought)) * own / all.max(1)
-                });
-            let share = shares.sum::<u128>() * kept / u128::from(brought.max(1));
-            (
-                shelf.first_block,
-                shelf.bytes.min(u64::try_from(share).unwrap_or(u64::MAX)),
-            )
+        // What a job brings for a data set that begins there.
+        let share = |reader: &Reader, node: u64| {
+            let sets = || reader.sets.iter().map(|&(_, node)| node);
+            let all: u128 = sets().map(bytes).sum();
+            let own: u128 = sets().filter(|&set| set == node).map(bytes).sum();
+            u128::from(reader.ram_bytes.min(brought)) * own / all.max(1)
         };
-        let claims = if shelves.len() > 1 {
-            shelves.iter().map(claim).collect()
-        } else {
-            Vec::new()
-        };
-        self.residents.claims(
-            claims,
-            shelves.iter().map(|shelf| (shelf.first_block, shelf.first_sample)),
-        );
+        let readers = || self.windows.readers().iter().filter(|reader| !reader.left);
+        let claims = self.library.shelves().iter().map(|shelf| {
+            let node = shelf.first_sample;
+            let shares: u128 = readers().map(|reader| share(reader, node)).sum();
+            let most = shares * kept / u128::from(brought.max(1));
+            let claim = shelf.bytes.min(u64::try_from(most).unwrap_or(u64::MAX));
+            (shelf.first_block, node, claim)
+        });
+        self.residents.claims(claims);
     }
 
     /// The node's number of a job's sample.

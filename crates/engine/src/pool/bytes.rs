@@ -3,7 +3,7 @@
 //! Each ends with the completion of its action. Bytes are checked before they are reported: length and ETag by the source, checksums here and by the disk
 //! tier.
 
-use super::Pool;
+use super::{Pool, key_of};
 use crate::dataset::{Dataset, trouble};
 use crate::disk::{Entry, Refusal};
 use crate::protocol::{Say, Trouble};
@@ -157,14 +157,11 @@ impl Pool {
             .pieces
             .iter()
             .map(|piece| {
-                let (shelf, _) = self.home(piece.content)?;
+                let (shelf, dataset) = self.home(piece.content)?;
+                let key = key_of(&shelf, &dataset, piece.content)?;
                 let block = shelf.blocks.block_of(shelf.own(piece.content));
                 let block = shelf.blocks.place_of(Content::block(block));
-                let entry = self
-                    .tiers
-                    .get(usize::from(tier))?
-                    .borrow()
-                    .find(&self.key(piece.content)?)?;
+                let entry = self.tiers.get(usize::from(tier))?.borrow().find(&key)?;
                 let from = load.offset + piece.at - block.offset;
                 (entry.len() == block.len).then_some((entry, from..from + piece.len))
             })
@@ -239,11 +236,10 @@ impl Pool {
                 continue;
             };
             let (number, block, slot) = (*tier, *block, *slot);
-            let home = self.home(Content::block(block));
-            let place = self.key(Content::block(block)).and_then(|key| {
-                let (tier, (shelf, _)) = (self.tiers.get(usize::from(number))?, home.as_ref()?);
-                let user = self.user(shelf.name);
-                Some(tier.borrow_mut().reserve(user, key, slot.len))
+            let place = self.home(Content::block(block)).and_then(|(shelf, dataset)| {
+                let tier = self.tiers.get(usize::from(number))?;
+                let key = key_of(&shelf, &dataset, Content::block(block))?;
+                Some(tier.borrow_mut().reserve(self.user(shelf.name), key, slot.len))
             });
             match place {
                 Some(Ok(place)) => work.push((action, number, slot, place, block)),

@@ -142,7 +142,7 @@ struct KeptSet {
     first_block: u64,
     first_sample: u64,
     kept_bytes: u64,
-    /// What of the RAM tier others leave to it; 0 where it is the only one.
+    /// What of the RAM tier others leave to it.
     claim: u64,
 }
 
@@ -426,17 +426,16 @@ impl Residents {
         self.kept_samples -= u64::from(samples);
     }
 
-    /// The data sets there are, in the order of their numbers, and the claims of them if there are several.
-    pub fn claims(&mut self, claims: Vec<(u64, u64)>, sets: impl Iterator<Item = (u64, u64)>) {
+    /// The data sets there are, in the order of their numbers: first block, first sample and claim.
+    pub fn claims(&mut self, sets: impl Iterator<Item = (u64, u64, u64)>) {
         let before = std::mem::take(&mut self.sets);
-        let set = |(first_block, first_sample)| {
+        let set = |(first_block, first_sample, claim)| {
             let known = before.iter().find(|set| set.first_block == first_block);
-            let claim = claims.iter().find(|claim| claim.0 == first_block);
             KeptSet {
                 first_block,
                 first_sample,
                 kept_bytes: known.map_or(0, |set| set.kept_bytes),
-                claim: claim.map_or(0, |claim| claim.1),
+                claim,
             }
         };
         self.sets = sets.map(set).collect();
