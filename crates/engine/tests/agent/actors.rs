@@ -15,7 +15,6 @@ use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
-use foreload_testkit::bucket::Fault;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -339,7 +338,7 @@ fn ranks_that_start_leave_and_die_get_their_own_bytes_from_a_real_agent() {
     for seed in seeds {
         if seed % 4 == 3 {
             let fault = "kind=status,status=503,share=0.02,attempts=1";
-            node.bucket.add_fault(Fault::parse(fault).expect("a fault"));
+            node.fail(&[fault]);
         } else {
             node.bucket.clear_faults();
         }

@@ -1,5 +1,6 @@
 //! Lists that are as long as a data set is: millions of samples, each a byte of one file.
 
+use super::lists::supply;
 use super::*;
 use foreload_store::format::Format;
 use foreload_store::index::{IndexBuilder, NewObject, NewSample};
@@ -53,18 +54,6 @@ fn open(node: &Node) -> (u32, Index) {
         }
     });
     opened(node.client().call(&call, &mut calm()).expect("opened"))
-}
-
-fn opened((reply, fds): (Reply, Vec<std::os::fd::OwnedFd>)) -> (u32, Index) {
-    let Reply::Opened {
-        dataset, index_bytes, ..
-    } = reply
-    else {
-        panic!("{reply:?}")
-    };
-    let map = Mapping::new(fds[0].as_fd(), index_bytes, false).expect("mapped");
-    let index = Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index");
-    (dataset, index)
 }
 
 /// Compares a batch of sixteen with a list of samples, by their bytes.

@@ -1,15 +1,7 @@
 //! Several jobs on one agent: what they read alike they hold and fetch once, and what one of them does is no business of another.
 
-use super::{LONG, Node, calm, eventually, gets, jobs_of, read_epoch, release, sent, spec, within};
-use foreload_engine::calls::{Attach, Call, DiskShare};
-use foreload_engine::client::{Attached, Client};
+use super::*;
 use foreload_engine::streams::digest_of;
-use foreload_plan::Digest;
-use foreload_plan::spec::OrderSpec;
-use foreload_store::Index;
-use foreload_testkit::bucket::Profile;
-use std::sync::Arc;
-use std::time::Duration;
 
 fn seeded(index: &Index, seed: u64) -> OrderSpec {
     OrderSpec { seed, ..spec(index) }
@@ -256,4 +248,277 @@ fn what_a_dead_client_of_two_jobs_held_and_waited_for_comes_back() {
     }
     drop((stays, watcher));
     node.end();
+}
+
+#[test]
+fn a_job_that_all_have_left_loads_nothing_new_and_goes_on_with_the_next_one() {
+    let count = 3000;
+    let node = Node::with_linger(&format!("img:{count}x10KB,classes=2,ext=jpg"), LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let attach = || {
+        let few = |a: &mut Attach| a.concurrency = ConcurrencySettings::fixed(8);
+        node.attach(&node.client(), dataset, &index, few)
+    };
+    let job = attach();
+    let number = job.job;
+    node.bucket.reset_counts();
+    let want = job.want_batch(0, 0, 0).expect("sent");
+    let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+    release(&job, &items);
+    drop(job);
+    eventually("nobody is attached", || {
+        jobs_of(&node).iter().all(|job| job.clients == 0)
+    });
+    eventually("what is in flight ends", || node.gauge(number, "in_flight") == 0);
+    let then = gets(&node);
+    assert!(then < count, "all was loaded for nobody");
+    let job = attach();
+    assert_eq!(
+        (job.job, gets(&node)),
+        (number, then),
+        "the same job, and nothing was loaded meanwhile"
+    );
+    read_epoch_from(&node, &job, &index, "img", &spec(&index), 0, 1);
+    let stats = node.stats(number);
+    assert_eq!(stats.requests - stats.hedges, count, "it goes on where it was");
+    drop(job);
+    node.retire();
+}
+
+#[test]
+fn a_job_that_makes_room_ends_with_its_loads_and_its_memory() {
+    let node = Node::with_linger("img:500x10KB,classes=2,ext=jpg", LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    node.fail(&["kind=hang"]);
+    node.bucket.reset_counts();
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    job.want_batch(0, 0, 0).expect("sent");
+    eventually("loads are in flight", || gets(&node) > 8);
+    assert!(node.gauge(job.job, "used_bytes") > 0);
+    drop(job);
+    eventually("nobody is attached", || {
+        jobs_of(&node).iter().all(|job| job.clients == 0)
+    });
+    let other = node.attach(&node.client(), dataset, &index, |a| a.order.seed = 4);
+    assert_eq!(jobs_of(&node).len(), 1);
+    let then = gets(&node);
+    eventually("its memory is free, though no load was answered", || {
+        node.gauge(other.job, "used_bytes") == 0 && node.gauge(other.job, "in_flight") == 0
+    });
+    assert_eq!(gets(&node), then, "nothing is loaded for it any more");
+    node.bucket.clear_faults();
+    let spec = OrderSpec {
+        seed: 4,
+        ..spec(&index)
+    };
+    read_epoch(&node, &other, &index, "img", &spec, 0);
+    drop(other);
+    node.retire();
+}
+
+#[test]
+fn who_takes_a_job_over_counts_from_zero_and_status_tells_jobs_apart() {
+    let node = Node::with_linger("img:100x1KB,classes=2,ext=jpg", LONG);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    let first = node.stats(job.job);
+    assert_eq!((first.samples, first.bucket_reads), (100, 100));
+    let of = job.job;
+    drop(job);
+    let client = node.client();
+    client.flush();
+    let word = |a: &mut Attach| a.session = "another loader".into();
+    let job = node.attach(&client, dataset, &index, word);
+    assert_eq!(job.job, of, "taken over");
+    assert_eq!((node.stats(of).samples, node.stats(of).requests), (0, 0));
+    read_epoch(&node, &job, &index, "img", &spec(&index), 1);
+    let second = node.stats(of);
+    assert_eq!((second.samples, second.ram_hits, second.requests), (100, 100, 0));
+    assert!(
+        (100_000..=second.gauges.expect("gauges")["used_bytes"].as_u64().expect("bytes"))
+            .contains(&second.memory_bytes)
+    );
+    let other = node.attach(&client, dataset, &index, |a| {
+        a.session = "a third".into();
+        (a.order.seed, a.world, a.ranks) = (7, 4, vec![1, 2]);
+    });
+    let Ok((Reply::Status { jobs, .. }, _)) = client.call(&Call::Status, &mut calm()) else {
+        panic!("no status")
+    };
+    let told: Vec<_> = jobs
+        .iter()
+        .map(|job| (job.order.as_str(), job.seed, &job.ranks[..], job.world))
+        .collect();
+    assert_eq!(told, [("keyed", 3, &[0][..], 1), ("keyed", 7, &[1, 2][..], 4)]);
+    assert!(jobs.iter().all(|job| job.processes == [std::process::id()]));
+    drop((job, other, client));
+    node.retire();
+}
+
+/// Bytes that the bucket sent for the objects below each prefix, at one moment.
+fn sent(node: &Node, prefixes: [&str; 2]) -> [u64; 2] {
+    let objects = node.bucket.counts().objects;
+    prefixes.map(|prefix| {
+        let below = format!("bench/{prefix}/");
+        let of = objects.iter().filter(|(name, _)| name.starts_with(&below));
+        of.map(|(_, counts)| counts.bytes).sum()
+    })
+}
+
+#[test]
+fn two_equal_jobs_share_their_bucket_equally_though_one_came_later() {
+    let node = Node::with(["one:6000x20KB,classes=2,ext=jpg", "two:6000x20KB,classes=2,ext=jpg"]);
+    let opened = ["one", "two"].map(|name| {
+        let (dataset, index) = node.open(&format!("s3://bench/{name}"), false).expect("opened");
+        (name, dataset, index)
+    });
+    node.bucket.set_profile(Profile {
+        total_bytes_per_s: 12_000_000,
+        ..Profile::cloud()
+    });
+    // All fits memory, so that each reads ahead whatever becomes of its consumer.
+    let start = |(name, dataset, index): &(&str, u32, Index)| {
+        let job = node.attach(&node.client(), *dataset, index, |a| {
+            a.session = (*name).into();
+            a.ram_bytes = 160 << 20;
+        });
+        job.want_batch(0, 0, 0).expect("sent");
+        job
+    };
+    let names = ["one", "two"];
+    let one = start(&opened[0]);
+    // So many bytes take seconds, and longer on a busy machine.
+    let minute = Duration::from_secs(60);
+    within(minute, "the first has the bucket for itself", || {
+        sent(&node, names)[0] > 8_000_000
+    });
+    let two = start(&opened[1]);
+    eventually("the second has begun", || sent(&node, names)[1] > 0);
+    let before = sent(&node, names);
+    let since = || {
+        let now = sent(&node, names);
+        [now[0] - before[0], now[1] - before[1]]
+    };
+    within(minute, "both go on", || since().iter().sum::<u64>() > 20_000_000);
+    let [ours, theirs] = since();
+    let share = ours as f64 / (ours + theirs) as f64;
+    assert!((0.45..0.55).contains(&share), "the first gets {share} of the bytes");
+    drop((one, two));
+    node.end();
+}
+
+#[test]
+fn a_job_keeps_the_limit_it_was_given_and_one_that_ends_gives_its_share_back() {
+    let node = Node::with(["one:4000x20KB,classes=2,ext=jpg", "two:4000x20KB,classes=2,ext=jpg"]);
+    let (one, first) = node.open("s3://bench/one", false).expect("opened");
+    let (two, second) = node.open("s3://bench/two", false).expect("opened");
+    node.bucket.set_profile(Profile {
+        total_bytes_per_s: 4_000_000,
+        ..Profile::cloud()
+    });
+    let start = |dataset, index: &Index, name: &str, concurrency| {
+        let job = node.attach(&node.client(), dataset, index, |a| {
+            a.session = name.into();
+            a.ram_bytes = 160 << 20;
+            a.concurrency = concurrency;
+            // Jobs that differ in this have nothing in common but the source.
+            a.timeout_s = if name == "one" { 30.0 } else { 31.0 };
+        });
+        job.want_batch(0, 0, 0).expect("sent");
+        job
+    };
+    let limit = |job: &Attached| node.gauge(job.job, "in_flight_limit");
+    let jobs = || match node.client().call(&Call::Status, &mut calm()).expect("status") {
+        (Reply::Status { jobs, .. }, _) => jobs.len(),
+        other => panic!("{:?}", other.0),
+    };
+    let fixed = start(one, &first, "one", ConcurrencySettings::fixed(8));
+    eventually("alone it has what it asked for", || limit(&fixed) == 8);
+    let other = start(two, &second, "two", ConcurrencySettings::fixed(24));
+    eventually("each has what it insists on", || {
+        (limit(&fixed), limit(&other)) == (8, 24)
+    });
+    drop(fixed);
+    eventually("the first ends", || jobs() == 1);
+    assert_eq!(limit(&other), 24);
+    drop(other);
+    eventually("the second ends", || jobs() == 0);
+    // This source is full with fewer than 32.
+    let adaptive = ConcurrencySettings {
+        most: 32,
+        ..ConcurrencySettings::default()
+    };
+    let stays = start(one, &first, "one", adaptive);
+    eventually("alone it has all", || limit(&stays) == 32);
+    let leaves = start(two, &second, "two", adaptive);
+    eventually("together they share", || limit(&stays) < 32 && limit(&leaves) < 32);
+    drop(leaves);
+    eventually("the other ends", || jobs() == 1);
+    assert_eq!(limit(&stays), 32, "alone again it has all again");
+    drop(stays);
+    node.end();
+}
+
+#[test]
+fn several_data_sets_are_one_jobs_samples_and_disk_and_labels_are_their_own() {
+    let rules = ["img:30x1KB-9KB,classes=3,ext=jpg", "more:5x1KB-9KB,classes=5,ext=jpg"];
+    let node = Node::lingering(rules, Duration::from_millis(300));
+    let (first, one) = node.open("s3://bench/img", true).expect("opened");
+    let (second, other) = node.open("s3://bench/more", true).expect("opened");
+    let parts = [(&one, "img", 0), (&other, "more", 30), (&one, "img", 35)];
+    let digest = streams::digest_of(&parts.map(|(index, ..)| Digest::from_bytes(index.digest())));
+    let mixed = |a: &mut Attach| {
+        a.more = vec![second, first];
+        a.order.dataset = digest;
+        a.order.samples = 65;
+        let share = |samples, weight| Share { samples, weight };
+        a.order.kind = OrderKind::Mixture {
+            streams: vec![share(30, 2), share(5, 3), share(30, 1)],
+            shuffle: true,
+            length: 120,
+        };
+        a.disks = vec![DiskShare {
+            directory: node.directory.path().join("disk"),
+            capacity_bytes: 64 << 20,
+            pinned: None,
+        }];
+    };
+    let expect_refused = |change: &dyn Fn(&mut Attach)| {
+        let attach = node.attachment(first, &one, |a| {
+            mixed(a);
+            change(a);
+        });
+        let refused = Attached::new(&node.client(), attach, &mut calm())
+            .err()
+            .expect("refused");
+        assert!(refused.to_string().contains("another data set"), "{refused}");
+    };
+    expect_refused(&|a| a.more = vec![first, second]);
+    expect_refused(&|a| a.more = vec![second]);
+    let job = node.attach(&node.client(), first, &one, mixed);
+    let order = Order::new(&node.attachment(first, &one, mixed).order).expect("order");
+    for epoch in 0..3 {
+        let epoch = order.epoch(epoch).expect("epoch");
+        for batch in 0..order.batches() {
+            let want = job.want_batch(0, epoch.epoch(), batch).expect("sent");
+            let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+            let positions = 16 * batch..epoch.positions().min(16 * (batch + 1));
+            let expected: Vec<u64> = positions.map(|position| epoch.sample_at(position)).collect();
+            assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
+            for item in &items {
+                let (index, prefix, begins) = *parts.iter().rfind(|part| part.2 <= item.sample).expect("a stream");
+                let sample = item.sample - begins;
+                assert!(
+                    job.bytes(item).expect("inside") == node.truth(index, prefix, sample),
+                    "sample {} has other bytes",
+                    item.sample
+                );
+                assert_eq!(Some(item.label), index.label(sample));
+            }
+            release(&job, &items);
+        }
+    }
+    drop(job);
+    node.retire();
 }

@@ -33,6 +33,26 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
     }
 }
 
+/// What a job reads that brings memory of its own.
+fn bring(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, ram_bytes: u64) -> Reads {
+    Reads {
+        ram_bytes: Some(ram_bytes),
+        ..reads(name, catalog, seed, 10)
+    }
+}
+
+/// Job `1 + round` joins, and then the one parts that has lingered until now.
+fn follow(carrier: &mut Carrier, round: u32, reads: Reads) -> u32 {
+    carrier.step(Event::Join {
+        job: 1 + round,
+        reads: Box::new(reads),
+    });
+    if round > 0 {
+        carrier.step(Event::Part { job: round });
+    }
+    1 + round
+}
+
 /// A carrier for job 0, and a second job.
 fn two(ram_bytes: u64, first: &Arc<dyn Catalog>, second: Reads) -> Carrier {
     let order = spec(first.samples(), 10, OrderKind::Keyed);
@@ -224,24 +244,11 @@ fn a_data_set_that_nobody_reads_leaves_when_what_is_held_of_it_is_given_back() {
 fn a_job_that_follows_another_takes_its_memory_over_and_nobody_else_pays() {
     let all = |count: usize| -> Arc<dyn Catalog> { Arc::new(Objects(vec![10_000; count])) };
     let (a, b) = (all(300), all(60));
-    let bring = |name, catalog, seed, ram_bytes| Reads {
-        ram_bytes: Some(ram_bytes),
-        ..reads(name, catalog, seed, 10)
-    };
     // What the first keeps doesn't all fit.
     let mut carrier = Carrier::of(settings(64 << 20), bring(0, &a, 1, 1_500_000), 1).started();
     let mut fetched = Vec::new();
     for round in 0..6u32 {
-        let job = 1 + round;
-        let reads = bring(7, &b, u64::from(job), 1_000_000);
-        carrier.step(Event::Join {
-            job,
-            reads: Box::new(reads),
-        });
-        // The one before lingered until now.
-        if round > 0 {
-            carrier.step(Event::Part { job: round });
-        }
+        let job = follow(&mut carrier, round, bring(7, &b, 1 + u64::from(round), 1_000_000));
         (0..3).for_each(|batch| drop(want(&mut carrier, job, 0, batch)));
         carrier.step(Event::Left { job });
         let before = carrier.fetched_bytes;
@@ -257,21 +264,10 @@ fn a_job_that_follows_another_takes_its_memory_over_and_nobody_else_pays() {
 fn a_data_set_that_fits_what_its_job_brings_stays_beside_one_that_takes_all_it_gets() {
     let all = |count: usize| -> Arc<dyn Catalog> { Arc::new(Objects(vec![10_000; count])) };
     let (large, small) = (all(1000), all(80));
-    let bring = |name, catalog, seed, ram_bytes| Reads {
-        ram_bytes: Some(ram_bytes),
-        ..reads(name, catalog, seed, 10)
-    };
     let mut carrier = Carrier::of(settings(64 << 20), bring(0, &large, 1, 5_000_000), 1).started();
     let mut fetched = Vec::new();
     for round in 0..4u32 {
-        let job = 1 + round;
-        carrier.step(Event::Join {
-            job,
-            reads: Box::new(bring(7, &small, u64::from(job), 2_000_000)),
-        });
-        if round > 0 {
-            carrier.step(Event::Part { job: round });
-        }
+        let job = follow(&mut carrier, round, bring(7, &small, 1 + u64::from(round), 2_000_000));
         // The large one reads on, and takes what it gets.
         (0..50).for_each(|batch| drop(want(&mut carrier, 0, 0, 50 * (round as u64 % 2) + batch)));
         let of_small = |carrier: &Carrier| {
@@ -307,11 +303,7 @@ fn a_data_set_that_fits_what_its_job_brings_stays_beside_one_that_takes_all_it_g
 fn memory_is_what_the_jobs_bring_and_comes_and_goes_with_them() {
     let all = || -> Arc<dyn Catalog> { Arc::new(Objects(vec![10_000; 300])) };
     let (a, b) = (all(), all());
-    let bring = |name, catalog, ram_bytes| Reads {
-        ram_bytes: Some(ram_bytes),
-        ..reads(name, catalog, 4, 10)
-    };
-    let mut carrier = Carrier::of(settings(64 << 20), bring(0, &a, 1_000_000), 1).started();
+    let mut carrier = Carrier::of(settings(64 << 20), bring(0, &a, 4, 1_000_000), 1).started();
     let read = |carrier: &mut Carrier, job| {
         (0..30).for_each(|batch| drop(want(carrier, job, 0, batch)));
         carrier.plan.scheduler().gauges().used_bytes
@@ -320,7 +312,7 @@ fn memory_is_what_the_jobs_bring_and_comes_and_goes_with_them() {
     assert!(alone <= 1_000_000);
     carrier.step(Event::Join {
         job: 1,
-        reads: Box::new(bring(7, &b, 3_000_000)),
+        reads: Box::new(bring(7, &b, 4, 3_000_000)),
     });
     assert!((2_500_000..4_000_000).contains(&read(&mut carrier, 1)));
     carrier.step(Event::Budget { ram_bytes: 2_000_000 });
