@@ -7,6 +7,7 @@
 //!   below the line.
 //! - [`slowfs`]: a read-only pass-through file system with a delay and a bandwidth
 //!   cap. Binary: `slowfs`.
+//! - [`conformance`]: what every carrier of bytes promises, as one suite.
 //!
 //! [`sigv4`], [`stamp`], [`draw`] and [`tls`] are the parts the server and the bare client share.
 //! Because a mistake in a shared part could cancel out, `tests/python/test_testbucket.py` checks
@@ -14,6 +15,7 @@
 
 pub mod bare;
 pub mod bucket;
+pub mod conformance;
 pub mod draw;
 pub mod ending;
 pub mod human;

@@ -217,6 +217,14 @@ impl Entry {
         buffer: &mut [u8],
         mut take: impl FnMut(u64, &[u8]) -> bool,
     ) -> Result<bool, ReadError> {
+        if range.end > self.len() {
+            // It isn't what the reader takes it for.
+            return Err(self.corrupt());
+        }
+        if range.is_empty() && !self.is_empty() {
+            // It touches no stretch that could be compared.
+            return Ok(true);
+        }
         let file = match self.segment.handle(false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let path = self.segment.path.clone();

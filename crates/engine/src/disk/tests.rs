@@ -1,6 +1,7 @@
 //! What the tier promises, one test each; the larger ones are in the submodules.
 
 mod bench;
+mod conformance;
 mod crash;
 mod faults;
 #[cfg(feature = "shuttle")]
