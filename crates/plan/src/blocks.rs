@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Samples of a block at most: what is counted of a block in memory has 16 bits.
-const MOST_SAMPLES: u64 = u16::MAX as u64;
+/// Samples of a block at most: what is counted of a block in memory has 16 bits. A power of two, so that a cell of tiny samples is cut evenly.
+const MOST_SAMPLES: u64 = 1 << 15;
 
 /// What one stay in memory holds: a block, or a sample of a block that is here in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

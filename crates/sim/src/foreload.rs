@@ -344,18 +344,37 @@ impl<'a> Run<'a> {
         self.request(want.node, at);
     }
 
-    /// A sample that won't stay, and its neighbours in the shard that the node reads before its staging memory turns over, as far as that has room for them.
+    /// A sample that won't stay, and its neighbours in the shard that the node reads before its staging memory turns over, as far as that has room for them
+    /// and one request brings them all.
     fn read_soon(&mut self, want: Want, at: f64) -> Vec<u32> {
-        let block = self.homes.blocks.number(want.sample);
+        let blocks = &self.homes.blocks;
+        let samples = blocks.samples(blocks.number(want.sample));
         let mut along = vec![want.sample];
-        if self.setup.hardware.exchanges() || self.homes.blocks.samples(block).len() == 1 {
+        if self.setup.hardware.exchanges() || samples.len() == 1 {
             return along;
         }
         let n = &mut self.nodes[want.node as usize];
-        let samples = self.homes.blocks.samples(block);
-        for sample in (want.sample + 1..samples.end).chain((samples.start..want.sample).rev()) {
-            if n.reads_soon(self.setup, want, sample) && n.staging.expect(sample, self.setup.sizes.of(sample), at) {
+        let mut comes = |sample| {
+            n.reads_soon(self.setup, want, sample) && n.staging.expect(sample, self.setup.sizes.of(sample), at)
+        };
+        let mut last = want.sample;
+        for sample in want.sample + 1..samples.end {
+            if !blocks.are_near(last, sample) {
+                break;
+            }
+            if comes(sample) {
                 along.push(sample);
+                last = sample;
+            }
+        }
+        let mut first = want.sample;
+        for sample in (samples.start..want.sample).rev() {
+            if !blocks.are_near(sample, first) {
+                break;
+            }
+            if comes(sample) {
+                along.push(sample);
+                first = sample;
             }
         }
         along.sort_unstable();

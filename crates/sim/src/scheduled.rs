@@ -31,26 +31,18 @@ const MB: f64 = 1_048_576.0;
 const STREAMS: u32 = 2 * MOST;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
-/// Seconds that an access and a tick take to simulate, and to look at one neighbour in a shard: upper bounds of what was seen on one slow core.
+/// Seconds that an access and a tick take to simulate: upper bounds of what was seen on one slow core.
 const ACCESS_S: f64 = 2e-6;
 const TICKED_S: f64 = 5e-7;
-const NEIGHBOUR_S: f64 = 3e-8;
 /// A hundred days: 10^9 ticks. The policy's clock counts nanoseconds.
 const MOST_S: f64 = 8.64e6;
 
-/// About how long it takes to drive the scheduler through a scenario whose run takes at least `bound_s`: each access looks at its neighbours, and a run that
-/// waits for data takes longer than its bound.
+/// About how long it takes to drive the scheduler through a scenario whose run takes at least `bound_s`: a run that waits for data takes longer than its bound.
 #[must_use]
 pub fn takes_s(setup: &Setup<'_>, bound_s: f64) -> f64 {
     let accesses = f64::from(setup.sizes.samples()) * f64::from(setup.access.epochs());
-    let cell_mb = Settings::default().coalesce_bytes as f64 / MB;
-    let neighbours = setup
-        .sizes
-        .places
-        .as_ref()
-        .map_or(0.0, |_| cell_mb / setup.sizes.mean_mb());
     let ticks = 2.0 * bound_s / TICK_S * f64::from(setup.hardware.nodes);
-    accesses * (ACCESS_S + neighbours * NEIGHBOUR_S) + ticks * TICKED_S
+    accesses * ACCESS_S + ticks * TICKED_S
 }
 
 /// A finished run: what it took, and what was decided.

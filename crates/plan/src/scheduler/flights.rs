@@ -106,11 +106,11 @@ impl Pending {
             && place.offset + place.len - self.offset <= most_bytes
     }
 
-    /// Brings a part more, from a place that it takes.
+    /// Brings a part more, from a place that it takes or has.
     pub fn add(&mut self, place: Place, part: Part) {
         let at = place.offset - self.offset;
         self.parts.more.push(Part { at, ..part });
-        self.len = at + place.len;
+        self.len = self.len.max(at + place.len);
     }
 }
 

@@ -140,11 +140,6 @@ impl Lane {
         taken
     }
 
-    /// The load that was queued last for a job, to add to it.
-    pub fn last(&mut self, job: u32) -> Option<&mut Pending> {
-        self.queue(job).waits.back_mut()
-    }
-
     /// The next load, if there is room for one more.
     pub fn next(&mut self) -> Option<Pending> {
         let waiting = self.queues.iter_mut().filter(|queue| !queue.waits.is_empty());

@@ -116,32 +116,16 @@ impl Loads {
         }
     }
 
-    /// One load for contents that lie in the first of them, in the order of their places.
+    /// One load for contents in the order of their places: neighbours, or a block and a sample of it.
     pub fn queue(&mut self, contents: &[(Place, u32)], residents: &mut Residents, asker: Asker) {
-        let mut parts = contents.iter().map(|&(place, id)| Part {
-            at: place.offset - contents[0].0.offset,
-            ..whole(place, id, residents)
-        });
-        let Some(first) = parts.next() else { return };
-        let mut load = Pending::of(Source::Bucket, contents[0].0, first, asker, 0);
-        load.parts.more = parts.collect();
-        self.lanes.bucket.push(load);
-    }
-
-    /// Contents of one object, in as few requests as gaps of `gap_bytes` allow.
-    pub fn queue_group(&mut self, group: &mut [(Place, u32)], gap_bytes: u64, residents: &mut Residents, asker: Asker) {
-        group.sort_unstable_by_key(|(place, _)| place.offset);
-        for (n, &(place, id)) in group.iter().enumerate() {
-            let part = whole(place, id, residents);
-            let run = if n > 0 { self.lanes.bucket.last(asker.job) } else { None };
-            if let Some(run) = run.filter(|run| run.takes(place, gap_bytes, u64::MAX)) {
-                run.add(place, part);
-            } else {
-                let attempt = residents.get(id).attempt;
-                let pending = Pending::of(Source::Bucket, place, part, asker, attempt);
-                self.lanes.bucket.push(pending);
-            }
+        let [(first, id), more @ ..] = contents else { return };
+        let part = whole(*first, *id, residents);
+        let attempt = residents.get(*id).attempt;
+        let mut load = Pending::of(Source::Bucket, *first, part, asker, attempt);
+        for &(place, id) in more {
+            load.add(place, whole(place, id, residents));
         }
+        self.lanes.bucket.push(load);
     }
 
     /// The source of a load in flight that brings this resident.
@@ -524,8 +508,7 @@ impl Scheduler {
             }
             _ => {
                 let place = self.library.place_of(content);
-                self.loads
-                    .queue_group(&mut [(place, index)], 0, &mut self.residents, asker);
+                self.loads.queue(&[(place, index)], &mut self.residents, asker);
             }
         }
     }

@@ -224,10 +224,8 @@ impl Scheduler {
         }
         match unit.content.held() {
             Held::Sample(sample) if urgency != Urgency::Alone => {
-                let (mut group, gap_bytes) = (vec![(unit.place, id)], self.settings.gap_bytes);
-                self.gather(&mut group, sample, line);
-                self.loads
-                    .queue_group(&mut group, gap_bytes, &mut self.residents, asker);
+                let group = self.gather((unit.place, id), sample, line);
+                self.loads.queue(&group, &mut self.residents, asker);
             }
             Held::Sample(_) | Held::Block(_) => {
                 self.loads.queue(&[(unit.place, id)], &mut self.residents, asker);
@@ -235,29 +233,40 @@ impl Scheduler {
         }
     }
 
-    /// Adds samples of the same block that are not here and will be read soon.
-    fn gather(&mut self, group: &mut Vec<(Place, u32)>, sample: u64, line: u64) {
-        for (next, place) in self.absent_neighbours(sample) {
+    /// A sample with those of its block that are not here and will be read soon, on either side until a gap is too wide for one request.
+    fn gather(&mut self, own: (Place, u32), sample: u64, line: u64) -> Vec<(Place, u32)> {
+        let (siblings, gap_bytes) = (self.library.siblings(sample), self.settings.gap_bytes);
+        let (mut start, mut end) = (own.0.offset, own.0.offset + own.0.len);
+        let mut group = vec![own];
+        for next in sample + 1..siblings.end.min(sample + 1 + MOST_NEIGHBOURS) {
+            let place = self.library.place(next);
+            if place.offset - end > gap_bytes {
+                break;
+            }
             if let Some(id) = self.invite(next, place, line) {
+                end = place.offset + place.len;
                 group.push((place, id));
             }
         }
-    }
-
-    /// All looked up before any is invited, so that their cache misses overlap.
-    fn absent_neighbours(&self, sample: u64) -> Vec<(u64, Place)> {
-        let siblings = self.library.siblings(sample);
-        let up = sample + 1..siblings.end.min(sample + 1 + MOST_NEIGHBOURS);
-        let down = siblings.start.max(sample.saturating_sub(MOST_NEIGHBOURS))..sample;
-        let absent = |next: u64| {
+        for next in (siblings.start.max(sample.saturating_sub(MOST_NEIGHBOURS))..sample).rev() {
             let place = self.library.place(next);
-            (place.len > 0 && self.residents.find(Content::sample(next)).is_none()).then_some((next, place))
-        };
-        up.chain(down.rev()).filter_map(absent).collect()
+            if start - (place.offset + place.len) > gap_bytes {
+                break;
+            }
+            if let Some(id) = self.invite(next, place, line) {
+                start = place.offset;
+                group.push((place, id));
+            }
+        }
+        group.sort_unstable_by_key(|(place, _)| place.offset);
+        group
     }
 
-    /// A resident for a neighbour that comes along in a request, if it is read before staging turns over and few others are waited for like that.
+    /// A resident for a neighbour that is not here and comes along in a request, if it is read before staging turns over and few others are waited for like that.
     fn invite(&mut self, sample: u64, place: Place, line: u64) -> Option<u32> {
+        if place.len == 0 || self.residents.find(Content::sample(sample)).is_some() {
+            return None;
+        }
         let expected = self.residents.expected_bytes + reserved_bytes(place.len) <= self.staging_bytes / 4;
         if !expected || !self.has_staging_room(place.len) || !self.read_soon(sample, line) {
             return None;

@@ -109,6 +109,33 @@ fn a_bad_sample_is_one_bad_sample() {
     }
 }
 
+/// Reads an epoch with room for batches only, on one of so many nodes.
+fn read_in_passing(kind: OrderKind, world: u32) -> Carrier {
+    let (samples, len) = (8192, 1000);
+    let settings = Settings {
+        ram_bytes: 512 << 10,
+        staging_bytes: Some(512 << 10),
+        coalesce_bytes: CELL,
+        concurrency: ConcurrencySettings::fixed(8),
+        ..Settings::default()
+    };
+    let catalog: Arc<dyn Catalog> = Arc::new(Shards::pack(&vec![len; samples as usize], 0, 1 << 20));
+    let mut carrier = Carrier::new(settings, catalog, spec(samples, 64 * world, kind), world, vec![0], 3);
+    read_epochs(&mut carrier, 1);
+    carrier
+}
+
+#[test]
+fn neighbours_that_are_read_soon_come_in_one_request_as_far_as_gaps_allow() {
+    // A sequence of neighbours: batches of 64 samples, 65 in a cell.
+    let in_turn = read_in_passing(OrderKind::Sequential, 1);
+    assert!(in_turn.requests <= 8192 / 16, "{} requests", in_turn.requests);
+    // Of a shuffled eighth, few are neighbours; over all of a cell they would be one request, with seven of eight bytes for nobody.
+    let shuffled = read_in_passing(OrderKind::Keyed, 8);
+    assert!(shuffled.requests > 1024 / 2, "{} requests", shuffled.requests);
+    assert!(shuffled.requests < 1024, "no neighbours at all");
+}
+
 #[test]
 fn what_would_stay_nowhere_is_not_read_for_its_neighbours() {
     let (samples, len) = (4096, 1000);

@@ -184,7 +184,7 @@ impl Carrier {
     fn take(&mut self, action: Action) {
         match action.command() {
             Command::Load(load) => {
-                let mut begin = 0;
+                let (mut begin, mut filled) = (0, 0);
                 for piece in &load.pieces {
                     let place = self.plan.scheduler().library().place_of(piece.content);
                     assert!(
@@ -203,8 +203,14 @@ impl Carrier {
                     };
                     assert_eq!((lies.object, lies.offset), (load.object, load.offset + piece.at));
                     assert!(piece.len <= lies.len && piece.content_len == place.len);
+                    assert!(
+                        piece.at <= filled + self.settings.gap_bytes,
+                        "{} bytes that nobody wants are read over",
+                        piece.at - filled
+                    );
                     self.memory.scribble(piece.slot_offset, piece.len);
                     begin = piece.at;
+                    filled = filled.max(piece.at + piece.len);
                 }
                 if load.source == Source::Bucket {
                     self.requests += u64::from(!load.hedge);

@@ -115,6 +115,14 @@ impl<'a> Blocks<'a> {
         runs.iter().map(|(from, to)| (to - from) as f64 / MB).collect()
     }
 
+    /// Whether the gap between two samples of a block, in their order, is one that a request reads over.
+    pub fn are_near(&self, first: u32, second: u32) -> bool {
+        self.sizes.places.as_ref().is_some_and(|places| {
+            let end = places[first as usize].1 + bytes(self.sizes.mb[first as usize]);
+            places[second as usize].1.saturating_sub(end) <= self.gap_bytes
+        })
+    }
+
     /// MB that a request for neighbours may bring, at most; 0 where every sample is an object.
     pub fn cell_mb(&self) -> f64 {
         match self.of.is_empty() {
