@@ -27,7 +27,7 @@ __all__ = ["check_suffix", "grid", "time_by_policy", "timeline"]
 
 #: From near to far; told apart in print and by the colour-blind (Okabe and Ito).
 _COLOURS = {"ram": "#009E73", "disk": "#E69F00", "peer": "#56B4E9", "source": "#D55E00"}
-_MISSING = "plots need matplotlib: pip install matplotlib"
+_MISSING = "plots need matplotlib: pip install 'foreload[plot]'"
 #: How many of them an hour has.
 _UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 #: The luminance of a cell on which black and white text have the same contrast (WCAG 2).

@@ -381,7 +381,7 @@ def test_a_full_disk_leaves_the_plot_that_was_there(
 
 def test_a_plot_without_matplotlib_says_what_to_install(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'foreload\[plot\]'"):
         plot.time_by_policy(report)
 
 

@@ -39,6 +39,34 @@ def test_the_installed_package_is_the_one_of_the_wheel(installed: Path) -> None:
     assert extension.endswith(version)
 
 
+def test_it_brings_numpy_alone(installed: Path) -> None:
+    code = "import importlib.metadata as m; print(*(r for r in m.requires('foreload') if 'extra ==' not in r), sep='\\n')"
+    assert [line.split(">")[0] for line in run_python(installed, code).splitlines()] == ["numpy"]
+
+
+#: What is not there for a user who installed the package without extras.
+BARE = "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'torch', 'matplotlib', 'PIL', 'boto3'])); "
+
+
+def test_numpy_is_enough_to_read_a_data_set(installed: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 100)
+    code = (
+        BARE + "import foreload as fl; "
+        f"loader = fl.NumpyLoader(fl.open({str(tmp_path)!r}, format='flat'), 6, shuffle=True, seed=1); "
+        "print(sorted(sample[0] for batch in loader for sample in batch[0]))"
+    )
+    assert run_python(installed, code) == str(list(range(20)))
+
+
+def test_the_command_says_which_extra_it_needs(installed: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
+    code = BARE + "from foreload.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "foreload: the command needs typer and rich: pip install 'foreload[cli]'\n"
+
+
 def test_the_installed_agent_can_be_executed(installed: Path) -> None:
     assert os.access(installed / "foreload" / "_bin" / "foreload-agent", os.X_OK)
 

@@ -4,6 +4,20 @@
 torch. `options` holds the options that verbs share, `output` how results look, `failure` what becomes of an exception.
 """
 
-from foreload.cli.app import main
+import importlib.util
+import sys
 
 __all__ = ["main"]
+
+#: What the package itself doesn't bring.
+_NEEDS = ("typer", "rich")
+
+
+def main() -> None:
+    """Runs the command; the process' entry point."""
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"foreload: the command needs {' and '.join(missing)}: pip install 'foreload[cli]'")
+    from foreload.cli.app import main as run
+
+    run()

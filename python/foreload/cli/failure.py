@@ -71,7 +71,15 @@ def message_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} (FORELOAD_DEBUG=1 shows where)"
 
 
-_PACKAGES = {"PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn"}
+#: What to install for a module that is not called like its package, or that an extra of ours brings.
+_PACKAGES = {
+    "PIL": "'foreload[images]'",
+    "boto3": "'foreload[s3]'",
+    "botocore": "'foreload[s3]'",
+    "matplotlib": "'foreload[plot]'",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+}
 
 
 def report(error: BaseException, *, as_json: bool) -> Code:
