@@ -123,7 +123,11 @@ format: setup ## Formats Rust and Python in place.
 
 # ---- the product ------------------------------------------------------------------------------------------------------
 
-.PHONY: wheel demo bench figures
+.PHONY: wheel docs demo bench figures
+docs: native ## Builds the documentation into site/, with the references of package and command; a warning is an error.
+	@VENV=.venv-docs tools/setup.sh docs
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=python .venv-docs/bin/mkdocs --quiet build && echo "documentation: site/index.html"
+
 wheel: setup ## Builds the wheel into dist/ and checks symbols, RPATH, glibc floor, size and tags.
 	@rm -rf dist build/lib* build/bdist*
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations on top of dev,
+# Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations and docs on top of dev,
 # and servers by itself.
 #
 # Called by `make lock`, by hand, when a requirement changes or is to be refreshed; the locks are committed. It needs uv
@@ -25,5 +25,6 @@ compile dev.in bench.in >"$whole"
 lock dev "$whole"
 lock bench "$whole"
 lock integrations dev.lock
+lock docs dev.lock
 lock servers /dev/null
 wc -l ./*.lock

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the one virtual environment of the project: `tools/setup.sh dev [bench|integrations]`.
+# Makes the one virtual environment of the project: `tools/setup.sh dev [bench|integrations]`; `make docs` makes a small one of its own.
 #
 # It holds dev and at most one of the others, which disagree about some versions; changing over moves those few packages.
 # Each argument names a lock in requirements/. What was installed is remembered in the environment by a hash of the lock and
