@@ -556,3 +556,6 @@ impl Windows {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
