@@ -607,3 +607,6 @@ impl Residents {
         self.by_content.len()
     }
 }
+
+#[cfg(test)]
+mod tests;
