@@ -116,6 +116,45 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    #[test]
+    fn what_is_not_in_it_is_not_found_and_one_place_may_serve_several_keys_in_turn() {
+        let mut index = Index::default();
+        assert_eq!(index.find(1, |_| true), None);
+        index.insert(1, 4);
+        index.insert(2, 5);
+        assert_eq!((index.find(1, |_| true), index.find(2, |_| true)), (Some(4), Some(5)));
+        assert_eq!(index.find(1, |place| place != 4), None, "the table has the last word");
+        index.remove(1, 4);
+        index.insert(3, 4);
+        assert_eq!(
+            (index.find(1, |_| true), index.find(3, |_| true), index.len()),
+            (None, Some(4), 2)
+        );
+    }
+
+    #[test]
+    fn keys_of_one_tag_are_told_apart_by_their_places_when_one_leaves() {
+        // As below: these share a tag.
+        let keys = [1u64, 2, 3].map(|n| (n << 20).wrapping_mul(0xf1de_83e1_9937_733d));
+        assert!(keys.iter().all(|&key| tag(key) == tag(keys[0])));
+        let mut index = Index::default();
+        (0..3).for_each(|place| index.insert(keys[place], place as u32));
+        index.remove(keys[1], 1);
+        let found = [0, 1, 2].map(|place| index.find(keys[place as usize], |found| found == place));
+        assert_eq!(found, [Some(0), None, Some(2)]);
+    }
+
+    #[test]
+    fn it_grows_before_it_is_full_so_that_every_search_ends() {
+        let mut index = Index::default();
+        for key in 0..10_000 {
+            index.insert(key, key as u32);
+            assert!(index.count * 4 <= index.words.len() * 3);
+        }
+        assert!((0..10_000).all(|key| index.find(key, |place| u64::from(place) == key) == Some(key as u32)));
+        assert_eq!(index.find(10_001, |_| true), None);
+    }
+
     proptest! {
         #[test]
         fn it_finds_what_a_map_finds(steps in proptest::collection::vec((0u64..300, any::<bool>()), 1..2000), wide in any::<bool>()) {

@@ -143,4 +143,59 @@ mod tests {
         bits.set(64, false);
         assert!(!bits.has(64) && bits.has(63));
     }
+    /// A tier with room for three records of a thousand bytes.
+    fn tier() -> Tier {
+        Tier::new(&TierSettings {
+            capacity_bytes: 3 * record_bytes(1000),
+            pinned: None,
+        })
+    }
+
+    fn hold(tier: &mut Tier, block: u64) {
+        assert!(tier.admit(1000));
+        tier.insert(block, 1000);
+    }
+
+    #[test]
+    fn a_record_takes_its_bytes_a_header_and_a_checksum_for_each_stretch_of_a_long_one() {
+        assert_eq!([0, 1000, CHECKED_BYTES].map(check_bytes), [0; 3]);
+        assert_eq!([1, 2].map(|n| check_bytes(n * CHECKED_BYTES + 1)), [8, 12]);
+        assert_eq!(record_bytes(1000), 1064);
+        assert_eq!(record_bytes(2 * CHECKED_BYTES), 2 * CHECKED_BYTES + 64 + 8);
+    }
+
+    #[test]
+    fn a_tier_admits_until_the_last_byte_and_again_what_was_abandoned() {
+        let mut tier = tier();
+        assert_eq!([(); 4].map(|()| tier.admit(1000)), [true, true, true, false]);
+        assert!(!tier.fits(0), "an empty record takes room, too");
+        tier.abandon(1000);
+        assert!(!tier.admit(1001) && tier.admit(1000));
+        assert_eq!((tier.used_bytes(), tier.count()), (3 * 1064, 0));
+        assert!(!tier.has(1), "what is admitted isn't there until it is written");
+    }
+
+    #[test]
+    fn a_block_that_leaves_gives_its_room_back_once() {
+        let mut tier = tier();
+        hold(&mut tier, 7);
+        assert!(tier.has(7));
+        tier.remove(8, 1000);
+        assert_eq!((tier.used_bytes(), tier.count()), (1064, 1), "that wasn't there");
+        tier.remove(7, 1000);
+        tier.remove(7, 1000);
+        assert_eq!((tier.used_bytes(), tier.count(), tier.has(7)), (0, 0, false));
+    }
+
+    #[test]
+    fn the_block_that_came_first_is_the_oldest_of_those_that_are_there() {
+        let mut tier = tier();
+        [5, 3, 9].into_iter().for_each(|block| hold(&mut tier, block));
+        tier.remove(5, 1000);
+        assert_eq!(tier.pop_oldest(), Some((3, 1000)));
+        tier.remove(3, 1000);
+        assert_eq!(tier.pop_oldest(), Some((9, 1000)));
+        tier.remove(9, 1000);
+        assert_eq!(tier.pop_oldest(), None);
+    }
 }
