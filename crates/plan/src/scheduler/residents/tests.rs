@@ -467,11 +467,7 @@ proptest! {
                     residents.let_go(id, &mut arena);
                 }
                 (5, Some(id)) if residents.ready(id).is_some() && residents.get(id).uses > 0 => drop(lease(&mut residents, id)),
-                (6, Some(id)) => {
-                    if residents.unlease(id) {
-                        residents.let_go(id, &mut arena);
-                    }
-                }
+                (6, Some(id)) if residents.unlease(id) => residents.let_go(id, &mut arena),
                 (7, Some(id)) if !residents.get(id).is_kept() => residents.keep(id),
                 (8, Some(id)) => residents.refresh(id),
                 (9, _) => drop(residents.evict_one(&mut arena)),
