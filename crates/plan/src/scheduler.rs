@@ -12,6 +12,8 @@
 
 mod ahead;
 mod flights;
+#[cfg(test)]
+mod hand;
 mod index;
 mod lanes;
 mod loads;

@@ -485,3 +485,6 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
