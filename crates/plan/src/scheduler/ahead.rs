@@ -264,3 +264,266 @@ impl Scheduler {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::{Hand, reads, settings};
+    use super::*;
+    use crate::action::{Event, Failure};
+    use crate::policy::Policy;
+    use crate::settings::Settings;
+
+    fn hand(policy: Policy, samples: usize) -> Hand {
+        Hand::new(settings(policy, 64 << 10), &reads(&vec![1000; samples], 1))
+    }
+
+    fn up_to(samples: u64) -> Vec<u64> {
+        (0..samples).collect()
+    }
+
+    #[test]
+    fn on_demand_nothing_is_planned_before_it_is_asked_for() {
+        let mut hand = hand(Policy::Naive, 12);
+        assert_eq!((hand.objects(), hand.next), (vec![], Next::Wait));
+        hand.want(1, 0, 0);
+        assert_eq!(hand.objects(), up_to(4));
+    }
+
+    #[test]
+    fn a_buffer_of_one_batch_goes_one_beyond_the_newest_that_was_asked_for() {
+        let mut hand = hand(Policy::Staging, 100);
+        assert_eq!(hand.objects(), up_to(8));
+        hand.want(1, 0, 0);
+        hand.land_all();
+        assert_eq!(
+            hand.plan.windows.ahead, 4,
+            "the first is asked for, and its next is there"
+        );
+        hand.want(2, 0, 1);
+        assert_eq!(hand.objects(), [8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn a_chunk_is_ordered_when_so_few_reads_are_left() {
+        let deli = Policy::Deli {
+            fetch: 6,
+            threshold: 2,
+            cache: 100,
+        };
+        let mut hand = hand(deli, 100);
+        assert_eq!(hand.objects(), up_to(6), "a chunk ends within a batch");
+        hand.land_all();
+        hand.want_reads(1, &[(0, 0), (0, 1), (0, 2)]);
+        assert!(hand.objects().is_empty(), "three are left");
+        hand.want_reads(2, &[(0, 3)]);
+        assert_eq!(hand.objects(), [6, 7, 8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn by_bytes_it_goes_as_far_as_memory_reaches_and_on_as_that_comes_back() {
+        let settings = settings(Policy::Foreload, 32 << 10);
+        let mut hand = Hand::new(settings, &reads(&[1000; 100], 1));
+        // Three batches pass through, less an eighth: ten samples. The rest of 32 KiB stays: twenty.
+        assert_eq!(hand.plan.staging_bytes, 12_000);
+        assert_eq!(hand.plan.windows.ahead, 30);
+        for batch in 0..25 {
+            assert_eq!(hand.read(batch, 0, batch), [0, 1, 2, 3].map(|row| 4 * batch + row));
+            assert!(hand.used_bytes() <= 30 * 1024);
+        }
+        assert_eq!(hand.plan.residents.kept_samples, 20);
+    }
+
+    #[test]
+    fn it_ends_with_the_run_and_with_so_many_entries_shared_by_all_ranks() {
+        let mut once = reads(&[1000; 12], 1);
+        once.epochs = Some(1);
+        let hand = Hand::new(settings(Policy::Foreload, 64 << 10), &once);
+        assert_eq!(hand.plan.windows.ahead, 12);
+        let few = Settings {
+            window_entries: 8,
+            ..settings(Policy::Foreload, 64 << 10)
+        };
+        for world in [1, 2] {
+            let hand = Hand::new(few.clone(), &reads(&[1000; 100], world));
+            assert_eq!(hand.plan.windows.ahead, 8, "{world} ranks");
+        }
+    }
+
+    #[test]
+    fn nothing_is_planned_for_a_rank_that_has_not_started_or_has_left() {
+        let settings = settings(Policy::Staging, 64 << 10);
+        let mut hand = Hand::bare(settings, &reads(&[1000; 100], 2));
+        hand.start(0, 1, 0, 0);
+        assert_eq!(hand.objects(), [1, 3, 5, 7]);
+        hand.start(0, 0, 0, 1);
+        assert_eq!(hand.objects()[4..], [4, 6, 8, 10]);
+        hand.step(Event::Leave { job: 0, rank: 1 });
+        hand.land_all();
+        assert_eq!(hand.plan.windows.ahead, 4);
+        assert!([4, 6, 8, 10].iter().all(|&sample| hand.is_there(sample)));
+    }
+
+    #[test]
+    fn a_step_plans_so_many_entries_and_asks_for_another_one() {
+        let long = Settings {
+            window_entries: 3000,
+            ..settings(Policy::Foreload, 8 << 20)
+        };
+        let mut hand = Hand::new(long, &reads(&[1000; 4000], 1));
+        let mut planned = vec![hand.plan.windows.ahead];
+        while hand.next == Next::Soon {
+            hand.step(Event::Tick);
+            planned.push(hand.plan.windows.ahead);
+        }
+        assert_eq!(planned, [1024, 2048, 3000]);
+    }
+
+    /// Two ranks that are `heads` and `frontiers` far; which of the two is planned for.
+    fn planned_for(heads: [u64; 2], frontiers: [u64; 2]) -> Option<usize> {
+        let settings = settings(Policy::Foreload, 64 << 10);
+        let mut hand = Hand::bare(settings, &reads(&[1000; 100], 2));
+        for place in [0, 1] {
+            hand.plan.windows.begin(place, heads[place]);
+            hand.plan.windows.of_mut(place).frontier = (frontiers[place], 0);
+        }
+        hand.plan.frontier_of(0)
+    }
+
+    #[test]
+    fn ranks_in_step_are_planned_in_the_order_of_the_epoch_and_others_by_their_lead() {
+        assert_eq!(
+            planned_for([0, 4], [3, 5]),
+            Some(0),
+            "though the second has less ahead of it"
+        );
+        assert_eq!(planned_for([4, 0], [5, 3]), Some(1));
+        assert_eq!(planned_for([0, IN_STEP], [9, IN_STEP]), Some(0));
+        assert_eq!(
+            planned_for([0, IN_STEP + 1], [9, IN_STEP + 1]),
+            Some(1),
+            "one that is elsewhere starves nobody"
+        );
+    }
+
+    #[test]
+    fn the_job_with_the_fewest_bytes_ahead_comes_next() {
+        let settings = settings(Policy::Foreload, 64 << 10);
+        let mut hand = Hand::bare(settings, &reads(&[1000; 100], 1));
+        hand.step(Event::Join {
+            job: 7,
+            reads: Box::new(reads(&[1000; 100], 1)),
+        });
+        [0, 1].into_iter().for_each(|place| hand.plan.windows.begin(place, 0));
+        let mut next = |ahead: [u64; 2], mean_bytes: u64| {
+            for (job, ahead) in [0, 7].into_iter().zip(ahead) {
+                hand.plan.windows.reader_mut(job).expect("joined").ahead = ahead;
+            }
+            hand.plan.windows.reader_mut(7).expect("joined").mean_bytes = mean_bytes;
+            hand.plan.next_frontier()
+        };
+        assert_eq!([next([5, 4], 1000), next([4, 5], 1000)], [Some(1), Some(0)]);
+        assert_eq!([next([5, 4], 2000), next([5, 5], 1000)], [Some(0), Some(0)]);
+        let reader = hand.plan.windows.reader_mut(7).expect("joined");
+        (reader.left, reader.ahead) = (true, 0);
+        assert_eq!(hand.plan.next_frontier(), Some(0), "nobody reads for the other");
+    }
+
+    #[test]
+    fn a_read_that_is_put_back_is_planned_again_from_there() {
+        let mut hand = hand(Policy::Foreload, 12);
+        hand.land_all();
+        let (line, ahead) = (hand.plan.windows.line_at(0, 2), hand.plan.windows.ahead);
+        assert!(hand.plan.put_back(line, 1, false));
+        assert!(!hand.plan.put_back(line, 1, false), "it is");
+        assert_eq!(hand.plan.windows.ahead, ahead - 1);
+        assert_eq!(hand.plan.windows.of(0).frontier, (2, 1));
+        assert!(hand.plan.wanted.is_empty());
+        hand.step(Event::Tick);
+        assert_eq!(hand.plan.windows.ahead, ahead);
+    }
+
+    #[test]
+    fn a_read_that_is_waited_for_is_put_back_only_where_its_bytes_are_there_and_is_wanted_then() {
+        let mut hand = hand(Policy::Foreload, 12);
+        hand.want(1, 0, 0);
+        [0, 1, 2].into_iter().for_each(|object| hand.land(object));
+        let line = hand.plan.windows.line_at(0, 0);
+        assert!(!hand.plan.put_back(line, 0, false));
+        assert!(!hand.plan.put_back(line, 3, true), "it is on its way");
+        assert!(hand.plan.put_back(line, 0, true));
+        assert!(hand.plan.wanted.contains(&(line, 0)));
+        hand.land(3);
+        assert_eq!((hand.delivered(1), hand.answers.len()), (up_to(4), 1));
+        assert!(hand.plan.wanted.is_empty());
+    }
+
+    #[test]
+    fn all_reads_of_a_block_are_planned_anew_and_who_waits_goes_on_waiting() {
+        let mut hand = hand(Policy::Foreload, 12);
+        hand.want(1, 0, 0);
+        hand.want_samples(2, &[2]);
+        let id = hand.plan.resident_with(2).expect("on its way");
+        let (ahead, uses) = (hand.plan.windows.ahead, hand.plan.residents.get(id).uses);
+        drop(hand.plan.residents.told(id));
+        hand.plan.unplan_all(id);
+        assert_eq!(hand.plan.residents.get(id).uses, 0);
+        assert_eq!(
+            hand.plan.windows.ahead,
+            ahead - u64::from(uses - 1),
+            "one of them was none of the plan"
+        );
+        assert_eq!(hand.plan.windows.of(0).frontier, (0, 2));
+        let line = hand.plan.windows.line_at(0, 0);
+        assert_eq!(hand.plan.wanted.iter().collect::<Vec<_>>(), [&(line, 2)]);
+        hand.land_all();
+        assert_eq!((hand.delivered(1), hand.delivered(2)), (up_to(4), vec![2]));
+    }
+
+    #[test]
+    fn memory_that_comes_back_goes_to_the_first_in_the_epoch_whoever_asked_first() {
+        let settings = settings(Policy::Naive, 8 << 10);
+        let mut hand = Hand::new(settings, &reads(&[1000; 100], 2));
+        hand.want_samples(1, &[90, 91, 92, 93, 94, 95, 96, 97]);
+        hand.land_all();
+        hand.want_of((0, 1), 2, 0, 1);
+        hand.want_of((0, 0), 3, 0, 0);
+        assert!(hand.objects().is_empty(), "all is held");
+        for (handle, objects) in hand
+            .handles(1)
+            .into_iter()
+            .zip([&[0][..], &[0, 2], &[0, 2, 5], &[0, 2, 5, 7]])
+        {
+            hand.step(Event::Release { handles: vec![handle] });
+            assert_eq!(hand.objects(), objects);
+        }
+    }
+
+    #[test]
+    fn a_batch_that_never_fits_is_refused_and_names_a_sample_and_less_is_served() {
+        let settings = settings(Policy::Foreload, 8 << 10);
+        let mut hand = Hand::new(settings, &reads(&[3000; 8], 1));
+        hand.want(1, 0, 0);
+        hand.land_all();
+        assert_eq!(hand.refused(1), Some((Some(2), Failure::NoMemory)));
+        hand.want_reads(2, &[(0, 2), (0, 3)]);
+        hand.land_all();
+        assert_eq!(hand.delivered(2), [2, 3]);
+    }
+
+    #[test]
+    fn nothing_is_planned_ahead_while_there_is_less_memory_than_is_used() {
+        let mut hand = hand(Policy::Staging, 100);
+        hand.want(1, 0, 0);
+        hand.land_all();
+        hand.step(Event::Budget { ram_bytes: 2048 });
+        assert_eq!(
+            (hand.used_bytes(), hand.plan.windows.ahead),
+            (4096, 0),
+            "what is held stays"
+        );
+        hand.step(Event::Tick);
+        assert!(hand.objects().is_empty());
+        hand.step(Event::Budget { ram_bytes: 64 << 10 });
+        assert_eq!(hand.objects(), [4, 5, 6, 7]);
+    }
+}
