@@ -529,3 +529,6 @@ impl Scheduler {
             .any(|entry| self.put_back(line, entry, waited) && self.arena.used_bytes() < before)
     }
 }
+
+#[cfg(test)]
+mod tests;
