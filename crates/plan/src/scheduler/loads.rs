@@ -513,3 +513,6 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
