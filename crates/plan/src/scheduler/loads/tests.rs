@@ -168,29 +168,26 @@ fn parts_that_are_to_come_first_come_before_all_that_waits_in_their_order() {
 }
 
 #[test]
-fn samples_of_one_object_share_a_request_where_the_gap_between_them_allows() {
+fn contents_in_the_order_of_their_places_are_one_request() {
     let mut queue = Queue::new();
     let ids = [1, 2, 3].map(|block| queue.resident(block));
-    let mut group = vec![
-        (place(7, 1300, 50), ids[2]),
+    let neighbours = [
         (place(7, 0, 1000), ids[0]),
         (place(7, 1200, 100), ids[1]),
+        (place(7, 1300, 50), ids[2]),
     ];
-    queue
-        .loads
-        .queue_group(&mut group, 200, &mut queue.residents, Asker::default());
-    let loads = queue.taken();
-    assert_eq!(shapes(&loads), [(7, 0, 1350)]);
-    let parts: Vec<_> = loads[0]
-        .parts
-        .iter()
-        .map(|part| (part.handle.index, part.at, part.len))
-        .collect();
-    assert_eq!(parts, [(ids[0], 0, 1000), (ids[1], 1200, 100), (ids[2], 1300, 50)]);
-    queue
-        .loads
-        .queue_group(&mut group, 199, &mut queue.residents, Asker::default());
-    assert_eq!(shapes(&queue.taken()), [(7, 0, 1000), (7, 1200, 150)]);
+    // A block, and a sample of it by itself.
+    let both = [(place(7, 500, 1000), ids[0]), (place(7, 600, 10), ids[1])];
+    for (contents, shape) in [(&neighbours[..], (7, 0, 1350)), (&both[..], (7, 500, 1000))] {
+        queue.loads.queue(contents, &mut queue.residents, Asker::default());
+        let loads = queue.taken();
+        assert_eq!(shapes(&loads), [shape]);
+        let parts = loads[0].parts.iter().map(|part| (part.handle.index, part.at, part.len));
+        let expected = contents
+            .iter()
+            .map(|(place, id)| (*id, place.offset - shape.1, place.len));
+        assert_eq!(parts.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    }
 }
 
 #[test]
