@@ -43,3 +43,13 @@ def test_a_state_goes_on_where_it_was_taken(data: Any, workers: int, at: int) ->
     while len(found) < len(whole):
         found += rows(other, 1)
     assert found == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_taken_after_an_epoch_goes_on_with_the_next(data: Any, workers: int) -> None:
+    plain = make(data)
+    loader = make(data, num_workers=workers)
+    rows(loader, 1)
+    other = make(data, num_workers=workers)
+    other.load_state_dict(loader.state_dict())
+    assert [rows(other, 1) for _ in range(2)] == [digits.epoch_of(plain.sampler, epoch) for epoch in (1, 2)]

@@ -359,6 +359,17 @@ def test_torchs_own_loader_resumes_through_the_sampler(data: Any) -> None:
     other.load_state_dict({**state, "position": 100})
     assert [row for batch in rows(stock(other)) for row in batch] == [row for batch in whole for row in batch][100:]
     assert len(list(other)) == COUNT
+    # As torchdata does: it gives a state to the sampler and then to its iterator, which of an epoch that is over has nothing left.
+    ended = Sampler(data, seed=1)
+    assert len(list(ended)) == COUNT
+    state_at_end, second_epoch = ended.state_dict(), list(ended)
+    for state_of, left in ((state, COUNT - 72), (state_at_end, 0)):
+        resumed = Sampler(data, seed=1)
+        resumed.load_state_dict(state_of)
+        reads: Any = iter(resumed)
+        reads.load_state_dict(state_of)
+        assert len(list(reads)) == left
+        assert list(resumed) == second_epoch, "and then the next epoch, of which nothing is left out"
     # One rank had 7 samples: three ranks can't have had them equally, and two of them would repeat some.
     odd = {**state, "position": 7}
     with pytest.raises(errors.StateError, match=r"3 ranks can't have had equally"):

@@ -68,6 +68,32 @@ def place_of(
     return _ranks.find(rank, num_replicas, device_mesh, local_ranks, word)
 
 
+class _Pass(Iterator[int]):
+    """One pass over a `Sampler`.
+
+    It has a state for torchdata's StatefulDataLoader, which gives a state to the sampler, makes an iterator, and gives it to that one too. Of a
+    state at the end of an epoch such an iterator is what is left of that epoch, nothing; the next one is the next epoch.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._reads: Iterator[int] | None = None
+
+    def __next__(self) -> int:
+        if self._reads is None:
+            self._reads = self._sampler._reads()  # noqa: SLF001 (a pass is part of its sampler)
+        return next(self._reads)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The sampler has been given this state."""
+        if self._sampler.run().is_over(state):
+            self._reads = iter(())
+
+
 class Sampler(DistributedSampler[int]):
     """An order of the plan.
 
@@ -198,6 +224,10 @@ class Sampler(DistributedSampler[int]):
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
+        return _Pass(self)
+
+    def _reads(self) -> Iterator[int]:
+        """A pass; it begins with its first sample."""
         epoch, first = self._cursor.begin()
         run = self._run = self.run().going_on(epoch)
         skip, self._skip = self._skip, 0
