@@ -207,6 +207,41 @@ async fn what_is_wrong_for_good_is_said_at_once() {
 }
 
 #[tokio::test]
+async fn what_was_signed_before_the_credentials_were_renewed_is_signed_again() {
+    let token = |token: &str| Keys {
+        session_token: Some(token.into()),
+        ..Keys::default()
+    };
+    let bucket = Bucket::start(Settings {
+        keys: token("old"),
+        ..Settings::default()
+    })
+    .unwrap();
+    bucket.put("bench", "data/a", body(10)).unwrap();
+    let source = open(&bucket);
+    bucket.set_keys(token("new"));
+    bucket.add_fault(Fault::new(Kind::Slow));
+    let mut fetch = std::pin::pin!(async {
+        let mut bytes = Vec::new();
+        source.fetch("a", 0..10, None, soon(), &mut bytes).await.map(|_| bytes)
+    });
+    let before = bucket.counts().total();
+    let is_there = async {
+        while bucket.counts().total() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        early = &mut fetch => panic!("it was not held up: {early:?}"),
+        () = is_there => {}
+    }
+    source
+        .update_credentials(&options(&bucket).credentials.unwrap())
+        .unwrap();
+    assert_eq!(fetch.await.unwrap(), body(10));
+}
+
+#[tokio::test]
 async fn a_session_token_is_signed() {
     let keys = Keys {
         session_token: Some("token/+=".into()),

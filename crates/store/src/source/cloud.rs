@@ -230,7 +230,11 @@ impl Bucket {
                 });
                 path = target;
             } else {
-                return Err(answer::error_of(&mut response).await);
+                let error = answer::error_of(&mut response).await;
+                // Others may have come since this one was signed: whoever brought them asks for no more.
+                if error.kind() != ErrorKind::Denied || redirected || !self.identity.was_renewed(&authorization) {
+                    return Err(error);
+                }
             }
         }
         Err(Error::new(ErrorKind::Invalid, "the server redirects in a circle"))

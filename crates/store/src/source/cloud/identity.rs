@@ -27,6 +27,19 @@ pub(crate) enum Authorization {
     Azure(Arc<AzureCredential>),
 }
 
+impl Authorization {
+    /// Whether both are of one making.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::None, Self::None) => true,
+            (Self::Aws(one), Self::Aws(another)) => Arc::ptr_eq(one, another),
+            (Self::Bearer(one), Self::Bearer(another)) => Arc::ptr_eq(one, another),
+            (Self::Azure(one), Self::Azure(another)) => Arc::ptr_eq(one, another),
+            _ => false,
+        }
+    }
+}
+
 /// Source of [`Authorization`]s for one store.
 #[derive(Debug)]
 pub(crate) struct Identity {
@@ -90,6 +103,12 @@ impl Identity {
         let authorization = convert(self.cloud, credentials)?;
         *self.fixed.write().unwrap_or_else(|e| e.into_inner()) = Some(authorization);
         Ok(())
+    }
+
+    /// Whether the caller has set other credentials than these since they were current.
+    pub fn was_renewed(&self, used: &Authorization) -> bool {
+        let fixed = self.fixed.read().unwrap_or_else(|e| e.into_inner());
+        fixed.as_ref().is_some_and(|fixed| !fixed.is(used))
     }
 
     /// Credentials that are valid now; asks the chain when the cached ones end soon.
