@@ -3,7 +3,7 @@
 A provider is a callable that answers with storage options (`access_key_id`, `secret_access_key`, `session_token`, ...), and, if they expire,
 `expires_at` (seconds since 1970, or a `datetime`); or a boto3 session. It is asked when a data set is opened and again shortly before
 expiry, from whatever call comes along then: there is no thread. A provider travels to workers only if it can be pickled; otherwise
-the process that made the loader renews for all, since the agent holds one set of credentials for a data set.
+the process that made the loader renews for all before they expire, since the agent holds one set of credentials for a data set.
 """
 
 from __future__ import annotations

@@ -433,7 +433,11 @@ class Run:
         return self._pass
 
     def keep_up(self, epoch: int, batch: int) -> None:
-        """Tells the agent where such a pass stands, should it be a new one, which would fetch nothing before somebody asks."""
+        """Tells the agent where such a pass stands, should it be a new one, which would fetch nothing before somebody asks.
+
+        Asks for new credentials, too, if they are due: the other processes may not have the provider.
+        """
+        self.dataset.source.renew()
         if self.attachment().job() is not self._told:
             _LOG.warning("the foreload agent ended and was replaced; going on at epoch %d, batch %d", epoch, batch)
             self.restore()

@@ -68,6 +68,8 @@ class Source:
         credentials: Where its credentials come from, if not from the options.
         samples: Which samples of it make up the data set; None: all.
         progress: Told how far opening is.
+        said: What the provider answered when the data set was first opened. All processes open it with these words, by which the agent knows it;
+            which credentials are in force there is another matter.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class Source:
         credentials: Credentials | None = None,
         samples: NDArray[np.int64] | None = None,
         progress: Progress | None = None,
+        said: Mapping[str, str] | None = None,
     ) -> None:
         self.cache_dir = cache_dir
         self.call = dict(call)
         self.credentials = credentials
         self.samples = samples
-        self._progress = progress
+        self._progress, self._said = progress, said
         self._whole: Opened | None = None
         self._opened: Opened | None = None
         self._lock = threading.RLock()
@@ -94,6 +97,7 @@ class Source:
             "call": {**self.call, "refresh": False},
             "credentials": _if_it_travels(self.credentials),
             "samples": self.samples,
+            "said": self._said,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,10 +131,7 @@ class Source:
 
     def _open(self, agent: _core.Agent) -> Opened:
         if self._whole is None or not self._whole.is_usable():
-            call = dict(self.call)
-            if self.credentials is not None:
-                call["storage_options"] = {**call["storage_options"], **self.credentials.ask()}
-            self._whole = Opened(agent, *agent.open(json.dumps(call), self._progress))
+            self._whole = Opened(agent, *self._call(agent))
             # A listing that was asked for once is not asked for again by each process and after each failure; and from now on it is this data set,
             # even if its index is written again.
             self.call.update(refresh=False, digest=self._whole.index.digest)
@@ -138,6 +139,22 @@ class Source:
             return self._whole
         chosen = np.ascontiguousarray(self.samples, dtype=np.uint64)
         return Opened(agent, *agent.subset(self._whole.number, chosen, self._progress))
+
+    def _call(self, agent: _core.Agent) -> tuple[int, _core.Index, str]:
+        known = self._said is not None
+        try:
+            return self._call_as(agent, self._said if known or self.credentials is None else self.credentials.ask())
+        except DeniedError:
+            # To a new agent they may be too old.
+            if not known or self.credentials is None:
+                raise
+            return self._call_as(agent, self.credentials.ask())
+
+    def _call_as(self, agent: _core.Agent, said: Mapping[str, str] | None) -> tuple[int, _core.Index, str]:
+        call = {**self.call, "storage_options": {**self.call["storage_options"], **(said or {})}}
+        opened = agent.open(json.dumps(call), self._progress)
+        self._said = said
+        return opened
 
     def calls(self) -> list[dict[str, Any]]:
         """What its data sets were opened with: one, but for a mixture's."""
@@ -157,7 +174,8 @@ class Source:
     def choose(self, samples: NDArray[np.int64]) -> Source:
         """Some samples of this source, in a new order."""
         chosen = samples if self.samples is None else self.samples[samples]
-        part = Source(self.cache_dir, self.call, self.credentials, np.ascontiguousarray(chosen, dtype=np.int64))
+        numbers = np.ascontiguousarray(chosen, dtype=np.int64)
+        part = Source(self.cache_dir, self.call, self.credentials, numbers, said=self._said)
         part._whole = self._whole
         return part
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.utils import data as torch_data
 import foreload as fl
 from foreload import _agent, errors
 from foreload.torch import DataLoader, Dataset, Sampler
-from small import content, number_of, until
+from small import COUNT, content, number_of, until
 
 TINY = fl.Cache(ram="48MB")
 HERE = Path(__file__).parent
@@ -389,3 +390,42 @@ kept = next(iterator), next(iter(DataLoader(fl.open("s3://data/fixed"), 8, raw="
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Session:
+    """A session as boto3 has them: it can't be pickled, and what it answers with expires at once."""
+
+    def __init__(self, bucket: Any) -> None:
+        self.frozen = SimpleNamespace(access_key=bucket.access_key, secret_key=bucket.secret_key, token=None)
+        self.asked = 0
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a session can't be pickled")
+
+    def get_credentials(self) -> Any:
+        self.asked += 1
+        return SimpleNamespace(get_frozen_credentials=lambda: self.frozen, _expiry_time=time.time())
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_with_what_a_provider_said_that_can_not_be_pickled(
+    home: Any, bucket: Any, monkeypatch: pytest.MonkeyPatch, method: Any, ours: bool
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    session = Session(bucket)
+    data = fl.open("s3://data/train", credential_provider=session)
+    common: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
+    samples = Dataset(data, cache=fl.Cache(ram="32MB"))
+    loader: Any = (
+        DataLoader(samples, 50, **common)
+        if ours
+        else torch_data.DataLoader(samples, 50, sampler=Sampler(data, shuffle=False), **common)
+    )
+    asked, batches = session.asked, iter(loader)
+    for first in range(0, COUNT, 50):
+        values, _ = next(batches)
+        right = [content(number_of(data.key(sample))) for sample in range(first, min(first + 50, COUNT))]
+        assert values == right
+    assert session.asked > asked, "the process that has the provider renews"
