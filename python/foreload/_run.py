@@ -45,7 +45,7 @@ from foreload.errors import (
     WaitingError,
 )
 from foreload.failures import Failures
-from foreload.ranks import Ranks
+from foreload.ranks import Ranks, say
 from foreload.tuning import Tuning, check_policy, check_tuning
 
 _LOG = logging.getLogger("foreload")
@@ -240,6 +240,7 @@ class Run:
         settings: dict[str, Any] | None = None,
         skip_large: bool = False,
     ) -> None:
+        say(ranks)
         self.cache = cache
         self.dataset, self.order, self.ranks, self.uneven, self.epochs = dataset, order, ranks, uneven, epochs
         try:

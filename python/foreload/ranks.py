@@ -1,13 +1,15 @@
 """Which part of each batch this process reads, and who else on this node takes part.
 
-By default the environment of torchrun says so. Jobs that split a model between processes (tensor or pipeline parallelism) name the data ranks
-instead, because all processes that hold one replica's parts must see the same samples: with `dp_rank` and `dp_size`, or through a
+By default the environment says so, as torchrun, mpirun and srun set it. Jobs that split a model between processes (tensor or pipeline
+parallelism) name the data ranks instead, because all processes that hold one replica's parts must see the same samples: with `dp_rank` and `dp_size`, or through a
 `device_mesh`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import os
 import secrets
 from collections import defaultdict
@@ -15,9 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreload import _environment, _numbers
+from foreload import _launcher, _numbers
 from foreload.errors import InvalidError
 
+_LOG = logging.getLogger("foreload")
 #: Dimensions of a device mesh over which data is split, by their usual names: torch's, Lightning's, torchtitan's, Accelerate's.
 _DATA_DIMENSIONS = frozenset(
     """
@@ -41,7 +44,7 @@ _equals: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 class Word:
     """What tells a loader's job from others with an equal plan.
 
-    The ranks of a node agree on it without talking: under torchrun it is the run's name, and the loader's number among those of the process that
+    The ranks of a node agree on it without talking: under a launcher it is the run's name, and the loader's number among those of the process that
     have an equal plan, so that a loader more on one rank leaves the others' jobs as they are. Alone it is random. Fixed when the plan is
     known, because the loader's workers must come to the same.
     """
@@ -50,12 +53,15 @@ class Word:
         self._random = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._numbers: dict[str, int] = {}
 
+    def __reduce__(self) -> Any:
+        """A copy of a loader is another loader."""
+        return Word, ()
+
     def of(self, *, shared: bool) -> str:
         """The word, but for the number."""
-        if not shared:
-            return self._random
-        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-        return "-".join(_environment.get(name) or "" for name in names)
+        told = _launcher.place() if shared else None
+        # Of ranks that were named the session is torchrun's, or nobody's.
+        return self._random if not shared else "---" if told is None else told.session
 
     def number(self, order: str) -> int:
         """How many loaders with this order, named by its digest, came before in this process."""
@@ -74,6 +80,7 @@ class Ranks:
         local: Data ranks of this node, this one among them.
         session: What the processes of this node's share of the job call it, together with the word's number.
         word: The loader's word.
+        variables: Which variables of the environment say so; empty: none do.
     """
 
     rank: int = 0
@@ -81,6 +88,7 @@ class Ranks:
     local: tuple[int, ...] = (0,)
     session: str = ""
     word: Word | None = field(default=None, repr=False, compare=False)
+    variables: str = field(default="", compare=False)
 
     def session_of(self, order: str) -> str:
         """What tells the job of a loader with this order, named by its digest, from all others."""
@@ -105,11 +113,11 @@ def find(
     """Finds this process' place.
 
     Args:
-        dp_rank: This process' data rank. Default: from the mesh, otherwise `RANK`, otherwise 0.
-        dp_size: Data ranks in the run. Default: from the mesh, otherwise `WORLD_SIZE`, otherwise 1.
+        dp_rank: This process' data rank. Default: from the mesh, otherwise as the launcher says (torchrun, mpirun, srun), otherwise 0.
+        dp_size: Data ranks in the run. Default: from the mesh, otherwise as the launcher says, otherwise 1.
         device_mesh: A `torch.distributed.DeviceMesh`; dimensions whose names speak of data (`dp`, `fsdp`, `replicate`, ...) count, those that speak of
             the model (`tp`, `pp`, ...) don't, and the only dimension of a mesh without names does.
-        local_ranks: Data ranks whose processes run on this node and make the same call. Default: under torchrun with plain data
+        local_ranks: Data ranks whose processes run on this node and make the same call. Default: under a launcher with plain data
             parallelism the processes of this node, otherwise this rank alone.
         word: The loader's word, if it has one already.
 
@@ -121,20 +129,24 @@ def find(
     """
     if (dp_rank is None) != (dp_size is None):
         raise InvalidError("give dp_rank and dp_size together")
+    plain: tuple[int, ...] = ()
+    variables = ""
     if dp_rank is not None and dp_size is not None:
         world = _numbers.count("dp_size", dp_size, 1, _MOST_RANKS)
-        rank, plain = _numbers.count("dp_rank", dp_rank), False
+        rank = _numbers.count("dp_rank", dp_rank)
     elif device_mesh is not None:
-        (rank, world), plain = _of_mesh(device_mesh), False
+        rank, world = _of_mesh(device_mesh)
     else:
-        rank, world, plain = _environment.number("RANK") or 0, _environment.number("WORLD_SIZE") or 1, True
-    local = _neighbours(rank, world) if plain else (rank,)
+        told = _launcher.place()
+        rank, world, plain = (0, 1, (0,)) if told is None else (told.rank, told.world, told.local)
+        variables = "" if told is None else told.variables
+    local = plain or (rank,)
     if local_ranks is not None:
         if not isinstance(local_ranks, Iterable):
             raise InvalidError(f"local_ranks={local_ranks!r}: give the data ranks of this node, such as [0, 1]")
         local = tuple(sorted(_numbers.count("local_ranks", each) for each in local_ranks))
     word = word or Word()
-    return Ranks(rank, world, local, word.of(shared=len(local) > 1), word)
+    return Ranks(rank, world, local, word.of(shared=len(local) > 1), word, variables)
 
 
 def _of_mesh(mesh: Any) -> tuple[int, int]:
@@ -168,9 +180,14 @@ def _splits_data(name: str) -> bool:
     return known in _DATA_DIMENSIONS
 
 
-def _neighbours(rank: int, world: int) -> tuple[int, ...]:
-    """The ranks that torchrun started on this node: neighbours in number."""
-    local_rank, local_world = _environment.number("LOCAL_RANK"), _environment.number("LOCAL_WORLD_SIZE")
-    if local_rank is None or local_world is None or rank - local_rank + local_world > world:
-        return (rank,)
-    return tuple(range(rank - local_rank, rank - local_rank + local_world))
+@functools.cache
+def say(ranks: Ranks) -> None:
+    """Says once what a loader does that nobody told it to: of a program that each task runs for itself, each would read a part only."""
+    if ranks.world > 1 and ranks.variables:
+        _LOG.log(
+            logging.INFO if ranks.variables == _launcher.TORCHRUN else logging.WARNING,
+            "this process is rank %d of %d (%s): its loaders read that rank's share; with dp_rank=0, dp_size=1 a loader reads everything",
+            ranks.rank,
+            ranks.world,
+            ranks.variables,
+        )

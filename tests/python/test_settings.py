@@ -199,6 +199,71 @@ def test_ranks_are_found(no_torchrun: pytest.MonkeyPatch) -> None:
             ranks.find(**wrong)  # type: ignore[arg-type]
 
 
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+HERE = (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("variables", "local"),
+    [
+        (OPEN_MPI, HERE),
+        (PMI, HERE),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, (5,)),
+        (SLURM, HERE),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,6"}, (2, 3, 4, 5, 6, 7)),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "7,1"}, (5,)),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "?"}, (5,)),
+        ({**SLURM, "SLURM_DISTRIBUTION": "cyclic:block"}, (1, 3, 5, 7)),
+        ({**SLURM, "SLURM_DISTRIBUTION": "plane=2"}, (5,)),
+        # MPI's launcher starts its own processes with srun; torchrun may be started by any of them.
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "2", **OPEN_MPI}, HERE),
+        ({**OPEN_MPI, **SLURM, "RANK": "5", "WORLD_SIZE": "8"}, (5,)),
+    ],
+)
+def test_launchers_say_the_place(
+    no_torchrun: pytest.MonkeyPatch, variables: dict[str, str], local: tuple[int, ...]
+) -> None:
+    for name, value in variables.items():
+        no_torchrun.setenv(name, value)
+    place = ranks.find()
+    assert (place.rank, place.world, place.local) == (5, 8, local)
+    # All processes of a node say the same, and no other run does.
+    assert (ranks.find().session == place.session) == (len(local) > 1)
+    assert ranks.find(0, 1).world == 1
+
+
+def test_a_batch_script_is_no_task_of_srun(no_torchrun: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}.items():
+        no_torchrun.setenv(name, value)
+    assert ranks.find().world == 1
+
+
+def test_a_loader_that_reads_a_share_says_so_once(
+    no_torchrun: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks.say.cache_clear()
+    for name, value in SLURM.items():
+        no_torchrun.setenv(name, value)
+    for place in (ranks.find(), ranks.find(5, 8), ranks.find()):
+        ranks.say(place)
+    assert caplog.text.count("rank 5 of 8 (SLURM_PROCID and SLURM_STEP_NUM_TASKS)") == 1
+
+
 def test_a_mesh_tells_the_data_ranks(no_torchrun: pytest.MonkeyPatch) -> None:
     def mesh(names: tuple[str, ...] | None, shape: tuple[int, ...], at: list[int] | None) -> Any:
         return SimpleNamespace(mesh_dim_names=names, mesh=torch.zeros(shape), get_coordinate=lambda: at)
