@@ -331,6 +331,13 @@ def test_a_samplers_length_is_obeyed(data: Any, name: str) -> None:
         assert numbers(ours) == list(stock)
 
 
+def test_a_pass_too_long_to_be_listed_is_refused_at_once(data: Any) -> None:
+    # As a script has it that knows steps and no epochs.
+    endless = torch_data.RandomSampler(range(COUNT), replacement=True, num_samples=10**10)
+    with pytest.raises(errors.InvalidError, match="yields 10000000000 samples in a pass.*num_samples="):
+        DataLoader(data, 4, sampler=endless)
+
+
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_draws_before_its_sampler_as_torchs_does(data: Any, workers: int, seeded: bool) -> None:

@@ -52,6 +52,8 @@ from foreload.tuning import Tuning
 
 #: Of a sampler without a length so many samples are listed for a pass, or so many times the data set's; beyond that it has no end.
 _LISTED, _LISTED_TIMES = 1 << 22, 16
+#: Longer passes are not listed even of a sampler that says how long they are: their list would take more memory than the training.
+_LISTED_AT_MOST = 1 << 28
 
 
 class DataLoader(data.DataLoader[Any]):
@@ -583,6 +585,11 @@ class _Course(Sampler):
 
     def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _given.Lists:
         told = len(sampler) if batch_size is not None and hasattr(sampler, "__len__") else 0
+        if told > _LISTED_AT_MOST:
+            raise InvalidError(
+                f"the sampler yields {told} samples in a pass, which is listed when it begins; at most {_LISTED_AT_MOST} can be: give fewer as an epoch "
+                "(num_samples=), and make several passes"
+            )
         most = max(_LISTED, _LISTED_TIMES * len(self.data), told)
         return _given.Lists(sampler, batch_size, self.drop_last, most, is_ours=is_ours)
 
