@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreload import _core, _numbers
 from foreload._patience import Patience
@@ -129,11 +130,23 @@ class Decoder:
         self._draw = draw
         self.seeders: tuple[Callable[[int], object], ...] = ()
         self._takes_meta = decode is not None and _takes_two(decode)
+        #: Of a part of a data set: by which number each of its samples is known to the decoder.
+        self._numbers: NDArray[np.int64] | None = None
 
     def counting(self, failures: Failures) -> Decoder:
         """The same, with failures of its own."""
         twin = copy.copy(self)
         twin.failures = failures
+        return twin
+
+    def of_chosen(self, samples: NDArray[np.int64]) -> Decoder:
+        """The same for a part of the data set, whose samples it knows by their numbers in the whole.
+
+        Args:
+            samples: Those numbers, in the part's order.
+        """
+        twin = copy.copy(self)
+        twin._numbers = samples if self._numbers is None else self._numbers[samples]
         return twin
 
     @property
@@ -158,6 +171,8 @@ class Decoder:
         Raises:
             DecodeError: It fails, and is not to be skipped.
         """
+        if self._numbers is not None:
+            sample = int(self._numbers[sample])
         if epoch is None:
             meta = Meta(self.source, sample, label, 0, lambda: sample_seed(self.seed, self._draw(), sample))
         else:

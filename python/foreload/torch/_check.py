@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
+
 from foreload import _numbers
 from foreload._order import check_shuffle
 from foreload.errors import InvalidError
@@ -52,6 +54,54 @@ def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) 
             f"{type(dataset).__name__} and decides that itself; give it to the Dataset (or to wrap), or give the loader what foreload.open answered"
         )
     return numbers
+
+
+#: What means nothing beside a data set that torch loads itself: the default, and what to do instead.
+_OF_OURS: dict[str, tuple[Any, str]] = {
+    "decode": (None, "decode in the data set's __getitem__"),
+    "transform": (None, "give it to the data set"),
+    "raw": ("bytes", "the data set decides what its items are"),
+    "cache": (None, "nothing of such a data set is cached; foreload.torch.wrap reads its files through the cache"),
+    "order": ("keyed", "give sampler=, or shuffle=True with seed="),
+    "dp_rank": (None, "give sampler=torch.utils.data.DistributedSampler(dataset, num_replicas=..., rank=...)"),
+    "dp_size": (None, "give sampler=torch.utils.data.DistributedSampler(dataset, num_replicas=..., rank=...)"),
+    "device_mesh": (None, "give sampler=torch.utils.data.DistributedSampler(dataset, num_replicas=..., rank=...)"),
+    "local_ranks": (None, "leave it out"),
+    "uneven": (None, "give a sampler that shares the last batch out, or drop_last=True"),
+    "on_error": ("raise", "catch the error in the data set's __getitem__"),
+    "threads": (None, "give num_workers="),
+    "policy": (None, "leave it out: nothing is planned"),
+    "tuning": (None, "leave it out: nothing is fetched"),
+}
+
+
+def generator_of_foreign(
+    dataset: Any, generator: torch.Generator | None, given: dict[str, Any]
+) -> torch.Generator | None:
+    """Looks at the keywords of ours beside a data set that torch loads itself.
+
+    Args:
+        dataset: The data set.
+        generator: The loader's.
+        given: The keywords.
+
+    Returns:
+        The generator that torch draws from.
+
+    Raises:
+        InvalidError: One means nothing there; the message says what to do instead.
+    """
+    for name, (default, remedy) in _OF_OURS.items():
+        if given[name] != default:
+            raise InvalidError(
+                f"DataLoader: {name}= is for data sets of Foreload's (foreload.open, foreload.torch.Dataset, foreload.torch.wrap), and this is a "
+                f"{type(dataset).__name__}, which torch loads: {remedy}"
+            )
+    if given["seed"] is None:
+        return generator
+    if generator is not None:
+        raise InvalidError("DataLoader: seed= and generator= both say what is drawn; give one")
+    return torch.Generator().manual_seed(_numbers.count("seed", given["seed"], -(1 << 63), (1 << 64) - 1))
 
 
 def order_keywords(

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils import data
 
 from foreload import _core
@@ -139,6 +141,19 @@ class Dataset(data.Dataset[Any]):
         failures = Failures(self.failures.rule)
         own = {"data": self.data.apart(), "failures": failures, "decoder": self.decoder.counting(failures)}
         twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_fixed": None})
+        twin._meet()
+        return twin
+
+    def chosen(self, samples: NDArray[np.int64]) -> Self:
+        """Some of its samples as torch's `Subset` has them: in this order, and `decode` knows them by their numbers here.
+
+        Args:
+            samples: Their numbers.
+        """
+        twin = self.apart()
+        twin.data = self.data.select(samples)
+        twin.decoder = self.decoder.of_chosen(samples)
+        twin._word = node_word(twin.data.digest)
         twin._meet()
         return twin
 

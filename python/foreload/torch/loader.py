@@ -1,6 +1,7 @@
-"""`DataLoader`: torch's, with a data set in a bucket.
+"""`DataLoader`: torch's, with a data set in a bucket, or any other.
 
-A thin subclass that keeps torch's names and meanings. Without worker processes (`num_workers=0`) batches come straight from the agent, which is
+A thin subclass that keeps torch's names and meanings. A data set that is none of ours is left to torch (`ForeignLoader`), and the loader has no
+course then. For one of ours, without worker processes (`num_workers=0`) batches come straight from the agent, which is
 the fastest way and needs no worker to wait for the network; `decode` and `transform` run in threads. With workers, torch's own
 machinery runs over our `Dataset`. Either way this class counts what the loop has had, which is what a checkpoint must say.
 
@@ -40,9 +41,10 @@ from foreload._run import (
 from foreload.cache import Cache
 from foreload.errors import InvalidError, StateError
 from foreload.failures import OnError
-from foreload.torch import _batch, _check, _given, _interrupts, _reference, _worker
+from foreload.torch import _batch, _check, _given, _interrupts, _reference, _subset, _worker
 from foreload.torch._accord import Accord
 from foreload.torch._batch import Form, Found, Undecoded
+from foreload.torch._foreign import ForeignLoader, T
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
 from foreload.tuning import Tuning
@@ -56,15 +58,18 @@ _LISTED, _LISTED_TIMES = 1 << 22, 16
 _LISTED_AT_MOST = 1 << 28
 
 
-class DataLoader(data.DataLoader[Any]):
+class DataLoader(ForeignLoader[T]):
     """Loads batches of a data set; each pass is an epoch, and the next pass the next epoch.
 
     A batch is `[data, labels]`. Without `decode` and `transform`, `data` is a list of `bytes`. Labels are an int64 tensor, -1 where there
     is none. Torch's keywords mean what they mean in torch; below are ours.
 
+    A data set that is none of Foreload's is loaded by torch itself, as torch's own `DataLoader` does it. It has `state_dict`, `stats` and the
+    report of stalls, too; what concerns Foreload's data sets alone is refused.
+
     Args:
         dataset: What `foreload.open` answered, or a `foreload.torch.Dataset` of it, which then decides `decode`, `transform`, `raw`, `cache` and
-            `on_error` itself.
+            `on_error` itself; torch's `Subset` of one, or `ConcatDataset` of several such; or any other data set of torch's.
         batch_size: Samples in a batch of this rank; None: samples one at a time, not collated.
         shuffle: Whether to shuffle.
         sampler: An order of one's own instead: any sampler of torch's protocol.
@@ -100,11 +105,12 @@ class DataLoader(data.DataLoader[Any]):
         threads: Threads that decode where there are no workers; 0: the loop decodes.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
+        snapshot_every_n_steps: Taken because torchdata's loader has it: a state is exact at each step.
     """
 
     def __init__(
         self,
-        dataset: _dataset.Dataset | Dataset,
+        dataset: Any,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: data.Sampler[Any] | Iterable[Any] | None = None,
@@ -138,7 +144,36 @@ class DataLoader(data.DataLoader[Any]):
         threads: int | None = None,
         policy: Any = None,
         tuning: Tuning | None = None,
+        snapshot_every_n_steps: int | None = None,
     ) -> None:
+        self._course: _Course | None = None
+        found = _subset.ours(dataset)
+        if found is None:
+            own = {"seed": seed, "decode": decode, "transform": transform, "raw": raw, "cache": cache, "order": order}
+            place = {"dp_rank": dp_rank, "dp_size": dp_size, "device_mesh": device_mesh, "local_ranks": local_ranks}
+            more = {"uneven": uneven, "on_error": on_error, "threads": threads, "policy": policy, "tuning": tuning}
+            super().__init__(
+                dataset,
+                batch_size,
+                shuffle,
+                sampler,
+                batch_sampler,
+                num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                _check.generator_of_foreign(dataset, generator, own | place | more),
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
+            self.loss_weight = 1.0
+            return
+        dataset = found
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InvalidError(f"generator={generator!r}: give a torch.Generator")
         if seed is None:
@@ -172,7 +207,7 @@ class DataLoader(data.DataLoader[Any]):
             samples.failures.share(_in_shared_memory(num_workers))
         if samples.raw == "view" and num_workers:
             raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
-        self._course = self._choose(
+        course = self._course = self._choose(
             samples,
             in_batch,
             bool(shuffle),
@@ -195,16 +230,15 @@ class DataLoader(data.DataLoader[Any]):
             if batch_sampler is not None
             else {
                 "batch_size": None if single else in_batch,
-                "sampler": sampler if sampler is not None else self._course,
+                "sampler": sampler if sampler is not None else course,
                 "drop_last": drop_last,
             }
         )
         self._user_collates = collate_fn is not None
         self._threads = threads_of(threads, samples.decoder)
-        self._cursor = self._course.cursor
+        self._cursor = course.cursor
         self._accord = Accord()
-        self._tallies: list[EpochTally] = []
-        self._turns = _Turns(self._course)
+        self._turns = _Turns(course)
         self._replay: torch.Generator | None = None
         super().__init__(
             samples,
@@ -223,7 +257,7 @@ class DataLoader(data.DataLoader[Any]):
         )
         if batch_sampler is None and not single:
             # transformers' Trainer goes on in an epoch with a loader of its own over our batch sampler, and says here in which.
-            vars(self.batch_sampler)["set_epoch"] = self._course.set_epoch
+            vars(self.batch_sampler)["set_epoch"] = course.set_epoch
         # Under their own names, by which Lightning finds what to make the loader anew with.
         self.shuffle, self.seed, self.epochs, self.decode, self.transform, self.raw = (
             shuffle,
@@ -276,7 +310,7 @@ class DataLoader(data.DataLoader[Any]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate leaves such a loader alone: on several ranks it would give each a share of its share."""
-        return self.run.ranks.world > 1
+        return self._course is not None and self.run.ranks.world > 1
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:
@@ -284,21 +318,30 @@ class DataLoader(data.DataLoader[Any]):
 
     @property
     def run(self) -> Run:
-        """The run behind this loader."""
+        """The run behind this loader.
+
+        Raises:
+            AttributeError: The data set is none of Foreload's, and nothing is planned.
+        """
+        if self._course is None:
+            raise AttributeError("run: the data set is none of Foreload's, and torch itself loads it")
         return self._course.run()
 
     @property
     def _index_sampler(self) -> Any:
         """What torch's machinery sends to workers: our batches, by their numbers."""
-        return self._turns
+        return super()._index_sampler if self._course is None else self._turns
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        return self._course.count()
+        return super().__len__() if self._course is None else self._course.count()
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is of this epoch; without it each pass is of the next one, or of the one that a sampler of yours is set to."""
-        self._course.set_epoch(epoch)
+        if self._course is None:
+            super().set_epoch(epoch)
+        else:
+            self._course.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: small, of plain numbers and strings, the same on every rank.
@@ -306,6 +349,8 @@ class DataLoader(data.DataLoader[Any]):
         Raises:
             StateError: With `in_order=False` each of several ranks has had other batches of the epoch.
         """
+        if self._course is None:
+            return super().state_dict()
         run, cursor = self.run, self._cursor
         unordered = not self.in_order and self.num_workers > 1
         if unordered and cursor.is_under_way and cursor.batch < len(run) and self._is_one_of_several(run):
@@ -328,10 +373,15 @@ class DataLoader(data.DataLoader[Any]):
         Raises:
             StateError: The state belongs to another run; the message says what differs.
         """
+        if self._course is None:
+            super().load_state_dict(state_dict)
+            return
         self._course.go_on(*self.run.resume(state_dict))
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
+        if self._course is None:
+            return super().stats()
         samples: Any = self.dataset
         return {
             "epochs": [tally.as_dict() for tally in self._tallies],
@@ -340,14 +390,18 @@ class DataLoader(data.DataLoader[Any]):
         }
 
     def __iter__(self) -> Any:
-        """A pass; it begins with its first batch."""
-        return _Pass(self)
+        """A pass; one over a data set of Foreload's begins with its first batch."""
+        return super().__iter__() if self._course is None else _Pass(self)
 
     def check_worker_number_rationality(self) -> None:
         """Says nothing: torch warns of more workers than CPUs, here and at each pass, but ours are few processes that decode and wait for nothing."""
+        if self._course is None:
+            super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
         """Torch's iterator over worker processes, which end with this one and number their batches."""
+        if self._course is None:
+            return super()._get_iterator()
         twin = copy.copy(self)
         replay, self._replay = self._replay, None
         vars(twin).update(
@@ -357,15 +411,15 @@ class DataLoader(data.DataLoader[Any]):
             worker_init_fn=_worker.Begin(self.worker_init_fn),
             generator=replay,
         )
-        return super(DataLoader, twin)._get_iterator()
+        return super(ForeignLoader, twin)._get_iterator()
 
-    def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
-        self._cursor.is_dealt = self._course.is_dealt
-        self._course.heed()
+    def _start(self, course: _Course) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
+        self._cursor.is_dealt = course.is_dealt
+        course.heed()
         epoch, first = self._cursor.begin()
         self._draw_base_seed()
-        before = self._course.run(epoch)
-        run = self._course.begin(epoch)
+        before = course.run(epoch)
+        run = course.begin(epoch)
         if run is not before and self.persistent_workers and self._iterator is not None:
             # Its workers would ask the job before.
             self._iterator._shutdown_workers()  # type: ignore[attr-defined] # torch's
@@ -456,7 +510,7 @@ def _pinned(item: tuple[int, Any]) -> tuple[int, Any]:
 class _Pass(Iterator[Any]):
     """One pass over a loader."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._run: Run | None = None
@@ -470,7 +524,7 @@ class _Pass(Iterator[Any]):
         loader = self._loader
         begun = time.perf_counter()
         if self._batches is None or self._run is None:
-            self._run, self._tally, self._batches = loader._start()
+            self._run, self._tally, self._batches = loader._start(loader._course)
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))

@@ -1,0 +1,182 @@
+"""Worker processes of torch's whose data set has a state: what goes with their batches.
+
+Torch's workers run unchanged. Where the data set, or an iterator of it, has `state_dict` and `load_state_dict`, a worker's collate function sends its
+state along with each batch (`Stated`), so that the loader knows where each worker stood after the last batch that the loop has had. An iterable
+data set is handed to the workers as a `Feed`, which goes on from a state, and says when its end is reached; nobody else sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory as _pin
+
+class _End:
+    """The type of `END`; from a worker process it comes as the same object."""
+
+    def __reduce__(self) -> str:
+        return "END"
+
+
+#: Follows the last item of a worker's data set, and stands for a batch without any other.
+END = _End()
+
+
+def has_state(value: Any) -> bool:
+    """Whether something says where it stands."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False, is_iterable: bool = False) -> dict[str, Any]:
+    """Where a data set stands, and an iterator of it; the layout is torchdata's."""
+    own = has_state(dataset) and iterator is not dataset
+    state: dict[str, Any] = {"dataset_state": dataset.state_dict() if own else None, "fetcher_state": None}
+    if is_iterable:
+        where = iterator.state_dict() if has_state(iterator) else None
+        state["fetcher_state"] = {"dataset_iter_state": where, "fetcher_ended": ended}
+    return state
+
+
+def go_on(dataset: Any, state: dict[str, Any]) -> Any:
+    """The state of a data set's iterator, and where it has one itself, the data set set to it."""
+    if state["dataset_state"] is not None:
+        dataset.load_state_dict(state["dataset_state"])
+    return (state["fetcher_state"] or {}).get("dataset_iter_state")
+
+
+def _info() -> Any:
+    return get_worker_info()
+
+
+class Stated:
+    """A batch and where its worker stood after it.
+
+    Args:
+        batch: The batch; `END`: there was none left.
+        state: The worker's state.
+    """
+
+    __slots__ = ("batch", "state")
+
+    def __init__(self, batch: Any, state: dict[str, Any]) -> None:
+        self.batch, self.state = batch, state
+
+    def pin_memory(self, device: Any = None) -> Stated:
+        """What torch's pinning thread calls."""
+        return self if self.batch is END else Stated(_pin(self.batch, device), self.state)  # type: ignore[no-untyped-call] # torch's
+
+
+class Feed:
+    """Stands for an iterable data set in worker processes.
+
+    Args:
+        dataset: The data set.
+        states: Each worker's, to go on from.
+        is_over: Whether these are of the end of a pass.
+    """
+
+    def __init__(self, dataset: Any, states: dict[int, dict[str, Any]], *, is_over: bool) -> None:
+        self.dataset, self._states, self._is_over = dataset, states, is_over
+        self.iterator: Any = None
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether there is a state to send."""
+        return has_state(self.dataset) or has_state(self.iterator)
+
+    def __iter__(self) -> Iterator[Any]:
+        """A pass of a worker's."""
+        info = _info()
+        self.ended = False
+        self.iterator = self._begun(self._states.pop(info.id, None))
+        return self if self.is_stated else self.iterator
+
+    def _begun(self, state: dict[str, Any] | None) -> Any:
+        if state is None:
+            return iter(self.dataset)
+        where = go_on(self.dataset, state)
+        iterator = None
+        if where is not None or not self._is_over:
+            iterator = iter(self.dataset)
+        if where is not None:
+            iterator.load_state_dict(where)  # type: ignore[union-attr]
+        if self._is_over:
+            return iter(self.dataset)
+        self.ended = bool((state["fetcher_state"] or {}).get("fetcher_ended"))
+        return iterator
+
+    def __next__(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.ended = True
+            return END
+
+    def state(self) -> dict[str, Any]:
+        """Where the worker stands."""
+        return state_of(self.dataset, self.iterator, ended=self.ended, is_iterable=True)
+
+
+class Begin:
+    """A worker's first step: the data set goes on where it stood, and then the user's.
+
+    Args:
+        init: The loader's `worker_init_fn`.
+        feed: The data set, where it is iterable.
+        states: Each worker's, of a map-style data set.
+    """
+
+    def __init__(
+        self, init: Callable[[int], None] | None, feed: Feed | None, states: dict[int, dict[str, Any]]
+    ) -> None:
+        self._init, self._feed, self._states = init, feed, states
+
+    def __call__(self, worker: int) -> None:
+        info = _info()
+        if self._feed is not None:
+            # The user's functions ask for their own data set.
+            object.__setattr__(info, "dataset", self._feed.dataset)
+        if self._init is not None:
+            self._init(worker)
+        if self._feed is None and worker in self._states:
+            go_on(info.dataset, self._states[worker])
+
+
+class Collate:
+    """A collate function whose batches come with the worker's state.
+
+    Args:
+        collate: The loader's.
+        feed: The data set, where it is iterable.
+        batch_size: Samples in a batch; None: samples come one at a time.
+        drop_last: Whether a batch with fewer is left out.
+    """
+
+    def __init__(
+        self, collate: Callable[[Any], Any], feed: Feed | None, batch_size: int | None, *, drop_last: bool
+    ) -> None:
+        self._collate, self._feed, self._batch_size, self._drop_last = collate, feed, batch_size, drop_last
+
+    def __call__(self, data: Any) -> Any:
+        feed = self._feed
+        if feed is None:
+            return Stated(self._collate(data), {"worker_id": _info().id, **state_of(_info().dataset)})
+        if not feed.is_stated:
+            return self._collate(data)
+        size = self._batch_size
+        if size is None:
+            batch = END if data is END else self._collate(data)
+        else:
+            if data and data[-1] is END:
+                data = data[:-1]
+            is_none = not data or (self._drop_last and len(data) < size)
+            batch = END if is_none else self._collate(data)
+        return Stated(batch, {"worker_id": _info().id, **feed.state()})

@@ -1,0 +1,344 @@
+"""Torch's own loader, for data sets that know nothing of Foreload, with a state.
+
+Everything is torch's: arguments, errors, order, workers, random numbers. Torch's iterators are subclassed where they ask their sampler for the next
+index, wait for a worker and hand a batch over, so that a `Progress` knows where the loop stands. That is what `state_dict` answers, and what a
+resumed pass begins from. Batches pass through untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch.utils import data
+from torch.utils.data import dataloader as _torchs
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+
+from foreload.errors import StalledWarning, StateError
+from foreload.torch import _feed, _given
+from foreload.torch._progress import Progress, is_iterable, random_now
+
+_LOG = logging.getLogger("foreload")
+# Torch's iterators and a loader's progress are parts of the loader.
+# ruff: noqa: SLF001
+#: Longer waits for a batch are reported, each time that they last so long again: the agent's own default.
+STALL_S = 10.0
+
+T = TypeVar("T", covariant=True)
+
+
+class ForeignLoader(data.DataLoader[T]):
+    """Torch's loader, which says where it stands; arguments are torch's."""
+
+    _progress: Progress | None = None
+    _passes = 0
+    #: A state that the next pass goes on from.
+    _loaded: dict[str, Any] | None = None
+
+    def __init__(self, dataset: Any, *arguments: Any, **keywords: Any) -> None:
+        #: How each pass went.
+        self._tallies: list[Any] = []
+        super().__init__(dataset, *arguments, **keywords)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands. Plain numbers and strings, besides what a data set or sampler says that has a `state_dict` itself."""
+        if self._loaded is not None:
+            return copy.deepcopy(self._loaded)
+        progress = self._progress
+        if progress is not None:
+            return progress.state(self)
+        unbegun = {**Progress(self, -1, None).state(self), "_iterator_finished": True}
+        if not self.num_workers and _feed.has_state(self.dataset) and not hasattr(self.dataset, "__next__"):
+            unbegun.update(copy.deepcopy(_feed.state_of(self.dataset, is_iterable=self._is_iterable)))
+        return {**unbegun, "random": random_now(self)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next pass goes on where the state was saved.
+
+        Raises:
+            StateError: It is no state of such a loader, or of another number of workers, where each has a state of its own.
+        """
+        if not state_dict:
+            self._loaded = None
+            return
+        if not isinstance(state_dict, dict) or state_dict.get("loader") != "torch":
+            raise StateError(
+                f"not the state of a loader over a {type(self.dataset).__name__}; give what state_dict() of such a loader answered"
+            )
+        snapshot = state_dict.get("_snapshot", {})
+        is_needed = bool(snapshot.get("_worker_snapshots")) or (self._is_iterable and state_dict["_num_yielded"] > 0)
+        if is_needed and snapshot.get("_num_workers", 0) != self.num_workers:
+            raise StateError(
+                f"the state was saved with num_workers={snapshot.get('_num_workers', 0)}, each of which has a state of its own; this loader has "
+                f"num_workers={self.num_workers}"
+            )
+        iterator: Any = self._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+            self._iterator = None
+        self._loaded = copy.deepcopy(state_dict)
+        epoch = state_dict["sampler"]["epoch"]
+        if epoch is not None:
+            _given.set_epoch(self._index_sampler, epoch)
+
+    def stats(self) -> dict[str, Any]:
+        """How it went: each pass on this rank."""
+        return {"epochs": [tally.as_dict() for tally in self._tallies]}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets sampler and data set to an epoch, those that have any."""
+        _given.set_epoch(self._index_sampler, epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    @property
+    def _is_iterable(self) -> bool:
+        return is_iterable(self)
+
+    def _new_pass(self, *, is_seeded: bool = False) -> Progress:
+        loaded, self._loaded = self._loaded, None
+        number = self._passes
+        if loaded is not None:
+            number = loaded["pass"] + bool(loaded["_iterator_finished"])
+        progress = self._progress = Progress(
+            self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded
+        )
+        self._passes = number + 1
+        if loaded is not None and progress.resumed is None and not loaded["_iterator_finished"]:
+            _LOG.warning(
+                "the sampler is set to epoch %s, and the state that was loaded is of epoch %s after batch %d: it is not gone on with",
+                progress.told,
+                loaded["sampler"]["epoch"],
+                loaded["_num_yielded"],
+            )
+        self._tallies.append(progress.tally)
+        return progress
+
+    def _get_iterator(self) -> Any:
+        """Torch's iterator; it goes on from a state that was loaded."""
+        loaded = self._loaded
+        progress = self._new_pass()
+        if self.num_workers:
+            self.check_worker_number_rationality()
+            with progress.making():
+                iterator: Any = _MultiProcessingDataLoaderIter(progress.seeding(self), progress, loaded)
+        else:
+            # Outside, because what the data set sets may be everybody's generators.
+            where = self._placed(progress, loaded)
+            with progress.making():
+                iterator = _SingleProcessDataLoaderIter(progress.seeding(self), progress)
+            iterator.place(where, loaded)
+        resumed = progress.resumed
+        if self._is_iterable and resumed is not None:
+            if not iterator.goes_on:
+                _skip(iterator, progress)
+            iterator._num_yielded = progress.had
+        return iterator
+
+    def _placed(self, progress: Progress, loaded: dict[str, Any] | None) -> Any:
+        """Sets the data set to a state, without workers; what the state says of its iterator."""
+        where = _feed.go_on(self.dataset, loaded) if loaded is not None and "dataset_state" in loaded else None
+        if where is not None and progress.resumed is None:
+            iterator: Any = iter(self.dataset)  # type: ignore[call-overload] # it is iterable
+            iterator.load_state_dict(where)
+        return where
+
+
+def _skip(iterator: Iterator[Any], progress: Progress) -> None:
+    batches, progress.had = progress.had, 0
+    if batches:
+        _LOG.warning(
+            "neither the data set nor its iterator has state_dict and load_state_dict: reading %d batches again to go on after them",
+            batches,
+        )
+    for _ in range(batches):
+        next(iterator)
+
+
+class _Counting(_torchs._BaseDataLoaderIter):
+    """What both of torch's iterators are given: a `Progress` that follows them."""
+
+    _progress: Progress
+
+    def _next_index(self) -> Any:
+        return self._progress.next_index(self._sampler_iter)
+
+    def _next_data(self) -> Any:
+        progress = self._progress
+        begun, samples = time.perf_counter(), progress.samples
+        try:
+            batch = self._read()
+        except StopIteration:
+            progress.is_over = True
+            raise
+        finally:
+            # One whose reading fails is lost, as torch has it: the next one comes next.
+            if not self._is_iterable:
+                progress.has_had_all_but(self._outstanding())
+        progress.had += self._is_iterable
+        progress.tally.yielded(progress.samples - samples, time.perf_counter() - begun)
+        return batch
+
+    @property
+    def _is_iterable(self) -> bool:
+        return bool(self._dataset_kind == _torchs._DatasetKind.Iterable)
+
+    def _read(self) -> Any:
+        """What torch answers with."""
+        raise NotImplementedError
+
+    def _outstanding(self) -> list[int]:
+        """The batches that were asked for, and that the loop hasn't had."""
+        return []
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._progress = loader._new_pass(is_seeded=True)
+        super()._reset(loader, first_iter)
+
+
+class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIter):
+    """Torch's iterator without workers, under torch's name, which profiles show."""
+
+    goes_on = False
+
+    def __init__(self, loader: ForeignLoader[Any], progress: Progress) -> None:
+        self._progress = progress
+        super().__init__(loader)
+
+    def place(self, where: Any, loaded: dict[str, Any] | None) -> None:
+        """Goes on where a state says.
+
+        Args:
+            where: What it says of the data set's iterator.
+            loaded: The state.
+        """
+        progress, reader = self._progress, self._dataset_fetcher
+        iterator = getattr(reader, "dataset_iter", None)
+        if progress.resumed is not None and loaded is not None and "dataset_state" in loaded:
+            self.goes_on = True
+            if where is not None:
+                iterator.load_state_dict(where)
+            if self._is_iterable:
+                reader.ended = bool(loaded["fetcher_state"]["fetcher_ended"])
+        if _feed.has_state(reader.dataset) or _feed.has_state(iterator):
+            progress.reader = reader
+
+    def _read(self) -> Any:
+        begun = time.monotonic()
+        batch = _torchs._SingleProcessDataLoaderIter._next_data(self)
+        took_s = time.monotonic() - begun
+        if took_s >= STALL_S:
+            _report(
+                f"batch {self._progress.had} took {took_s:.1f} s to read, by {_what(self._dataset)} in this process, where no time-out ends it"
+            )
+        return batch
+
+
+class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoaderIter):
+    """Torch's iterator over workers, under torch's name, which profiles show."""
+
+    def __init__(self, loader: ForeignLoader[Any], progress: Progress, loaded: dict[str, Any] | None) -> None:
+        self._progress = progress
+        #: The batches' numbers by torch's numbers of what it asks workers for.
+        self._numbers: dict[int, int] = {}
+        self._waits_since, self._report_s = time.monotonic(), STALL_S
+        states = progress.workers.values()
+        self.goes_on = any(state["dataset_state"] or state["fetcher_state"] for state in states)
+        snapshot = (loaded or {}).get("_snapshot", {})
+        if progress.resumed is not None and snapshot.get("_num_workers") == loader.num_workers:
+            progress.last_worker = snapshot["_last_yielded_worker_id"]
+        is_anew = is_iterable(loader) and not self.goes_on
+        self._first_worker = 0 if is_anew else (progress.last_worker + 1) % loader.num_workers
+        super().__init__(_staged(loader, progress))
+        self._dataset = loader.dataset
+
+    @property
+    def _worker_queue_idx_cycle(self) -> Iterator[int]:
+        """Whom torch asks next; after a resume, the worker after the one that sent the last batch."""
+        return self._cycle
+
+    @_worker_queue_idx_cycle.setter
+    def _worker_queue_idx_cycle(self, cycle: Iterator[int]) -> None:
+        first, self._first_worker = self._first_worker, 0
+        self._cycle = itertools.islice(cycle, first, None)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        workers = self._progress.workers
+        super()._reset(loader, first_iter)
+        # They live on, and so does what they were told.
+        self._progress.workers = {**workers, **self._progress.workers}
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()
+        self._numbers[self._send_idx] = self._progress.drawn - 1
+        return index
+
+    def _outstanding(self) -> list[int]:
+        self._numbers = {task: self._numbers[task] for task in self._task_info}
+        return list(self._numbers.values())
+
+    def _read(self) -> Any:
+        self._waits_since, self._report_s = time.monotonic(), STALL_S
+        while True:
+            batch = _torchs._MultiProcessingDataLoaderIter._next_data(self)
+            if batch is not _feed.END:
+                return batch
+
+    def _process_data(self, data: Any, *of: Any) -> Any:
+        data = super()._process_data(data, *of)
+        worker = of[0] if of else -1
+        if isinstance(data, _feed.Stated):
+            worker = data.state["worker_id"]
+            self._progress.workers[worker] = data.state
+            data = data.batch
+        if data is not _feed.END:
+            self._progress.last_worker = worker
+        return data
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> Any:
+        found = super()._try_get_data(timeout)
+        waited_s = time.monotonic() - self._waits_since
+        if not found[0] and waited_s >= self._report_s:
+            self._report_s = waited_s + STALL_S
+            _report(f"waiting for {waited_s:.1f} s for {self._awaited()}: {_what(self._dataset)} takes long")
+        return found
+
+    def _awaited(self) -> str:
+        number = self._numbers.get(self._rcvd_idx, self._progress.had)
+        samples = self._progress.asked.get(number)
+        worker = self._task_info.get(self._rcvd_idx, (None,))[0]
+        sender = "" if worker is None else f" from worker {worker} (pid {self._workers[worker].pid})"
+        return f"batch {number}{'' if samples is None else f' (samples {samples!r:.60})'}{sender}"
+
+
+def _staged(loader: ForeignLoader[Any], progress: Progress) -> Any:
+    """A loader as its workers get it: with what sends their states along, where there are any."""
+    dataset: Any = loader.dataset
+    states = dict(progress.workers)
+    if isinstance(dataset, data.IterDataPipe):
+        return loader
+    feed = _feed.Feed(dataset, states, is_over=progress.resumed is None) if is_iterable(loader) else None
+    if feed is None and not _feed.has_state(dataset):
+        return loader
+    twin = copy.copy(loader)
+    vars(twin).update(
+        dataset=dataset if feed is None else feed,
+        worker_init_fn=_feed.Begin(loader.worker_init_fn, feed, states),
+        collate_fn=_feed.Collate(loader.collate_fn, feed, loader.batch_size, drop_last=loader.drop_last),
+    )
+    return twin
+
+
+def _what(dataset: Any) -> str:
+    return f"{type(dataset).__name__} or the collate function"
+
+
+def _report(message: str) -> None:
+    _LOG.warning("%s", message)
+    warnings.warn(message, StalledWarning, stacklevel=2)

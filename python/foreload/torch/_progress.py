@@ -1,0 +1,307 @@
+"""One pass over torch's own loader: what was drawn for it, what the loop has had of it, and how that becomes a state.
+
+A `Progress` is made when an iterator begins a pass, and known to the iterator and to the loader, neither of which knows the other through it: torch's
+workers end when their iterator is dropped. The order of a pass is not kept. It is drawn again, from generators as they stood when the pass
+began (`_randomness`), and what the loop has had is left out. A sampler that has a state of its own is asked for it instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from foreload._run import EpochTally, numbers_in, spans_of
+from foreload.errors import StateError
+from foreload.torch import _feed, _given
+from foreload.torch._randomness import Draw, generators_of, state_in, text_of, unnoticed
+from foreload.torch.sampler import Sampler
+
+#: The layout of a state.
+VERSION = 1
+
+
+def _sampler_of(order: Any) -> Any:
+    """What a batch sampler takes its samples from, or the sampler itself."""
+    return getattr(order, "sampler", None) or order
+
+
+def _stated(order: Any, drawing: Any = None) -> dict[str, Any]:
+    """The samplers, and iterators of theirs, that say where they stand. Those of a distributed sampler are its epoch's affair."""
+    parts = {"order": order, "sampler": _sampler_of(order), "drawing": drawing}
+    return {
+        name: part
+        for name, part in parts.items()
+        if _feed.has_state(part) and not (name == "sampler" and part is order) and not isinstance(part, Sampler)
+    }
+
+
+class Progress:
+    """A pass.
+
+    Args:
+        loader: The loader.
+        number: How many passes came before.
+        loaded: The state that it goes on from, of this pass or of the end of the one before; None: it begins anew.
+        is_kept: Whether workers live on from one pass to the next.
+        is_seeded: Whether they do from the one before, so that torch draws no seed for them.
+    """
+
+    def __init__(
+        self, loader: Any, number: int, loaded: dict[str, Any] | None, *, is_kept: bool = False, is_seeded: bool = False
+    ) -> None:
+        self.number = number
+        self.order = loader._index_sampler  # noqa: SLF001 (torch's name for it)
+        self.told = _given.epoch_of(self.order)
+        self.tally = EpochTally(number if self.told is None else self.told)
+        self._generators = generators_of(loader)
+        self._is_iterable = is_iterable(loader)
+        #: Batches that the loop has had, and samples in them; the numbers of those that came before others.
+        self.had = self.samples = 0
+        self.beyond: frozenset[int] = frozenset()
+        self.is_over = False
+        #: Each worker's state, and which of them sent the last batch.
+        self.workers: dict[int, dict[str, Any]] = {}
+        self.last_worker = -1
+        #: Without workers: torch's own reader, where its data set has a state.
+        self.reader: Any = None
+        #: What was asked for and hasn't come, by number; and by number where the samplers stood then.
+        self.asked: dict[int, Any] = {}
+        self._stood: dict[int, dict[str, Any]] = {}
+        self.drawn = 0
+        self._is_drawing = False
+        goes_on = loaded is not None and not loaded["_iterator_finished"] and self._is_of(loaded)
+        #: The state that is gone on from, where it is of this pass.
+        self.resumed = loaded if goes_on else None
+        self._draws: dict[str, Draw] = {}
+        self._is_seeded = is_seeded or bool(loaded and loaded["random"]["seeded"])
+        if loaded is not None:
+            self._restore(loaded, goes_on=goes_on)
+            if goes_on or is_kept:
+                self.workers = _workers_in(loaded)
+        self._begun = {name: generator.get_state() for name, generator in self._generators.items()}
+        self._before = self._draws.get("loader") or Draw.now()
+        self._sampled: Draw | None = None
+
+    def _is_of(self, loaded: dict[str, Any]) -> bool:
+        if self.told is None or isinstance(_sampler_of(self.order), Sampler):
+            return True
+        return bool(loaded["sampler"]["epoch"] in (None, self.told))
+
+    # Going on.
+
+    def _restore(self, state: dict[str, Any], *, goes_on: bool) -> None:
+        random = state["random"]
+        for name, text in random["own"].items():
+            if name in self._generators:
+                self._generators[name].set_state(state_in(text))
+        self._draws = {name: Draw.of(random[name]) for name in ("loader", "sampler") if random.get(name)}
+        planned: Any = _sampler_of(self.order)
+        if isinstance(planned, Sampler) and "planned" in state["sampler"]:
+            planned.load_state_dict(state["sampler"]["planned"])
+        for name, part in _stated(self.order).items():
+            if name in state["sampler"] and (goes_on and state["_num_yielded"] or not isinstance(part, DistributedSampler)):
+                part.load_state_dict(copy.deepcopy(state["sampler"][name]))
+        self._resume_drawing = state["sampler"].get("drawing") if goes_on else None
+        if not goes_on:
+            return
+        self.had, self.samples = state["_num_yielded"], state["samples"]
+        self.beyond = frozenset(numbers_in(state["beyond"], 1 << 62))
+        self.drawn, self._left_out = self.had, self.beyond
+        if self._is_stated(state):
+            replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
+            self.samples = self.samples * state["sampler"]["replicas"] // replicas
+            return
+        self._skip = self._batches_to_skip(state)
+
+    _skip = 0
+    _left_out: frozenset[int] = frozenset()
+    _resume_drawing: Any = None
+
+    def _is_stated(self, state: dict[str, Any]) -> bool:
+        """Whether a sampler itself goes on where it stood."""
+        if isinstance(_sampler_of(self.order), Sampler):
+            return True
+        names = set(_stated(self.order)) & set(state["sampler"])
+        return bool((names or self._resume_drawing is not None) and state["_num_yielded"])
+
+    def _batches_to_skip(self, state: dict[str, Any]) -> int:
+        size, samples = getattr(self.order, "batch_size", None), state["samples"]
+        if type(self.order) is not BatchSampler or not isinstance(size, int) or state["is_iterable"]:
+            return self.had
+        replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
+        if (size, replicas) == (state["batch_size"], state["sampler"]["replicas"]):
+            return self.had
+        position = samples * state["sampler"]["replicas"]
+        batches, rest = divmod(position, size * replicas)
+        if rest or self.beyond:
+            raise StateError(
+                f"the state was saved after {position} samples of all ranks; with batches of {size * replicas} over all ranks no batch begins there. "
+                f"Choose batch_size so that batch_size * ranks divides {position}"
+            )
+        self.had, self.samples, self.drawn = batches, position // replicas, batches
+        return batches
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Within it torch makes its iterator, which draws the workers' seed."""
+        draw = self._draws.get("loader")
+        if draw is None:
+            with contextlib.nullcontext() if self.resumed is None else unnoticed():
+                yield
+            return
+        with draw.again():
+            yield
+            if self.resumed is None and not self._is_drawing:
+                # What the sampler draws from is how that left it.
+                now = Draw.now()
+                self._draws["sampler"] = Draw(now.torch_state, None if draw.others is None else now.others)
+
+    def seeding(self, loader: Any) -> Any:
+        """The loader that torch's iterator is made of: where the pass began without a seed for its workers, its generator isn't drawn from."""
+        if not self._is_seeded:
+            return loader
+        twin, generator = copy.copy(loader), loader.generator or torch.default_generator
+        vars(twin)["generator"] = torch.Generator(generator.device).set_state(generator.get_state())
+        return twin
+
+    # Drawing.
+
+    def next_index(self, drawing: Iterator[Any]) -> Any:
+        """What torch asks for next."""
+        if self._is_drawing:
+            index = self._next(drawing)
+        else:
+            index = self._first(drawing)
+        number, self.drawn = self.drawn, self.drawn + 1
+        if self._is_iterable:
+            return index
+        self.asked[number] = index
+        parts = _stated(self.order, drawing)
+        if parts:
+            self._stood[number] = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        return index
+
+    def _first(self, drawing: Iterator[Any]) -> Any:
+        self._is_drawing = True
+        draw = self._draws.pop("sampler", None)
+        if self._resume_drawing is not None and _feed.has_state(drawing):
+            drawing.load_state_dict(copy.deepcopy(self._resume_drawing))  # type: ignore[attr-defined]
+        with draw.again() if draw is not None else contextlib.nullcontext():
+            before = Draw.now()
+            try:
+                for _ in range(self._skip):
+                    next(drawing)
+                return self._next(drawing)
+            finally:
+                after = Draw.now()
+                others = before.others if after.others_moved(before) else None
+                if others is not None or after.torch_moved(before):
+                    self._sampled = Draw(before.torch_state, others)
+
+    def _next(self, drawing: Iterator[Any]) -> Any:
+        index = next(drawing)
+        while self.drawn in self._left_out:
+            self.drawn += 1
+            index = next(drawing)
+        return index
+
+    # Having.
+
+    def has_had_all_but(self, outstanding: Iterable[int] = ()) -> None:
+        """The loop has had all that was asked for but these."""
+        waiting = set(outstanding)
+        for number in [number for number in self.asked if number not in waiting]:
+            index = self.asked.pop(number)
+            self.samples += len(index) if isinstance(index, (list, tuple)) else 1
+            self.beyond |= {number}
+        while self.had in self.beyond:
+            self.beyond -= {self.had}
+            self.had += 1
+        self._stood = {number: stood for number, stood in self._stood.items() if number >= self.had - 1}
+
+    # The state.
+
+    def state(self, loader: Any) -> dict[str, Any]:
+        """Where the loop stands in it: plain numbers and strings, besides what data set and samplers say themselves."""
+        sampler: Any = _sampler_of(self.order)
+        parts = dict(self._stood.get(self.had - 1, {}))
+        if self.is_over or not self.had:
+            parts = {name: copy.deepcopy(part.state_dict()) for name, part in _stated(self.order).items()}
+        if isinstance(sampler, Sampler):
+            parts["planned"] = sampler.state_dict(consumed=self.samples)
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "loader": "torch",
+            "pass": self.number,
+            "_num_yielded": self.had,
+            "_iterator_finished": self.is_over,
+            "samples": self.samples,
+            "beyond": spans_of(self.beyond),
+            "batch_size": getattr(self.order, "batch_size", None),
+            "is_iterable": is_iterable(loader),
+            "sampler": {"epoch": self.told, "replicas": getattr(sampler, "num_replicas", 1), **parts},
+            "random": self._random(loader),
+        }
+        return {**state, **self._of_data(loader)}
+
+    def _random(self, loader: Any) -> dict[str, Any]:
+        if self.is_over:
+            return random_now(
+                loader,
+                seeded=loader.persistent_workers,
+                others=self._sampled is not None and self._sampled.others is not None,
+            )
+        own = {name: text_of(state) for name, state in self._begun.items()}
+        found: dict[str, Any] = {"own": own, "seeded": self._is_seeded}
+        if loader.num_workers and "loader" not in own:
+            found["loader"] = Draw(self._before.torch_state).as_dict()
+        sampled = self._sampled if self._is_drawing else self._draws.get("sampler") or Draw.now()
+        if sampled is not None:
+            found["sampler"] = sampled.as_dict()
+        return found
+
+    def _of_data(self, loader: Any) -> dict[str, Any]:
+        if loader.num_workers:
+            snapshots = {
+                f"worker_{worker}": {"worker_id": worker, **copy.deepcopy(state)}
+                for worker, state in sorted(self.workers.items())
+            }
+            return {
+                "_snapshot": {
+                    "_num_workers": loader.num_workers,
+                    "_last_yielded_worker_id": self.last_worker,
+                    "_worker_snapshots": snapshots,
+                }
+            }
+        if self.reader is None:
+            return {}
+        iterator, ended = getattr(self.reader, "dataset_iter", None), getattr(self.reader, "ended", False)
+        return copy.deepcopy(state_of_reader(self.reader.dataset, iterator, ended=ended))
+
+
+def state_of_reader(dataset: Any, iterator: Any, *, ended: bool) -> dict[str, Any]:
+    """Where torch's own reader of a data set stands, in this process."""
+    return _feed.state_of(dataset, iterator, ended=ended, is_iterable=iterator is not None)
+
+
+def random_now(loader: Any, *, seeded: bool = False, others: bool = False) -> dict[str, Any]:
+    """The generators between two passes."""
+    own = {name: text_of(generator.get_state()) for name, generator in generators_of(loader).items()}
+    now = Draw.now()
+    return {"own": own, "seeded": seeded, "loader": Draw(now.torch_state, now.others if others else None).as_dict()}
+
+
+def is_iterable(loader: Any) -> bool:
+    """Whether a loader's data set is iterable."""
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def _workers_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    snapshots = state.get("_snapshot", {}).get("_worker_snapshots", {})
+    return {each["worker_id"]: copy.deepcopy(each) for each in snapshots.values()}

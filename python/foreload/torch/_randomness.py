@@ -1,0 +1,135 @@
+"""What the order of torch's own loader depends on besides its sampler: generators, and how they stood when a pass began.
+
+Torch draws at two moments. When an iterator is made, the seed of its workers, from the loader's generator or everybody's; when its sampler is first
+asked, the order. A `Draw` keeps everybody's generators as they were before, and lets a resumed loader draw the same again: whoever else uses
+those generators doesn't notice, unless they stand where they stood then, in which case they go on as they did.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from foreload.errors import StateError
+
+
+def text_of(state: torch.Tensor) -> str:
+    """A generator's state as text, which JSON takes."""
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def state_in(text: Any) -> torch.Tensor:
+    """What `text_of` was given.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    try:
+        return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+    except (TypeError, ValueError) as error:
+        raise StateError(f"the state is damaged: a generator's state is {text!r:.60}") from error
+
+
+class Draw:
+    """Everybody's generators at one moment.
+
+    Args:
+        torch_state: Torch's.
+        others: Those of `random` and NumPy; None: they don't matter.
+    """
+
+    def __init__(self, torch_state: torch.Tensor, others: tuple[Any, Any] | None = None) -> None:
+        self.torch_state, self.others = torch_state, others
+
+    @classmethod
+    def now(cls) -> Draw:
+        """As they stand."""
+        return cls(torch.get_rng_state(), (random.getstate(), np.random.get_state(legacy=False)))
+
+    def set(self) -> None:
+        """Puts them back."""
+        torch.set_rng_state(self.torch_state)
+        if self.others is not None:
+            random.setstate(self.others[0])
+            np.random.set_state(self.others[1])
+
+    def torch_moved(self, since: Draw) -> bool:
+        """Whether something was drawn from torch's."""
+        return not torch.equal(self.torch_state, since.torch_state)
+
+    def others_moved(self, since: Draw) -> bool:
+        """Whether something was drawn from the others."""
+        return bool(self._plain() != since._plain())  # noqa: SLF001 (its own kind)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """What is drawn within comes as it did at that moment."""
+        before = Draw.now()
+        self.set()
+        stood_there = not before.torch_moved(Draw(self.torch_state)) and (
+            self.others is None or not before.others_moved(self)
+        )
+        try:
+            yield
+        finally:
+            if not stood_there:
+                before.set()
+
+    def _plain(self) -> Any:
+        if self.others is None:
+            return None
+        (version, words, gauss), numpy = self.others
+        key, at = numpy["state"]["key"].tolist(), numpy["state"]["pos"]
+        return [
+            [version, list(words), gauss],
+            [numpy["bit_generator"], key, at, numpy["has_gauss"], numpy["gauss"]],
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """In plain numbers and strings."""
+        return {"torch": text_of(self.torch_state), "others": self._plain()}
+
+    @classmethod
+    def of(cls, state: Any) -> Draw:
+        """What `as_dict` answered.
+
+        Raises:
+            StateError: It is damaged.
+        """
+        others = None
+        try:
+            if state["others"] is not None:
+                (version, words, gauss), (name, key, at, has_gauss, left) = state["others"]
+                numpy = {"bit_generator": name, "state": {"key": np.asarray(key, np.uint32), "pos": at}}
+                others = (version, tuple(words), gauss), {**numpy, "has_gauss": has_gauss, "gauss": left}
+            return cls(state_in(state["torch"]), others)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the state is damaged: generators' states are {state!r:.60}") from error
+
+
+@contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Puts everybody's generators back at the end."""
+    before = Draw.now()
+    try:
+        yield
+    finally:
+        before.set()
+
+
+def generators_of(loader: Any) -> dict[str, torch.Generator]:
+    """The generators that a loader has for itself: its own, and those of its samplers. One that is several of these is named once."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = {"loader": loader, "batch_sampler": batches, "sampler": getattr(batches, "sampler", None) or loader.sampler}
+    found: dict[str, torch.Generator] = {}
+    for name, owner in owners.items():
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not known for known in found.values()):
+            found[name] = generator
+    return found
