@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 #: What stands before the tests' first definition, after all imports.
@@ -39,17 +39,28 @@ def replaced(text: str) -> str:
         text,
         flags=re.MULTILINE,
     )
-    text = re.sub(r"^from torch\.utils\.data import \([^)]*\bDataLoader,[^)]*\)\n", rf"\g<0>{_OURS}", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^from torch\.utils\.data import \([^)]*\bDataLoader,[^)]*\)\n", rf"\g<0>{_OURS}", text, flags=re.MULTILINE
+    )
     return re.sub(r"\btorch\.utils\.data\.DataLoader\(", "DataLoader(", text) if _OURS in text else text
 
 
 def results(files: list[Path], folder: Path) -> dict[str, str]:
     """Each test's result: passed, failed or skipped."""
     report = folder / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={_TIMEOUT_S}", f"--junitxml={report}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--timeout={_TIMEOUT_S}",
+        f"--junitxml={report}",
+    ]
     subprocess.run([*command, *(file.name for file in files)], cwd=folder, check=False)
     found: dict[str, str] = {}
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name')}"
         kinds = {child.tag for child in case}
         bad = kinds & {"failure", "error"} or found.get(name) == "failed"

@@ -146,7 +146,7 @@ class Decoder:
             samples: Those numbers, in the part's order.
         """
         twin = copy.copy(self)
-        twin._numbers = samples if self._numbers is None else self._numbers[samples]
+        vars(twin)["_numbers"] = samples if self._numbers is None else self._numbers[samples]
         return twin
 
     @property

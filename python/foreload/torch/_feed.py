@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
+
 class _End:
     """The type of `END`; from a worker process it comes as the same object."""
 

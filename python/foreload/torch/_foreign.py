@@ -105,9 +105,7 @@ class ForeignLoader(data.DataLoader[T]):
         number = self._passes
         if loaded is not None:
             number = loaded["pass"] + bool(loaded["_iterator_finished"])
-        progress = self._progress = Progress(
-            self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded
-        )
+        progress = self._progress = Progress(self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded)
         self._passes = number + 1
         if loaded is not None and progress.resumed is None and not loaded["_iterator_finished"]:
             _LOG.warning(
@@ -144,7 +142,7 @@ class ForeignLoader(data.DataLoader[T]):
         """Sets the data set to a state, without workers; what the state says of its iterator."""
         where = _feed.go_on(self.dataset, loaded) if loaded is not None and "dataset_state" in loaded else None
         if where is not None and progress.resumed is None:
-            iterator: Any = iter(self.dataset)  # type: ignore[call-overload] # it is iterable
+            iterator: Any = iter(self.dataset)
             iterator.load_state_dict(where)
         return where
 
@@ -219,7 +217,7 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
             loaded: The state.
         """
         progress, reader = self._progress, self._dataset_fetcher
-        iterator = getattr(reader, "dataset_iter", None)
+        iterator: Any = getattr(reader, "dataset_iter", None)
         if progress.resumed is not None and loaded is not None and "dataset_state" in loaded:
             self.goes_on = True
             if where is not None:
@@ -231,7 +229,7 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
 
     def _read(self) -> Any:
         begun = time.monotonic()
-        batch = _torchs._SingleProcessDataLoaderIter._next_data(self)
+        batch = _torchs._SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
         took_s = time.monotonic() - begun
         if took_s >= STALL_S:
             _report(
@@ -258,7 +256,7 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
         super().__init__(_staged(loader, progress))
         self._dataset = loader.dataset
 
-    @property
+    @property  # type: ignore[override] # an attribute in torch
     def _worker_queue_idx_cycle(self) -> Iterator[int]:
         """Whom torch asks next; after a resume, the worker after the one that sent the last batch."""
         return self._cycle
@@ -286,12 +284,12 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
     def _read(self) -> Any:
         self._waits_since, self._report_s = time.monotonic(), STALL_S
         while True:
-            batch = _torchs._MultiProcessingDataLoaderIter._next_data(self)
+            batch = _torchs._MultiProcessingDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
             if batch is not _feed.END:
                 return batch
 
     def _process_data(self, data: Any, *of: Any) -> Any:
-        data = super()._process_data(data, *of)
+        data = super()._process_data(data, *of)  # type: ignore[no-untyped-call] # torch's
         worker = of[0] if of else -1
         if isinstance(data, _feed.Stated):
             worker = data.state["worker_id"]
@@ -302,7 +300,7 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
         return data
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> Any:
-        found = super()._try_get_data(timeout)
+        found = super()._try_get_data(timeout)  # type: ignore[no-untyped-call] # torch's
         waited_s = time.monotonic() - self._waits_since
         if not found[0] and waited_s >= self._report_s:
             self._report_s = waited_s + STALL_S

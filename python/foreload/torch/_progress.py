@@ -79,8 +79,8 @@ class Progress:
         #: The state that is gone on from, where it is of this pass.
         self.resumed = loaded if goes_on else None
         self._draws: dict[str, Draw] = {}
-        self._is_seeded = is_seeded or bool(loaded and loaded["random"]["seeded"])
-        if loaded is not None:
+        self._is_seeded = is_seeded
+        if loaded is not None and (goes_on or loaded["_iterator_finished"]):
             self._restore(loaded, goes_on=goes_on)
             if goes_on or is_kept:
                 self.workers = _workers_in(loaded)
@@ -97,6 +97,7 @@ class Progress:
 
     def _restore(self, state: dict[str, Any], *, goes_on: bool) -> None:
         random = state["random"]
+        self._is_seeded = random["seeded"]
         for name, text in random["own"].items():
             if name in self._generators:
                 self._generators[name].set_state(state_in(text))
@@ -105,7 +106,9 @@ class Progress:
         if isinstance(planned, Sampler) and "planned" in state["sampler"]:
             planned.load_state_dict(state["sampler"]["planned"])
         for name, part in _stated(self.order).items():
-            if name in state["sampler"] and (goes_on and state["_num_yielded"] or not isinstance(part, DistributedSampler)):
+            if name in state["sampler"] and (
+                (goes_on and state["_num_yielded"]) or not isinstance(part, DistributedSampler)
+            ):
                 part.load_state_dict(copy.deepcopy(state["sampler"][name]))
         self._resume_drawing = state["sampler"].get("drawing") if goes_on else None
         if not goes_on:
@@ -131,13 +134,14 @@ class Progress:
         return bool((names or self._resume_drawing is not None) and state["_num_yielded"])
 
     def _batches_to_skip(self, state: dict[str, Any]) -> int:
-        size, samples = getattr(self.order, "batch_size", None), state["samples"]
+        size: Any = getattr(self.order, "batch_size", None)
+        samples = int(state["samples"])
         if type(self.order) is not BatchSampler or not isinstance(size, int) or state["is_iterable"]:
             return self.had
         replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
         if (size, replicas) == (state["batch_size"], state["sampler"]["replicas"]):
             return self.had
-        position = samples * state["sampler"]["replicas"]
+        position = samples * int(state["sampler"]["replicas"])
         batches, rest = divmod(position, size * replicas)
         if rest or self.beyond:
             raise StateError(
@@ -174,10 +178,7 @@ class Progress:
 
     def next_index(self, drawing: Iterator[Any]) -> Any:
         """What torch asks for next."""
-        if self._is_drawing:
-            index = self._next(drawing)
-        else:
-            index = self._first(drawing)
+        index = self._next(drawing) if self._is_drawing else self._first(drawing)
         number, self.drawn = self.drawn, self.drawn + 1
         if self._is_iterable:
             return index

@@ -65,7 +65,7 @@ class Draw:
 
     def others_moved(self, since: Draw) -> bool:
         """Whether something was drawn from the others."""
-        return bool(self._plain() != since._plain())  # noqa: SLF001 (its own kind)
+        return bool(self._plain() != since._plain())
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -126,7 +126,11 @@ def unnoticed() -> Iterator[None]:
 def generators_of(loader: Any) -> dict[str, torch.Generator]:
     """The generators that a loader has for itself: its own, and those of its samplers. One that is several of these is named once."""
     batches = getattr(loader, "batch_sampler", None)
-    owners = {"loader": loader, "batch_sampler": batches, "sampler": getattr(batches, "sampler", None) or loader.sampler}
+    owners = {
+        "loader": loader,
+        "batch_sampler": batches,
+        "sampler": getattr(batches, "sampler", None) or loader.sampler,
+    }
     found: dict[str, torch.Generator] = {}
     for name, owner in owners.items():
         generator = getattr(owner, "generator", None)

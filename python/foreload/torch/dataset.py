@@ -137,12 +137,7 @@ class Dataset(data.Dataset[Any]):
 
     def apart(self) -> Self:
         """The same for one loader alone, whose order doesn't concern other readers of this data set."""
-        twin = object.__new__(type(self))
-        failures = Failures(self.failures.rule)
-        own = {"data": self.data.apart(), "failures": failures, "decoder": self.decoder.counting(failures)}
-        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_fixed": None})
-        twin._meet()
-        return twin
+        return self._twin(self.data.apart(), self.decoder, _word=self._word)
 
     def chosen(self, samples: NDArray[np.int64]) -> Self:
         """Some of its samples as torch's `Subset` has them: in this order, and `decode` knows them by their numbers here.
@@ -150,10 +145,14 @@ class Dataset(data.Dataset[Any]):
         Args:
             samples: Their numbers.
         """
-        twin = self.apart()
-        twin.data = self.data.select(samples)
-        twin.decoder = self.decoder.of_chosen(samples)
-        twin._word = node_word(twin.data.digest)
+        part = self.data.select(samples)
+        return self._twin(part, self.decoder.of_chosen(samples), _word=node_word(part.digest))
+
+    def _twin(self, dataset: _dataset.Dataset, decoder: Decoder, **own: Any) -> Self:
+        twin = object.__new__(type(self))
+        failures = Failures(self.failures.rule)
+        own |= {"data": dataset, "failures": failures, "decoder": decoder.counting(failures)}
+        twin.__dict__.update({**self.__dict__, **own, "sampler": None, "_fixed": None})
         twin._meet()
         return twin
 

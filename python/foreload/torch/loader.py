@@ -144,12 +144,19 @@ class DataLoader(ForeignLoader[T]):
         threads: int | None = None,
         policy: Any = None,
         tuning: Tuning | None = None,
-        snapshot_every_n_steps: int | None = None,
+        snapshot_every_n_steps: int | None = None,  # noqa: ARG002 (torchdata's)
     ) -> None:
         self._course: _Course | None = None
         found = _subset.ours(dataset)
         if found is None:
-            own = {"seed": seed, "decode": decode, "transform": transform, "raw": raw, "cache": cache, "order": order}
+            ours: dict[str, Any] = {
+                "seed": seed,
+                "decode": decode,
+                "transform": transform,
+                "raw": raw,
+                "cache": cache,
+                "order": order,
+            }
             place = {"dp_rank": dp_rank, "dp_size": dp_size, "device_mesh": device_mesh, "local_ranks": local_ranks}
             more = {"uneven": uneven, "on_error": on_error, "threads": threads, "policy": policy, "tuning": tuning}
             super().__init__(
@@ -165,7 +172,7 @@ class DataLoader(ForeignLoader[T]):
                 timeout,
                 worker_init_fn,
                 multiprocessing_context,
-                _check.generator_of_foreign(dataset, generator, own | place | more),
+                _check.generator_of_foreign(dataset, generator, ours | place | more),
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
                 pin_memory_device=pin_memory_device,
@@ -413,7 +420,8 @@ class DataLoader(ForeignLoader[T]):
         )
         return super(ForeignLoader, twin)._get_iterator()
 
-    def _start(self, course: _Course) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
+    def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
+        course: _Course = self._course  # type: ignore[assignment] # the data set is ours
         self._cursor.is_dealt = course.is_dealt
         course.heed()
         epoch, first = self._cursor.begin()
@@ -524,7 +532,7 @@ class _Pass(Iterator[Any]):
         loader = self._loader
         begun = time.perf_counter()
         if self._batches is None or self._run is None:
-            self._run, self._tally, self._batches = loader._start(loader._course)
+            self._run, self._tally, self._batches = loader._start()
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
