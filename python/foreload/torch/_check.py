@@ -7,6 +7,7 @@ it, is refused too: a keyword that is ignored trains on something else than it s
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ def generator_of_foreign(
     Raises:
         InvalidError: One means nothing there; the message says what to do instead.
     """
+    if isinstance(dataset, (str, os.PathLike)):
+        raise InvalidError(f"DataLoader: {dataset!r} is no data set; give foreload.open({os.fspath(dataset)!r})")
     for name, (default, remedy) in _OF_OURS.items():
         if given[name] != default:
             raise InvalidError(

@@ -52,7 +52,7 @@ class ForeignLoader(data.DataLoader[T]):
         progress = self._progress
         if progress is not None:
             return progress.state(self)
-        unbegun = {**Progress(self, -1, None).state(self), "_iterator_finished": True}
+        unbegun = {**Progress(self, 0, None).state(self), "_iterator_finished": True}
         if not self.num_workers and _feed.has_state(self.dataset) and not hasattr(self.dataset, "__next__"):
             unbegun.update(copy.deepcopy(_feed.state_of(self.dataset, is_iterable=self._is_iterable)))
         return {**unbegun, "random": random_now(self)}
@@ -102,9 +102,7 @@ class ForeignLoader(data.DataLoader[T]):
 
     def _new_pass(self, *, is_seeded: bool = False) -> Progress:
         loaded, self._loaded = self._loaded, None
-        number = self._passes
-        if loaded is not None:
-            number = loaded["pass"] + bool(loaded["_iterator_finished"])
+        number = self._passes if loaded is None else loaded["epoch"]
         progress = self._progress = Progress(self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded)
         self._passes = number + 1
         if loaded is not None and progress.resumed is None and not loaded["_iterator_finished"]:

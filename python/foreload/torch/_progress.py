@@ -239,7 +239,7 @@ class Progress:
         state: dict[str, Any] = {
             "version": VERSION,
             "loader": "torch",
-            "pass": self.number,
+            "epoch": self.number + self.is_over,
             "_num_yielded": self.had,
             "_iterator_finished": self.is_over,
             "samples": self.samples,

@@ -111,7 +111,8 @@ class Dataset(data.Dataset[Any]):
     ) -> None:
         if not isinstance(dataset, _dataset.Dataset):
             raise InvalidError(
-                f"Dataset: {dataset!r} was not made by foreload.open; foreload.torch.wrap takes other data sets"
+                f"Dataset: {dataset!r} was not made by foreload.open; foreload.torch.DataLoader takes any other data set, and foreload.torch.wrap reads its "
+                "files through the agent"
             )
         if raw not in FORMS:
             raise InvalidError(f"raw={raw!r}: give one of {', '.join(FORMS)}")
