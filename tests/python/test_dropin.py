@@ -439,7 +439,7 @@ def test_what_a_sampler_yields_at_last_is_read(
 
 
 def test_a_sampler_without_an_end_is_refused(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreload.torch.loader._LISTED", 1000)
+    monkeypatch.setattr("foreload.torch._course._LISTED", 1000)
 
     class Endless:
         def __iter__(self) -> Iterator[int]:
