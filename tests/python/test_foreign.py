@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import foreload as fl
 from foreload import errors
-from foreload.torch import DataLoader, Dataset, Sampler, _foreign
+from foreload.torch import DataLoader, Dataset, Sampler, _feed, _foreign
 from small import content, number_of
 
 TINY = fl.Cache(ram="32MB")
@@ -154,6 +155,28 @@ def test_a_state_of_any_step_goes_on_with_the_same_batches(name: str, order: str
         if had < length or step == length:
             rest += list(loader)
         assert repr(rest) == repr(expected[had:]), step
+
+
+def test_a_workers_state_is_of_its_batch_while_the_data_set_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Living(Stated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                self.seen.append(number)
+                yield number
+
+        def state_dict(self) -> Any:
+            return {"seen": self.seen}
+
+    monkeypatch.setattr(_feed, "_info", lambda: SimpleNamespace(id=0))
+    feed = _feed.Feed(Living(), {}, is_over=False)
+    items = iter(feed)
+    found = _feed.Collate(as_it_is, feed, 2, drop_last=False)([next(items), next(items)])
+    next(items)
+    assert (found.batch, found.state["dataset_state"]) == ([0, 1], {"seen": [0, 1]})
 
 
 @pytest.mark.parametrize("workers", [0, 2])

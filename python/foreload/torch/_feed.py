@@ -7,6 +7,7 @@ data set is handed to the workers as a `Feed`, which goes on from a state, and s
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,17 +57,19 @@ class Stated:
 
     Args:
         batch: The batch; `END`: there was none left.
-        state: The worker's state.
+        state: The worker's state, which is copied: it is sent by a thread, while the data set goes on.
     """
 
     __slots__ = ("batch", "state")
 
     def __init__(self, batch: Any, state: dict[str, Any]) -> None:
-        self.batch, self.state = batch, state
+        self.batch, self.state = batch, copy.deepcopy(state)
 
     def pin_memory(self, device: Any = None) -> Stated:
         """What torch's pinning thread calls."""
-        return self if self.batch is END else Stated(_pin(self.batch, device), self.state)  # type: ignore[no-untyped-call] # torch's
+        if self.batch is not END:
+            self.batch = _pin(self.batch, device)  # type: ignore[no-untyped-call] # torch's
+        return self
 
 
 class Feed:
