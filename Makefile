@@ -61,7 +61,7 @@ servers: ## Installs independent S3, Google and Azure servers for make test-syst
 
 # ---- tests ------------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-rust test-python test-system test-integrations chaos defects
+.PHONY: test test-rust test-python test-system test-integrations test-theirs chaos defects
 test: setup test-rust test-python ## All tests that need no privilege, GPU or cloud account.
 
 # The extension has no tests of its own in Rust: it could only link with an interpreter. tests/python covers it.
@@ -78,6 +78,9 @@ test-system: develop testkit wheel ## Processes, mounts, kills, the wheel; skips
 test-integrations: develop testkit ## Lightning, Accelerate, Transformers, JAX.
 	@tools/setup.sh dev integrations
 	@$(call pytest,tests/integrations)
+
+test-theirs: develop ## The loader tests of PyTorch and torchdata, with their class and with ours (ARGS="FILE...", from a checkout).
+	@$(PY) tools/torch_suite.py $(ARGS)
 
 defects: ## Puts defects back one by one; tests must find each (minutes).
 	@python3 tools/defects.py $(ARGS)

@@ -79,10 +79,14 @@ def run(files: list[Path], *, ours: bool) -> dict[str, str]:
 
 
 def main() -> None:
-    """Runs both and compares."""
+    """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, help="test files of a checkout")
-    files = parser.parse_args().files
+    compare(parser.parse_args().files)
+
+
+def compare(files: list[Path]) -> None:
+    """Runs test files both ways and prints what passes with their class alone."""
     theirs, ours = run(files, ours=False), run(files, ours=True)
     passed = [test for test, result in theirs.items() if result == "passed"]
     lost = [test for test in passed if ours.get(test) != "passed"]

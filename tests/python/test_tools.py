@@ -23,7 +23,9 @@ def load(name: str) -> ModuleType:
         sys.path.pop(0)
 
 
-check_layers, check_docs, check_wheel, tally = map(load, ("check_layers", "check_docs", "check_wheel", "tally"))
+check_layers, check_docs, check_wheel, tally, torch_suite = map(
+    load, ("check_layers", "check_docs", "check_wheel", "tally", "torch_suite")
+)
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +185,39 @@ def test_the_closing_lines_of_all_runners_are_added_up() -> None:
         "=== 1 failed, 2 passed, 1 error in 61.00s (0:01:01) ===\n"
     )
     assert tally.tally(log) == (12 + 3 + 1 + 2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader\n",
+            "from foreload.torch import DataLoader as DataLoader\n",
+        ),
+        (
+            "from torchdata.stateful_dataloader import Stateful, StatefulDataLoader\n",
+            "from torchdata.stateful_dataloader import Stateful\nfrom foreload.torch import DataLoader as StatefulDataLoader\n",
+        ),
+        (
+            "from torch.utils.data import (\n    DataLoader,\n    Subset,\n)\ntorch.utils.data.DataLoader([1])\n",
+            "from torch.utils.data import (\n    DataLoader,\n    Subset,\n)\nfrom foreload.torch import DataLoader\nDataLoader([1])\n",
+        ),
+        ("dl = torch.utils.data.DataLoader([1])\n", "dl = torch.utils.data.DataLoader([1])\n"),
+    ],
+)
+def test_other_peoples_tests_get_our_loader(text: str, expected: str) -> None:
+    assert torch_suite.replaced(text) == expected
+
+
+def test_a_test_that_passes_with_their_loader_alone_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "test_theirs.py"
+    file.write_text(
+        "from torch.utils.data import (\n    DataLoader,\n)\n\n"
+        "def test_theirs() -> None:\n    assert DataLoader.__module__.startswith('torch.')\n\n"
+        "def test_both() -> None:\n    assert list(DataLoader([1])) == [1]\n"
+    )
+    torch_suite.compare([file])
+    out = capsys.readouterr().out
+    assert out == "2 tests, 2 pass with their class, 1 of these with ours\ntest_theirs.test_theirs\n"

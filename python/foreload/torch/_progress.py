@@ -88,6 +88,10 @@ class Progress:
         self._before = self._draws.get("loader") or Draw.now()
         self._sampled: Draw | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # An iterator of the data set's belongs to this process.
+        return {**self.__dict__, "reader": None}
+
     def _is_of(self, loaded: dict[str, Any]) -> bool:
         if self.told is None or isinstance(_sampler_of(self.order), Sampler):
             return True
