@@ -129,6 +129,8 @@ class Decoder:
         self.failures = failures or Failures()
         self._draw = draw
         self.seeders: tuple[Callable[[int], object], ...] = ()
+        #: Whether `decode` is a data set of the user's: it runs where torch would run it, and its errors pass as they are.
+        self.is_data_set = False
         self._takes_meta = decode is not None and _takes_two(decode)
         #: Of a part of a data set: by which number each of its samples is known to the decoder.
         self._numbers: NDArray[np.int64] | None = None
@@ -186,7 +188,10 @@ class Decoder:
                 data = self.transform(data)
         except ForeloadError as error:
             return self._failed(error)
-        except Exception as error:  # noqa: BLE001 (whatever the user's code raises)
+        except Exception as error:
+            if self.is_data_set and not self.failures.skips:
+                error.add_note(f"sample {sample} ({self.source.where_of(sample)})")
+                raise
             return self._failed(self._explain(error, meta), error)
         self.failures.succeeded()
         return data
@@ -235,7 +240,7 @@ def threads_of(given: int | None, decoder: Decoder) -> int:
 
     Args:
         given: What the user says; 0: the loop itself decodes. None: as many as there are CPUs, at most 8, for decoders release the
-            interpreter's lock for part of their time only.
+            interpreter's lock for part of their time only; for a data set of the user's, which may not bear threads, 0.
         decoder: What they apply.
 
     Raises:
@@ -243,7 +248,7 @@ def threads_of(given: int | None, decoder: Decoder) -> int:
     """
     if given is not None:
         return _numbers.count("threads", given, most=_MOST_THREADS)
-    return min(8, os.cpu_count() or 1) if decoder.is_needed else 0
+    return min(8, os.cpu_count() or 1) if decoder.is_needed and not decoder.is_data_set else 0
 
 
 def decoded_batches(

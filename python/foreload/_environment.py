@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from foreload.errors import InvalidError
 
@@ -61,6 +62,15 @@ def number(name: str) -> int | None:
     """A variable that holds a number."""
     text = get(name)
     return int(text) if text is not None and text.isdigit() else None
+
+
+def as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as the agent takes them; what is None isn't given."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
 
 
 def storage_options(url: str, given: Mapping[str, str]) -> dict[str, str]:

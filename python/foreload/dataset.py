@@ -72,7 +72,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
     _check_types(paths, format, refresh, extensions, storage_options)
     address = _address.absolute(url)
     _address.check_directory(address)
-    given = {name: _text(value) for name, value in (storage_options or {}).items() if value is not None}
+    given = _environment.as_text(storage_options or {})
     call = {
         "url": address,
         "format": format,
@@ -116,10 +116,6 @@ def _check_types(paths: Mapping[str, Any], form: Any, refresh: Any, extensions: 
         raise InvalidError(f"open(extensions={extensions!r}): give a list of suffixes, such as ['jpg', 'png']")
     if not isinstance(options, (Mapping, type(None))) or not all(isinstance(name, str) for name in options or ()):
         raise InvalidError(f"open(storage_options={options!r}): give a dict of options by their names")
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Item:

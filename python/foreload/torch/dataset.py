@@ -157,6 +157,10 @@ class Dataset(data.Dataset[Any]):
         twin._meet()
         return twin
 
+    def counts(self) -> dict[str, int]:
+        """What `stats()` of a loader says about it."""
+        return {"skipped": self.failures.skipped}
+
     @property
     def classes(self) -> list[str]:
         """Names of the classes."""

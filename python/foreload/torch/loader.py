@@ -384,7 +384,7 @@ class DataLoader(ForeignLoader[T]):
         samples: Any = self.dataset
         return {
             "epochs": [tally.as_dict() for tally in self._tallies],
-            "skipped": samples.failures.skipped,
+            **samples.counts(),
             **self.run.stats(),
         }
 

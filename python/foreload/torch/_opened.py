@@ -1,0 +1,230 @@
+"""The files of the sample that a thread is making, under the names by which a data set opens them.
+
+While a wrapped data set makes a sample, `open` (and so Pillow, NumPy, `pathlib`, `gzip`, `tifffile` and all else that is written in Python), `os.open` and
+the functions in `_OPENERS` find the sample's files here: the bytes that the agent has fetched, as an anonymous file in memory that nobody can write to.
+`open` answers with what it always answers with, a file object of that name with a descriptor of its own. The functions are replaced once in a
+process, when a wrapped data set makes its first sample. They look into their own thread, and for nothing else than these files opened for
+reading: everything else goes its usual way.
+
+A C library opens files without Python's help. It then reads the file itself, from where it has always been: right, but not ahead. `Files` says which of
+the sample's files nobody has opened here; `local` gives such a library a path that it can open.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
+from pathlib import Path
+from typing import Any, Self
+
+from foreload._named import name_of
+from foreload.errors import InvalidError
+
+#: Functions of libraries that open a path by themselves, each with the name of the argument that is the path.
+_OPENERS = (
+    ("torchvision.io.image", "read_file", "path"),
+    ("torchvision.io", "read_file", "path"),
+    ("cv2", "imread", "filename"),
+    ("h5py", "File.__init__", "name"),
+    ("soundfile", "SoundFile.__init__", "file"),
+    ("decord", "VideoReader.__init__", "uri"),
+)
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_DIRECTORY | os.O_PATH
+
+_here = threading.local()
+_lock = threading.Lock()
+_plain_open: Callable[..., Any] = builtins.open
+_plain_os_open: Callable[..., int] = os.open
+_replaced: set[tuple[str, str, str]] = set()
+_is_installed = False
+
+
+class Files:
+    """The files of one sample, from `__enter__` to `__exit__` those that this thread opens.
+
+    Args:
+        data: Their bytes, one file after the other.
+        parts: Their names, and the bytes of each.
+    """
+
+    def __init__(self, data: memoryview, parts: Sequence[tuple[str, int]]) -> None:
+        self._places: dict[str, memoryview] = {}
+        first = 0
+        for name, length in parts:
+            self._places[name] = data[first : first + length]
+            first += length
+        if first != len(data):
+            raise InvalidError(f"a sample of {len(data)} bytes for files of {first}")
+        self._descriptors: dict[str, int] = {}
+        self._links: dict[str, Path] = {}
+        self._before: Files | None = None
+
+    def __enter__(self) -> Self:
+        _install()
+        self._before, _here.files = getattr(_here, "files", None), self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.files, self._before = self._before, None
+        for link in self._links.values():
+            # Whoever opened it may have left something beside it.
+            shutil.rmtree(link.parent, ignore_errors=True)
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+    @property
+    def unopened(self) -> list[str]:
+        """The files that nobody has opened here."""
+        return [name for name in self._places if name not in self._descriptors]
+
+    @property
+    def opened(self) -> int:
+        """How many files were opened here."""
+        return len(self._descriptors)
+
+    def descriptor(self, file: Any) -> int | None:
+        """An open file in memory with the bytes of a file; None: it isn't the sample's."""
+        name = name_of(file)
+        if name not in self._places:
+            return None
+        descriptor = self._descriptors.get(name)
+        if descriptor is None:
+            data = self._places[name]
+            descriptor = os.memfd_create("foreload-file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._descriptors[name] = descriptor
+            while data:
+                data = data[os.write(descriptor, data) :]
+            # Whoever were to write into it would lose that without a word.
+            fcntl(descriptor, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK)
+        return descriptor
+
+    def path(self, file: Any) -> str | None:
+        """A path by which anybody may open a file, called as the file is; None: it isn't the sample's."""
+        descriptor = self.descriptor(file)
+        name = name_of(file)
+        if descriptor is None or name is None:
+            return None
+        link = self._links.get(name)
+        if link is None:
+            # Some libraries go by the suffix. A link, because nothing but a name is left if this process is killed.
+            link = self._links[name] = Path(tempfile.mkdtemp(prefix="foreload-"), name.rpartition("/")[2])
+            link.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        return str(link)
+
+
+def local(path: str | os.PathLike[str]) -> str:
+    """A path by which a library that opens files itself finds what has been fetched.
+
+    For the code of a data set that `foreload.torch.wrap` wraps, around a path that goes to a library written in C, or to another program:
+    `rasterio.open(local(path))`. What Python opens needs it not.
+
+    Args:
+        path: The path or URL of one of the sample's files.
+
+    Returns:
+        A path that is good until the sample is made. Where nothing was fetched, because the file isn't the sample's or the data set isn't wrapped: the
+        path as it is.
+
+    Raises:
+        InvalidError: Nothing was fetched, and it is a URL.
+    """
+    files: Files | None = getattr(_here, "files", None)
+    found = None if files is None else files.path(path)
+    if found is None:
+        name = name_of(path)
+        if name is None or not name.startswith("/"):
+            raise InvalidError(
+                f"local({path!r}): this is not a file of a sample that a wrapped data set is making; "
+                "foreload.torch.wrap(dataset, uri_of=...) names them"
+            )
+        return os.fspath(path)
+    return found
+
+
+def _opening(
+    file: Any,
+    mode: str = "r",
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Callable[[str, int], int] | None = None,
+) -> Any:
+    """What `open` is from the first sample of a wrapped data set on."""
+    files: Files | None = getattr(_here, "files", None)
+    if files is not None and opener is None and not set("wax+") & set(mode):
+        descriptor = files.descriptor(file)
+        if descriptor is not None:
+
+            def opener(_: str, flags: int) -> int:
+                # Not a duplicate, which would share its place in the file.
+                return _plain_os_open(f"/proc/self/fd/{descriptor}", flags)
+
+    return _plain_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+
+
+def _os_opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    """The same for `os.open`."""
+    files: Files | None = getattr(_here, "files", None)
+    if files is not None and dir_fd is None and not flags & _CHANGES:
+        descriptor = files.descriptor(path)
+        if descriptor is not None:
+            return _plain_os_open(f"/proc/self/fd/{descriptor}", flags & ~os.O_NOFOLLOW)
+    return _plain_os_open(path, flags, mode, dir_fd=dir_fd)
+
+
+def _reading(function: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:
+    """A function that gets the path of the file in memory, where it would get that of a sample's file."""
+
+    @functools.wraps(function)
+    def reading(*arguments: Any, **keywords: Any) -> Any:
+        files: Files | None = getattr(_here, "files", None)
+        if files is not None:
+            if name in keywords:
+                keywords[name] = files.path(keywords[name]) or keywords[name]
+            elif len(arguments) > position:
+                path = files.path(arguments[position]) or arguments[position]
+                arguments = (*arguments[:position], path, *arguments[position + 1 :])
+        return function(*arguments, **keywords)
+
+    return reading
+
+
+def _install() -> None:
+    global _is_installed, _plain_open, _plain_os_open  # noqa: PLW0603 (once in a process)
+    for opener in _OPENERS:
+        if opener not in _replaced and opener[0] in sys.modules:
+            _replace(*opener)
+    if _is_installed:
+        return
+    with _lock:
+        if not _is_installed:
+            _plain_open, _plain_os_open = builtins.open, os.open
+            builtins.open = io.open = _opening
+            os.open = _os_opening
+            _is_installed = True
+
+
+def _replace(module: str, function: str, path: str) -> None:
+    owner: Any = sys.modules[module]
+    *inside, attribute = function.split(".")
+    with _lock:
+        try:
+            for each in inside:
+                owner = getattr(owner, each)
+            plain = getattr(owner, attribute)
+        except AttributeError:
+            # It is being imported, or is another release.
+            return
+        if (module, function, path) not in _replaced:
+            setattr(owner, attribute, _reading(plain, len(inside), path))
+            _replaced.add((module, function, path))
