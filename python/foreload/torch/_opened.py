@@ -7,7 +7,7 @@ process, when a wrapped data set makes its first sample. They look into their ow
 reading: everything else goes its usual way.
 
 A C library opens files without Python's help. It then reads the file itself, from where it has always been: right, but not ahead. `Files` says which of
-the sample's files nobody has opened here; `local` gives such a library a path that it can open.
+the sample's files nobody has opened here; `local` gives such a library the path of a copy.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from typing import Any, Self
 from foreload._named import name_of
 from foreload.errors import InvalidError
 
-#: Functions of libraries that open a path by themselves, each with the name of the argument that is the path.
+#: Functions of libraries that open a path by themselves, each with the name of the argument that is the path, and whether the path must be a real one.
 _OPENERS = (
-    ("torchvision.io.image", "read_file", "path"),
-    ("torchvision.io", "read_file", "path"),
-    ("cv2", "imread", "filename"),
-    ("h5py", "File.__init__", "name"),
-    ("soundfile", "SoundFile.__init__", "file"),
-    ("decord", "VideoReader.__init__", "uri"),
+    ("torchvision.io.image", "read_file", "path", False),
+    ("torchvision.io", "read_file", "path", False),
+    ("cv2", "imread", "filename", False),
+    ("h5py", "File.__init__", "name", True),
+    ("soundfile", "SoundFile.__init__", "file", False),
+    ("decord", "VideoReader.__init__", "uri", False),
 )
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_DIRECTORY | os.O_PATH
+_WRITING = frozenset("wax+")
 
 _here = threading.local()
 _lock = threading.Lock()
 _plain_open: Callable[..., Any] = builtins.open
 _plain_os_open: Callable[..., int] = os.open
-_replaced: set[tuple[str, str, str]] = set()
+_replaced: set[tuple[str, str, str, bool]] = set()
 _is_installed = False
 
 
@@ -64,7 +65,7 @@ class Files:
         if first != len(data):
             raise InvalidError(f"a sample of {len(data)} bytes for files of {first}")
         self._descriptors: dict[str, int] = {}
-        self._links: dict[str, Path] = {}
+        self._copies: dict[str, Path] = {}
         self._before: Files | None = None
 
     def __enter__(self) -> Self:
@@ -74,21 +75,21 @@ class Files:
 
     def __exit__(self, *_: object) -> None:
         _here.files, self._before = self._before, None
-        for link in self._links.values():
+        for copy in self._copies.values():
             # Whoever opened it may have left something beside it.
-            shutil.rmtree(link.parent, ignore_errors=True)
+            shutil.rmtree(copy.parent, ignore_errors=True)
         for descriptor in self._descriptors.values():
             os.close(descriptor)
 
     @property
     def unopened(self) -> list[str]:
         """The files that nobody has opened here."""
-        return [name for name in self._places if name not in self._descriptors]
+        return [name for name in self._places if name not in self._descriptors and name not in self._copies]
 
     @property
     def opened(self) -> int:
         """How many files were opened here."""
-        return len(self._descriptors)
+        return len(self._descriptors.keys() | self._copies.keys())
 
     def descriptor(self, file: Any) -> int | None:
         """An open file in memory with the bytes of a file; None: it isn't the sample's."""
@@ -97,27 +98,41 @@ class Files:
             return None
         descriptor = self._descriptors.get(name)
         if descriptor is None:
-            data = self._places[name]
             descriptor = os.memfd_create("foreload-file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._descriptors[name] = descriptor
-            while data:
-                data = data[os.write(descriptor, data) :]
+            _write(descriptor, self._places[name])
             # Whoever were to write into it would lose that without a word.
             fcntl(descriptor, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK)
         return descriptor
 
-    def path(self, file: Any) -> str | None:
-        """A path by which anybody may open a file, called as the file is; None: it isn't the sample's."""
-        descriptor = self.descriptor(file)
+    def path(self, file: Any, *, real: bool = True) -> str | None:
+        """A path by which a library may open a file; None: it isn't the sample's.
+
+        Args:
+            file: The file.
+            real: Whether it must be called as the file is and lead to a directory: some libraries go by the suffix, or resolve links. Then it is
+                a temporary file; otherwise it is the memory.
+        """
+        if not real:
+            descriptor = self.descriptor(file)
+            return None if descriptor is None else f"/proc/self/fd/{descriptor}"
         name = name_of(file)
-        if descriptor is None or name is None:
+        if name is None or name not in self._places:
             return None
-        link = self._links.get(name)
-        if link is None:
-            # Some libraries go by the suffix. A link, because nothing but a name is left if this process is killed.
-            link = self._links[name] = Path(tempfile.mkdtemp(prefix="foreload-"), name.rpartition("/")[2])
-            link.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-        return str(link)
+        copy = self._copies.get(name)
+        if copy is None:
+            copy = self._copies[name] = Path(tempfile.mkdtemp(prefix="foreload-"), name.rpartition("/")[2])
+            descriptor = _plain_os_open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            try:
+                _write(descriptor, self._places[name])
+            finally:
+                os.close(descriptor)
+        return str(copy)
+
+
+def _write(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def local(path: str | os.PathLike[str]) -> str:
@@ -130,7 +145,7 @@ def local(path: str | os.PathLike[str]) -> str:
         path: The path or URL of one of the sample's files.
 
     Returns:
-        A path that is good until the sample is made. Where nothing was fetched, because the file isn't the sample's or the data set isn't wrapped: the
+        The path of a copy, which is gone when the sample is made. Where nothing was fetched, because the file isn't the sample's or the data set isn't wrapped: the
         path as it is.
 
     Raises:
@@ -161,7 +176,7 @@ def _opening(
 ) -> Any:
     """What `open` is from the first sample of a wrapped data set on."""
     files: Files | None = getattr(_here, "files", None)
-    if files is not None and opener is None and not set("wax+") & set(mode):
+    if files is not None and opener is None and not _WRITING & set(mode):
         descriptor = files.descriptor(file)
         if descriptor is not None:
 
@@ -182,17 +197,19 @@ def _os_opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None 
     return _plain_os_open(path, flags, mode, dir_fd=dir_fd)
 
 
-def _reading(function: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:
-    """A function that gets the path of the file in memory, where it would get that of a sample's file."""
+def _reading(function: Callable[..., Any], position: int, name: str, *, real: bool) -> Callable[..., Any]:
+    """A function that gets a path to what was fetched, where it would get that of a sample's file to read."""
 
     @functools.wraps(function)
     def reading(*arguments: Any, **keywords: Any) -> Any:
         files: Files | None = getattr(_here, "files", None)
-        if files is not None:
+        # In all of them a text that follows is a mode, as `open` has it.
+        mode = keywords.get("mode", arguments[position + 1] if len(arguments) > position + 1 else "")
+        if files is not None and not (isinstance(mode, str) and _WRITING & set(mode)):
             if name in keywords:
-                keywords[name] = files.path(keywords[name]) or keywords[name]
+                keywords[name] = files.path(keywords[name], real=real) or keywords[name]
             elif len(arguments) > position:
-                path = files.path(arguments[position]) or arguments[position]
+                path = files.path(arguments[position], real=real) or arguments[position]
                 arguments = (*arguments[:position], path, *arguments[position + 1 :])
         return function(*arguments, **keywords)
 
@@ -214,7 +231,7 @@ def _install() -> None:
             _is_installed = True
 
 
-def _replace(module: str, function: str, path: str) -> None:
+def _replace(module: str, function: str, path: str, real: bool) -> None:
     owner: Any = sys.modules[module]
     *inside, attribute = function.split(".")
     with _lock:
@@ -225,6 +242,6 @@ def _replace(module: str, function: str, path: str) -> None:
         except AttributeError:
             # It is being imported, or is another release.
             return
-        if (module, function, path) not in _replaced:
-            setattr(owner, attribute, _reading(plain, len(inside), path))
-            _replaced.add((module, function, path))
+        if (module, function, path, real) not in _replaced:
+            setattr(owner, attribute, _reading(plain, len(inside), path, real=real))
+            _replaced.add((module, function, path, real))
