@@ -14,6 +14,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ from foreload import errors
 from foreload._named import name_of, open_named, parts_of
 from foreload.torch import DataLoader, Sampler, _opened, local, wrap
 from foreload.torch._opened import Files
+from small import tar_shard
 
 folder = pytest.importorskip("torchvision.datasets.folder", reason="torchvision is not installed")
 TINY = fl.Cache(ram="32MB")
@@ -593,14 +595,17 @@ def test_readers_in_c_that_are_known_get_what_was_fetched(tmp_path: Path, monkey
 
 def test_whatever_is_written_in_python_opens_them(tmp_path: Path) -> None:
     """The files here have other bytes than those that were fetched, so that it shows who read which."""
-    for name in ("a.npy", "b.txt", "c.gz"):
-        (tmp_path / name).write_bytes(b"from the disk")
     array, packed = io.BytesIO(), gzip.compress(b"gz" * 50)
     np.save(array, np.arange(12).reshape(3, 4))
-    bodies = [array.getvalue(), b"line 1\nl\xc3\xafne 2\n", packed]
-    names = [str(tmp_path / name) for name in ("a.npy", "b.txt", "c.gz")]
+    tar_shard(tmp_path / "d.tar", {"in": b"member"})
+    bodies = [array.getvalue(), b"line 1\nl\xc3\xafne 2\n", packed, (tmp_path / "d.tar").read_bytes()]
+    names = [str(tmp_path / name) for name in ("a.npy", "b.txt", "c.gz", "d.tar")]
+    for name in names:
+        Path(name).write_bytes(b"from the disk")
     files = Files(memoryview(b"".join(bodies)), [(name, len(body)) for name, body in zip(names, bodies, strict=True)])
     with files:
+        with tarfile.open(names[3]) as archive:
+            assert (archive.name, archive.getnames()) == (names[3], ["in"])
         assert np.array_equal(np.load(names[0]), np.arange(12).reshape(3, 4))
         mapped = np.load(names[0], mmap_mode="r")
         assert np.array_equal(np.fromfile(names[0], np.int64, offset=len(bodies[0]) - 96), np.arange(12))
@@ -638,7 +643,7 @@ def test_whatever_is_written_in_python_opens_them(tmp_path: Path) -> None:
         with Files(memoryview(b"inner"), [(names[1], 5)]):
             assert Path(names[1]).read_bytes() == b"inner"
         assert Path(names[1]).read_bytes() == bodies[1]
-        assert (files.opened, files.unopened) == (3, [])
+        assert (files.opened, files.unopened) == (4, [])
     assert np.array_equal(mapped, np.arange(12).reshape(3, 4))
     with kept:
         assert kept.read() == bodies[1]

@@ -30,6 +30,8 @@ from foreload.errors import InvalidError
 
 #: Functions of libraries that open a path by themselves, each with the name of the argument that is the path, and whether the path must be a real one.
 _OPENERS = (
+    # It keeps `open` under a name of its own.
+    ("tarfile", "bltn_open", "name", False),
     ("torchvision.io.image", "read_file", "path", False),
     ("torchvision.io", "read_file", "path", False),
     ("cv2", "imread", "filename", False),
