@@ -17,7 +17,7 @@ from foreload import ranks as _ranks
 from foreload._order import Order, tail_of
 from foreload._run import Cursor, Run
 from foreload.cache import Cache
-from foreload.errors import StateError
+from foreload.errors import InvalidError, StateError
 from foreload.torch import _given, _reference
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
