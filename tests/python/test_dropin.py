@@ -334,7 +334,7 @@ def test_a_samplers_length_is_obeyed(data: Any, name: str) -> None:
 def test_a_pass_too_long_to_be_listed_is_refused_at_once(data: Any) -> None:
     # As a script has it that knows steps and no epochs.
     endless = torch_data.RandomSampler(range(COUNT), replacement=True, num_samples=10**10)
-    with pytest.raises(errors.InvalidError, match="yields 10000000000 samples in a pass.*num_samples="):
+    with pytest.raises(errors.InvalidError, match=r"yields 10000000000 samples in a pass.*num_samples="):
         DataLoader(data, 4, sampler=endless)
 
 

@@ -40,7 +40,9 @@ def test_the_installed_package_is_the_one_of_the_wheel(installed: Path) -> None:
 
 
 def test_it_brings_numpy_alone(installed: Path) -> None:
-    code = "import importlib.metadata as m; print(*(r for r in m.requires('foreload') if 'extra ==' not in r), sep='\\n')"
+    code = (
+        "import importlib.metadata as m; print(*(r for r in m.requires('foreload') if 'extra ==' not in r), sep='\\n')"
+    )
     assert [line.split(">")[0] for line in run_python(installed, code).splitlines()] == ["numpy"]
 
 
