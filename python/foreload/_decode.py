@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import os
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +32,17 @@ from foreload.failures import Failures
 if TYPE_CHECKING:
     from foreload._run import Stream
 
+_LOG = logging.getLogger("foreload")
 _MASK = (1 << 64) - 1
 _MOST_THREADS = 1024
+_DRAWS = (
+    "decode draws from the global random numbers, and in threads such draws would come in another order each time: the loop itself decodes, as under "
+    "torch's loader. Draw from meta.rng() instead, or take worker processes (num_workers=)"
+)
+_DRAWS_CHOSEN = (
+    "decode draws from the global random numbers: in threads such draws come in another order each time. Draw from meta.rng() instead, or take "
+    "worker processes (num_workers=) or threads=0"
+)
 #: What stands for a sample that was left out.
 _SKIPPED: Any = object()
 
@@ -45,6 +56,12 @@ def sample_seed(seed: int, epoch: int, sample: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+def global_states() -> tuple[object, ...]:
+    """The states of the generators that everybody shares: Python's and NumPy's."""
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2:]
 
 
 class Meta:
@@ -111,6 +128,9 @@ class Decoder:
         seed: The loader's seed.
         failures: What to do with a sample that fails.
         draw: Answers with a random number that stands for the epoch where nobody says which it is.
+        states: Answers with the states of the global generators, to be compared.
+        detach: Called with what comes of a sample and the sample's memory: answers with the same, but for what must not outlive that memory or
+            be written to there.
     """
 
     def __init__(
@@ -120,7 +140,9 @@ class Decoder:
         transform: Callable[[Any], Any] | None,
         seed: int = 0,
         failures: Failures | None = None,
-        draw: Callable[[], int] = lambda: 0,
+        draw: Callable[[], int] = int,
+        states: Callable[[], object] = global_states,
+        detach: Callable[[Any, memoryview], Any] | None = None,
     ) -> None:
         for name, given in (("decode", decode), ("transform", transform)):
             if given is not None and not callable(given):
@@ -134,6 +156,9 @@ class Decoder:
         self._takes_meta = decode is not None and _takes_two(decode)
         #: Of a part of a data set: by which number each of its samples is known to the decoder.
         self._numbers: NDArray[np.int64] | None = None
+        self.states, self.detach = states, detach
+        #: Whether the first sample that this process decoded in a thread drew from the global generators; None: none was yet.
+        self.draws: bool | None = None
 
     def counting(self, failures: Failures) -> Decoder:
         """The same, with failures of its own."""
@@ -181,11 +206,14 @@ class Decoder:
             meta = Meta(self.source, sample, label, epoch, sample_seed(self.seed, epoch, sample))
             for seeder in self.seeders:
                 seeder(meta.seed)
+        raw = data
         try:
             if self.decode is not None:
                 data = self.decode(data, meta) if self._takes_meta else self.decode(data)
             if self.transform is not None:
                 data = self.transform(data)
+            if self.detach is not None:
+                data = self.detach(data, raw)
         except ForeloadError as error:
             return self._failed(error)
         except Exception as error:
@@ -252,7 +280,7 @@ def threads_of(given: int | None, decoder: Decoder) -> int:
 
 
 def decoded_batches(
-    stream: Stream, beyond: Container[int], decoder: Decoder, threads: int, timeout_s: float | None
+    stream: Stream, beyond: Container[int], decoder: Decoder, threads: int, timeout_s: float | None, *, chosen: bool
 ) -> Iterator[tuple[int, Decoded]]:
     """Decodes the batches of a pass in this process.
 
@@ -262,19 +290,51 @@ def decoded_batches(
         decoder: What to apply.
         threads: How many threads do; 0: the loop itself.
         timeout_s: Longest wait for a batch; None: no end.
+        chosen: Whether the user said how many threads. Otherwise the loop decodes what draws from the global generators: in threads the draws
+            would come in another order each time.
 
     Yields:
         Numbers and decoded batches.
     """
-    raw = ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
     patience = stream.run.patience(stream.epoch, timeout_s)
-    if threads:
-        return in_threads(raw, stream.epoch, decoder, threads, patience)
-    return in_the_loop(raw, stream.epoch, decoder, patience)
+    first = None
+    if threads and decoder.draws is None:
+        first = _first(_undecoded(stream, beyond), stream.epoch, decoder, patience)
+        if decoder.draws:
+            _LOG.warning(_DRAWS_CHOSEN if chosen else _DRAWS)
+    if threads and (chosen or not decoder.draws):
+        return in_threads(stream, beyond, decoder, threads, patience, first)
+    return in_the_loop(_undecoded(stream, beyond), stream.epoch, decoder, patience, first)
+
+
+#: A batch that came, and what its first sample was decoded to.
+First = tuple[int, Raw, Any]
+
+
+def _undecoded(stream: Stream, beyond: Container[int]) -> Iterator[tuple[int, Raw]]:
+    return ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
+
+
+def _first(batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience) -> First | None:
+    """The next batch, with its first sample decoded in a thread while nothing else is: does that draw from the global generators?"""
+    found = next(batches, None)
+    if found is None:
+        return None
+    number, (views, samples, labels) = found
+    if not samples:
+        return number, found[1], None
+    pool, before = ThreadPoolExecutor(1, thread_name_prefix="foreload-decode"), decoder.states()
+    try:
+        task = pool.submit(decoder, memoryview(views[0]), samples[0], labels[0], epoch)
+        value = patience.result(task, number, samples[0])
+    finally:
+        pool.shutdown(wait=False)
+    decoder.draws = decoder.states() != before
+    return number, found[1], value
 
 
 def in_the_loop(
-    batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience
+    batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience, first: First | None = None
 ) -> Iterator[tuple[int, Decoded]]:
     """Decodes batches where they are asked for, and reports it if that takes long."""
 
@@ -284,56 +344,113 @@ def in_the_loop(
         patience.decoded(time.monotonic() - begun, number, sample)
         return value
 
+    if first is not None:
+        number, (views, samples, labels), value = first
+        del first
+        patience.begin()
+        rows = zip(views[1:], samples[1:], labels[1:], strict=True)
+        rest = ((timed(number, view, sample, label), label) for view, sample, label in rows)
+        yield number, _kept(chain(((value, label) for label in labels[:1]), rest))
+        del views, rows, rest, value
     for number, raw in batches:
         patience.begin()
         rows = zip(*raw, strict=True)
         yield number, _kept((timed(number, view, sample, label), label) for view, sample, label in rows)
 
 
+class _Work:
+    """Batches that threads decode: the one that is due, and those after it that have come."""
+
+    def __init__(self, stream: Stream, beyond: Container[int], decoder: Decoder, threads: int, ahead: int) -> None:
+        self._stream, self._beyond, self._decoder, self._ahead = stream, beyond, decoder, ahead
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="foreload-decode")
+        self._batches: deque[tuple[int, list[tuple[Future[Any], int, int | None]]]] = deque()
+
+    def begin(self, number: int, raw: Raw, *known: Any) -> None:
+        """Has a batch decoded, of which the first sample may be known."""
+        tasks: list[tuple[Future[Any], int, int | None]] = []
+        for view, sample, label in zip(*raw, strict=True):
+            if known and not tasks:
+                task: Future[Any] = Future()
+                task.set_result(known[0])
+            else:
+                task = self._pool.submit(self._decoder, memoryview(view), sample, label, self._stream.epoch)
+            tasks.append((task, sample, label))
+        self._batches.append((number, tasks))
+
+    def _begin_what_came(self) -> None:
+        """Waits for nothing: the batch that is due doesn't wait for the one after it, nor for its error."""
+        while len(self._batches) < self._ahead and not self._stream.is_over:
+            try:
+                delivery = self._stream.look_ahead(None)
+            except ForeloadError:
+                # Met again where the loop asks.
+                return
+            if delivery is None:
+                break
+            number = self._stream.pass_on()
+            if number not in self._beyond:
+                self.begin(number, columns_of(delivery))
+        self._stream.flush()
+
+    def next(self, patience: Patience) -> tuple[int, Decoded] | None:
+        """The batch that is due; None: it was the last one."""
+        if not self._batches:
+            found = next(_undecoded(self._stream, self._beyond), None)
+            if found is None:
+                return None
+            self.begin(*found)
+            # Only the tasks hold the samples' memory now.
+            del found
+        number, tasks = self._batches.popleft()
+
+        def finished() -> Iterator[tuple[Any, int | None]]:
+            for task, sample, label in tasks:
+                self._begin_what_came()
+                yield patience.result(task, number, sample), label
+
+        return number, _kept(finished())
+
+    def end(self) -> None:
+        """Nothing more is begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 def in_threads(
-    batches: Iterator[tuple[int, Raw]],
-    epoch: int,
+    stream: Stream,
+    beyond: Container[int],
     decoder: Decoder,
     threads: int,
     patience: Patience,
+    first: First | None = None,
     ahead: int = 2,
 ) -> Iterator[tuple[int, Decoded]]:
-    """Decodes batches in threads, in order, some ahead of the consumer.
+    """Decodes batches in threads, in order, and those ahead of the consumer that have come.
 
     Args:
-        batches: Numbers and contents.
-        epoch: Their epoch.
+        stream: The pass.
+        beyond: Batches of it that are left out.
         decoder: What to apply.
         threads: How many threads.
         patience: How long to wait for them.
+        first: A batch that was taken from the stream already.
         ahead: Batches in work beyond the one that is waited for.
 
     Yields:
         Numbers and decoded batches.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="foreload-decode")
-    work: deque[tuple[int, list[tuple[Future[Any], int, int | None]]]] = deque()
+    work = _Work(stream, beyond, decoder, threads, ahead)
     try:
-        more = True
-        while more or work:
+        if first is not None:
+            work.begin(*first)
+            del first
+        patience.begin()
+        while (batch := work.next(patience)) is not None:
+            yield batch
+            del batch
             patience.begin()
-            while more and len(work) <= ahead:
-                batch = next(batches, None)
-                if batch is None:
-                    more = False
-                    break
-                number, (views, samples, labels) = batch
-                rows = zip(views, samples, labels, strict=True)
-                work.append(
-                    (number, [(pool.submit(decoder, memoryview(v), s, label, epoch), s, label) for v, s, label in rows])
-                )
-                # Only the tasks hold the samples' memory now.
-                del batch, views, rows
-            if work:
-                number, tasks = work.popleft()
-                yield number, _kept((patience.result(task, number, sample), label) for task, sample, label in tasks)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        work.end()
 
 
 def _kept(pairs: Iterator[tuple[Any, int | None]]) -> Decoded:

@@ -533,7 +533,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         """Whether all batches were handed out."""
         return self._next >= self._count
 
-    def look_ahead(self) -> _core.Delivery | None:
+    def look_ahead(self, most_bytes: int | None = _AHEAD_BYTES) -> _core.Delivery | None:
         """The next batch if it has come and is not too large to have beside the loop's; it is not handed out before `pass_on`."""
         self._ask(self._next + _AHEAD)
         if self._ready is None and self._wants:
@@ -543,7 +543,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
                 self._wants.popleft()
                 self._ready = found
         found = self._ready
-        return found if found is not None and found.nbytes <= _AHEAD_BYTES else None
+        return found if found is not None and (most_bytes is None or found.nbytes <= most_bytes) else None
 
     def pass_on(self) -> int:
         """Hands out the batch that `look_ahead` showed; its number."""

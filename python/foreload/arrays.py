@@ -54,7 +54,8 @@ class NumpyLoader:
         order: `keyed`, `torch`, `sequential`, ...
         shard: (this rank, ranks), such as `(jax.process_index(), jax.process_count())`. Default: from torchrun's environment.
         uneven: What to do where the ranks can't share the last batch equally; see `foreload.torch.DataLoader`.
-        threads: Threads that decode; 0: none, the loop decodes.
+        threads: Threads that decode; 0: none, the loop decodes. Default: as many as there are CPUs, at most 8; none for a `decode` that draws from
+            the global random numbers.
         on_error: `"raise"`, or `foreload.skip(...)`.
         timeout: Longest wait for a batch in seconds; None or 0: as long as the store's own deadline.
         policy: The plan's policy, for experiments.
@@ -116,7 +117,7 @@ class NumpyLoader:
         self._failures = Failures(on_error)
         self._decoder = Decoder(dataset.source, decode, transform, seed, self._failures)
         self._collate = collate or stack
-        self._threads = threads_of(threads, self._decoder)
+        self._threads, self._chose_threads = threads_of(threads, self._decoder), threads is not None
         self._timeout_s, self._repeat = timeout or None, repeat
         self._cursor = Cursor()
         self._cursor.is_dealt = place.world > 1
@@ -164,7 +165,9 @@ class NumpyLoader:
             ready = Ahead(stream, lambda found: LEFT_OUT if failures.left_out(len(found)) else _undecoded(found))
             yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
-        for number, rows in decoded_batches(stream, beyond, self._decoder, self._threads, self._timeout_s):
+        for number, rows in decoded_batches(
+            stream, beyond, self._decoder, self._threads, self._timeout_s, chosen=self._chose_threads
+        ):
             yield number, LEFT_OUT if failures.skips and not rows else self._collate(rows)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -491,6 +494,118 @@ def test_a_state_of_our_sampler_is_obeyed_by_our_loader(data: Any) -> None:
         else:
             with pytest.raises(errors.StateError, match="batch_size"):
                 next(iter(loader))
+
+
+# ---- decoding ----------------------------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """Draws from everybody's random numbers, as torchvision's transforms do."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __call__(self, raw: Any = None) -> torch.Tensor:
+        if self.kind == "torch":
+            return torch.rand(1)
+        return torch.tensor([random.random() if self.kind == "random" else np.random.rand()])
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, sample: int) -> torch.Tensor:
+        return self()
+
+
+@pytest.mark.parametrize("kind", ["torch", "random", "numpy"])
+def test_draws_from_everybodys_random_numbers_come_as_under_torchs_loader(
+    data: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def epochs(loader: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        return [batch if isinstance(batch, torch.Tensor) else batch[0] for _ in range(2) for batch in loader]
+
+    stock: Any = torch_data.DataLoader(Drawn(kind), 16)  # type: ignore[arg-type] # it has all it takes
+    right = torch.cat(epochs(stock))
+    ours = DataLoader(data, 16, decode=Drawn(kind), cache=TINY)
+    for _ in range(2):
+        assert torch.equal(torch.cat(epochs(ours)), right)
+    assert caplog.text.count("the loop itself decodes") == 1
+    list(DataLoader(data, 16, decode=Drawn(kind), threads=2, cache=TINY))
+    assert caplog.text.count("or threads=0") == 1
+
+
+def test_who_draws_from_nobodys_random_numbers_is_decoded_in_threads(data: Any) -> None:
+    found: list[tuple[int, str]] = []
+
+    def decode(raw: memoryview, meta: fl.Meta) -> torch.Tensor:
+        found.append((meta.sample, threading.current_thread().name))
+        return torch.tensor([meta.sample, int(meta.rng().integers(9))])
+
+    assert numbers(DataLoader(data, 16, decode=decode, cache=TINY)) == [
+        list(range(first, min(first + 16, COUNT))) for first in range(0, COUNT, 16)
+    ]
+    assert sorted(sample for sample, _ in found) == list(range(COUNT)), "each sample once"
+    assert all(name.startswith("foreload-decode") for _, name in found)
+
+
+@pytest.mark.parametrize("threads", [None, 0, 2])
+@pytest.mark.parametrize("decode", [None, head])
+def test_errors_come_in_order(home: Any, tmp_path: Path, decode: Any, threads: int | None) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}").write_bytes(b"%d" % number)
+    data = fl.open(tmp_path, format="flat")
+    (tmp_path / "17").unlink()
+    batches = iter(DataLoader(data, 4, decode=decode, threads=threads, cache=TINY))
+    assert len([next(batches) for _ in range(4)]) == 4
+    with pytest.raises(FileNotFoundError, match="17"):
+        next(batches)
+
+
+def test_a_batch_does_not_wait_for_those_after_it(home: Any, bucket: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    bucket.add_fault("hang", matching=data.key(9).rpartition("/")[2])
+    try:
+        batches = iter(DataLoader(data, 4, decode=head, timeout=15, cache=TINY))
+        assert [next(batches)[0][:, 0].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    finally:
+        bucket.clear_faults()
+
+
+WRITES = """
+import warnings
+import torch
+import foreload as fl
+from foreload.torch import DataLoader, Dataset
+warnings.simplefilter("ignore")
+data = fl.open("s3://data/fixed")
+cache = fl.Cache(ram="32MB")
+def decode(raw):
+    return {"x": (torch.frombuffer(raw, dtype=torch.uint8), 1)}
+def check(items):
+    for number, (item, _) in enumerate(items):
+        item["x"][0].add_(1)
+        right = bytes((byte + 1) % 256 for byte in data.read(number))
+        assert bytes(item["x"][0].numpy()) == right
+def collate(items):
+    for item, _ in items:
+        item["x"][0].add_(1).sub_(1)
+    return items
+single = iter(DataLoader(data, batch_size=None, decode=decode, cache=cache))
+check([next(single) for _ in range(3)])
+check(next(iter(DataLoader(data, 3, collate_fn=list, decode=decode, cache=cache))))
+check(next(iter(DataLoader(data, 3, collate_fn=collate, decode=decode, cache=cache, num_workers=1))))
+check(next(iter(torch.utils.data.DataLoader(Dataset(data, decode=decode, cache=cache), 3, collate_fn=collate, num_workers=1))))
+assert [data.read(number) for number in range(3)] == [data[number].bytes for number in range(3)]
+print("right")
+"""
+
+
+def test_a_decoded_tensor_may_be_written_to(home: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", WRITES], check=False, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "right\n", (done.returncode, done.stderr)
 
 
 # ---- ranks -------------------------------------------------------------------------------------------------------------

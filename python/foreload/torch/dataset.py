@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils import data
 
 from foreload import _core
 from foreload import dataset as _dataset
-from foreload._decode import Decoder, columns_of, decoded
+from foreload._decode import Decoder, columns_of, decoded, global_states
 from foreload._job import Recipe, node_word, reader_recipe
 from foreload.cache import Cache, fixed
 from foreload.errors import (
@@ -35,6 +35,8 @@ from foreload.torch import _worker
 from foreload.torch._batch import FORMS, Decoded, Form, Found, Undecoded
 from foreload.torch.sampler import Read, Sampler
 
+#: What items are, in annotations: `Dataset[Item]`, as in torch.
+Item = TypeVar("Item", covariant=True)
 _LOG = logging.getLogger("foreload")
 
 
@@ -78,7 +80,30 @@ def _draw() -> int:
     return int(torch.randint(1 << 62, (), dtype=torch.int64))
 
 
-class Dataset(data.Dataset[Any]):
+def _states() -> object:
+    """The states of everybody's generators, torch's too."""
+    return global_states(), torch.get_rng_state().numpy().tobytes()
+
+
+def _detached(value: Any, raw: memoryview) -> Any:
+    """What a decoder made, with copies of tensors that lie in the sample's own memory: others read that, and writing to it ends the process."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if _lies_in(value, raw) else value
+    if type(value) is dict:
+        return {name: _detached(each, raw) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_detached(each, raw) for each in value)
+    return type(value)._make(_detached(each, raw) for each in value) if hasattr(value, "_make") else value
+
+
+def _lies_in(tensor: torch.Tensor, raw: memoryview) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not len(raw):
+        return False
+    first = np.frombuffer(raw, np.uint8).ctypes.data
+    return first <= tensor.data_ptr() < first + len(raw)
+
+
+class Dataset(data.Dataset[Item]):
     """Samples as (data, label) pairs; the label is -1 where there is none.
 
     Args:
@@ -122,7 +147,7 @@ class Dataset(data.Dataset[Any]):
         self.given = {"decode": decode, "transform": transform, "raw": raw, "cache": cache, "on_error": on_error}
         self.cache = fixed(cache)
         self.failures = Failures(on_error)
-        self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures, draw=_draw)
+        self.decoder = Decoder(dataset.source, decode, transform, seed, self.failures, _draw, _states, _detached)
         #: Answers with the sampler that was made of this object.
         self.sampler: Callable[[], Sampler | None] | None = None
         #: The job without a sampler, the same one in all worker processes.

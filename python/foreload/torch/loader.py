@@ -94,7 +94,8 @@ class DataLoader(ForeignLoader[T]):
             that any number of ranks can resume), `weights` (no repetition; `loss_weight` says how much this rank's mean loss counts).
         on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded. A batch of which none is left is left out; with
             several ranks, which must take equally many steps, it is an error.
-        threads: Threads that decode where there are no workers; 0: the loop decodes.
+        threads: Threads that decode where there are no workers; 0: the loop decodes. Default: as many as there are CPUs, at most 8; none for a
+            `decode` that draws from the global random numbers.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
         snapshot_every_n_steps: Taken because torchdata's loader has it: a state is exact at each step.
@@ -202,6 +203,9 @@ class DataLoader(ForeignLoader[T]):
             raise InvalidError(
                 "batch_size=None yields samples one at a time: there is no last batch to drop; give batch_size=1"
             )
+        if not single and collate_fn is None:
+            # What is stacked is copied anyway.
+            samples.decoder.detach = None
         if num_workers:
             samples.failures.share(_in_shared_memory(num_workers))
         if samples.raw == "view" and num_workers:
@@ -476,7 +480,9 @@ class DataLoader(ForeignLoader[T]):
         samples: Any = self.dataset
         beyond, failures, form = self._cursor.beyond, samples.failures, samples.raw
         if decoder.is_needed:
-            for number, pairs in decoded_batches(stream, beyond, decoder, self._threads, self.timeout or None):
+            for number, pairs in decoded_batches(
+                stream, beyond, decoder, self._threads, self.timeout or None, chosen=self.threads is not None
+            ):
                 found = _batch.Decoded(pairs, attachment, paired=samples.paired)
                 yield number, LEFT_OUT if failures.skips and not pairs else self._made(found)
             return
