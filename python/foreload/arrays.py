@@ -97,33 +97,46 @@ class NumpyLoader:
         shared: Any = () if shard is None else tuple(shard) if isinstance(shard, Iterable) else (shard,)
         if shard is not None and len(shared) != 2:
             raise InvalidError(f"shard={shard!r}: give (this process' data rank, data ranks)")
-        place = _ranks.find(*shared)
-        global_batch = batch_size * place.world
-        kind = dataset.order_kind(order, place.world, shuffle=shuffle)
-        tail = tail_of(place.world, global_batch, drop_last=drop_last, uneven=uneven)
-        plan = Order(dataset.digest, len(dataset), kind, seed, global_batch, tail)
         self.dataset = dataset
-        self._run = Run(
-            dataset,
-            plan,
-            place,
-            fixed(cache),
-            uneven=uneven == "weights",
-            epochs=epochs,
-            policy=policy,
-            tuning=tuning,
-            skip_large=on_error != "raise",
-        )
+        self._shared, self._batch_size, self._cache = shared, batch_size, fixed(cache)
+        self._ordered: dict[str, Any] = {"name": order, "shuffle": shuffle}
+        self._seed = seed
+        self._tail: dict[str, Any] = {"drop_last": drop_last, "uneven": uneven}
+        self._keywords: dict[str, Any] = {
+            "uneven": uneven == "weights",
+            "epochs": epochs,
+            "policy": policy,
+            "tuning": tuning,
+            "skip_large": on_error != "raise",
+        }
+        self._run = self._planned()
         self._failures = Failures(on_error)
         self._decoder = Decoder(dataset.source, decode, transform, seed, self._failures)
         self._collate = collate or stack
         self._threads, self._chose_threads = threads_of(threads, self._decoder), threads is not None
         self._timeout_s, self._repeat = timeout or None, repeat
         self._cursor = Cursor()
-        self._cursor.is_dealt = place.world > 1
+        self._cursor.is_dealt = self._run.ranks.world > 1
         self._tallies: list[EpochTally] = []
         if repeat and epochs is None:
             raise InvalidError("repeat=True needs epochs=..., or the iterator would never end")
+
+    def _planned(self) -> Run:
+        place = _ranks.find(*self._shared)
+        global_batch, samples = self._batch_size * place.world, len(self.dataset)
+        kind = self.dataset.order_kind(world=place.world, **self._ordered)
+        tail = tail_of(place.world, global_batch, **self._tail)
+        order = Order(self.dataset.digest, samples, kind, self._seed, global_batch, tail)
+        return Run(self.dataset, order, place, self._cache, **self._keywords)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has a job of its own, and its place is that of the process that it comes to."""
+        return {**self.__dict__, "_run": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Goes on where the loader stood that it was copied from."""
+        self.__dict__.update(state)
+        self._run = self._planned()
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -494,6 +496,43 @@ def test_a_state_of_our_sampler_is_obeyed_by_our_loader(data: Any) -> None:
         else:
             with pytest.raises(errors.StateError, match="batch_size"):
                 next(iter(loader))
+
+
+# ---- copies ------------------------------------------------------------------------------------------------------------
+
+
+def as_array(raw: memoryview, meta: fl.Meta) -> Any:
+    return np.array([meta.sample, meta.epoch])
+
+
+def by_pickle(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, by_pickle])
+@pytest.mark.parametrize("kind", ["ours", "sampler", "torch's", "torch's, workers", "numpy"])
+def test_a_copy_of_a_loader_goes_on_where_it_stood_with_a_job_of_its_own(data: Any, kind: str, duplicate: Any) -> None:
+    def loader() -> Any:
+        if kind == "numpy":
+            return fl.NumpyLoader(data, 16, shuffle=True, decode=as_array, cache=TINY)
+        if kind.startswith("torch's"):
+            samples = Dataset(data, decode=head, cache=TINY)
+            workers = 2 if "workers" in kind else 0
+            return torch_data.DataLoader(samples, 16, sampler=Sampler(samples, 1, 0, seed=2), num_workers=workers)
+        sampler = DistributedSampler(range(COUNT), 2, 1) if kind == "sampler" else None  # type: ignore[arg-type]
+        return DataLoader(data, 16, shuffle=sampler is None, sampler=sampler, decode=head, cache=TINY)
+
+    whole = loader()
+    epochs = [numbers(whole) for _ in range(3)]
+    one, unused = loader(), duplicate(loader())
+    assert numbers(one) == numbers(unused) == epochs[0]
+    another = duplicate(one)
+    found: list[list[list[int]]] = [[], []]
+    for pair in zip(one, another, strict=True):
+        for batches, batch in zip(found, pair, strict=True):
+            batches.append(batch[0][:, 0].tolist())
+    assert found == [epochs[1], epochs[1]]
+    assert numbers(duplicate(another)) == epochs[2]
 
 
 # ---- decoding ----------------------------------------------------------------------------------------------------------

@@ -310,3 +310,8 @@ class Dataset(data.Dataset[Item]):
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: where to read is decided here."""
         return {**self.__dict__, "_fixed": self.place(), "sampler": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Elsewhere it meets its sampler again, through the data set that both were made of."""
+        self.__dict__.update(state)
+        self._meet()

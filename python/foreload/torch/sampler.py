@@ -149,10 +149,13 @@ class Sampler(DistributedSampler[int]):
         self._skip = 0
         self._run: Run | None = None
         self.data.order_kind(order, 1, shuffle=shuffle)
-        # Weakly: a loader that is dropped ends at once, not at the next collection.
-        self.data.meeting["sampler"] = weakref.ref(self)
         if dataset is not self.data:
             dataset.sampler = weakref.ref(self)
+        self._meet()
+
+    def _meet(self) -> None:
+        # Weakly: a loader that is dropped ends at once, not at the next collection.
+        self.data.meeting["sampler"] = weakref.ref(self)
         self.data.meeting.setdefault("cache", fixed(None))
 
     def _place(self) -> _ranks.Ranks:
@@ -300,3 +303,8 @@ class Sampler(DistributedSampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has a job of its own, and meets the copy of its `Dataset`."""
+        self.__dict__.update(state)
+        self._meet()
