@@ -181,6 +181,7 @@ class Cursor:
             InvalidError: It is no epoch.
         """
         epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
+        is_between = self._begun is None
         self._forget_look()
         self.placed += 1
         if epoch != self._next[0]:
@@ -191,6 +192,9 @@ class Cursor:
                     *self._next,
                 )
             self._next, self._next_beyond = (epoch, 0), frozenset()
+            if is_between:
+                self.epoch, self.batch = self._next
+                self.beyond = frozenset()
 
     def load(self, epoch: int, batch: int, beyond: Iterable[int] = ()) -> None:
         """The next pass goes on here."""

@@ -387,3 +387,39 @@ def test_numpy_and_torch_loaders_understand_each_others_states(data: Any) -> Non
     ours = make(data)
     ours.load_state_dict(loader.state_dict())
     assert len(rows(ours)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("at", [3, 12])
+@pytest.mark.parametrize("before", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_state_of_torchs_order_goes_on_whether_or_not_workers_persist(
+    data: Any, before: dict[str, Any], at: int
+) -> None:
+    after = {} if before else {"num_workers": 1, "persistent_workers": True}
+    loader = make(data, order="torch", **before)
+    whole = rows(loader) + rows(loader) + rows(loader)
+    loader = make(data, order="torch", **before)
+    batches = (batch for _ in range(2) for batch in loader)
+    for _ in range(at):
+        next(batches)
+    state = loader.state_dict()
+    other = make(data, order="torch", **after)
+    # Its own order, which workers that persist go on with if they aren't ended.
+    next(iter(other))
+    other.load_state_dict(state)
+    assert rows(other) + rows(other) == whole[at : (at // 9 + 2) * 9]
+
+
+def test_a_state_says_the_epoch_that_was_set(data: Any) -> None:
+    whole, loader = make(data), make(data)
+    rows(loader)
+    for epoch in (7, 3):
+        loader.set_epoch(epoch)
+        whole.set_epoch(epoch)
+        other = make(data)
+        other.load_state_dict(loader.state_dict())
+        assert rows(other) == rows(whole)
+    batches = iter(loader)
+    first = next(batches)
+    loader.set_epoch(5)
+    assert loader.state_dict()["epoch"] == 3, "what is under way is not left by that"
+    assert [first[0].tolist(), *rows(batches)] == rows(whole.set_epoch(3) or whole)

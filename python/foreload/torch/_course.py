@@ -8,6 +8,7 @@ data set is one of ours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -166,6 +167,22 @@ class Course(Sampler):
         self.cursor.load(epoch, batch, beyond)
         if self._ours is None and self._explicit is not None:
             _given.set_epoch(self._explicit, epoch)
+
+    def adopt(self, state: dict[str, Any]) -> bool:
+        """Takes over what torch's order depends on besides the seed, and a state knows: whether workers live through all epochs.
+
+        Returns:
+            Whether this loader's order is another one now.
+        """
+        once = {"loader_each_epoch": "loader_once", "loader_once": "loader_each_epoch"}.get(self._draws)
+        order = self.run().order
+        if once is None or order.name != "torch_random" or state.get("sequence") == order.sequence:
+            return False
+        other = replace(order, kind={"torch_random": {"draws": once}})
+        if state.get("sequence") != other.sequence:
+            return False
+        self._draws, self._run = once, None
+        return True
 
     @property
     def epoch(self) -> int:  # type: ignore[override] # an attribute in torch

@@ -379,6 +379,8 @@ class DataLoader(ForeignLoader[T]):
         if self._course is None:
             super().load_state_dict(state_dict)
             return
+        if self._course.adopt(state_dict):
+            self._end_workers()
         self._course.go_on(*self.run.resume(state_dict))
 
     def stats(self) -> dict[str, Any]:
@@ -424,15 +426,21 @@ class DataLoader(ForeignLoader[T]):
         self._draw_base_seed()
         before = course.run(epoch)
         run = course.begin(epoch)
-        if run is not before and self.persistent_workers and self._iterator is not None:
-            # Its workers would ask the job before.
-            self._iterator._shutdown_workers()  # type: ignore[attr-defined] # torch's
-            self._iterator = None
+        if run is not before and self._end_workers():
             self._draw_base_seed()
         tally = EpochTally(epoch)
         self._tallies.append(tally)
         self._turns.begun, self._turns.beyond = (epoch, first), self._cursor.beyond
         return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
+
+    def _end_workers(self) -> bool:
+        """Ends workers that live through all epochs, if there are any: they would ask the job before."""
+        iterator: Any = getattr(self, "_iterator", None)
+        if not self.persistent_workers or iterator is None:
+            return False
+        iterator._shutdown_workers()
+        self._iterator = None
+        return True
 
     def _draw_base_seed(self) -> None:
         """Draws what torch draws at the beginning of a pass, before its sampler does: the seed of the workers, who get it all the same."""
