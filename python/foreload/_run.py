@@ -53,6 +53,8 @@ _LOG = logging.getLogger("foreload")
 _AHEAD = 2
 #: Larger batches are not made ahead: 64 MiB take 15 ms, and a third copy beside the loop's two would cost more memory than that is worth.
 _AHEAD_BYTES = 64 << 20
+#: A sample can't be had, and may be left out.
+_BAD = (CorruptError, ChangedError, NotFoundError, NoMemoryError)
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
 #: The layout of a checkpoint, and of one with batches beyond its position, which older releases would deliver again.
@@ -586,16 +588,14 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
             if self.run.dataset.source.credentials is None:
                 raise
             self.run.dataset.source.renew_now()
-            return self._again([])
-        except (CorruptError, ChangedError, NotFoundError) as error:
-            return self._without(error)
-        except NoMemoryError as error:
-            if not self._attachment.is_too_large(error):
-                raise
+        except _BAD as error:
             return self._without(error)
         except (CancelledError, InvalidError):
             self._overtaken = True
+        try:
             return self._again([])
+        except _BAD as error:
+            return self._without(error)
 
     def _answer(self) -> _core.Delivery:
         """What the oldest want brings; one that is interrupted remains, and is waited for or withdrawn later."""
@@ -624,17 +624,14 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         """Fetches the batch again without the samples that can't be had."""
         bad: list[int] = []
         while True:
-            if error.sample is None or error.sample in bad:
+            too_small = isinstance(error, NoMemoryError) and not self._attachment.is_too_large(error)
+            if error.sample is None or error.sample in bad or too_small:
                 raise error
             self._failures.failed(error)
             bad.append(error.sample)
             try:
                 return self._again(bad)
-            except (CorruptError, ChangedError, NotFoundError) as another:
-                error = another
-            except NoMemoryError as another:
-                if not self._attachment.is_too_large(another):
-                    raise
+            except _BAD as another:
                 error = another
 
     def _again(self, bad: list[int]) -> _core.Delivery:

@@ -216,6 +216,7 @@ class NumpyIterator(Iterator[Batch]):
                 raise StopIteration
             self._batches = self._begin()
         run, epoch = loader._run, self._tally.epoch
+        report_notices(run.attachment())
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: run.ranks.world > 1)
         if found is None:
             if loader._repeat and loader._cursor.upcoming[0] < (loader._run.epochs or 0):
@@ -224,7 +225,6 @@ class NumpyIterator(Iterator[Batch]):
             raise StopIteration
         number, batch = found
         self._tally.yielded(run.samples_in(epoch, number), time.perf_counter() - begun)
-        report_notices(loader._run.attachment())
         return batch
 
     def get_state(self) -> bytes:

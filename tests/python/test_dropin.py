@@ -603,6 +603,40 @@ def test_errors_come_in_order(home: Any, tmp_path: Path, decode: Any, threads: i
         next(batches)
 
 
+def test_an_overtaken_pass_leaves_out_what_it_is_to_leave_out(home: Any, tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}").write_bytes(b"%d" % number)
+    data = fl.open(tmp_path, format="flat")
+    loader = DataLoader(data, 4, shuffle=True, on_error=fl.skip(), cache=TINY)
+    order = [sample for batch in (loader.run.plan.batch(0, number, 0) for number in range(10)) for sample in batch]
+    (tmp_path / f"{order[17]:02}").unlink()
+    first = iter(loader)
+    found = list(next(first)[0])
+    second = iter(loader)
+    next(second)
+    found += [value for values, _ in first for value in values]
+    assert found == [b"%d" % sample for sample in order if sample != order[17]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_exception_costs_no_batch(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([None, None, "stalled", "stalled"])
+
+    def report(_: Any) -> None:
+        if next(said, None):
+            raise errors.StalledWarning
+
+    monkeypatch.setattr("foreload.torch.loader.report_notices", report)
+    loader = DataLoader(data, 16, decode=head, cache=TINY)
+    found, batches = [], iter(loader)
+    while len(found) < COUNT:
+        try:
+            found += next(batches)[0][:, 0].tolist()
+        except errors.StalledWarning:
+            assert loader.state_dict()["position"] == len(found)
+    assert found == list(range(COUNT))
+
+
 def test_a_batch_does_not_wait_for_those_after_it(home: Any, bucket: Any) -> None:
     data = fl.open("s3://data/fixed")
     bucket.add_fault("hang", matching=data.key(9).rpartition("/")[2])

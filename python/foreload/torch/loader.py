@@ -541,6 +541,8 @@ class _Pass(Iterator[Any]):
             self._run, self._tally, self._batches = loader._start()
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
+        # Before a batch is counted that an exception would lose, should warnings be exceptions.
+        report_notices(run.attachment())
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
         if found is None:
             raise StopIteration
@@ -549,5 +551,4 @@ class _Pass(Iterator[Any]):
         if run.uneven:
             loader.loss_weight = run.plan.weight(number, run.rank)
         self._tally.yielded(run.samples_in(epoch, number), time.perf_counter() - begun)
-        report_notices(run.attachment())
         return batch
