@@ -245,6 +245,7 @@ def stack(rows: Sequence[tuple[Any, int]]) -> tuple[Any, Any]:
     """The default collate: arrays of equal shape become one array, anything else a list."""
     values, labels = [value for value, _ in rows], np.array([label for _, label in rows], dtype=np.int64)
     first = values[0] if values else None
-    if isinstance(first, (np.ndarray, np.number, int, float)):
-        return np.stack([np.asarray(value) for value in values]), labels
-    return values, labels
+    if not isinstance(first, (np.ndarray, np.number, int, float)):
+        return values, labels
+    arrays = [np.asarray(value) for value in values]
+    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else values, labels

@@ -374,6 +374,12 @@ def test_numpy_batches_of_arrays_are_stacked_and_states_go_on(home: Any) -> None
     assert len(rest) == len(loader) - 1
 
 
+def test_numpy_arrays_of_unequal_shapes_are_a_list(data: Any) -> None:
+    loader = fl.NumpyLoader(data, 32, decode=lambda raw: np.frombuffer(raw, np.uint8))
+    found = [bytes(value) for values, _ in loader for value in values]
+    assert found == [content(number_of(data.key(sample))) for sample in range(COUNT)]
+
+
 def test_one_iterator_can_run_through_all_epochs(data: Any) -> None:
     loader = fl.NumpyLoader(data, 100, epochs=3, repeat=True)
     assert sum(len(values) for values, _ in loader) == 3 * COUNT
