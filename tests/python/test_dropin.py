@@ -751,3 +751,13 @@ def test_the_ranks_of_a_node_have_one_budget(home: Any, kind: str, jobs_of: list
     finally:
         for rank in ranks:
             rank.communicate(timeout=30)
+
+
+def test_loaders_and_data_sets_are_generic_as_torchs_are(data: Any) -> None:
+    class Mine(Dataset[torch.Tensor]):
+        pass
+
+    def make() -> DataLoader[torch.Tensor]:
+        return DataLoader[torch.Tensor](Mine(data, cache=TINY), 16)
+
+    assert len(make()) == len(torch_data.DataLoader(range(COUNT), 16))  # type: ignore[arg-type] # it has all it takes
