@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -358,6 +360,19 @@ def test_the_loader_draws_before_its_sampler_as_torchs_does(data: Any, workers: 
     ours = loader(DataLoader, data, decode=head, cache=TINY)
     assert [numbers(ours) for _ in range(2)] == right
     assert torch.equal(torch.rand(1), after)
+
+
+def test_a_generator_that_is_shared_is_said(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    generator = torch.Generator().manual_seed(4)
+    loader = DataLoader(data, 50, shuffle=True, order="torch", generator=generator, decode=head, cache=TINY)
+    right = [*numbers(DataLoader(data, 50, shuffle=True, order="torch", seed=4, decode=head, cache=TINY))]
+    assert numbers(loader) == right
+    numbers(loader)
+    assert "somebody else" not in caplog.text
+    for _ in range(2):
+        torch.rand(1, generator=generator)
+        numbers(loader)
+    assert caplog.text.count("somebody else draws") == 1
 
 
 class Fickle:
@@ -761,3 +776,13 @@ def test_loaders_and_data_sets_are_generic_as_torchs_are(data: Any) -> None:
         return DataLoader[torch.Tensor](Mine(data, cache=TINY), 16)
 
     assert len(make()) == len(torch_data.DataLoader(range(COUNT), 16))  # type: ignore[arg-type] # it has all it takes
+
+
+def test_the_guides_table_has_torchs_arguments_in_torchs_order_with_torchs_defaults() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guide/torch.md").read_text()
+    table = guide.partition("### Torch's arguments\n")[2].partition("\n### ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE))
+    torchs, ours = (inspect.signature(kind).parameters for kind in (torch_data.DataLoader, DataLoader))
+    assert list(rows) == list(torchs) == list(ours)[: len(torchs)]
+    for name, text in rows.items():
+        assert ours[name].default == torchs[name].default or not text.startswith("as in torch"), name

@@ -11,7 +11,9 @@ Iterating begins with the first batch, not with `iter()`: Lightning makes the it
 from __future__ import annotations
 
 import copy
+import logging
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,6 +51,7 @@ from foreload.tuning import Tuning
 # A pass and the turns of one are parts of the loader that made them.
 # ruff: noqa: SLF001
 
+_LOG = logging.getLogger("foreload")
 
 class DataLoader(ForeignLoader[T]):
     """Loads batches of a data set; each pass is an epoch, and the next pass the next epoch.
@@ -243,6 +246,9 @@ class DataLoader(ForeignLoader[T]):
         self._accord = Accord()
         self._turns = Turns(course)
         self._replay: torch.Generator | None = None
+        #: How torch's order left the generator, which is to be this loader's alone.
+        self._left: torch.Tensor | None = None
+        self._shares = False
         super().__init__(
             samples,
             num_workers=num_workers,
@@ -447,9 +453,18 @@ class DataLoader(ForeignLoader[T]):
         if self.num_workers and self.persistent_workers and getattr(self, "_iterator", None) is not None:
             return
         generator = torch.default_generator if self.generator is None else self.generator
+        left, planned = self._left, self._course._explicit is None and self.order in ("torch", "torch-random")
+        watched = self.generator is not None and self.shuffle and planned and not self._shares
+        if watched and left is not None and not torch.equal(left, generator.get_state()):
+            self._shares = True
+            _LOG.warning(
+                "somebody else draws from the generator of this loader: its order is that of the generator's seed, and under torch's loader would "
+                "depend on those draws too; give each loader a generator of its own"
+            )
         if self.num_workers:
             self._replay = torch.Generator(device=generator.device).set_state(generator.get_state())
         torch.empty((), dtype=torch.int64).random_(generator=generator)
+        self._left = generator.get_state() if watched else None
 
     def _from_workers(self) -> Iterator[tuple[int, Any]]:
         batches: Any = None
@@ -482,7 +497,24 @@ class DataLoader(ForeignLoader[T]):
         stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
         attachment = run.attachment()
         batches = self._batches(stream, decoder, attachment)
-        yield from map(_pinned, batches) if self.pin_memory and torch.cuda.is_available() else batches
+        yield from map(_pinned, batches) if self._pins() else batches
+
+    def _pins(self) -> bool:
+        """Whether batches are to be pinned, and can be: torch's own rule, which it applies to workers' batches itself."""
+        if not self.pin_memory:
+            return False
+        # Torch before 2.6 pins for CUDA alone.
+        known: Any = getattr(torch, "accelerator", None)
+        device = (
+            ("cuda" if torch.cuda.is_available() else None)
+            if known is None
+            else known.is_available() and known.current_accelerator().type
+        )
+        if not device or device == "mps":
+            why = "not supported on MPS now" if device else "no accelerator is found"
+            warnings.warn(f"'pin_memory' argument is set as true but {why}: memory is not pinned", stacklevel=2)
+            return False
+        return True
 
     def _batches(self, stream: Stream, decoder: Decoder, attachment: Attachment) -> Iterator[tuple[int, Any]]:
         samples: Any = self.dataset
