@@ -30,8 +30,8 @@ class Cache:
     """Budgets of a loader on this node: all its ranks and workers share them.
 
     Attributes:
-        ram: Memory for everything: kept samples, read-ahead and batches. Default: `FORELOAD_RAM`, otherwise half of what the machine and
-            the cgroup leave, so that the model's own buffers have the other half.
+        ram: Memory for everything: kept samples, read-ahead and batches; 16 MiB at least. Default: `FORELOAD_RAM`, otherwise half of what the
+            machine and the cgroup leave, so that the model's own buffers have the other half.
         disk: Directories to keep samples in and the size of each, fastest first: `"/nvme/foreload:500GB"`. Default: `FORELOAD_DISK`,
             otherwise no disk is used.
         batches: Of the memory, what is for collated batches on their way between processes. Default: an eighth, at most 1 GiB.
@@ -81,20 +81,26 @@ class Cache:
         """
         named = self.ram if self.ram is not None else _environment.get("FORELOAD_RAM")
         if named is not None:
-            what = "Cache(ram=...)" if self.ram is not None else "the variable FORELOAD_RAM"
-            return max(_LEAST_RAM, parse_bytes(named, what))
+            return max(_LEAST_RAM, parse_bytes(named, self._ram_name()))
         half = max(0, available_bytes() - promised) // (2 * max(1, share))
         # In coarse steps: the ranks of a node compute this at slightly different times and must agree.
         step = 1 << max(20, half.bit_length() - 3)
         return max(_LEAST_RAM, half // step * step)
+
+    def _ram_name(self) -> str:
+        return "the variable FORELOAD_RAM" if self.ram is None else "Cache(ram=...)"
 
     def fixed(self, share: int = 1) -> Cache:
         """The same with its default written out: processes that compute it later come to the same.
 
         Loaders that live at the same time don't promise the same memory twice: the second takes half of what the first leaves.
         """
-        if self.ram is not None or _environment.get("FORELOAD_RAM"):
-            return replace(self, ram=self.ram_bytes(share))
+        named = self.ram if self.ram is not None else _environment.get("FORELOAD_RAM")
+        if named is not None:
+            given, ram = parse_bytes(named, self._ram_name()), self.ram_bytes(share)
+            if given < ram:
+                _LOG.warning("%s: a loader can't work with %d bytes; it takes %d", self._ram_name(), given, ram)
+            return replace(self, ram=ram)
         _promised[:] = [known for known in _promised if known() is not None]
         promised = sum(cache.ram_bytes() for known in _promised if (cache := known()) is not None)
         fixed = replace(self, ram=self.ram_bytes(share, promised))
