@@ -575,7 +575,7 @@ def _settled(run: Run) -> tuple[int, float]:
     """Waits until nothing is being written any more; how many samples were, and when the last one was."""
     kept, since = -1, time.perf_counter()
     while True:
-        now = int(run.stats()["kept_samples"])
+        now = int(run.stats()["written_samples"])
         if now != kept:
             kept, since = now, time.perf_counter()
         elif time.perf_counter() - since > 0.2:

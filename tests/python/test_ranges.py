@@ -139,7 +139,7 @@ def test_another_job_finds_them_on_disk(clips: Any, tmp_path: Path) -> None:
     keep = fl.Cache(ram=SMALL, disk=[f"{tmp_path}:100MB"])
     loader = make(clips, cache=keep)
     check(loader)
-    until(lambda: loader.stats()["kept_samples"] > COUNT // 8)
+    until(lambda: loader.stats()["written_samples"] > COUNT // 8)
     again = make(clips.select(list(range(COUNT))), cache=keep, seed=6)
     check(again)
     assert again.stats()["disk_hits"] > 0

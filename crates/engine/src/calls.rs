@@ -352,8 +352,8 @@ pub struct Stats {
     pub hedges_won: u64,
     /// Loads that failed for good.
     pub failures: u64,
-    /// Samples written to disk.
-    pub kept_samples: u64,
+    /// Samples written to a disk tier.
+    pub written_samples: u64,
     /// Samples whose disk record failed its checksum and was fetched again.
     pub quarantined: u64,
     /// Seconds in which at least one consumer waited.

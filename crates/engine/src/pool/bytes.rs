@@ -306,7 +306,7 @@ impl Pool {
         let first = shelf.first_sample + samples.start;
         for (&id, job) in &*self.jobs.borrow() {
             if self.look(|scheduler| scheduler.own(id, first)).is_some() {
-                job.count(|stats| stats.kept_samples += samples.end - samples.start);
+                job.count(|stats| stats.written_samples += samples.end - samples.start);
             }
         }
     }

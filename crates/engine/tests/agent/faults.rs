@@ -123,7 +123,7 @@ fn a_record_that_is_damaged_on_disk_is_fetched_again() {
         a.disks = vec![disk];
     });
     read_epoch(&node, &job, &index, "img", &spec(&index), 0);
-    eventually("writes end", || node.stats(job.job).kept_samples > 90);
+    eventually("writes end", || node.stats(job.job).written_samples > 90);
     for file in std::fs::read_dir(&directory).expect("tier").flatten() {
         use std::os::unix::fs::FileExt;
         let len = file.metadata().expect("file").len();

@@ -232,7 +232,7 @@ fn while_something_long_is_done_for_one_client_another_is_served() {
     let (third, third_index) = node.open("s3://bench/img", false).expect("opened");
     let filled = node.attach(&node.client(), third, &third_index, disk);
     read_epoch(&node, &filled, &third_index, "img", &spec(&third_index), 0);
-    eventually("something is on disk", || node.stats(filled.job).kept_samples > 0);
+    eventually("something is on disk", || node.stats(filled.job).written_samples > 0);
     let job = beside(&small, "attaching, with a disk to look into", || {
         node.attach(&node.client(), dataset, &index, |a| {
             disk(a);
