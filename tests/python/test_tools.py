@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib
 import subprocess
@@ -26,6 +27,7 @@ def load(name: str) -> ModuleType:
 check_layers, check_docs, check_wheel, tally, torch_suite = map(
     load, ("check_layers", "check_docs", "check_wheel", "tally", "torch_suite")
 )
+public_scripts = load("public_scripts")
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +189,7 @@ def test_the_closing_lines_of_all_runners_are_added_up() -> None:
     assert tally.tally(log) == (12 + 3 + 1 + 2, 2, 3)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -221,3 +224,79 @@ def test_a_test_that_passes_with_their_loader_alone_is_named(
     torch_suite.compare([file])
     out = capsys.readouterr().out
     assert out == "2 tests, 2 pass with their class, 1 of these with ours\ntest_theirs.test_theirs\n"
+=======
+SCRIPT = """from __future__ import annotations
+import torch.utils.data
+from torch.utils.data import Dataset, DataLoader
+class Folder(Dataset): pass
+class Endless(torch.utils.data.DataLoader): pass
+train = DataLoader(Folder("here"))
+val = torch.utils.data.DataLoader(folders.Folder("here"))
+"""
+
+
+def edited(folder: Path, kind: str, **more: Any) -> str:
+    (folder / "train.py").write_text(SCRIPT)
+    script = {"path": "train.py", "loader_in": ["train.py"], "data_sets": ["Folder"], **more}
+    public_scripts.edit(script, folder, kind, {"data": "/there"})
+    return (folder / "train.py").read_text()
+
+
+def test_of_a_public_script_only_the_lines_that_a_user_changes_are_changed(tmp_path: Path) -> None:
+    assert edited(tmp_path, "torch").splitlines() == [*SCRIPT.splitlines()[:1], "", *SCRIPT.splitlines()[1:]]
+    ours = edited(tmp_path, "drop-in").splitlines()
+    assert ours[2] == "import torch.utils.data, foreload.torch; _loader = foreload.torch.DataLoader"
+    assert ours[4:6] == ["from torch.utils.data import Dataset, DataLoader", "DataLoader = _loader"]
+    assert ours[6:] == [
+        *SCRIPT.splitlines()[3:6],
+        'val = _loader(folders.Folder("here"))',
+    ]
+    wrapped = edited(tmp_path, "wrap", files="made.files[at]")
+    assert "foreload.torch.wrap(made, uri_of=lambda at: made.files[at])" in wrapped
+    assert wrapped.splitlines()[5:] == [
+        *SCRIPT.splitlines()[2:5],
+        'train = DataLoader(_wrapped(Folder)("here"))',
+        SCRIPT.splitlines()[-1],
+    ]
+    assert 'Folder("/there")' in edited(tmp_path, "torch", offline=[["train.py", '"here"', '"{data}"']])
+    with pytest.raises(ValueError, match="of another commit"):
+        edited(tmp_path, "torch", offline=[["train.py", "absent", ""]])
+
+
+def test_a_public_script_that_computes_something_else_or_ends_early_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"torch": ("yes", "loss 1\ncalled with a"), "wrap": ("yes", "loss 1\ncalled with a")}
+
+    def run(script: Any, kind: str, workers: int, ranks: int, checkout: Path, here: Path, limit_s: float) -> str:
+        here.mkdir(parents=True, exist_ok=True)
+        (here / "rank0").write_text(found[kind][1])
+        return found[kind][0]
+
+    monkeypatch.setattr(public_scripts, "run", run)
+    (tmp_path / "examples/dcgan").mkdir(parents=True)
+    (tmp_path / "examples/dcgan/main.py").touch()
+    given = argparse.Namespace(checkout=tmp_path, work=tmp_path, kinds=["wrap"], reuse=False, limit=1.0)
+
+    def ends_well(wrap: tuple[str, str]) -> bool:
+        found["wrap"] = wrap
+        answer: bool = public_scripts.compare("dcgan", 1, 0, given)
+        return answer
+
+    assert ends_well(found["torch"])
+    assert not ends_well(("yes", "loss 2\ncalled with a"))
+    assert not ends_well(("yes", "loss 1\ncalled with b"))
+    assert not ends_well(("yes", ""))
+    assert not ends_well(("no (1)", "loss 1\ncalled with a"))
+    found["torch"] = ("no (1)", "")
+    assert not ends_well(("yes", "loss 1"))
+    columns = [line.split()[4:8] for line in capsys.readouterr().out.splitlines()]
+    assert columns[1::2] == [
+        ["yes", "1", "yes", "yes"],
+        ["yes", "1", "no", "no"],
+        ["yes", "1", "yes", "no"],
+        ["yes", "0", "no", "no"],
+        ["no", "1", "yes", "yes"],
+        ["yes", "1", "no", "no"],
+    ]
+>>>>>>> fb07ef1 (tools: public training scripts are run with torch's loader and with ours)
