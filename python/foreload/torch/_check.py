@@ -77,14 +77,15 @@ _OF_OURS: dict[str, tuple[Any, str]] = {
 
 
 def generator_of_foreign(
-    dataset: Any, generator: torch.Generator | None, given: dict[str, Any]
+    dataset: Any, generator: torch.Generator | None, seed: int | None, given: dict[str, Any]
 ) -> torch.Generator | None:
     """Looks at the keywords of ours beside a data set that torch loads itself.
 
     Args:
         dataset: The data set.
         generator: The loader's.
-        given: The keywords.
+        seed: What it is seeded with, where none is given.
+        given: The other keywords.
 
     Returns:
         The generator that torch draws from.
@@ -100,11 +101,11 @@ def generator_of_foreign(
                 f"DataLoader: {name}= is for data sets of Foreload's (foreload.open, foreload.torch.Dataset, foreload.torch.wrap), and this is a "
                 f"{type(dataset).__name__}, which torch loads: {remedy}"
             )
-    if given["seed"] is None:
+    if seed is None:
         return generator
     if generator is not None:
         raise InvalidError("DataLoader: seed= and generator= both say what is drawn; give one")
-    return torch.Generator().manual_seed(_numbers.count("seed", given["seed"], -(1 << 63), (1 << 64) - 1))
+    return torch.Generator().manual_seed(_numbers.count("seed", seed, -(1 << 63), (1 << 64) - 1))
 
 
 def order_keywords(

@@ -104,6 +104,9 @@ class DataLoader(ForeignLoader[T]):
         snapshot_every_n_steps: Taken because torchdata's loader has it: a state is exact at each step.
     """
 
+    #: How much this rank's mean loss of the latest batch counts; 1 unless `uneven="weights"`.
+    loss_weight = 1.0
+
     def __init__(
         self,
         dataset: Any,
@@ -143,51 +146,44 @@ class DataLoader(ForeignLoader[T]):
         snapshot_every_n_steps: int | None = None,  # noqa: ARG002 (torchdata's)
     ) -> None:
         self._course: Course | None = None
+        torchs: dict[str, Any] = {
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "pin_memory_device": pin_memory_device,
+            "in_order": in_order,
+        }
+        ours: dict[str, Any] = {
+            "decode": decode,
+            "transform": transform,
+            "raw": raw,
+            "cache": cache,
+            "order": order,
+            "dp_rank": dp_rank,
+            "dp_size": dp_size,
+            "device_mesh": device_mesh,
+            "local_ranks": local_ranks,
+            "uneven": uneven,
+            "on_error": on_error,
+            "threads": threads,
+            "policy": policy,
+            "tuning": tuning,
+        }
         found = _subset.ours(dataset)
         if found is None:
-            ours: dict[str, Any] = {
-                "seed": seed,
-                "decode": decode,
-                "transform": transform,
-                "raw": raw,
-                "cache": cache,
-                "order": order,
-            }
-            place = {"dp_rank": dp_rank, "dp_size": dp_size, "device_mesh": device_mesh, "local_ranks": local_ranks}
-            more = {"uneven": uneven, "on_error": on_error, "threads": threads, "policy": policy, "tuning": tuning}
-            super().__init__(
-                dataset,
-                batch_size,
-                shuffle,
-                sampler,
-                batch_sampler,
-                num_workers,
-                collate_fn,
-                pin_memory,
-                drop_last,
-                timeout,
-                worker_init_fn,
-                multiprocessing_context,
-                _check.generator_of_foreign(dataset, generator, ours | place | more),
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory_device=pin_memory_device,
-                in_order=in_order,
-            )
-            self.loss_weight = 1.0
+            torchs |= {"drop_last": drop_last, "num_workers": num_workers, "timeout": timeout}
+            torchs["generator"] = _check.generator_of_foreign(dataset, generator, seed, ours)
+            super().__init__(dataset, batch_size, shuffle, sampler, batch_sampler, **torchs)
             return
         dataset = found
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InvalidError(f"generator={generator!r}: give a torch.Generator")
         if seed is None:
             seed = generator.initial_seed() if generator is not None else 0
-        given: dict[str, Any] = {
-            "decode": decode,
-            "transform": transform,
-            "raw": raw,
-            "cache": cache,
-            "on_error": on_error,
-        }
+        given = {name: ours[name] for name in ("decode", "transform", "raw", "cache", "on_error")}
         single = batch_size is None and batch_sampler is None
         num_workers, timeout = _check.data_keywords(dataset, num_workers, timeout, **given)
         if collate_fn is not None and not callable(collate_fn):
@@ -249,44 +245,13 @@ class DataLoader(ForeignLoader[T]):
         #: How torch's order left the generator, which is to be this loader's alone.
         self._left: torch.Tensor | None = None
         self._shares = False
-        super().__init__(
-            samples,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            **shown,
-        )
+        torchs |= {"num_workers": num_workers, "timeout": timeout, "generator": generator}
+        super().__init__(samples, **torchs, **shown)
         if batch_sampler is None and not single:
             # transformers' Trainer goes on in an epoch with a loader of its own over our batch sampler, and says here in which.
             vars(self.batch_sampler)["set_epoch"] = course.set_epoch
         # Under their own names, by which Lightning finds what to make the loader anew with.
-        self.shuffle, self.seed, self.epochs, self.decode, self.transform, self.raw = (
-            shuffle,
-            seed,
-            epochs,
-            decode,
-            transform,
-            raw,
-        )
-        self.cache, self.order, self.dp_rank, self.dp_size, self.device_mesh = (
-            cache,
-            order,
-            dp_rank,
-            dp_size,
-            device_mesh,
-        )
-        self.local_ranks, self.uneven, self.on_error, self.threads = local_ranks, uneven, on_error, threads
-        self.policy, self.tuning = policy, tuning
-        #: How much this rank's mean loss of the latest batch counts; 1 unless `uneven="weights"`.
-        self.loss_weight = 1.0
+        vars(self).update(ours, shuffle=shuffle, seed=seed, epochs=epochs)
 
     @staticmethod
     def _choose(
