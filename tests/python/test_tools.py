@@ -189,7 +189,6 @@ def test_the_closing_lines_of_all_runners_are_added_up() -> None:
     assert tally.tally(log) == (12 + 3 + 1 + 2, 2, 3)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -224,7 +223,8 @@ def test_a_test_that_passes_with_their_loader_alone_is_named(
     torch_suite.compare([file])
     out = capsys.readouterr().out
     assert out == "2 tests, 2 pass with their class, 1 of these with ours\ntest_theirs.test_theirs\n"
-=======
+
+
 SCRIPT = """from __future__ import annotations
 import torch.utils.data
 from torch.utils.data import Dataset, DataLoader
@@ -299,4 +299,3 @@ def test_a_public_script_that_computes_something_else_or_ends_early_is_reported(
         ["no", "1", "yes", "yes"],
         ["yes", "1", "no", "no"],
     ]
->>>>>>> fb07ef1 (tools: public training scripts are run with torch's loader and with ours)

@@ -76,6 +76,22 @@ _OF_OURS: dict[str, tuple[Any, str]] = {
 }
 
 
+def batch_keywords(collate_fn: Any, *, in_workers: bool, raw: str, single: bool, drop_last: bool) -> None:
+    """Refuses what can't be done about batches.
+
+    Raises:
+        InvalidError: The message names the argument and what to give instead.
+    """
+    if collate_fn is not None and not callable(collate_fn):
+        raise InvalidError(f"collate_fn={collate_fn!r} can't be called")
+    if single and drop_last:
+        raise InvalidError(
+            "batch_size=None yields samples one at a time: there is no last batch to drop; give batch_size=1"
+        )
+    if raw == "view" and in_workers:
+        raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
+
+
 def generator_of_foreign(
     dataset: Any, generator: torch.Generator | None, seed: int | None, given: dict[str, Any]
 ) -> torch.Generator | None:

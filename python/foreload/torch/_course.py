@@ -77,7 +77,7 @@ class Course(Sampler):
 
     def __init__(
         self,
-        samples: Dataset,
+        samples: Dataset[Any],
         batch_size: int | None,
         drop_last: bool,
         explicit: Any,

@@ -18,7 +18,7 @@ from foreload.mixture import Mixture
 from foreload.torch.dataset import Dataset
 
 
-def ours(dataset: Any) -> _dataset.Dataset | Dataset | None:
+def ours(dataset: Any) -> _dataset.Dataset | Dataset[Any] | None:
     """The data set of ours that this is; None: it is none."""
     found = _found(dataset)
     if found is None:
@@ -31,7 +31,7 @@ def ours(dataset: Any) -> _dataset.Dataset | Dataset | None:
     return whole.chosen(samples) if isinstance(whole, Dataset) else whole.select(samples)
 
 
-def _found(dataset: Any) -> tuple[_dataset.Dataset | Dataset, NDArray[np.int64] | None] | None:
+def _found(dataset: Any) -> tuple[_dataset.Dataset | Dataset[Any], NDArray[np.int64] | None] | None:
     """A data set of ours and the samples of it that this one has; None for the samples: all."""
     if isinstance(dataset, (Dataset, _dataset.Dataset)):
         return dataset, None
@@ -48,8 +48,8 @@ def _found(dataset: Any) -> tuple[_dataset.Dataset | Dataset, NDArray[np.int64] 
 
 
 def _of(
-    found: tuple[_dataset.Dataset | Dataset, NDArray[np.int64] | None], chosen: NDArray[np.int64]
-) -> tuple[_dataset.Dataset | Dataset, NDArray[np.int64]] | None:
+    found: tuple[_dataset.Dataset | Dataset[Any], NDArray[np.int64] | None], chosen: NDArray[np.int64]
+) -> tuple[_dataset.Dataset | Dataset[Any], NDArray[np.int64]] | None:
     whole, samples = found
     count = len(whole) if samples is None else len(samples)
     if len(chosen) and not -count <= chosen.min() <= chosen.max() < count:
@@ -59,7 +59,7 @@ def _of(
     return whole, chosen if samples is None else samples[chosen]
 
 
-def _all(whole: _dataset.Dataset | Dataset) -> NDArray[np.int64]:
+def _all(whole: _dataset.Dataset | Dataset[Any]) -> NDArray[np.int64]:
     return np.arange(len(whole), dtype=np.int64)
 
 

@@ -53,6 +53,7 @@ from foreload.tuning import Tuning
 
 _LOG = logging.getLogger("foreload")
 
+
 class DataLoader(ForeignLoader[T]):
     """Loads batches of a data set; each pass is an epoch, and the next pass the next epoch.
 
@@ -186,8 +187,9 @@ class DataLoader(ForeignLoader[T]):
         given = {name: ours[name] for name in ("decode", "transform", "raw", "cache", "on_error")}
         single = batch_size is None and batch_sampler is None
         num_workers, timeout = _check.data_keywords(dataset, num_workers, timeout, **given)
-        if collate_fn is not None and not callable(collate_fn):
-            raise InvalidError(f"collate_fn={collate_fn!r} can't be called")
+        _check.batch_keywords(
+            collate_fn, in_workers=num_workers > 0, raw=getattr(dataset, "raw", raw), single=single, drop_last=drop_last
+        )
         in_batch, seed, epochs = check_run(
             1 if single or batch_sampler is not None else batch_size, seed, epochs, policy, tuning
         )
@@ -198,17 +200,11 @@ class DataLoader(ForeignLoader[T]):
         # What this loader tells its data set about its order doesn't concern others who read the same one.
         whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
         samples = whole if isinstance(whole, Dataset) else Dataset(whole, seed=seed, **given)
-        if single and drop_last:
-            raise InvalidError(
-                "batch_size=None yields samples one at a time: there is no last batch to drop; give batch_size=1"
-            )
         if not single and collate_fn is None:
             # What is stacked is copied anyway.
             samples.decoder.detach = None
         if num_workers:
             samples.failures.share(_in_shared_memory(num_workers))
-        if samples.raw == "view" and num_workers:
-            raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
         course = self._course = self._choose(
             samples,
             in_batch,
@@ -237,7 +233,7 @@ class DataLoader(ForeignLoader[T]):
             }
         )
         self._user_collates = collate_fn is not None
-        self._threads = threads_of(threads, samples.decoder)
+        self._threads, self._chosen_threads = threads_of(threads, samples.decoder), threads is not None
         self._cursor = course.cursor
         self._accord = Accord()
         self._turns = Turns(course)
@@ -255,7 +251,7 @@ class DataLoader(ForeignLoader[T]):
 
     @staticmethod
     def _choose(
-        samples: Dataset,
+        samples: Dataset[Any],
         batch_size: int | None,
         shuffle: bool,
         sampler: Any,
@@ -418,8 +414,9 @@ class DataLoader(ForeignLoader[T]):
         if self.num_workers and self.persistent_workers and getattr(self, "_iterator", None) is not None:
             return
         generator = torch.default_generator if self.generator is None else self.generator
-        left, planned = self._left, self._course._explicit is None and self.order in ("torch", "torch-random")
-        watched = self.generator is not None and self.shuffle and planned and not self._shares
+        course: Course = self._course  # type: ignore[assignment] # the data set is ours
+        left, planned = self._left, course._explicit is None and course.order in ("torch", "torch-random")
+        watched = self.generator is not None and course.shuffle and planned and not self._shares
         if watched and left is not None and not torch.equal(left, generator.get_state()):
             self._shares = True
             _LOG.warning(
@@ -486,7 +483,7 @@ class DataLoader(ForeignLoader[T]):
         beyond, failures, form = self._cursor.beyond, samples.failures, samples.raw
         if decoder.is_needed:
             for number, pairs in decoded_batches(
-                stream, beyond, decoder, self._threads, self.timeout or None, chosen=self.threads is not None
+                stream, beyond, decoder, self._threads, self.timeout or None, chosen=self._chosen_threads
             ):
                 found = _batch.Decoded(pairs, attachment, paired=samples.paired)
                 yield number, LEFT_OUT if failures.skips and not pairs else self._made(found)

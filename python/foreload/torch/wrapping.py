@@ -220,7 +220,7 @@ def _is_torchvisions(kind: type, name: str) -> bool:
     return str(getattr(kind, name).__module__).startswith("torchvision.")
 
 
-class Wrapped(Dataset):
+class Wrapped(Dataset[Any]):
     """Made by `wrap`. What the data set has besides `__getitem__` and `__len__` it has here, too, but for the names of `foreload.torch.Dataset`.
 
     Args:
