@@ -19,6 +19,7 @@ from bucket import Bucket
 
 torch = pytest.importorskip("torch")
 torchvision = pytest.importorskip("torchvision")
+pytest.importorskip("torchvision.transforms.v2")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
