@@ -275,6 +275,75 @@ def test_batches_that_come_out_of_order_are_not_given_again() -> None:
         assert sorted([*had, *map(int, loader)]) == list(range(10))
 
 
+class Seat(torch_data.Sampler[int]):
+    """A sampler with a state, which alone knows where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < COUNT:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_says_where_it_stands_is_asked(workers: int) -> None:
+    def loader() -> Any:
+        return DataLoader(list(range(COUNT)), 4, sampler=Seat(), num_workers=workers)
+
+    first = loader()
+    passing = iter(first)
+    for _ in range(2):
+        next(passing)
+    state = first.state_dict()
+    assert state["sampler"]["sampler"] == {"at": 8}
+    del passing
+    second = loader()
+    second.load_state_dict(state)
+    passing = iter(second)
+    # Before the first batch is had, the state is the one that was loaded.
+    third = loader()
+    third.load_state_dict(second.state_dict())
+    for resumed in (passing, third):
+        assert torch.cat(list(resumed)).tolist() == list(range(8, COUNT))
+    assert torch.cat(list(third)).tolist() == list(range(COUNT))
+
+
+def test_a_state_that_nobody_knows_is_refused() -> None:
+    loader = DataLoader(Numbers(), 4, num_workers=2, in_order=False)
+    passing = iter(loader)
+    loader.state_dict()
+    next(passing)
+    with pytest.raises(errors.StateError, match="in_order=False"):
+        loader.state_dict()
+    list(passing)
+    loader.state_dict()
+
+
+def test_a_networks_state_is_none_of_a_data_sets() -> None:
+    class Both(torch.nn.Linear):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, at: int) -> int:
+            return at
+
+    loader = DataLoader(Both(2, 2), None, num_workers=2)
+    assert list(loader) == [0, 1, 2]
+    assert json.dumps(loader.state_dict())
+
+
 def test_a_state_of_another_epoch_is_not_gone_on_with(caplog: pytest.LogCaptureFixture) -> None:
     sampler = DistributedSampler(range(COUNT), 1, 0, seed=4)
     loader = DataLoader(list(range(COUNT)), 4, sampler=sampler)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
@@ -27,7 +28,9 @@ END = _End()
 
 
 def has_state(value: Any) -> bool:
-    """Whether something says where it stands."""
+    """Whether something says where it stands. A network's state is none of a data set's, should one be both."""
+    if isinstance(value, torch.nn.Module):
+        return False
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

@@ -46,11 +46,21 @@ class ForeignLoader(data.DataLoader[T]):
         super().__init__(dataset, *arguments, **keywords)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands. Plain numbers and strings, besides what a data set or sampler says that has a `state_dict` itself."""
+        """Where the loop stands. Plain numbers and strings, besides what a data set or sampler says that has a `state_dict` itself.
+
+        Raises:
+            StateError: With `in_order=False` nobody knows which batches of an iterable data set the loop has had, unless that has a state.
+        """
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)
         progress = self._progress
         if progress is not None:
+            is_mixed = self._is_iterable and self.num_workers > 1 and not self.in_order and not progress.workers
+            if is_mixed and progress.had and not progress.is_over:
+                raise StateError(
+                    "in_order=False: nobody knows which batches of an iterable data set without state_dict the loop has had; save the state between passes, "
+                    "use in_order=True, or give the data set a state"
+                )
             return progress.state(self)
         unbegun = {**Progress(self, 0, None).state(self), "_iterator_finished": True}
         if not self.num_workers and _feed.has_state(self.dataset) and not hasattr(self.dataset, "__next__"):

@@ -26,6 +26,10 @@ from foreload.torch.sampler import Sampler
 VERSION = 1
 
 
+#: What may say where it stands: a batch sampler, its sampler, and what draws from them in a pass.
+_PARTS = ("order", "sampler", "drawing")
+
+
 def _sampler_of(order: Any) -> Any:
     """What a batch sampler takes its samples from, or the sampler itself."""
     return getattr(order, "sampler", None) or order
@@ -33,7 +37,7 @@ def _sampler_of(order: Any) -> Any:
 
 def _stated(order: Any, drawing: Any = None) -> dict[str, Any]:
     """The samplers, and iterators of theirs, that say where they stand. Those of a distributed sampler are its epoch's affair."""
-    parts = {"order": order, "sampler": _sampler_of(order), "drawing": drawing}
+    parts = dict(zip(_PARTS, (order, _sampler_of(order), drawing), strict=True))
     return {
         name: part
         for name, part in parts.items()
@@ -123,6 +127,7 @@ class Progress:
         if self._is_stated(state):
             replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
             self.samples = self.samples * state["sampler"]["replicas"] // replicas
+            self._stood[self.had - 1] = {name: state["sampler"][name] for name in _PARTS if name in state["sampler"]}
             return
         self._skip = self._batches_to_skip(state)
 
