@@ -276,10 +276,10 @@ def test_batches_that_come_out_of_order_are_not_given_again() -> None:
 
 
 class Seat(torch_data.Sampler[int]):
-    """A sampler with a state, which alone knows where it is."""
+    """A sampler with a state, which alone knows where it is: each pass begins elsewhere."""
 
     def __init__(self) -> None:
-        self.at = 0
+        self.at = self.first = 0
 
     def __len__(self) -> int:
         return COUNT
@@ -287,14 +287,14 @@ class Seat(torch_data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         while self.at < COUNT:
             self.at += 1
-            yield self.at - 1
-        self.at = 0
+            yield (self.first + self.at - 1) % COUNT
+        self.at, self.first = 0, self.first + 5
 
     def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
+        return {"at": self.at, "first": self.first}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+        self.at, self.first = state["at"], state["first"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -303,11 +303,12 @@ def test_a_sampler_that_says_where_it_stands_is_asked(workers: int) -> None:
         return DataLoader(list(range(COUNT)), 4, sampler=Seat(), num_workers=workers)
 
     first = loader()
+    list(first)
     passing = iter(first)
     for _ in range(2):
         next(passing)
     state = first.state_dict()
-    assert state["sampler"]["sampler"] == {"at": 8}
+    assert state["sampler"]["sampler"] == {"at": 8, "first": 5}
     del passing
     second = loader()
     second.load_state_dict(state)
@@ -316,8 +317,8 @@ def test_a_sampler_that_says_where_it_stands_is_asked(workers: int) -> None:
     third = loader()
     third.load_state_dict(second.state_dict())
     for resumed in (passing, third):
-        assert torch.cat(list(resumed)).tolist() == list(range(8, COUNT))
-    assert torch.cat(list(third)).tolist() == list(range(COUNT))
+        assert torch.cat(list(resumed)).tolist() == [*range(13, COUNT), *range(5)]
+    assert torch.cat(list(third)).tolist() == [*range(10, COUNT), *range(10)]
 
 
 def test_a_state_that_nobody_knows_is_refused() -> None:
