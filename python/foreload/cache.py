@@ -32,7 +32,7 @@ class Cache:
     Attributes:
         ram: Memory for everything: kept samples, read-ahead and batches; 16 MiB at least. Default: `FORELOAD_RAM`, otherwise half of what the
             machine and the cgroup leave, so that the model's own buffers have the other half.
-        disk: Directories to keep samples in and the size of each, fastest first: `"/nvme/foreload:500GB"`. Default: `FORELOAD_DISK`,
+        disk: Directories to keep samples in and the size of each, fastest first: `"/nvme/foreload:500GB"`. Default, and with None: `FORELOAD_DISK`,
             otherwise no disk is used.
         batches: Of the memory, what is for collated batches on their way between processes. Default: an eighth, at most 1 GiB.
         staging: Of the memory, what is for samples that pass through. Default: the plan's.
@@ -43,7 +43,7 @@ class Cache:
     """
 
     ram: int | str | None = None
-    disk: str | Sequence[str] = ()
+    disk: str | Sequence[str] | None = ()
     batches: int | str | None = None
     staging: int | str | None = None
 
@@ -57,9 +57,10 @@ class Cache:
     def disks(self) -> list[tuple[str, int]]:
         """The disk tiers: (directory, bytes)."""
         what = "Cache(disk=...)"
-        if not isinstance(self.disk, (str, Sequence)) or not all(isinstance(each, str) for each in self.disk):
+        disk = () if self.disk is None else self.disk
+        if not isinstance(disk, (str, Sequence)) or not all(isinstance(each, str) for each in disk):
             raise InvalidError(f"{what}: {self.disk!r} is no list of DIRECTORY:SIZE, such as ['/nvme/foreload:500GB']")
-        given = [self.disk] if isinstance(self.disk, str) else list(self.disk)
+        given = [disk] if isinstance(disk, str) else list(disk)
         if not given and (named := _environment.get("FORELOAD_DISK")):
             given, what = named.split(","), "the variable FORELOAD_DISK"
         disks = [_disk(text, what) for text in given if text]

@@ -58,6 +58,7 @@ def test_a_cache_is_checked_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> 
         fl.Cache(ram="lots")
     with pytest.raises(errors.InvalidError, match="leave nothing"):
         fl.Cache(ram="32MB", batches="32MB").budget()
+    assert fl.Cache(disk=None).disks() == [], "what argparse gives where nothing was said"
     budget = fl.Cache(ram="1GB", disk=["/a:1GB", "/b:c:2GB"], staging="100MB").budget()
     assert budget["ram_bytes"] == 10**9
     assert budget["batch_bytes"] == 10**9 // 8
