@@ -21,7 +21,7 @@ class skip:  # noqa: N801 (reads as a verb: `on_error=foreload.skip(max_consecut
     """Leaves samples out that can't be read or decoded.
 
     Attributes:
-        max_consecutive: How many may follow each other. 100: a damaged shard, but not a wrong `decode`.
+        max_consecutive: How many may follow each other, in each process that decodes. 100: a damaged shard, but not a wrong `decode`.
     """
 
     max_consecutive: int = 100
