@@ -382,7 +382,7 @@ class _Work:
         """Waits for nothing: the batch that is due doesn't wait for the one after it, nor for its error."""
         while len(self._batches) < self._ahead and not self._stream.is_over:
             try:
-                delivery = self._stream.look_ahead(None)
+                delivery = self._stream.look_ahead(any_size=True)
             except ForeloadError:
                 # Met again where the loop asks.
                 return

@@ -539,8 +539,8 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         """Whether all batches were handed out."""
         return self._next >= self._count
 
-    def look_ahead(self, most_bytes: int | None = _AHEAD_BYTES) -> _core.Delivery | None:
-        """The next batch if it has come and is not too large to have beside the loop's; it is not handed out before `pass_on`."""
+    def look_ahead(self, *, any_size: bool = False) -> _core.Delivery | None:
+        """The next batch if it has come, and, unless `any_size`, is not too large to have beside the loop's; it is not handed out before `pass_on`."""
         self._ask(self._next + _AHEAD)
         if self._ready is None and self._wants:
             job, want = self._wants[0]
@@ -549,7 +549,7 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
                 self._wants.popleft()
                 self._ready = found
         found = self._ready
-        return found if found is not None and (most_bytes is None or found.nbytes <= most_bytes) else None
+        return found if found is not None and (any_size or found.nbytes <= _AHEAD_BYTES) else None
 
     def pass_on(self) -> int:
         """Hands out the batch that `look_ahead` showed; its number."""
