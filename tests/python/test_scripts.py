@@ -84,8 +84,21 @@ import os, sys, torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import Sampler, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torchvision.transforms import v2
+
+class Repeated(Sampler):
+    # Each sample thrice among the ranks, for as many samples as there are.
+    def __init__(self, dataset):
+        self.dataset, self.epoch = dataset, 0
+    def __len__(self):
+        return len(self.dataset) // dist.get_world_size()
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __iter__(self):
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.epoch))
+        return iter(order.repeat_interleave(3)[dist.get_rank() :: dist.get_world_size()].tolist()[: len(self)])
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -93,11 +106,14 @@ torch.manual_seed(rank)
 transform = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float, scale=True)])
 dataset = ImageFolder(sys.argv[1], transform=transform)
 val = ImageFolder(sys.argv[1], transform=transform)
-sampler = DistributedSampler(dataset, seed=5, drop_last=True)
+sampler = Repeated(dataset) if sys.argv[4] == "repeated" else DistributedSampler(dataset, seed=5, drop_last=True)
 val_sampler = DistributedSampler(val, shuffle=False)
 workers = int(sys.argv[3])
 loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=workers, drop_last=True, persistent_workers=workers > 0)
 val_loader = DataLoader(val, batch_size=4, sampler=val_sampler, num_workers=workers)
+# What the ranks can't share equally, each validates.
+rest = Subset(val_loader.dataset, range(47, len(val_loader.dataset)))
+rest_loader = DataLoader(rest, batch_size=4, shuffle=False, num_workers=workers)
 torch.manual_seed(1)
 model = DDP(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 3)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -111,12 +127,44 @@ for epoch in range(3, 6):
         optimizer.step()
         os.write(1, f"{rank} {epoch} {loss.item().hex()}\\n".encode())
     with torch.no_grad():
-        right = sum((model.module(images).argmax(1) == labels).sum() for images, labels in val_loader)
+        right = sum((model.module(images).argmax(1) == labels).sum() for images, labels in (*val_loader, *rest_loader))
     dist.all_reduce(right)
     os.write(1, f"{rank} right {right.item()}\\n".encode())
 # A thread of gloo aborts a process that ends while the group, or a sum of it, is held (pytorch#179291).
 model = optimizer = loss = right = None
 dist.destroy_process_group()
+"""
+
+STEPS = """
+import sys, torch, torchvision
+from torch import nn
+from torch.utils.data import RandomSampler
+from torchvision.transforms import v2
+
+torch.manual_seed(3)
+workers = int(sys.argv[3])
+transform = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float, scale=True)])
+dataset = ImageFolder(root=sys.argv[1], transform=transform)
+generate = nn.Sequential(nn.Linear(4, 3 * 12 * 12), nn.Tanh())
+judge = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 1))
+optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (generate, judge)]
+criterion = nn.BCEWithLogitsLoss()
+sampler = RandomSampler(dataset, replacement=True, num_samples=30)
+loader = DataLoader(dataset, sampler=sampler, shuffle=False, pin_memory=True, batch_size=4, num_workers=workers)
+batches = iter(loader)
+for step in range(12):
+    try:
+        real = next(batches)[0]
+    except StopIteration:
+        batches = iter(loader)
+        real = next(batches)[0]
+    made = generate(torch.randn(len(real), 4)).view(real.shape)
+    found = criterion(judge(real), torch.ones(len(real), 1)) + criterion(judge(made.detach()), torch.zeros(len(real), 1))
+    judge.zero_grad(); found.backward(); optimizers[1].step()
+    fooled = criterion(judge(made), torch.ones(len(real), 1))
+    generate.zero_grad(); fooled.backward(); optimizers[0].step()
+    print(step, found.item().hex(), fooled.item().hex())
+# It ends within a pass.
 """
 
 TRAINER = """
@@ -226,12 +274,24 @@ def test_a_classification_script_with_weights_and_mixed_images(
 
 
 @pytest.mark.timeout(300)
-def test_a_distributed_script_that_goes_on_at_an_epoch(home: Any, images: Path) -> None:
+@pytest.mark.parametrize(("sampler", "kinds"), [("plain", ("dataset", "loader")), ("repeated", ("loader",))])
+def test_a_distributed_script_that_goes_on_at_an_epoch(
+    home: Any, images: Path, sampler: str, kinds: tuple[str, ...]
+) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     # Without workers: a fork beside gloo's threads may hang, whoever's loader it is.
-    expected = lines(FOLDERS["torch"] + DISTRIBUTED, images, "torch", 0, launcher)
-    for kind in ("dataset", "loader"):
-        assert sorted(lines(FOLDERS[kind] + DISTRIBUTED, images, kind, 0, launcher)) == sorted(expected)
+    script = DISTRIBUTED.replace("sys.argv[4]", repr(sampler))
+    expected = lines(FOLDERS["torch"] + script, images, "torch", 0, launcher)
+    for kind in kinds:
+        assert sorted(lines(FOLDERS[kind] + script, images, kind, 0, launcher)) == sorted(expected)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kind", "workers"), [("loader", 0), ("loader", 2)])
+def test_a_script_of_steps_that_draws_between_batches_and_ends_within_a_pass(
+    home: Any, images: Path, kind: str, workers: int
+) -> None:
+    assert lines(FOLDERS[kind] + STEPS, images, kind, workers) == lines(FOLDERS["torch"] + STEPS, images, kind, workers)
 
 
 @pytest.mark.timeout(300)
