@@ -257,8 +257,197 @@ impl Connection {
 mod tests {
     use super::*;
     use crate::protocol::{Frames, Malformed};
-    use std::io::Read;
+    use std::future::Future;
+    use std::io::{Read, Write};
     use std::rc::Rc;
+
+    /// A connection, and its client's end.
+    fn pair(id: u64) -> (Rc<Connection>, std::os::unix::net::UnixStream) {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("set");
+        let stream = UnixStream::from_std(ours).expect("a stream");
+        (Rc::new(Connection::new(id, stream)), theirs)
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        tokio::task::LocalSet::new().block_on(&runtime.expect("runtime"), test);
+    }
+
+    fn handle(index: u32) -> Handle {
+        Handle { index, generation: 0 }
+    }
+
+    fn adopted(id: u64) -> Say {
+        Say::Adopted { id, whole: true }
+    }
+
+    /// Sends a message with so many descriptors.
+    fn send(theirs: &std::os::unix::net::UnixStream, bytes: &[u8], descriptors: usize) {
+        let file = std::fs::File::open("/dev/null").expect("opened");
+        let fds = vec![file.as_fd(); descriptors];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        let sent = rustix::net::sendmsg(theirs, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL);
+        assert_eq!(sent.expect("sent"), bytes.len());
+    }
+
+    #[test]
+    fn a_client_that_leaves_in_the_middle_of_a_frame_has_said_nothing() {
+        run(async {
+            let (connection, mut theirs) = pair(1);
+            let frame = adopted(1).encode();
+            theirs.write_all(&frame[..frame.len() - 1]).expect("written");
+            drop(theirs);
+            let (mut buffer, mut fds, mut frames) = (vec![0; 64], VecDeque::new(), Frames::default());
+            let mut heard = 0;
+            loop {
+                match connection.hear(&mut buffer, &mut fds).await.expect("heard") {
+                    0 => break,
+                    n => frames.feed(&buffer[..n]),
+                }
+                let count = |_: &[u8]| -> Result<(), Malformed> {
+                    heard += 1;
+                    Ok(())
+                };
+                frames.drain(count).expect("well-formed");
+            }
+            assert_eq!(
+                (heard, connection.is_closed()),
+                (0, false),
+                "who closes it is the agent"
+            );
+        });
+    }
+
+    #[test]
+    fn descriptors_come_with_their_message_and_more_than_any_needs_end_the_connection() {
+        run(async {
+            let (connection, theirs) = pair(1);
+            let (mut buffer, mut fds) = (vec![0; 64], VecDeque::new());
+            for held in 1..=MOST_FDS {
+                send(&theirs, b"x", 1);
+                assert_eq!(connection.hear(&mut buffer, &mut fds).await.expect("heard"), 1);
+                assert_eq!(fds.len(), held);
+            }
+            send(&theirs, b"x", 1);
+            let refused = connection.hear(&mut buffer, &mut fds).await.expect_err("too many");
+            assert_eq!(refused.kind(), io::ErrorKind::Other);
+        });
+    }
+
+    #[test]
+    fn what_the_socket_does_not_take_waits_in_the_order_of_saying() {
+        run(async {
+            let (connection, mut theirs) = pair(1);
+            let long = Say::Notice {
+                body: "x".repeat(1 << 20),
+            };
+            connection.say(&long);
+            assert!(
+                !connection.unsent.borrow().is_empty(),
+                "a socket has no room for a mebibyte"
+            );
+            let before = connection.unsent.borrow().len();
+            connection.say(&adopted(2));
+            assert_eq!(connection.unsent.borrow().len(), before + adopted(2).encode().len());
+            let drain = Rc::clone(&connection);
+            let drain = tokio::task::spawn_local(async move { drain.drain().await });
+            let expected = [long.encode(), adopted(2).encode()].concat();
+            let len = expected.len();
+            let reading = tokio::task::spawn_blocking(move || {
+                let mut heard = vec![0; len];
+                theirs.read_exact(&mut heard).expect("read");
+                (heard, theirs)
+            });
+            let (heard, theirs) = reading.await.expect("read");
+            assert!(heard == expected, "whole and in order");
+            // It ends with the connection, though nothing is left to send.
+            connection.close();
+            drain.await.expect("ran");
+            drop(theirs);
+        });
+    }
+
+    #[test]
+    fn sending_ends_when_the_client_is_gone() {
+        run(async {
+            let (connection, theirs) = pair(1);
+            connection.say(&Say::Notice {
+                body: "x".repeat(1 << 20),
+            });
+            drop(theirs);
+            connection.drain().await;
+            connection.say(&adopted(2));
+        });
+    }
+
+    #[test]
+    fn who_waits_for_the_end_hears_of_it_also_when_it_has_come() {
+        run(async {
+            let (connection, _theirs) = pair(1);
+            let waiting = Rc::clone(&connection);
+            let waiting = tokio::task::spawn_local(async move { waiting.ended().await });
+            tokio::task::yield_now().await;
+            assert!(!waiting.is_finished() && !connection.is_closed());
+            connection.close();
+            waiting.await.expect("ran");
+            connection.ended().await;
+        });
+    }
+
+    #[test]
+    fn only_what_a_connection_leases_comes_back_from_it() {
+        run(async {
+            let (connection, _theirs) = pair(1);
+            connection.lease(7, [1, 2, 1].map(handle).into_iter());
+            connection.lease(8, [1].map(handle).into_iter());
+            let older = Handle {
+                index: 2,
+                generation: 1,
+            };
+            let back = connection.unlease(7, vec![handle(1), handle(3), older, handle(1), handle(1)]);
+            assert_eq!(back, [handle(1), handle(1)]);
+            assert!(connection.unlease(8, vec![handle(2)]).is_empty());
+            assert_eq!(connection.unlease_all(7), [handle(2)]);
+            assert!(connection.unlease_all(7).is_empty());
+            assert_eq!(connection.unlease(8, vec![handle(1)]), [handle(1)]);
+        });
+    }
+
+    #[test]
+    fn leases_are_handed_over_all_or_none() {
+        run(async {
+            let ((from, _a), (to, _b)) = (pair(1), pair(2));
+            from.lease(7, [1, 1, 2].map(handle).into_iter());
+            assert!(
+                !from.hand_over(7, &[1, 2, 3].map(handle), &to),
+                "one of them isn't held"
+            );
+            assert!(!from.hand_over(8, &[1].map(handle), &to), "of another job");
+            assert_eq!(to.close().len(), 0);
+            assert!(from.hand_over(7, &[1, 2].map(handle), &to));
+            assert_eq!(from.unlease_all(7), [handle(1)]);
+            assert_eq!(to.unlease_all(7), [handle(1), handle(2)]);
+        });
+    }
+
+    #[test]
+    fn a_dead_connection_gives_back_all_that_it_leased_and_that_once() {
+        run(async {
+            let (connection, _theirs) = pair(1);
+            connection.lease(7, [3, 1, 3].map(handle).into_iter());
+            connection.lease(9, [2].map(handle).into_iter());
+            let back = connection.close();
+            assert_eq!(back.len(), 2);
+            assert_eq!(
+                (&back[&7], &back[&9]),
+                (&[1, 3, 3].map(handle).to_vec(), &vec![handle(2)])
+            );
+            assert!(connection.is_closed() && connection.close().is_empty());
+        });
+    }
 
     #[test]
     fn a_large_message_with_descriptors_stays_whole_whatever_is_said_meanwhile() {

@@ -757,6 +757,78 @@ mod tests {
         }
     }
 
+    /// Feeds bytes in; the frames that were cut out, or the length of the one that was refused.
+    fn cut(frames: &mut Frames, bytes: &[u8]) -> Result<Vec<Vec<u8>>, usize> {
+        let mut cut = Vec::new();
+        frames.feed(bytes);
+        let take = |frame: &[u8]| -> Result<(), Malformed> {
+            cut.push(frame.to_vec());
+            Ok(())
+        };
+        frames.drain(take).map_err(|malformed| malformed.len)?;
+        Ok(cut)
+    }
+
+    #[test]
+    fn a_frame_that_is_empty_or_too_long_is_refused_before_its_body_comes() {
+        let head = |len: usize| (len as u32).to_le_bytes();
+        assert_eq!(cut(&mut Frames::default(), &head(0)), Err(0));
+        assert_eq!(cut(&mut Frames::default(), &head(MAX_FRAME + 1)), Err(MAX_FRAME + 1));
+        let mut frames = Frames::default();
+        assert_eq!(cut(&mut frames, &head(MAX_FRAME)), Ok(vec![]), "this one is waited for");
+        assert_eq!(cut(&mut frames, &[0; 100]), Ok(vec![]));
+    }
+
+    #[test]
+    fn what_follows_a_frame_is_the_next_one() {
+        let mut frames = Frames::default();
+        assert_eq!(cut(&mut frames, &[2, 0, 0, 0, 7, 8, 1, 0, 0, 0]), Ok(vec![vec![7, 8]]));
+        assert_eq!(cut(&mut frames, &[9, 1]), Ok(vec![vec![9]]));
+        assert_eq!(cut(&mut frames, &[0, 0, 0, 5, 3]), Ok(vec![vec![5]]));
+    }
+
+    #[test]
+    fn a_message_of_another_length_than_it_says_is_malformed() {
+        for frame in asks().iter().map(Ask::encode) {
+            let is_text = matches!(frame[4], 1 | 12);
+            assert!(Ask::decode(&frame[4..frame.len() - 1]).is_err() || is_text);
+            assert!(Ask::decode(&[&frame[4..], &[0]].concat()).is_err() || is_text);
+        }
+        for frame in says().iter().map(Say::encode) {
+            let is_text = matches!(frame[4], 1 | 2 | 4 | 7);
+            assert!(Say::decode(&frame[4..frame.len() - 1]).is_err() || is_text);
+            assert!(Say::decode(&[&frame[4..], &[0]].concat()).is_err() || is_text);
+        }
+        // A count of what isn't there takes no memory.
+        let many = Writer::new(4).u64(1).u32(2).u32(3).u32(u32::MAX).done();
+        assert!(Ask::decode(&many[4..]).is_err());
+        let no_text = [&Writer::new(1).u64(1).done()[4..], &[0xff]].concat();
+        assert!(Ask::decode(&no_text).is_err() && Ask::decode(&[]).is_err() && Ask::decode(&[99]).is_err());
+    }
+
+    #[test]
+    fn the_largest_delivery_is_a_frame_that_is_taken() {
+        let item = Sent {
+            sample: 1,
+            handle: Handle {
+                index: 2,
+                generation: 3,
+            },
+            offset: 4,
+            len: 5,
+            label: -6,
+            via: Via::Disk,
+        };
+        let of = |items: usize| Say::Deliver {
+            id: 1,
+            copy: true,
+            items: vec![item; items],
+        };
+        let (empty, one) = (of(0).encode().len(), of(1).encode().len());
+        assert_eq!(one - empty, ITEM_BYTES);
+        assert!(empty - 4 + MAX_ITEMS * ITEM_BYTES <= MAX_FRAME);
+    }
+
     proptest! {
         #[test]
         fn hostile_frames_are_errors_and_nothing_else(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
