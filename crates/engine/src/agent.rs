@@ -6,6 +6,8 @@
 
 pub(crate) mod aside;
 mod library;
+#[cfg(test)]
+pub(crate) mod node;
 mod roster;
 
 use crate::calls::{Call, JobStatus, Open, Reply};
@@ -560,3 +562,6 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
         served
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -250,3 +250,6 @@ impl Agent {
         self.pools.borrow_mut().retain(|other| !Rc::ptr_eq(other, pool));
     }
 }
+
+#[cfg(test)]
+mod tests;
