@@ -394,3 +394,6 @@ fn warning_of_order(attach: &Attach, order_bytes: u64) -> Option<String> {
 fn sample_bytes(attach: &Attach) -> u64 {
     attach.ram_bytes - attach.batch_bytes.min(attach.ram_bytes)
 }
+
+#[cfg(test)]
+mod tests;

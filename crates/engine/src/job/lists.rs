@@ -134,3 +134,145 @@ impl Job {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::node::{Client, LONG, Node, run};
+    use crate::protocol::Say;
+    use foreload_plan::DigestBuilder;
+    use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
+
+    fn order(kind: OrderKind) -> Order {
+        let spec = OrderSpec {
+            dataset: DigestBuilder::new("test").finish(),
+            samples: 8,
+            kind,
+            seed: 1,
+            global_batch: 4,
+            tail: Tail::Uneven,
+        };
+        Order::new(&spec).expect("an order")
+    }
+
+    #[test]
+    fn an_event_waits_for_the_first_epoch_of_it_whose_list_is_not_there() {
+        let mut order = order(OrderKind::TorchDistributed).deferred();
+        let lister = order.lister().expect("it is listed");
+        order.take(2, lister.list(2)).expect("taken");
+        let start = |epoch| Event::Start {
+            job: 0,
+            rank: 0,
+            epoch,
+            batch: 0,
+        };
+        let batch = |epoch| Event::WantBatch {
+            request: 1,
+            job: 0,
+            rank: 0,
+            epoch,
+            batch: 0,
+        };
+        let reads = |epochs: &[u32]| Event::WantReads {
+            request: 1,
+            job: 0,
+            rank: 0,
+            reads: epochs.iter().map(|&epoch| (epoch, 0)).collect(),
+        };
+        let unknown = |event: Event| super::unknown(&event, Some(&order));
+        assert_eq!([unknown(start(2)), unknown(start(3))], [None, Some(3)]);
+        assert_eq!([unknown(batch(2)), unknown(batch(1))], [None, Some(1)]);
+        assert_eq!([unknown(reads(&[2, 2])), unknown(reads(&[2, 5, 4]))], [None, Some(5)]);
+        let samples = Event::WantSamples {
+            request: 1,
+            job: 0,
+            rank: 0,
+            samples: vec![1],
+        };
+        assert_eq!([unknown(samples), unknown(reads(&[]))], [None, None]);
+        assert_eq!(super::unknown(&start(3), None), None, "the job is over");
+    }
+
+    #[test]
+    fn lists_are_made_of_orders_that_are_drawn_and_of_no_others() {
+        assert!(Lists::of(&order(OrderKind::TorchDistributed), true).lister.is_some());
+        assert!(Lists::of(&order(OrderKind::Keyed), true).lister.is_none());
+        assert!(
+            Lists::of(&order(OrderKind::Supplied { length: 8 }), true)
+                .lister
+                .is_none()
+        );
+    }
+
+    /// A job whose lists are made here, and its client.
+    async fn job(node: &Node) -> (Rc<Job>, Client) {
+        let mut attach = node.attachment(node.dataset("a", &[100; 8]));
+        attach.order.kind = OrderKind::TorchDistributed;
+        let client = node.client();
+        let (job, _) = node.attach(&client, attach).await.expect("attached");
+        (job, client)
+    }
+
+    fn batch(request: u64, job: u32, epoch: u32, batch: u64) -> Event {
+        Event::WantBatch {
+            request,
+            job,
+            rank: 0,
+            epoch,
+            batch,
+        }
+    }
+
+    #[test]
+    fn what_needs_a_list_waits_for_it_and_all_that_is_said_later_behind_it() {
+        run(LONG, |node| async move {
+            let (job, mut client) = job(&node).await;
+            assert!(job.makes_lists());
+            job.hear(Event::Start {
+                job: job.id,
+                rank: 0,
+                epoch: 3,
+                batch: 0,
+            });
+            job.want(&client.connection, 1, |request| batch(request, job.id, 3, 0));
+            job.want(&client.connection, 2, |request| Event::WantSamples {
+                request,
+                job: job.id,
+                rank: 0,
+                samples: vec![5],
+            });
+            job.want(&client.connection, 3, |request| batch(request, job.id, 3, 1));
+            assert_eq!(job.lists.borrow().waiting.len(), 4);
+            job.withdraw(&client.connection, Some(3));
+            let expected = Order::new(&job.attach.order)
+                .expect("an order")
+                .epoch(3)
+                .expect("known");
+            let expected: Vec<u64> = (0..4).map(|position| expected.sample_at(position)).collect();
+            let mut told = Vec::new();
+            for _ in 0..2 {
+                let Say::Deliver { id, items, .. } = client.hear().await else {
+                    panic!("a delivery")
+                };
+                told.push((id, items.iter().map(|item| item.sample).collect::<Vec<_>>()));
+            }
+            told.sort();
+            assert_eq!(told, [(1, expected), (2, vec![5])]);
+            assert!(job.lists.borrow().waiting.is_empty());
+            // What was withdrawn meanwhile was never asked of the plan: the batch is still to be had.
+            job.want(&client.connection, 4, |request| batch(request, job.id, 3, 1));
+            assert!(matches!(client.hear().await, Say::Deliver { id: 4, .. }));
+        });
+    }
+
+    #[test]
+    fn nobody_waits_for_a_list_after_the_last_client_has_left() {
+        run(LONG, |node| async move {
+            let (job, client) = job(&node).await;
+            job.want(&client.connection, 1, |request| batch(request, job.id, 0, 0));
+            assert_eq!(job.lists.borrow().waiting.len(), 1);
+            node.leave(&client);
+            assert!(job.lists.borrow().waiting.is_empty() && !job.waits());
+        });
+    }
+}
