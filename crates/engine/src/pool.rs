@@ -742,3 +742,6 @@ impl Pool {
         replay::replay(fresh, self.state.borrow().plan.log()).map_err(|e| e.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -381,3 +381,175 @@ fn checks(shelf: &Shelf, dataset: &Dataset, load: &Load) -> Vec<Check> {
     }
     checks
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::node::{LONG, Node, bytes, leases, run, until};
+    use crate::calls::{Attach, DiskShare};
+    use foreload_plan::action::{Handle, Piece, Source};
+
+    fn samples(request: u64, job: u32, samples: &[u64]) -> Event {
+        Event::WantSamples {
+            request,
+            job,
+            rank: 0,
+            samples: samples.to_vec(),
+        }
+    }
+
+    fn file(node: &Node, sample: u64) -> std::path::PathBuf {
+        node.directory.path().join(format!("a/{sample:03}"))
+    }
+
+    fn load(pieces: Vec<Piece>) -> Load {
+        Load {
+            job: 0,
+            source: Source::Bucket,
+            object: 0,
+            offset: 0,
+            len: pieces.iter().map(|piece| piece.at + piece.len).max().unwrap_or(0),
+            pieces,
+            deadline_ns: 0,
+            attempt: 0,
+            hedge: false,
+        }
+    }
+
+    fn piece(block: u64, at: u64, len: u64, content_len: u64) -> Piece {
+        Piece {
+            content: Content::block(block),
+            handle: Handle {
+                index: 0,
+                generation: 0,
+            },
+            at,
+            slot_offset: 0,
+            len,
+            content_offset: 0,
+            content_len,
+        }
+    }
+
+    #[test]
+    fn each_sample_is_checked_once_where_the_index_has_its_checksum() {
+        run(LONG, |node| async move {
+            let number = node.dataset("a", &[100, 200, 300]);
+            let (job, _) = node
+                .attach(&node.client(), node.attachment(number))
+                .await
+                .expect("attached");
+            let shelf = job.pool.look(|plan| plan.library().shelves()[0].clone());
+            let dataset = node.opened(number);
+            let checks = |pieces| {
+                let checks = checks(&shelf, &dataset, &load(pieces)).into_iter();
+                checks
+                    .map(|it| (it.sample, it.piece, it.at, it.len))
+                    .collect::<Vec<_>>()
+            };
+            let two = vec![piece(1, 0, 200, 200), piece(2, 250, 300, 300)];
+            assert_eq!(checks(two), [(1, 0, 0, 200), (2, 1, 250, 300)]);
+            // What comes with the one before it, and a part of a large one.
+            let within = vec![piece(1, 0, 200, 200), piece(1, 0, 200, 200), piece(2, 200, 50, 300)];
+            assert_eq!(checks(within), [(1, 0, 0, 200), (2, 2, 200, 50)]);
+        });
+    }
+
+    #[test]
+    fn damaged_or_missing_bytes_reach_nobody_and_the_next_try_begins_anew() {
+        run(LONG, |node| async move {
+            let attach = node.attachment(node.dataset("a", &[100, 200, 300, 400]));
+            let mut client = node.client();
+            let (job, _) = node.attach(&client, attach).await.expect("attached");
+            std::fs::write(file(&node, 1), vec![7; 200]).expect("written");
+            std::fs::remove_file(file(&node, 2)).expect("removed");
+            for (id, sample, kind) in [(1, 1, "corrupt"), (2, 2, "not-found")] {
+                job.want(&client.connection, id, |request| samples(request, job.id, &[0, sample]));
+                let (told, trouble) = client.trouble().await;
+                assert_eq!((told, trouble.sample, trouble.kind.as_str()), (id, Some(sample), kind));
+            }
+            assert!(job.pool.state.borrow().troubles.is_empty(), "all have heard of it");
+            assert_eq!(leases(&job), 0);
+            std::fs::write(file(&node, 1), bytes(1, 200)).expect("written");
+            job.want(&client.connection, 3, |request| samples(request, job.id, &[1]));
+            let Say::Deliver { items, .. } = client.hear().await else {
+                panic!("a delivery")
+            };
+            let there = job.pool.cache.map().bytes(items[0].offset, items[0].len);
+            assert_eq!(there, Some(&bytes(1, 200)[..]));
+            assert!(job.pool.state.borrow().cancels.is_empty());
+        });
+    }
+
+    /// With little memory and a disk.
+    fn on_disk(node: &Node, attach: Attach) -> Attach {
+        let share = DiskShare {
+            directory: node.directory.path().join("disk"),
+            capacity_bytes: 512 << 20,
+            pinned: None,
+        };
+        Attach {
+            disks: vec![share],
+            ram_bytes: (1 << 16) + (32 << 10),
+            ..attach
+        }
+    }
+
+    #[test]
+    fn what_one_job_left_on_disk_the_next_one_reads_from_there() {
+        run(LONG, |node| async move {
+            let number = node.dataset("a", &[4000; 20]);
+            let attach = on_disk(&node, node.attachment(number));
+            let mut client = node.client();
+            let (job, _) = node.attach(&client, attach.clone()).await.expect("attached");
+            let batch = |request, job, batch| Event::WantBatch {
+                request,
+                job,
+                rank: 0,
+                epoch: 0,
+                batch,
+            };
+            for at in 0..5 {
+                job.want(&client.connection, at, |request| batch(request, job.id, at));
+                let Say::Deliver { items, .. } = client.hear().await else {
+                    panic!("a delivery")
+                };
+                let handles = items.iter().map(|item| item.handle).collect();
+                let handles = client.connection.unlease(job.id, handles);
+                job.pool.step(Event::Release { handles });
+            }
+            until(|| job.pool.look(|plan| plan.demand().in_flight == 0)).await;
+            until(|| job.stats().kept_samples > 0 && job.pool.state.borrow().cancels.is_empty()).await;
+            let kept = job.stats().kept_samples;
+            node.leave(&client);
+            node.end(&job);
+            let mut client = node.client();
+            let attach = Attach {
+                session: "second".into(),
+                ..attach
+            };
+            let (job, joined) = node.attach(&client, attach).await.expect("attached");
+            let found = job.pool.found(&job);
+            assert!(!joined && found >= kept && found < 20, "{found} of {kept}");
+            let all: Vec<u64> = (0..20).collect();
+            for some in all.chunks(4) {
+                job.want(&client.connection, some[0], |request| samples(request, job.id, some));
+                let Say::Deliver { items, .. } = client.hear().await else {
+                    panic!("a delivery")
+                };
+                for item in &items {
+                    let there = job.pool.cache.map().bytes(item.offset, item.len);
+                    assert_eq!(there, Some(&bytes(item.sample, 4000)[..]));
+                }
+                let handles = items.iter().map(|item| item.handle).collect();
+                let handles = client.connection.unlease(job.id, handles);
+                job.pool.step(Event::Release { handles });
+            }
+            assert!(job.stats().disk_hits > 0);
+            assert_eq!(
+                job.stats().disk_hits + job.stats().bucket_reads + job.stats().ram_hits,
+                20
+            );
+        });
+    }
+}
