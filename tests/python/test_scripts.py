@@ -167,6 +167,83 @@ for step in range(12):
 # It ends within a pass.
 """
 
+PREFETCHED = """
+import sys, torch
+import numpy as np
+from functools import partial
+from torch import nn
+from torch.utils.data import Sampler
+
+def begin(worker_id, seeding):
+    info = torch.utils.data.get_worker_info()
+    assert info.id == worker_id
+    np.random.seed(info.seed % (2**32 - 1))
+
+class Augment:
+    def __init__(self, is_random):
+        self.is_random = is_random
+    def __call__(self, image):
+        found = np.rollaxis(np.array(image, dtype=np.uint8), 2)
+        turned = self.is_random and np.random.rand() < 0.5
+        return found[:, :, ::-1].copy() if turned else found
+
+def fast_collate(batch):
+    images = torch.zeros((len(batch), *batch[0][0].shape), dtype=torch.uint8)
+    for image, (array, _) in zip(images, batch):
+        image += torch.from_numpy(array)
+    return images, torch.tensor([target for _, target in batch])
+
+class Ordered(Sampler):
+    def __init__(self, dataset):
+        self.dataset = dataset
+    def __len__(self):
+        return len(self.dataset)
+    def __iter__(self):
+        return iter(range(len(self.dataset)))
+
+class Prefetched:
+    # A batch ahead of the loop, as if it were on its way to a device.
+    def __init__(self, loader):
+        self.loader = loader
+    def __iter__(self):
+        at_hand = None
+        for images, targets in self.loader:
+            upcoming = images.float().sub_(127).div_(64), targets
+            if at_hand is not None:
+                yield at_hand
+            at_hand = upcoming
+        yield at_hand
+    def __len__(self):
+        return len(self.loader)
+    dataset = property(lambda self: self.loader.dataset)
+    sampler = property(lambda self: self.loader.sampler)
+
+def create_loader(dataset, is_training, workers):
+    # The transform is the loader's affair, and the data set is made already.
+    dataset.transform = Augment(is_training and sys.argv[2] != "loader")
+    sampler = torch.utils.data.RandomSampler(dataset) if is_training and sys.argv[2] == "loader" else None if is_training else Ordered(dataset)
+    return Prefetched(DataLoader(
+        dataset, batch_size=8, shuffle=is_training and sampler is None, sampler=sampler, drop_last=is_training, num_workers=workers,
+        collate_fn=fast_collate, worker_init_fn=partial(begin, seeding="all"), persistent_workers=workers > 0,
+    ))
+
+torch.manual_seed(42), np.random.seed(42)
+workers = int(sys.argv[3])
+loaders = [create_loader(ImageFolder(sys.argv[1]), is_training, workers) for is_training in (True, False)]
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for of in (loaders[0].dataset, loaders[0].sampler):
+        if hasattr(of, "set_epoch"):
+            of.set_epoch(epoch)
+    for images, targets in loaders[0]:
+        loss = nn.functional.cross_entropy(model(images), targets)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        print(epoch, loss.item().hex())
+    with torch.inference_mode():
+        print([model(images).argmax(1).tolist() for images, _ in loaders[1]], len(loaders[0]), len(loaders[1]))
+"""
+
 TRAINER = """
 import random, sys
 import numpy as np
@@ -292,6 +369,15 @@ def test_a_script_of_steps_that_draws_between_batches_and_ends_within_a_pass(
     home: Any, images: Path, kind: str, workers: int
 ) -> None:
     assert lines(FOLDERS[kind] + STEPS, images, kind, workers) == lines(FOLDERS["torch"] + STEPS, images, kind, workers)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kind", "workers"), [("dataset", 2), ("loader", 2)])
+def test_a_script_whose_library_makes_the_loader_and_prefetches(
+    home: Any, images: Path, kind: str, workers: int
+) -> None:
+    expected = lines(FOLDERS["torch"] + PREFETCHED, images, kind, workers)
+    assert lines(FOLDERS[kind] + PREFETCHED, images, kind, workers) == expected
 
 
 @pytest.mark.timeout(300)
