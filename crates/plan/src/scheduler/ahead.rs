@@ -526,4 +526,16 @@ mod tests {
         hand.step(Event::Budget { ram_bytes: 64 << 10 });
         assert_eq!(hand.objects(), [4, 5, 6, 7]);
     }
+
+    #[test]
+    fn while_memory_is_short_not_even_what_is_there_is_planned_again() {
+        let mut hand = hand(Policy::Foreload, 4);
+        hand.want(1, 0, 0);
+        hand.land_all();
+        assert!(hand.plan.windows.ahead > 0);
+        hand.step(Event::Budget { ram_bytes: 2048 });
+        assert_eq!((hand.used_bytes(), hand.plan.windows.ahead), (4096, 0));
+        hand.give_back(1);
+        assert!(hand.used_bytes() <= 2048, "so it leaves when it is given back");
+    }
 }

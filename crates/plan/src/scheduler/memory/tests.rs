@@ -114,6 +114,17 @@ fn look_ahead_takes_nothing_that_is_kept_or_planned() {
 }
 
 #[test]
+fn look_ahead_takes_nothing_that_is_kept_either_where_a_smaller_budget_tears_staging() {
+    let mut hand = hand(Policy::Foreload);
+    hand.land_all();
+    hand.step(Event::Budget { ram_bytes: 12 << 10 });
+    assert_eq!(there(&hand, 0..100), (0..12).collect::<Vec<_>>());
+    hand.read(1, 0, 0);
+    hand.read(2, 0, 1);
+    assert_eq!(there(&hand, 0..100), (0..12).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_read_that_is_waited_for_takes_the_memory_of_what_is_furthest_ahead() {
     let mut hand = Hand::bare(settings(Policy::Foreload, 16 << 10), &reads(&[1000; 100], 2));
     // Nothing is planned before both ranks have started.

@@ -116,7 +116,9 @@ fn a_read_that_is_named_twice_is_also_a_read_of_its_own() {
     assert_eq!((hand.delivered(1), hand.delivered(2)), (vec![1, 2, 1], vec![2]));
     [1, 2].into_iter().for_each(|request| hand.give_back(request));
     assert_eq!(hand.used_bytes(), 0);
-    // One that was read already, too; what is left of the batch is still of the plan.
+    // The batch isn't there as a whole any more, but what is left of it is still of the plan.
+    hand.want(4, 0, 0);
+    assert_eq!(hand.refused(4), NO_SUCH);
     hand.want_reads(3, &[(0, 1), (0, 0), (0, 3)]);
     hand.land_all();
     assert_eq!(hand.delivered(3), [1, 0, 3]);

@@ -205,8 +205,9 @@ fn a_read_is_over_once_and_then_counts_no_more() {
     windows.begin(0, 0);
     assert!(windows.reach(0, 0));
     plan(&mut windows, 0, 0, 0);
-    assert_eq!((windows.ahead, windows.reader(0).map(|it| it.ahead)), (1, Some(1)));
     let line = windows.line_at(0, 0);
+    windows.line(line).expect("there").entries[0].waiter = 5;
+    assert_eq!((windows.ahead, windows.reader(0).map(|it| it.ahead)), (1, Some(1)));
     for _ in 0..2 {
         windows.close(line, 0);
         assert_eq!((windows.ahead, windows.reader(0).map(|it| it.ahead)), (0, Some(0)));
@@ -453,13 +454,36 @@ fn of_lists_that_are_made_here_those_go_that_nobody_is_in() {
     supply(&mut windows, 1);
     assert_eq!(known(&windows), [0, 1]);
     windows.begin(0, 4);
-    // The list that came last stays for who may be about to begin there.
     supply(&mut windows, 2);
     assert_eq!(known(&windows), [0, 2]);
     assert!(windows.epoch(0, 3).is_none());
     assert_eq!(windows.reader(0).expect("joined").order.missing(), Some(3));
     windows.begin(1, 4);
     assert_eq!(known(&windows), [2]);
+}
+
+#[test]
+fn before_another_list_is_made_those_go_that_nobody_is_in_but_for_the_one_that_came_last() {
+    let mut reader = of_kind(0, 8, OrderKind::TorchDistributed);
+    let lister = reader.order.lister().expect("it is listed");
+    reader.order = reader.order.deferred();
+    let mut windows = with(reader);
+    [0, 1].into_iter().for_each(|place| windows.begin(place, 0));
+    for epoch in [0, 5] {
+        windows.supply(0, epoch, lister.list(epoch)).expect("taken");
+    }
+    for place in [0, 1] {
+        assert!(windows.reach(place, 1));
+        [0, 1].into_iter().for_each(|step| end_line(&mut windows, place, step));
+    }
+    assert_eq!(
+        known(&windows),
+        [0, 5],
+        "they are in the second epoch, and nothing was made since"
+    );
+    assert!(!windows.reach(0, 2));
+    // Somebody may be about to begin there.
+    assert_eq!(known(&windows), [5]);
 }
 
 #[test]
