@@ -242,6 +242,25 @@ async fn what_was_signed_before_the_credentials_were_renewed_is_signed_again() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_can_not_be_is_told_from_others() {
+    let bucket = Bucket::start_default().unwrap();
+    let with = |endpoint: String, virtual_host| SourceOptions {
+        endpoint: Some(endpoint),
+        virtual_host,
+        ..options(&bucket)
+    };
+    let host = bucket.endpoint().replace("http://", "");
+    let source = Source::open("s3://bench/data", &with(format!("https://{host}"), None)).unwrap();
+    let error = source
+        .fetch("a", 0..1, None, soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("doesn't speak TLS"), "{error}");
+    let error = Source::open("s3://bench/data", &with("http://127.0.0.1:1".into(), Some(true))).unwrap_err();
+    assert!(error.to_string().contains("leave virtual_host out"), "{error}");
+}
+
+#[tokio::test]
 async fn a_session_token_is_signed() {
     let keys = Keys {
         session_token: Some("token/+=".into()),

@@ -230,7 +230,7 @@ impl Bucket {
                 });
                 path = target;
             } else {
-                let error = answer::error_of(&mut response).await;
+                let error = answer::error_of(&mut response, answer::Asked::Object).await;
                 // Others may have come since this one was signed: whoever brought them asks for no more.
                 if error.kind() != ErrorKind::Denied || redirected || !self.identity.was_renewed(&authorization) {
                     return Err(error);

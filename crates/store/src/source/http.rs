@@ -218,16 +218,21 @@ pub(crate) fn failed(step: &str, error: std::io::Error) -> Error {
 
 /// A certificate or protocol error of TLS does not go away by itself.
 pub(crate) fn tls_failed(host: &str, error: std::io::Error) -> Error {
-    let kind = match error
-        .get_ref()
-        .and_then(|e| e.downcast_ref::<tokio_rustls::rustls::Error>())
-    {
-        Some(_) => ErrorKind::Invalid,
-        None => ErrorKind::Unavailable,
+    use tokio_rustls::rustls::Error as Tls;
+    let (kind, remedy) = match error.get_ref().and_then(|e| e.downcast_ref::<Tls>()) {
+        Some(Tls::InvalidMessage(_)) => (
+            ErrorKind::Invalid,
+            Some("this port doesn't speak TLS: write http:// for it, or name another"),
+        ),
+        Some(_) => (
+            ErrorKind::Invalid,
+            Some("is the certificate signed by a private authority? Name its PEM file as ca_file"),
+        ),
+        None => (ErrorKind::Unavailable, None),
     };
     let error = Error::new(kind, format!("no TLS connection to {host}: {error}")).with_source(error);
-    if kind == ErrorKind::Invalid {
-        return error.with_remedy("is the certificate signed by a private authority? Name its PEM file as ca_file");
+    match remedy {
+        Some(remedy) => error.with_remedy(remedy),
+        None => error,
     }
-    error
 }

@@ -8,19 +8,36 @@ use std::time::Duration;
 
 // Error documents of the stores have a few hundred bytes.
 const MAX_ERROR_BYTES: usize = 16 << 10;
+const NO_BUCKET: &str = "check the bucket's name, the keys and the endpoint, which doesn't name the bucket";
 
-/// Turns an answer without the wanted status into an error; reads its body for the store's own words.
-pub(crate) async fn error_of(response: &mut Response) -> Error {
-    let body = response.collect(MAX_ERROR_BYTES).await.unwrap_or_default();
-    classify(&response.head, &String::from_utf8_lossy(&body))
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Object,
+    Listing,
 }
 
-fn classify(head: &Head, body: &str) -> Error {
+/// Turns an answer without the wanted status into an error; reads its body for the store's own words.
+pub(crate) async fn error_of(response: &mut Response, asked: Asked) -> Error {
+    let body = response.collect(MAX_ERROR_BYTES).await.unwrap_or_default();
+    classify(&response.head, &String::from_utf8_lossy(&body), asked)
+}
+
+fn classify(head: &Head, body: &str, asked: Asked) -> Error {
     let code = tag(body, "Code").or_else(|| head.get("x-ms-error-code")).unwrap_or("");
     let words = tag(body, "Message")
-        .map(|m| m.chars().take(300).collect::<String>())
+        .map(|m| {
+            quick_xml::escape::unescape(m)
+                .unwrap_or(m.into())
+                .chars()
+                .take(300)
+                .collect::<String>()
+        })
         .unwrap_or_default();
-    let (kind, remedy) = kind_of(head.status, code);
+    let (kind, remedy) = match kind_of(head.status, code) {
+        (ErrorKind::NotFound, _) if asked == Asked::Listing => (ErrorKind::NotFound, NO_BUCKET),
+        told => told,
+    };
     let mut detail = format!("the store answered {}", head.status);
     for part in [code, &words] {
         if !part.is_empty() {
@@ -44,13 +61,14 @@ fn kind_of(status: u16, code: &str) -> (ErrorKind, &'static str) {
             "the session has ended: sign in again, or pass a credential_provider that renews itself",
         ),
         (_, "RequestTimeTooSkewed") => (K::Denied, "this machine's clock is wrong: set it, best by NTP"),
-        (_, "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken") => (
+        (_, "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken" | "InvalidTokenId") => (
             K::Denied,
             "access key, secret or session token are wrong for this endpoint",
         ),
+        (_, "AuthorizationHeaderMalformed") => (K::Invalid, "the bucket is in another region: set `region`"),
         (_, "SlowDown" | "RequestLimitExceeded" | "ServerBusy" | "Throttling") | (429, _) => (K::Throttled, ""),
         (_, "RequestTimeout") => (K::Unavailable, ""),
-        (_, "NoSuchBucket" | "ContainerNotFound") => (K::NotFound, "check the bucket's name and the endpoint"),
+        (_, "NoSuchBucket" | "ContainerNotFound") => (K::NotFound, NO_BUCKET),
         (404 | 410, _) => (
             K::NotFound,
             "the object is gone: `foreload index --update` renews the index",
@@ -185,6 +203,20 @@ mod tests {
         assert_eq!(kind(404, "NoSuchKey"), ErrorKind::NotFound);
         assert_eq!(kind(412, ""), ErrorKind::Changed);
         assert_eq!(kind(400, "RequestTimeout"), ErrorKind::Unavailable);
+        assert_eq!(kind(403, "InvalidTokenId"), ErrorKind::Denied);
+        let said = |status: u16, code: &str, asked| {
+            let mut head = format!("HTTP/1.1 {status} No\r\n\r\n").into_bytes();
+            let body = format!("<Error><Code>{code}</Code><Message>say &#34;us&quot; &amp; go</Message></Error>");
+            classify(&Head::parse(&mut head).unwrap().unwrap(), &body, asked).to_string()
+        };
+        let region = said(400, "AuthorizationHeaderMalformed", Asked::Object);
+        assert!(
+            region.contains("say \"us\" & go") && region.contains("set `region`"),
+            "{region}"
+        );
+        assert!(said(404, "NoSuchKey", Asked::Object).contains("the object is gone"));
+        assert!(said(404, "InvalidAccessKey", Asked::Listing).contains("check the bucket's name"));
+        assert!(said(403, "InvalidTokenId", Asked::Object).contains("session token are wrong"));
         assert_eq!(
             tag("<Error><Code>A</Code><Message>b c</Message></Error>", "Message"),
             Some("b c")

@@ -67,7 +67,7 @@ impl Bucket {
             }
             match self.corrected(&response, &site) {
                 Some(corrected) => site = corrected,
-                None => return Err(answer::error_of(&mut response).await),
+                None => return Err(answer::error_of(&mut response, answer::Asked::Listing).await),
             }
         }
         Err(Error::new(

@@ -44,6 +44,10 @@ pub(crate) fn site_of(address: &Address, settings: &Settings, profile: Option<&P
         (Cloud::S3, None) => return amazon_site(name, &region, options.virtual_host),
         (Cloud::S3, Some(endpoint)) if options.virtual_host == Some(true) => {
             let (scheme, host) = endpoint.split_once("://").unwrap_or(("https", &endpoint));
+            if parse(&format!("{scheme}://{host}")).is_ok_and(|url| !matches!(url.host(), Some(url::Host::Domain(_)))) {
+                let error = format!("virtual_host: {endpoint:?} is an address, and no bucket has a name below one");
+                return Err(Error::invalid(error).with_remedy("leave virtual_host out"));
+            }
             if host.starts_with(&format!("{name}.")) {
                 endpoint.clone()
             } else {
