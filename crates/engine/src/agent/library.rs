@@ -168,24 +168,36 @@ impl Agent {
 
     /// Keeps data sets that nobody holds for the lingering time: whoever restarts need not open them anew.
     pub(super) fn drop_unheld_later(&self) {
-        for number in self.unheld_now() {
-            self.unheld.borrow_mut().entry(number).or_insert_with(Instant::now);
-        }
         let Some(agent) = self.this() else { return };
-        if agent.unheld.borrow().is_empty() {
-            return;
-        }
         tokio::task::spawn_local(async move {
-            tokio::time::sleep(agent.settings.linger).await;
-            let still = agent.unheld_now();
-            agent.unheld.borrow_mut().retain(|number, since| {
-                let over = since.elapsed() >= agent.settings.linger && still.contains(number);
-                if over {
-                    agent.datasets.borrow_mut().remove(number);
+            // Whoever has just let go of a job has its data sets for a moment more; what still finishes something of it, until it is looked at again.
+            tokio::task::yield_now().await;
+            agent.look_at_unheld();
+            loop {
+                tokio::time::sleep(agent.settings.linger).await;
+                if !agent.look_at_unheld() {
+                    break;
                 }
-                !over && still.contains(number)
-            });
+            }
         });
+    }
+
+    /// Lets data sets go that nobody has held for the lingering time. Whether there are others that nobody holds.
+    fn look_at_unheld(&self) -> bool {
+        let now = self.unheld_now();
+        let mut unheld = self.unheld.borrow_mut();
+        unheld.retain(|number, _| now.contains(number));
+        for number in now {
+            unheld.entry(number).or_insert_with(Instant::now);
+        }
+        unheld.retain(|number, since| {
+            let over = since.elapsed() >= self.settings.linger;
+            if over {
+                self.datasets.borrow_mut().remove(number);
+            }
+            !over
+        });
+        !unheld.is_empty()
     }
 
     /// The data sets that no connection holds and no job reads.

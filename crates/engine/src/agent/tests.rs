@@ -172,14 +172,37 @@ fn nobody_gives_back_what_another_one_holds() {
 
 #[test]
 fn a_data_set_that_is_held_again_in_time_stays() {
-    run(Duration::ZERO, |node| async move {
+    run(Duration::from_millis(50), |node| async move {
         let (first, second) = (node.dataset("a", &[1]), node.dataset("b", &[1]));
         node.agent.drop_unheld_later();
-        assert_eq!(node.agent.unheld.borrow().len(), 2);
+        until(|| node.agent.unheld.borrow().len() == 2).await;
         let client = node.client();
         node.agent.hold(&client.connection, first);
         until(|| node.agent.dataset(second).is_err()).await;
         assert!(node.agent.dataset(first).is_ok() && node.agent.unheld.borrow().is_empty());
+    });
+}
+
+#[test]
+fn a_data_set_goes_when_nobody_has_held_it_for_the_lingering_time() {
+    run(Duration::ZERO, |node| async move {
+        let (held, left, read) = (
+            node.dataset("a", &[1]),
+            node.dataset("b", &[1]),
+            node.dataset("c", &[100; 8]),
+        );
+        let (client, other) = (node.client(), node.client());
+        [held, left]
+            .into_iter()
+            .for_each(|number| node.agent.hold(&client.connection, number));
+        node.agent.hold(&other.connection, held);
+        let attach = node.attachment(read);
+        node.attach(&other, attach).await.expect("attached");
+        node.leave(&client);
+        until(|| node.agent.dataset(left).is_err()).await;
+        assert!(node.agent.dataset(held).is_ok() && node.agent.dataset(read).is_ok());
+        node.leave(&other);
+        until(|| [held, read].iter().all(|&number| node.agent.dataset(number).is_err())).await;
     });
 }
 

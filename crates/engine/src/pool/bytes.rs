@@ -519,8 +519,8 @@ mod tests {
                 job.pool.step(Event::Release { handles });
             }
             until(|| job.pool.look(|plan| plan.demand().in_flight == 0)).await;
-            until(|| job.stats().kept_samples > 0 && job.pool.state.borrow().cancels.is_empty()).await;
-            let kept = job.stats().kept_samples;
+            until(|| job.stats().written_samples > 0 && job.pool.state.borrow().cancels.is_empty()).await;
+            let kept = job.stats().written_samples;
             node.leave(&client);
             node.end(&job);
             let mut client = node.client();
