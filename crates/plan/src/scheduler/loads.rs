@@ -13,6 +13,7 @@ use crate::action::{Action, Command, Completion, Failure, Load, Outcome, Piece, 
 use crate::blocks::Content;
 use crate::catalog::{MOST_RANGES, Place};
 use crate::settings::Settings;
+use std::collections::BTreeMap;
 
 /// Parts of a sample at most: a resident counts them in 16 bits. Twice as many as ranges, so that large ones have several.
 const MOST_PARTS: u64 = 2 * MOST_RANGES as u64;
@@ -23,6 +24,8 @@ pub(super) struct Loads {
     gap_bytes: u64,
     pub lanes: Lanes,
     pub flights: Flights,
+    /// Memory that somebody has begun to wait for since loads were last issued, and for whom, where several jobs read.
+    pub waited: BTreeMap<u32, Asker>,
     /// Writes to disk tiers under way.
     pub writing: u32,
     /// When the last of them ended, or the first began.
@@ -39,6 +42,7 @@ impl Loads {
             gap_bytes: settings.gap_bytes,
             lanes: Lanes::new(settings),
             flights: Flights::default(),
+            waited: BTreeMap::new(),
             writing: 0,
             written_ns: 0,
             twin_bytes: 0,
@@ -157,6 +161,7 @@ fn whole(place: Place, id: u32, residents: &mut Residents) -> Part {
 impl Scheduler {
     /// Lets queued loads fly while their lanes have room.
     pub(super) fn issue(&mut self, actions: &mut Vec<Action>) {
+        self.bring_forward();
         for source in self.loads.lanes.sources() {
             while let Some(pending) = self.loads.lanes.of_mut(source).next() {
                 if !self.is_held(&pending) {
@@ -171,6 +176,27 @@ impl Scheduler {
                 };
                 self.loads.lanes.of_mut(source).depart(&pending);
                 actions.push(self.launch(pending));
+            }
+        }
+    }
+
+    /// What a job has begun to wait for comes in its own turn, where another job queued it first.
+    fn bring_forward(&mut self) {
+        let waited = std::mem::take(&mut self.loads.waited);
+        if waited.is_empty() {
+            return;
+        }
+        let waits = |load: &Pending| -> Option<Asker> {
+            let mut askers = load.parts.iter().filter_map(|part| waited.get(&part.handle.index));
+            askers.find(|asker| asker.job != load.job).copied()
+        };
+        for source in self.loads.lanes.sources() {
+            let lane = self.loads.lanes.of_mut(source);
+            for mut load in lane.take_if(|load| waits(load).is_some()).into_iter().rev() {
+                if let Some(asker) = waits(&load) {
+                    (load.job, load.line) = (asker.job, asker.line);
+                }
+                lane.push_first(load);
             }
         }
     }

@@ -270,7 +270,13 @@ impl Scheduler {
                 self.residents.wait(resident, request);
                 self.reload(resident, line);
             }
-            _ => self.residents.wait(resident, request),
+            _ => {
+                self.residents.wait(resident, request);
+                if self.windows.readers().len() > 1 {
+                    let asker = self.asker(line);
+                    self.loads.waited.entry(resident).or_insert(asker);
+                }
+            }
         }
     }
 

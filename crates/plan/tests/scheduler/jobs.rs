@@ -116,6 +116,28 @@ fn two_jobs_over_one_data_set_hold_one_copy_and_fetch_it_once() {
 }
 
 #[test]
+fn what_a_job_waits_for_comes_in_its_own_turn_although_another_one_queued_it_first() {
+    for catalog in [
+        Arc::new(Objects(vec![1000; 3000])) as Arc<dyn Catalog>,
+        Arc::new(Shards::pack(&vec![30_000; 3000], 0, 60_000)),
+    ] {
+        // All fits, so the first job has queued all of its epoch before the second one comes.
+        let mut carrier = two(200 << 20, &catalog, reads(0, &catalog, 99, 10));
+        for batch in 0..3 {
+            let before = carrier.requests;
+            want(&mut carrier, 1, 0, batch);
+            let sent = carrier.requests - before;
+            assert!(sent <= 40, "{sent} requests went out before ten samples were there");
+        }
+        // And the first one goes on.
+        let before = carrier.requests;
+        want(&mut carrier, 0, 0, 0);
+        assert!(carrier.requests - before <= 40);
+        carrier.finish();
+    }
+}
+
+#[test]
 fn two_jobs_that_both_want_all_get_half_each_whatever_the_size_of_what_they_read() {
     for (first, second) in [(1000u64, 1000u64), (1000, 8000)] {
         let all = |len: u64| -> Arc<dyn Catalog> { Arc::new(Objects(vec![len; 8000])) };
