@@ -20,7 +20,7 @@ from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")
 #: A job works with less, but hardly.
-_LEAST_RAM = 16 << 20
+_LEAST_RAM = 16_000_000
 #: Budgets that were chosen by default, as long as a loader has them. References, for two equal ones are two.
 _promised: list[weakref.ref[Cache]] = []
 
@@ -30,7 +30,7 @@ class Cache:
     """Budgets of a loader on this node: all its ranks and workers share them.
 
     Attributes:
-        ram: Memory for everything: kept samples, read-ahead and batches; 16 MiB at least. Default: `FORELOAD_RAM`, otherwise half of what the
+        ram: Memory for everything: kept samples, read-ahead and batches; 16 MB at least. Default: `FORELOAD_RAM`, otherwise half of what the
             machine and the cgroup leave, so that the model's own buffers have the other half.
         disk: Directories to keep samples in and the size of each, fastest first: `"/nvme/foreload:500GB"`. Default, and with None: `FORELOAD_DISK`,
             otherwise no disk is used.

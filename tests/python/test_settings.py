@@ -201,13 +201,13 @@ def test_ranks_are_found(no_torchrun: pytest.MonkeyPatch) -> None:
 
 
 def test_a_budget_that_is_too_small_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    assert fl.Cache(ram="6MB").fixed().ram == 16 << 20
-    assert "Cache(ram=...): a loader can't work with 6000000 bytes; it takes 16777216" in caplog.text
+    assert fl.Cache(ram="6MB").fixed().ram == 16_000_000
+    assert "Cache(ram=...): a loader can't work with 6000000 bytes; it takes 16000000" in caplog.text
     monkeypatch.setenv("FORELOAD_RAM", "7MB")
-    assert fl.Cache().fixed().ram == 16 << 20
+    assert fl.Cache().fixed().ram == 16_000_000
     assert "FORELOAD_RAM: a loader can't work with 7000000 bytes" in caplog.text
     caplog.clear()
-    fl.Cache(ram="16MiB").fixed()
+    fl.Cache(ram="16MB").fixed()
     assert not caplog.text
 
 
