@@ -259,8 +259,13 @@ impl IndexBuilder {
         self.schemas.push(new.fields);
         // A name that long is a stranger's joke, and none is needed.
         let name = if new.name.len() > MAX_KEY_BYTES { "" } else { new.name };
-        self.names.push(name);
-        self.any_name |= !name.is_empty();
+        if !name.is_empty() && !self.any_name {
+            (0..i).for_each(|_| self.names.push(""));
+            self.any_name = true;
+        }
+        if self.any_name {
+            self.names.push(name);
+        }
         self.sample_digest
             .numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
         for range in new.more {
@@ -298,9 +303,9 @@ impl IndexBuilder {
         out.blob(Section::Root, self.root.as_bytes(), 1);
         out.blob(Section::Options, self.options.as_bytes(), 1);
         self.classes.write(&mut out, Section::ClassStarts, Section::ClassText);
-        out.column(Section::KeyBlocks, &self.keys.blocks);
+        out.column(Section::KeyBlocks, self.keys.blocks);
         out.blob(Section::KeyText, &self.keys.blob, 1);
-        out.column(Section::Sizes, &self.sizes);
+        out.column(Section::Sizes, self.sizes);
         self.etags.write(&mut out);
         if self.any_version {
             self.versions
@@ -309,20 +314,20 @@ impl IndexBuilder {
         if !(self.whole && self.samples == self.objects) {
             // The length column marks an index with ranges, so it is written even when the objects are numbered alike.
             if !self.sample_object.is_identity() {
-                out.column(Section::SampleObject, &self.sample_object);
+                out.column(Section::SampleObject, self.sample_object);
             }
-            out.column(Section::SampleOffset, &self.offsets);
-            out.column(Section::SampleLength, &self.lengths);
+            out.column(Section::SampleOffset, self.offsets);
+            out.column(Section::SampleLength, self.lengths);
         }
         self.ranges.write(&mut out);
-        for (section, values) in [(Section::Labels, &self.labels), (Section::Checksums, &self.checksums)] {
+        for (section, values) in [(Section::Labels, self.labels), (Section::Checksums, self.checksums)] {
             if !matches!(values, Values::Constant { value: 0, .. }) {
                 out.column(section, values);
             }
         }
         self.schemas.write(&mut out);
         if self.any_name {
-            out.column(Section::SampleNameBlocks, &self.names.blocks);
+            out.column(Section::SampleNameBlocks, self.names.blocks);
             out.blob(Section::SampleNameText, &self.names.blob, 1);
         }
         // Two streams, so that it does not matter how calls for objects and for samples interleave.
@@ -369,10 +374,10 @@ impl Ranges {
             return;
         }
         self.starts.push(self.objects.len());
-        out.column(Section::RangeStarts, &self.starts);
-        out.column(Section::RangeObject, &self.objects);
-        out.column(Section::RangeOffset, &self.offsets);
-        out.column(Section::RangeLength, &self.lengths);
+        out.column(Section::RangeStarts, self.starts);
+        out.column(Section::RangeObject, self.objects);
+        out.column(Section::RangeOffset, self.offsets);
+        out.column(Section::RangeLength, self.lengths);
     }
 }
 
@@ -392,7 +397,7 @@ impl Texts {
     fn write(mut self, out: &mut Writer, starts: Section, text: Section) {
         if self.starts.len() > 0 {
             self.starts.push(self.text.len() as u64);
-            out.column(starts, &self.starts);
+            out.column(starts, self.starts);
             out.blob(text, &self.text, 1);
         }
     }
@@ -451,14 +456,14 @@ impl Schemas {
             return;
         }
         self.starts.push(self.name_count);
-        out.column(Section::SchemaStarts, &self.starts);
+        out.column(Section::SchemaStarts, self.starts);
         self.names.write(out, Section::FieldStarts, Section::FieldText);
-        out.column(Section::SampleSchema, &self.of_sample);
+        out.column(Section::SampleSchema, self.of_sample);
         if !matches!(self.widths, Values::Constant { .. }) {
-            out.column(Section::SampleFields, &self.first);
+            out.column(Section::SampleFields, self.first);
         }
-        out.column(Section::FieldOffset, &self.offsets);
-        out.column(Section::FieldLength, &self.lengths);
+        out.column(Section::FieldOffset, self.offsets);
+        out.column(Section::FieldLength, self.lengths);
     }
 }
 

@@ -44,12 +44,12 @@ impl EtagWriter {
     pub fn write(mut self, out: &mut Writer) {
         if self.any_md5 {
             out.blob(Section::EtagMd5, &self.md5, 16);
-            out.column(Section::EtagParts, &self.parts);
+            out.column(Section::EtagParts, self.parts);
         }
         if !self.text.is_empty() {
             self.starts.push(self.text.len() as u64);
-            out.column(Section::EtagOther, &self.other);
-            out.column(Section::EtagStarts, &self.starts);
+            out.column(Section::EtagOther, self.other);
+            out.column(Section::EtagStarts, self.starts);
             out.blob(Section::EtagText, &self.text, 1);
         }
     }

@@ -192,8 +192,8 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Adds a column; one without entries is left out.
-    pub fn column(&mut self, section: Section, values: &super::column::Values) {
+    /// Adds a column; one without entries is left out. The values go as they are written: a large index is in memory twice, not thrice.
+    pub fn column(&mut self, section: Section, values: super::column::Values) {
         if values.len() > 0 {
             let start = self.body.len();
             let column = values.encode(&mut self.body);
@@ -219,37 +219,38 @@ impl Writer {
     }
 
     pub fn finish(self, header: &Header) -> Vec<u8> {
-        let table_end = HEADER + self.entries.len() * ENTRY;
-        let mut file = Vec::with_capacity(table_end + self.body.len());
-        file.extend_from_slice(MAGIC);
-        let has = |wanted| self.entries.iter().any(|(section, _)| *section == wanted);
+        let Self { entries, mut body } = self;
+        let table_end = HEADER + entries.len() * ENTRY;
+        let mut head = Vec::with_capacity(table_end);
+        head.extend_from_slice(MAGIC);
+        let has = |wanted| entries.iter().any(|(section, _)| *section == wanted);
         let version = match (has(Section::RangeStarts), has(Section::SampleNameText)) {
             (true, _) => VERSION,
             (false, true) => VERSION_WITHOUT_RANGES,
             (false, false) => VERSION_WITHOUT_NAMES,
         };
-        file.extend_from_slice(&version.to_le_bytes());
-        file.extend_from_slice(&(self.entries.len() as u32).to_le_bytes());
-        file.extend_from_slice(&header.samples.to_le_bytes());
-        file.extend_from_slice(&header.objects.to_le_bytes());
-        file.extend_from_slice(&header.digest);
-        file.extend_from_slice(&header.format.to_le_bytes());
-        file.extend_from_slice(&[0; 4]);
-        file.extend_from_slice(&((table_end + self.body.len()) as u64).to_le_bytes());
-        file.extend_from_slice(&crc32c(&self.body).to_le_bytes());
-        file.extend_from_slice(&[0; 4]);
-        for (section, column) in &self.entries {
-            file.extend_from_slice(&(*section as u32).to_le_bytes());
-            file.extend_from_slice(&u32::from(column.width).to_le_bytes());
-            file.extend_from_slice(&column.base.to_le_bytes());
-            file.extend_from_slice(&((table_end + column.start) as u64).to_le_bytes());
-            file.extend_from_slice(&(column.count * u64::from(column.width)).to_le_bytes());
-            file.extend_from_slice(&column.count.to_le_bytes());
+        head.extend_from_slice(&version.to_le_bytes());
+        head.extend_from_slice(&(entries.len() as u32).to_le_bytes());
+        head.extend_from_slice(&header.samples.to_le_bytes());
+        head.extend_from_slice(&header.objects.to_le_bytes());
+        head.extend_from_slice(&header.digest);
+        head.extend_from_slice(&header.format.to_le_bytes());
+        head.extend_from_slice(&[0; 4]);
+        head.extend_from_slice(&((table_end + body.len()) as u64).to_le_bytes());
+        head.extend_from_slice(&crc32c(&body).to_le_bytes());
+        head.extend_from_slice(&[0; 4]);
+        for (section, column) in &entries {
+            head.extend_from_slice(&(*section as u32).to_le_bytes());
+            head.extend_from_slice(&u32::from(column.width).to_le_bytes());
+            head.extend_from_slice(&column.base.to_le_bytes());
+            head.extend_from_slice(&((table_end + column.start) as u64).to_le_bytes());
+            head.extend_from_slice(&(column.count * u64::from(column.width)).to_le_bytes());
+            head.extend_from_slice(&column.count.to_le_bytes());
         }
-        let crc = crc32c(&file);
-        file[68..72].copy_from_slice(&crc.to_le_bytes());
-        file.extend_from_slice(&self.body);
-        file
+        let crc = crc32c(&head);
+        head[68..72].copy_from_slice(&crc.to_le_bytes());
+        body.splice(0..0, head);
+        body
     }
 }
 

@@ -25,6 +25,8 @@ impl Index {
         builder.options(self.options()).classes(self.classes());
         let mut objects: FxHashMap<u64, u64> = FxHashMap::default();
         let mut ranges = Vec::new();
+        // Neighbours mostly lie in one object.
+        let mut last = (u64::MAX, 0);
         for (&id, done) in chosen.iter().zip(0..) {
             if done % ASK_EVERY == 0 && !goes_on(done) {
                 return Ok(None);
@@ -32,16 +34,18 @@ impl Index {
             let sample = self.sample(id)?;
             ranges.clear();
             for range in sample.ranges() {
-                let object = match objects.get(&range.object) {
-                    Some(&object) => object,
-                    None => {
-                        let found = self.object(range.object)?;
-                        let object = builder.object((&found).into())?;
-                        objects.insert(range.object, object);
-                        object
-                    }
-                };
-                ranges.push(ObjectRange { object, ..range });
+                if range.object != last.0 {
+                    let new = match objects.get(&range.object) {
+                        Some(&new) => new,
+                        None => builder.object((&self.object(range.object)?).into())?,
+                    };
+                    objects.insert(range.object, new);
+                    last = (range.object, new);
+                }
+                ranges.push(ObjectRange {
+                    object: last.1,
+                    ..range
+                });
             }
             builder.copy(&sample, &ranges, sample.crc32c)?;
         }
