@@ -111,6 +111,7 @@ FIGURES = [
         {"first batch": Bar(most=2.0), "order over 10^9 samples": Bar(most=1.0), "its memory": Bar(most=50)},
         startup.start,
     ),
+    Figure("split", "`split` of 10^8 samples in two", {"split": Bar(most=10.0)}, startup.split),
     Figure(
         "rss",
         "memory beyond the budget, at a data set of ten times the budget",

@@ -90,8 +90,10 @@ def first_batch(job: str) -> dict[str, Any]:
     return found
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _resident(process: int | str = "self", row: str = "VmRSS") -> int:
+    """Bytes that a process holds, or held at most (`VmHWM`)."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{row}:"))
 
 
 def order(samples: int) -> dict[str, Any]:
@@ -104,6 +106,30 @@ def order(samples: int) -> dict[str, Any]:
     batch = Order("0" * 32, samples, kind, 1, 256, tail).plan(1).batch(0, 0, 0)
     assert len(set(batch)) == 256
     return {"seconds": time.perf_counter() - begun, "bytes": max(0, _resident() - before)}
+
+
+def split(index: str) -> dict[str, Any]:
+    """Splits a data set in two and opens both parts."""
+    import foreload as fl
+
+    data = fl.open("file:///nowhere", index=index)
+    samples, agent = len(data), data.source.opened().agent_pid
+    idle = _resident(), _resident(agent)
+    begun = time.perf_counter()
+    parts = data.split({"train": 0.9, "val": 0.1}, seed=1)
+    sizes = {name: len(part) for name, part in parts.items()}
+    seconds = time.perf_counter() - begun
+    assert sizes == {"train": round(samples * 0.9), "val": round(samples * 0.1)}, sizes
+    found = {
+        "seconds": seconds,
+        "samples": samples,
+        "client_bytes": _resident(row="VmHWM") - idle[0],
+        "agent_bytes": _resident(agent, "VmHWM") - idle[1],
+        "client_kept_bytes": _resident() - idle[0],
+        "agent_kept_bytes": _resident(agent) - idle[1],
+    }
+    retire()
+    return found
 
 
 def _hold(recipe: Any, rank: int, held: Any) -> None:
@@ -156,6 +182,7 @@ _VERBS: dict[str, Any] = {
     "round-trip": round_trip,
     "first-batch": first_batch,
     "order": order,
+    "split": split,
     "killed": killed,
     "interrupted": interrupted,
 }
