@@ -126,7 +126,7 @@ format: setup ## Formats Rust and Python in place.
 
 # ---- the product ------------------------------------------------------------------------------------------------------
 
-.PHONY: wheel docs demo bench figures
+.PHONY: wheel wheels docs demo bench figures
 docs: native ## Builds the documentation into site/, with the references of package and command; a warning is an error.
 	@VENV=.venv-docs tools/setup.sh docs
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=python .venv-docs/bin/mkdocs --quiet build && echo "documentation: site/index.html"
@@ -135,6 +135,10 @@ wheel: setup ## Builds the wheel into dist/ and checks symbols, RPATH, glibc flo
 	@rm -rf dist build/lib* build/bdist*
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(PY) tools/check_wheel.py dist/*.whl
+
+wheels: ## The wheels of a release into dist/: glibc 2.28, x86-64, and aarch64 with its Rust target; auditwheel checks them.
+	@VENV=.venv-release tools/setup.sh release
+	@.venv-release/bin/python tools/release_wheels.py
 
 demo: ## Trains from a bucket on this machine, with the stock loader and with Foreload (under 5 minutes after set-up).
 	@$(MAKE) develop testkit PROFILE=release

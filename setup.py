@@ -3,7 +3,8 @@
 One extension module is declared, so that the wheel gets a platform and an abi3 tag, and building it runs
 tools/build_native.py, which also makes the agent and the preload library. `FORELOAD_SKIP_NATIVE=1` installs the
 package in editable form without building (`make develop` builds by itself, incrementally). `FORELOAD_PROFILE` names
-another cargo profile.
+another cargo profile. `FORELOAD_TARGET` and `FORELOAD_PLATFORM` are tools/release_wheels.py's: what to build for, and the
+wheel's platform tag.
 """
 
 import os
@@ -29,7 +30,8 @@ class CargoBuild(build_ext):
             return
         in_source = self.inplace or self.editable_mode
         package = ROOT / "python" / "foreload" if in_source else Path(self.build_lib) / "foreload"
-        build_native.build(package, os.environ.get("FORELOAD_PROFILE", "release"), strip=not in_source)
+        profile, target = os.environ.get("FORELOAD_PROFILE", "release"), os.environ.get("FORELOAD_TARGET")
+        build_native.build(package, profile, strip=not in_source, target=target)
 
     def get_outputs(self) -> list[str]:
         """The files that the wheel takes from the build tree."""
@@ -40,9 +42,10 @@ class CargoBuild(build_ext):
         return {}
 
 
+platform = os.environ.get("FORELOAD_PLATFORM")
 setup(
     version=tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"],
     ext_modules=[Extension("foreload._core", sources=[], py_limited_api=True)],
     cmdclass={"build_ext": CargoBuild},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311", **({"plat_name": platform} if platform else {})}},
 )

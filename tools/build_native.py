@@ -3,8 +3,9 @@
 
 `build` runs cargo once for the extension and the agent and once, under its own profile, for the preload library; it
 reads from cargo's messages where the results lie, and copies those that changed into a package directory. The wheel
-(setup.py) and `make develop` both call it, so they can't differ. It uses the standard library only and decides nothing
-about flags that Cargo.toml could hold.
+(setup.py) and `make develop` both call it, so they can't differ. For the wheels of a release (tools/release_wheels.py) it
+builds for a target and a glibc that aren't this machine's, which cargo-zigbuild links. It uses the standard library only
+and decides nothing about flags that Cargo.toml could hold.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ CALLS = (
 ARTEFACTS = (EXTENSION, AGENT, PRELOAD)
 
 
-def build(package: Path, profile: str = "release", strip: bool = False, locked: bool = True) -> None:
+def build(
+    package: Path, profile: str = "release", strip: bool = False, locked: bool = True, target: str | None = None
+) -> None:
     """Builds everything native and puts it into `package`.
 
     Args:
@@ -57,6 +60,8 @@ def build(package: Path, profile: str = "release", strip: bool = False, locked: 
         profile: Cargo profile of the extension and the agent; the preload library always has its own.
         strip: Whether to drop debug information and local symbols, as in a wheel.
         locked: Whether a Cargo.lock that needs changing is an error.
+        target: What to build for, as cargo-zigbuild names it: a target triple and a version of glibc, such as
+            `aarch64-unknown-linux-gnu.2.28`. None: for this machine, with its own linker.
 
     Raises:
         SystemExit: When cargo is missing or fails.
@@ -65,15 +70,22 @@ def build(package: Path, profile: str = "release", strip: bool = False, locked: 
     if cargo is None:
         raise SystemExit("foreload: cargo was not found; building from source needs Rust (see README.md)")
     for selection, own_profile, artefacts in CALLS:
-        built = _cargo(cargo, [*selection, "--profile", own_profile or profile, *(["--locked"] if locked else [])])
+        arguments = ["--profile", own_profile or profile, *(["--locked"] if locked else [])]
+        environment = dict(os.environ)
+        if target is not None:
+            arguments += ["--target", target]
+            # The linker strips: this machine's `strip` knows its own architecture only.
+            environment[f"CARGO_PROFILE_{(own_profile or profile).upper()}_STRIP"] = "symbols" if strip else "none"
+        command = [cargo, "build" if target is None else "zigbuild", *selection, *arguments]
+        built = _cargo(command, environment)
         for artefact in artefacts:
-            _place(_find(built, artefact), package / artefact.path, strip=strip)
+            _place(_find(built, artefact), package / artefact.path, strip=strip and target is None)
 
 
-def _cargo(cargo: str, arguments: list[str]) -> list[dict[str, object]]:
-    """Runs `cargo build` and returns its artefact messages; diagnostics go to the terminal."""
-    command = [cargo, "build", "--message-format=json-render-diagnostics", *arguments]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+def _cargo(command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
+    """Runs cargo and returns its artefact messages; diagnostics go to the terminal."""
+    command = [*command[:2], "--message-format=json-render-diagnostics", *command[2:]]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"foreload: {' '.join(command)} failed with status {done.returncode}")
     messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

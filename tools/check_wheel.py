@@ -22,7 +22,8 @@ from pathlib import Path
 from build_native import AGENT, ARTEFACTS, EXTENSION, PRELOAD, ROOT
 
 MAX_BYTES = 20 << 20
-#: Debian 12, Ubuntu 22.04 and RHEL 9 have at least this one; building on something newer must not raise it unnoticed.
+#: Debian 12, Ubuntu 22.04 and RHEL 9 have at least this one; building on something newer must not raise it unnoticed. A wheel that is tagged
+#: manylinux_X_Y promises X.Y instead.
 GLIBC_FLOOR = (2, 34)
 #: What every glibc system has: the libraries that a manylinux wheel may rely on, as far as Rust uses them.
 SYSTEM_LIBRARIES = frozenset({"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1"})
@@ -33,6 +34,8 @@ def violations(wheel: Path) -> Iterator[str]:
     """One sentence for each promise that `wheel` breaks."""
     if not re.fullmatch(r"foreload-[\w.]+-cp311-abi3-\w*linux\w*\.whl", wheel.name):
         yield f"{wheel.name} is not tagged cp311-abi3 for Linux"
+    tagged = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name)
+    floor = (int(tagged[1]), int(tagged[2])) if tagged else GLIBC_FLOOR
     size = wheel.stat().st_size
     if size > MAX_BYTES:
         yield f"{size / (1 << 20):.1f} MiB is more than {MAX_BYTES >> 20} MiB"
@@ -42,13 +45,13 @@ def violations(wheel: Path) -> Iterator[str]:
         yield from (f"{name} is missing" for name in sorted(ours - names.keys()))
         yield from (f"{name} must not be shipped" for name in sorted(names.keys() - ours) if _is_foreign(name))
         for name in sorted(ours & names.keys()):
-            yield from binary_violations(name.removeprefix("foreload/"), Path(archive.extract(name, scratch)))
+            yield from binary_violations(name.removeprefix("foreload/"), Path(archive.extract(name, scratch)), floor)
         agent = names.get(f"foreload/{AGENT.path}")
         if agent is not None and not agent.external_attr >> 16 & stat.S_IXUSR:
             yield f"{AGENT.path} is not executable"
 
 
-def binary_violations(path: str, binary: Path) -> Iterator[str]:
+def binary_violations(path: str, binary: Path, floor: tuple[int, int] = GLIBC_FLOOR) -> Iterator[str]:
     """One sentence for each promise that `binary`, shipped as foreload/`path`, breaks."""
     dynamic = _readelf("--dynamic", binary)
     if re.search(r"\((RPATH|RUNPATH)\)", dynamic):
@@ -57,8 +60,8 @@ def binary_violations(path: str, binary: Path) -> Iterator[str]:
     foreign = {name for name in needed - SYSTEM_LIBRARIES if not LOADER.fullmatch(name)}
     yield from (f"{path} needs {name}" for name in sorted(foreign))
     newest = glibc_floor(binary)
-    if newest > GLIBC_FLOOR:
-        yield f"{path} needs glibc {newest[0]}.{newest[1]}; the floor is {GLIBC_FLOOR[0]}.{GLIBC_FLOOR[1]}"
+    if newest > floor:
+        yield f"{path} needs glibc {newest[0]}.{newest[1]}; the floor is {floor[0]}.{floor[1]}"
     if re.search(r"\.(symtab|debug_info)\b", _readelf("--section-headers", binary)):
         yield f"{path} is not stripped"
     exported, promised = exports(binary), expected_exports(path)
@@ -75,8 +78,10 @@ DEPENDENCY_EXPORTS = "crc_fast_"
 
 def exports(binary: Path) -> set[str]:
     """The names that `binary` defines for others, without their versions."""
-    lines = subprocess.check_output(["nm", "--dynamic", "--defined-only", "--format=posix", binary], text=True)
-    return {line.split()[0].partition("@")[0] for line in lines.splitlines()}
+    # readelf reads files of any architecture, nm those it was built for.
+    rows = (line.split() for line in _readelf("--dyn-syms", binary).splitlines())
+    symbols = (row for row in rows if len(row) >= 8 and row[0].rstrip(":").isdigit())
+    return {row[7].partition("@")[0] for row in symbols if row[6] != "UND" and row[4] != "LOCAL"}
 
 
 def expected_exports(path: str) -> set[str]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations and docs on top of dev,
-# and servers by itself.
+# and servers and release by themselves.
 #
 # Called by `make lock`, by hand, when a requirement changes or is to be refreshed; the locks are committed. It needs uv
 # (`pip install uv`), which is used for nothing else: pip installs, so that a user's pip configuration is honoured.
@@ -27,4 +27,5 @@ lock bench "$whole"
 lock integrations dev.lock
 lock docs dev.lock
 lock servers /dev/null
+lock release /dev/null
 wc -l ./*.lock
