@@ -2,13 +2,15 @@
 """Fails when a crate or a Python module uses what its layer may not use.
 
 The tables below are the rules of CONTRIBUTING.md ("Layers"). Crates are read from `cargo metadata` (direct
-dependencies, with their kinds), Python from its syntax tree. Called by `make check` and by tests/python/test_tools.py,
+dependencies, with their kinds), Python from its syntax tree: which frameworks a module may import, and that no modules
+import each other in a circle. Called by `make check` and by tests/python/test_tools.py,
 which also shows that each rule can fail.
 """
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import subprocess
 import sys
@@ -99,6 +101,30 @@ def import_violations(package: Path) -> Iterator[str]:
                 yield f"{file.relative_to(package.parent)}:{line} imports {framework}, which is for {allowed} alone"
 
 
+def knot_violations(package: Path) -> Iterator[str]:
+    """A sentence if modules below `package` import each other in a circle, imports inside functions and for types included."""
+    files = {_module(file, package): file for file in package.rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        nodes = list(ast.walk(ast.parse(file.read_text(), str(file))))
+        found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                inside = {f"{node.module}.{alias.name}" for alias in node.names} & files.keys()
+                # Of a package whose parts alone are meant, the package itself is not.
+                found |= inside or {node.module}
+        graph[name] = (found & files.keys()) - {name, package.name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield f"modules import each other: {' <- '.join(error.args[1])}"
+
+
+def _module(file: Path, package: Path) -> str:
+    parts = file.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and module of every absolute import, `import_module("...")` with a literal included."""
     for node in ast.walk(tree):
@@ -130,4 +156,5 @@ def report(violations: Iterable[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(report([*crate_violations(cargo_metadata()), *import_violations(ROOT / "python" / "foreload")]))
+    package = ROOT / "python" / "foreload"
+    sys.exit(report([*crate_violations(cargo_metadata()), *import_violations(package), *knot_violations(package)]))

@@ -56,7 +56,7 @@ def build(architecture: str) -> Path:
     }
     for left in (ROOT / "build").glob("*"):
         shutil.rmtree(left)
-    pip = [
+    pip: list[str | Path] = [
         sys.executable,
         "-m",
         "pip",

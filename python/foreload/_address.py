@@ -14,14 +14,6 @@ from urllib.parse import unquote
 from foreload import _core
 from foreload.errors import InvalidError, NotFoundError
 
-#: The forms of a scheme, by its names.
-SCHEMES = {
-    **dict.fromkeys(("s3", "s3a", "s3n"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gs"),
-    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), "az"),
-    **dict.fromkeys(("http", "https"), ""),
-}
-
 
 def absolute(url: str | os.PathLike[str]) -> str:
     """A URL, or a path made absolute: the agent has another working directory.
@@ -39,7 +31,7 @@ def absolute(url: str | os.PathLike[str]) -> str:
         raise InvalidError(
             f"open: {text.partition('?')[0]}?...: a URL with a query isn't supported, for the names of samples are added to it; give headers or tokens as storage_options"
         )
-    if scheme.lower() in SCHEMES and not rest.partition("/")[0]:
+    if _core.scheme(text) not in (None, "file") and not rest.partition("/")[0]:
         raise InvalidError(f"open: {text!r} names no bucket; write {scheme}://bucket/prefix")
     return text
 
@@ -142,8 +134,8 @@ def _form(root: str) -> str:
         return f"file://{os.path.realpath(path)}"
     scheme, _, rest = root.partition("://")
     name, _, prefix = rest.partition("/")
-    known = SCHEMES.get(scheme.lower(), scheme.lower())
-    if not known:
+    known = _core.scheme(root) or scheme.lower()
+    if known in ("http", "https"):
         # A user's name and password are no part of the place.
-        return f"{scheme.lower()}://{name.rpartition('@')[2].lower()}/{unquote(prefix).strip('/')}"
+        return f"{known}://{name.rpartition('@')[2].lower()}/{unquote(prefix).strip('/')}"
     return f"{known}://{name.partition('@')[0] if known == 'az' else name}/{prefix.strip('/')}"

@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-from foreload import _core, _environment
+from foreload import _core
 
 _PROGRAM = Path(__file__).parent / "_bin" / "foreload-agent"
 _agents: dict[tuple[int, str], _core.Agent] = {}
@@ -20,11 +20,7 @@ _hooked = False
 
 def cache_directory(given: str | os.PathLike[str] | None = None) -> str:
     """The cache directory, as it is passed to other processes."""
-    named = given or _environment.get("FORELOAD_CACHE_DIR")
-    if named is None:
-        home = _environment.get("XDG_CACHE_HOME")
-        named = Path(home) / "foreload" if home else Path("~/.cache/foreload")
-    return str(Path(named).expanduser().absolute())
+    return str(Path(given or _core.cache_dir()).expanduser().absolute())
 
 
 def connect(cache_dir: str) -> _core.Agent:

@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 __all__ = [
+    "KEEP_FREE_BYTES",
+    "MOST_IN_FLIGHT",
+    "PART_BYTES",
+    "RUN_POLICIES",
+    "SIMULATED_POLICIES",
+    "STALL_S",
     "Agent",
     "Delivery",
     "Index",
@@ -22,15 +28,33 @@ __all__ = [
     "Sample",
     "Slot",
     "__version__",
+    "batch_bytes",
+    "cache_dir",
     "cost",
     "digest_of",
+    "runtime_dir",
     "scenario",
+    "scheme",
     "simulate",
     "split_url",
+    "staging_bytes",
     "stands_for",
+    "storage_options",
 ]
 
 __version__: str
+PART_BYTES: int
+"""Larger samples are fetched in parts of this size."""
+MOST_IN_FLIGHT: int
+"""Requests in flight at most."""
+KEEP_FREE_BYTES: int
+"""What stays free on a drive that a disk tier is on."""
+STALL_S: float
+"""Longer waits for samples are reported."""
+RUN_POLICIES: list[str]
+"""The policies that a loader runs and that a name says."""
+SIMULATED_POLICIES: list[str]
+"""Those of the simulator, in the order of the papers."""
 
 @final
 class Agent:
@@ -245,3 +269,24 @@ def split_url(url: str) -> tuple[str, str]: ...
 def stands_for(names: str, key: str) -> bool: ...
 def cost(request: str) -> str: ...
 def digest_of(digests: list[str]) -> str: ...
+def scheme(url: str) -> str | None:
+    """A URL's scheme in the one spelling that we use: `s3`, `gs`, `az`, `http`, `https`, `file` (a path, too); None: it is none that we read."""
+
+def storage_options(url: str, given: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
+    """Storage options for a URL with what an environment adds to them, under one name each.
+
+    Raises:
+        ValueError: Nobody knows an option, or there is half a pair of keys.
+    """
+
+def batch_bytes(ram_bytes: int) -> int:
+    """Of a job's memory, the bytes for collated batches where nothing else is asked for."""
+
+def staging_bytes(ram_bytes: int, batch_bytes: int) -> int:
+    """Of the memory for samples, the bytes for those that pass through, where a node reads `batch_bytes` per global batch."""
+
+def cache_dir() -> Path:
+    """Where indexes, logs and disk tiers go unless the user says otherwise."""
+
+def runtime_dir() -> Path:
+    """Where sockets go."""

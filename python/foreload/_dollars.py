@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from foreload import _core
+
 #: By scheme: the price sheet, and what the cloud's own endpoints have in their names.
 _CLOUDS = {
-    **dict.fromkeys(("s3", "s3a", "s3n"), ("s3", ".amazonaws.com")),
-    **dict.fromkeys(("gs", "gcs"), ("gcs", ".googleapis.com")),
-    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), ("azure", ".windows.net")),
+    "s3": ("s3", ".amazonaws.com"),
+    "gs": ("gcs", ".googleapis.com"),
+    "az": ("azure", ".windows.net"),
 }
 
 
@@ -27,7 +29,7 @@ def of_requests(url: str, options: Mapping[str, str], requests: int) -> float | 
     Returns:
         Dollars; None where there is no price.
     """
-    sheet, host = _CLOUDS.get(url.partition("://")[0].lower(), (None, ""))
+    sheet, host = _CLOUDS.get(_core.scheme(url) or "", (None, ""))
     endpoints = [value for name, value in options.items() if "endpoint" in name.lower()]
     if sheet is None or not all(host in endpoint for endpoint in endpoints):
         return None

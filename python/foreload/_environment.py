@@ -12,45 +12,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from foreload import _core
 from foreload.errors import InvalidError
 
-#: By scheme: variable -> names by which the same option may be given in `storage_options`.
-_AWS: dict[str, tuple[str, ...]] = {
-    "AWS_ACCESS_KEY_ID": ("access_key_id", "key"),
-    "AWS_SECRET_ACCESS_KEY": ("secret_access_key", "secret"),
-    "AWS_SESSION_TOKEN": ("session_token", "token", "security_token"),
-    "AWS_REGION": ("region", "default_region", "region_name"),
-    "AWS_DEFAULT_REGION": ("region", "default_region", "region_name"),
-    "AWS_ENDPOINT_URL": ("endpoint", "endpoint_url", "endpoint_url_s3"),
-    "AWS_ENDPOINT_URL_S3": ("endpoint", "endpoint_url", "endpoint_url_s3"),
-    "AWS_PROFILE": ("profile", "profile_name"),
-    "AWS_CA_BUNDLE": ("ca_file", "ca_bundle", "verify"),
-    "AWS_ALLOW_HTTP": ("allow_http",),
-    "AWS_ROLE_ARN": ("role_arn",),
-    "AWS_WEB_IDENTITY_TOKEN_FILE": ("web_identity_token_file",),
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": ("container_credentials_relative_uri",),
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI": ("container_credentials_full_uri",),
-}
-_GOOGLE: dict[str, tuple[str, ...]] = {
-    "GOOGLE_APPLICATION_CREDENTIALS": ("application_credentials", "service_account", "service_account_key", "token")
-}
-_AZURE: dict[str, tuple[str, ...]] = {
-    "AZURE_STORAGE_ACCOUNT_NAME": ("account_name", "storage_account_name", "account"),
-    "AZURE_STORAGE_ACCOUNT_KEY": ("account_key", "storage_account_key", "access_key"),
-    "AZURE_STORAGE_SAS_TOKEN": ("sas_token", "storage_sas_token"),
-    "AZURE_CLIENT_ID": ("client_id",),
-    "AZURE_CLIENT_SECRET": ("client_secret",),
-    "AZURE_TENANT_ID": ("tenant_id",),
-}
-_CLOUDS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    **dict.fromkeys(("s3", "s3a", "s3n"), ("aws_", _AWS)),
-    **dict.fromkeys(("gs", "gcs"), ("google_", _GOOGLE)),
-    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), ("azure_", _AZURE)),
-}
-#: Options that say who we are: given any of them, what the environment says about that is of somebody else.
-_IDENTITY = frozenset(
-    "access_key_id key secret_access_key secret session_token token profile profile_name anonymous anon skip_signature no_sign_request".split()  # noqa: SIM905
-)
+#: The clouds' variables begin with these; which of them are options, and under what names, the store knows.
+_CLOUDS = ("AWS_", "GOOGLE_", "AZURE_", "SSL_CERT_FILE")
 
 
 def get(name: str) -> str | None:
@@ -81,40 +47,22 @@ def storage_options(url: str, given: Mapping[str, str]) -> dict[str, str]:
         given: Options of the caller.
 
     Returns:
-        All of them.
+        All of them, under one name each.
 
     Raises:
-        InvalidError: Half a pair of keys is given.
+        InvalidError: Nobody knows an option, or half a pair of keys is given.
     """
-    prefix, known = _CLOUDS.get(url.partition("://")[0].lower() if "://" in url else "", ("", {}))
-    names = {name.lower().removeprefix(prefix) for name in given}
-    if known is _AWS:
-        _check_pair(names)
-    identified = bool(names & _IDENTITY)
-    found: dict[str, str] = {}
-    for variable, aliases in known.items():
-        value = get(variable)
-        ours = identified and not _IDENTITY.isdisjoint(aliases)
-        # The first of two variables for one option wins, but for the service's own endpoint.
-        if value is None or ours or not names.isdisjoint(aliases):
-            continue
-        if variable.endswith("_S3"):
-            found[aliases[0]] = value
-        else:
-            found.setdefault(aliases[0], value)
-    if "profile" in found and "access_key_id" in found:
-        del found["profile"]
-    return {**found, **given}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_CLOUDS) and value.isprintable()}
+    return canonical(url, given, variables)
 
 
-def _check_pair(names: set[str]) -> None:
-    """Refuses half a pair of S3 keys: with the other half of somebody else it would be ignored, or refused by the store as theirs."""
-    pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    parts = (*pair, "AWS_SESSION_TOKEN")
-    given = {part: names & set(_AWS[part]) for part in parts}
-    missing = [part.removeprefix("AWS_").lower() for part in pair if not given[part]]
-    if missing and any(given.values()):
-        found = ", ".join(sorted(set().union(*given.values())))
-        raise InvalidError(
-            f"storage_options: {found} without {' and '.join(missing)}; give both keys, or neither to have the environment's"
-        )
+def canonical(url: str, given: Mapping[str, str], variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Options for a store under one name each, with what variables add.
+
+    Raises:
+        InvalidError: Nobody knows an option, or half a pair of keys is given.
+    """
+    try:
+        return _core.storage_options(url, dict(given), dict(variables or {}))
+    except ValueError as error:
+        raise InvalidError(str(error)) from None

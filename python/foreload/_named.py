@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from foreload import _address, _agent, _environment
+from foreload import _agent, _core, _environment
 from foreload._credentials import Credentials, Provider
 from foreload._source import Source
 from foreload.dataset import Dataset
@@ -43,14 +43,14 @@ def name_of(file: Any) -> str | None:
     except TypeError:
         return None
     scheme, found, rest = text.partition(":/")
-    known = _address.SCHEMES.get(scheme.lower()) if found else None
     # A `pathlib.Path` of a URL has one slash.
-    if known is not None:
+    known = _core.scheme(f"{scheme}://") if found else None
+    if known not in (None, "file"):
         bucket, _, key = rest.lstrip("/").partition("/")
-        if not known:
-            return f"{scheme.lower()}://{bucket.lower()}/{unquote(key)}"
+        if known in ("http", "https"):
+            return f"{known}://{bucket.lower()}/{unquote(key)}"
         return f"{known}://{bucket.partition('@')[0] if known == 'az' else bucket}/{key}"
-    if found and scheme.lower() == "file":
+    if known == "file":
         text = unquote("/" + rest.removeprefix("/localhost").lstrip("/"))
     if ".." in text:
         # After a link, `..` isn't the directory that is written before it.

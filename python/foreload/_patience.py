@@ -13,12 +13,11 @@ import warnings
 from concurrent.futures import Future, wait
 from typing import Any
 
+from foreload import _core
 from foreload._source import Source
 from foreload.errors import StalledWarning, TimedOutError
 
 _LOG = logging.getLogger("foreload")
-#: The agent's own default (`stall_s` of its `attach` call).
-_STALL_S = 10.0
 
 
 class Patience:
@@ -35,7 +34,7 @@ class Patience:
         self, source: Source, where: str, timeout_s: float | None = None, stall_s: float | None = None
     ) -> None:
         self._source, self._where, self._timeout_s = source, where, timeout_s
-        self._stall_s = stall_s or _STALL_S
+        self._stall_s = stall_s or _core.STALL_S
         self.begin()
 
     def begin(self) -> None:

@@ -94,7 +94,7 @@ def resolved(
             # Named later than the index of the text.
             yield _with_dataset(overrides, {key: value for key, value in section.items() if key != "index"})
             return
-    from foreload.planning import places_of, sizes_file
+    from foreload._samples_file import places_of, sizes_file
 
     dataset = (opened or _open)(url)
     with sizes_file(dataset.lengths, places_of(dataset)) as path:

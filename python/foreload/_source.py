@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreload import _agent, _core
+from foreload import _agent, _core, _environment
 from foreload._credentials import Credentials
 from foreload.errors import ClosedError, DeniedError
 
+#: The options that make up a key of S3.
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
 #: Called with a step's name, how much is done, and of how much if that is known.
 Progress = Callable[[str, int, int | None], object]
 
@@ -151,7 +153,7 @@ class Source:
             return self._call_as(agent, self.credentials.ask())
 
     def _call_as(self, agent: _core.Agent, said: Mapping[str, str] | None) -> tuple[int, _core.Index, str]:
-        call = {**self.call, "storage_options": {**self.call["storage_options"], **(said or {})}}
+        call = {**self.call, "storage_options": self._with(said or {})}
         opened = agent.open(json.dumps(call), self._progress)
         self._said = said
         return opened
@@ -195,8 +197,14 @@ class Source:
                 "the store refuses the credentials, and there is no credential_provider to ask for others"
             )
         opened = self.opened()
-        options = {**self.call["storage_options"], **self.credentials.ask()}
-        opened.agent.call(json.dumps({"call": "credentials", "dataset": opened.number, "storage_options": options}))
+        call = {"call": "credentials", "dataset": opened.number, "storage_options": self._with(self.credentials.ask())}
+        opened.agent.call(json.dumps(call))
+
+    def _with(self, said: Mapping[str, str]) -> dict[str, str]:
+        """The options with what a provider said. Of keys it says all: a token of others doesn't go with them."""
+        said = _environment.canonical(self.call["url"], said)
+        ours = _KEYS if "access_key_id" in said else ()
+        return {**{name: value for name, value in self.call["storage_options"].items() if name not in ours}, **said}
 
 
 def _if_it_travels(credentials: Credentials | None) -> Credentials | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foreload import _environment
+from foreload import _core, _environment
 from foreload._memory import available_bytes
 from foreload._sizes import parse_bytes
 from foreload.errors import InvalidError
@@ -123,9 +123,7 @@ class Cache:
     def budget(self, share: int = 1) -> dict[str, Any]:
         """The part of an attachment that is about memory and disk."""
         ram = self.ram_bytes(share)
-        batches = ram // 8 if self.batches is None else parse_bytes(self.batches, "Cache(batches=...)")
-        if self.batches is None:
-            batches = min(batches, 1 << 30)
+        batches = _core.batch_bytes(ram) if self.batches is None else parse_bytes(self.batches, "Cache(batches=...)")
         if batches >= ram:
             raise InvalidError(f"Cache: {batches} bytes for batches leave nothing of {ram} bytes for samples")
         budget: dict[str, Any] = {"ram_bytes": ram, "batch_bytes": max(batches, 1 << 16)}

@@ -49,8 +49,6 @@ __all__ = ["LEVELS", "Level", "calibrate", "check_room", "decoding_mb_s", "machi
 _MB = 1 << 20
 #: Requests in flight. The last one only when the one before was not yet slower than it could be.
 LEVELS = (1, 4, 16, 64, 256)
-#: The engine's limit (plan::flow).
-_MOST_IN_FLIGHT = 256
 #: Four times the requests that bring less than this are not worth trying more.
 _STILL_CLIMBING = 1.5
 #: Samples that the source is asked for; enough for any machine, few enough to open at once.
@@ -63,14 +61,10 @@ _ALIKE = 0.1
 _FEW = 8
 #: A connection's rate is worth so many times the time that a level has.
 _LONGER = 3
-#: Of the requests for one large sample (plan::Settings::part_bytes).
-_PART = 8 << 20
 #: A batch of large samples; small ones are handed over a fourth of the requests at a time.
 _BATCH = 8 << 20
 #: Between two batches of a loop: a quick step.
 _PAUSE_S = 0.01
-#: What stays free on a drive, as the engine keeps it on one of its own (its `keep_free_bytes`).
-_KEEP_FREE = 1 << 30
 #: Bytes of a scratch sample: a photograph.
 _SCRATCH_SAMPLE = 128 << 10
 
@@ -195,8 +189,8 @@ def check_room(
         # Both may be on one drive.
         here = sum(other.stat().st_dev == path.stat().st_dev for other in needs)
         free = shutil.disk_usage(path).free
-        if here * scratch_bytes + _KEEP_FREE > free:
-            most = max(0, free - _KEEP_FREE) // here
+        if here * scratch_bytes + _core.KEEP_FREE_BYTES > free:
+            most = max(0, free - _core.KEEP_FREE_BYTES) // here
             raise InvalidError(
                 f"--scratch: {format_bytes(scratch_bytes)} don't fit: {path} has {format_bytes(free)} free, of which "
                 f"{format_bytes(most)} can be used (1 GiB stays free); give less, or free some"
@@ -279,7 +273,7 @@ def _source(dataset: Dataset, seconds: float, say: Callable[[str], None], notes:
         "latency_s": _round(alone.latency_s) if alone.latency_s else None,
         "latency_sigma": _round(alone.latency_sigma) if alone.latency_sigma is not None else None,
         "connection_mb_s": _round(alone.connection_mb_s) if alone.connection_mb_s else None,
-        "requests_in_flight": _MOST_IN_FLIGHT,
+        "requests_in_flight": _core.MOST_IN_FLIGHT,
         "mean_request_mb": _round(alone.mb_s / alone.requests_per_s) if alone.requests_per_s else None,
         "mb_s_by_requests": {level.connections: _round(level.mb_s) for level in levels},
     }
@@ -356,7 +350,7 @@ def _watched(run: Run, connections: int, flying: int, batch: int, seconds: float
     # Requests count when they are sent; what is delivered in the same time is as much, but for what is under way.
     per_sample = (after["requests"] - before["requests"]) / max(1, after["bucket_reads"] - before["bucket_reads"])
     total, samples = sum(nbytes for nbytes, *_ in answers), sum(count for _, count, _ in answers)
-    if run.dataset.nbytes > _PART * len(run.dataset):
+    if run.dataset.nbytes > _core.PART_BYTES * len(run.dataset):
         # Of what is delivered, much was under way or lay there before.
         total = after["requested_bytes"] - before["requested_bytes"]
         samples = after["bucket_reads"] - before["bucket_reads"]
@@ -400,10 +394,10 @@ def _passage(dataset: Dataset, connections: int) -> tuple[int, int, int]:
     lengths = dataset.lengths
     mean = float(lengths.mean())
     # A large sample comes in several requests at a time.
-    flying = math.ceil(connections / max(1, math.floor(mean / _PART)))
+    flying = math.ceil(connections / max(1, math.floor(mean / _core.PART_BYTES)))
     batch = max(1, min(connections // 4, int(_BATCH / mean)))
     # Beside what is loaded, a batch that the loop has and two that come; and any two batches.
-    count = 2 if connections == 1 and mean > _PART else flying + 3 * batch
+    count = 2 if connections == 1 and mean > _core.PART_BYTES else flying + 3 * batch
     least = int(1.1 * max(count * (mean + 64), float(np.sort(lengths)[-2 * batch :].sum()))) + 4096
     what = f"{connections} request{'s' * (connections > 1)} in flight need{'s' * (connections == 1)} {format_bytes(least)} of memory to pass through"
     if least > dataset.nbytes // 2:
@@ -420,7 +414,7 @@ def _passage(dataset: Dataset, connections: int) -> tuple[int, int, int]:
 
 def _requests(lengths: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bytes of a sample's requests, on average, and how many they are."""
-    count = np.maximum(1.0, np.ceil(lengths / _PART))
+    count = np.maximum(1.0, np.ceil(lengths / _core.PART_BYTES))
     return lengths / count, count
 
 

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 import numbers
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreload import _numbers
+from foreload import _core, _numbers
+from foreload._samples_file import places_of, sizes_file
 from foreload._sizes import format_bytes, parse_bytes
 from foreload.errors import InvalidError
 
@@ -54,8 +53,6 @@ _STALL_FLOOR = 0.01
 _LEAST_STEP_S = 1e-9
 #: Of one sample; the simulator's limit.
 _MOST_SAMPLE_BYTES = 1e15
-#: An eighth of the memory, but no more than this, is for collated batches, as `Cache` has it.
-_MOST_BATCHES = 1 << 30
 #: A resource that is so many times as fast limits nothing.
 _FREE = 16.0
 
@@ -232,9 +229,8 @@ class Site:
         from foreload.speeds import toml
 
         speeds = self.speeds
-        # The rest is shared out as in plan::Settings::staging_bytes.
-        samples = self.ram - min(self.ram // 8, _MOST_BATCHES)
-        staging = min(samples // 4, max(256 << 20, int(8 * mean_bytes * self.batch / self.nodes)))
+        samples = self.ram - _core.batch_bytes(self.ram)
+        staging = _core.staging_bytes(samples, int(mean_bytes * self.batch / self.nodes))
         memory = {"threads": speeds.threads, "read_mb_s": speeds.ram_mb_s, "write_mb_s": speeds.ram_mb_s}
         kept = {**memory, "write_mb_s": speeds.fresh_mb_s}
         sections: dict[str, Any] = {
@@ -533,22 +529,12 @@ def _check_ram(site: Site, lengths: Any) -> None:
     """Refuses memory in which no loader could make a batch: it holds its samples beside what collated batches have."""
     share = site.batch * float(lengths.mean()) / site.nodes
     need = max(1, int(lengths.max()), math.ceil(share))
-    least = need + min(-(-need // 7), _MOST_BATCHES)
+    least = need + _core.batch_bytes(-(-need * 8 // 7))
     if site.ram < least:
         raise InvalidError(
             f"plan(ram=...): {site.ram} bytes don't hold a node's share of a batch; give at least {least} "
             f"({format_bytes(least)}), or smaller batches"
         )
-
-
-def places_of(dataset: Dataset) -> list[tuple[int, int]] | None:
-    """The number of the object and the first byte in it, by sample; None where each sample is an object."""
-    index = dataset.source.opened().index
-    if index.objects >= len(index):
-        return None
-    numbers: dict[str, int] = {}
-    found = (index.place(sample) for sample in range(len(index)))
-    return [(numbers.setdefault(key, len(numbers)), first) for key, first, *_ in found]
 
 
 def _samples(dataset: Any) -> tuple[Any, int, list[tuple[int, int]] | None]:
@@ -578,22 +564,3 @@ def _samples(dataset: Any) -> tuple[Any, int, list[tuple[int, int]] | None]:
             f"plan: sample {at} has {lengths[at]} bytes, which is not between 0 and {_MOST_SAMPLE_BYTES:g}; leave it out, or give its size"
         )
     return lengths, len(lengths), None
-
-
-@contextmanager
-def sizes_file(lengths: Any, places: Sequence[tuple[int, int]] | None = None) -> Iterator[Path]:
-    """A file with the size of each sample in MB, and its place if given, as the simulator reads it; it takes no empty samples."""
-    with tempfile.TemporaryDirectory(prefix="foreload-") as directory:
-        path = Path(directory) / "sizes"
-        # repr, so that the simulator has each byte.
-        lines = [repr(size) for size in (lengths.clip(1) / _MB).tolist()]
-        if places is not None:
-            lines = [f"{size} {number} {first}" for size, (number, first) in zip(lines, places, strict=True)]
-        try:
-            path.write_text("\n".join(lines), encoding="utf-8")
-        except OSError as error:
-            problem = (
-                f"the samples' sizes can't be written for the simulator: {error.strerror} (TMPDIR names another place)"
-            )
-            raise OSError(error.errno, problem, str(path)) from None
-        yield path

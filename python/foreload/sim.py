@@ -44,20 +44,7 @@ __all__ = [
 Progress = Callable[[str | None, int, int], object]
 
 #: All policies, in the order of the papers.
-POLICIES = (
-    "perfect",
-    "naive",
-    "staging",
-    "deepio-ordered",
-    "deepio-optimistic",
-    "parallel-staging",
-    "lbann-dynamic",
-    "lbann-preload",
-    "locality-aware",
-    "frequency",
-    "deli",
-    "foreload",
-)
+POLICIES = tuple(_core.SIMULATED_POLICIES)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foreload import _core
 from foreload.errors import InvalidError
 
-#: Policies that the engine runs and that are named alone; `docs/design/0010-two-axes.md`.
-_POLICIES = ("foreload", "naive", "staging", "lru", "frequency")
 _DELI = ("fetch", "threshold", "cache")
 #: A load takes milliseconds at the very best; shorter limits are another unit by mistake.
 _LEAST_LOAD_S = 0.01
@@ -148,11 +147,11 @@ def check_policy(policy: Any) -> None:
     Raises:
         InvalidError: There is no such policy outside the simulator.
     """
-    if policy is None or (isinstance(policy, str) and policy in _POLICIES):
+    if policy is None or (isinstance(policy, str) and policy in _core.RUN_POLICIES):
         return
     deli = policy.get("deli") if isinstance(policy, dict) and len(policy) == 1 else None
     if isinstance(deli, dict) and set(deli) == set(_DELI) and all(_is_whole(n) and n >= 0 for n in deli.values()):
         return
     raise InvalidError(
-        f"policy={policy!r}: a loader runs {', '.join(_POLICIES)}, or {{'deli': {{'fetch': F, 'threshold': T, 'cache': C}}}}; others are for the simulator"
+        f"policy={policy!r}: a loader runs {', '.join(_core.RUN_POLICIES)}, or {{'deli': {{'fetch': F, 'threshold': T, 'cache': C}}}}; others are for the simulator"
     )

@@ -48,6 +48,7 @@ def with_dependency(metadata: dict[str, Any], crate: str, name: str, **overrides
 def test_the_workspace_obeys_the_layers(metadata: dict[str, Any]) -> None:
     assert list(check_layers.crate_violations(metadata)) == []
     assert list(check_layers.import_violations(ROOT / "python" / "foreload")) == []
+    assert list(check_layers.knot_violations(ROOT / "python" / "foreload")) == []
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,19 @@ def test_a_framework_is_imported_only_in_its_directory(tmp_path: Path) -> None:
         "foreload/jax/loader.py:1 imports torch",
         "foreload/lazy.py:2 imports jax",
     ]
+
+
+def test_modules_that_import_each_other_are_found_wherever_they_do(tmp_path: Path) -> None:
+    package = tmp_path / "foreload"
+    (package / "torch").mkdir(parents=True)
+    (package / "__init__.py").write_text("from foreload.one import x\n")
+    (package / "one.py").write_text("from foreload import two, _core\n")
+    (package / "two.py").write_text("def f():\n    import foreload.torch\n")
+    (package / "torch" / "__init__.py").write_text("import os\n")
+    assert list(check_layers.knot_violations(package)) == []
+    (package / "torch" / "__init__.py").write_text("if TYPE_CHECKING:\n    from foreload.one import x\n")
+    (found,) = check_layers.knot_violations(package)
+    assert {"foreload.one", "foreload.two", "foreload.torch"} == set(found.partition(": ")[2].split(" <- "))
 
 
 def test_the_documentation_points_at_what_is_there() -> None:

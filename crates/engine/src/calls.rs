@@ -216,9 +216,11 @@ fn timeout() -> f64 {
     30.0
 }
 
-// Ten seconds without a sample never happen to a healthy run.
+/// Seconds of waiting that are reported. Ten without a sample never happen to a healthy run.
+pub const STALL_S: f64 = 10.0;
+
 fn stall() -> f64 {
-    10.0
+    STALL_S
 }
 
 /// The answer to a [`Call`].

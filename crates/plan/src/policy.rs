@@ -103,13 +103,19 @@ impl Policy {
         }
     }
 
+    /// Those that the engine carries out and that a name says; with [`Policy::Deli`] go numbers.
+    pub const RUN: [Policy; 5] = [
+        Policy::Foreload,
+        Policy::Naive,
+        Policy::Staging,
+        Policy::Lru,
+        Policy::Frequency,
+    ];
+
     /// Whether the engine carries it out; the others are for the simulator.
     #[must_use]
     pub fn runs_in_engine(self) -> bool {
-        matches!(
-            self,
-            Policy::Naive | Policy::Staging | Policy::Deli { .. } | Policy::Lru | Policy::Frequency | Policy::Foreload
-        )
+        matches!(self, Policy::Deli { .. }) || Self::RUN.contains(&self)
     }
 
     /// Whether each epoch reads every sample of the data set.

@@ -73,6 +73,12 @@ impl Default for Settings {
     }
 }
 
+/// Of a job's memory, what is for collated batches where nothing else is asked for: an eighth, 1 GiB at most.
+#[must_use]
+pub fn batch_bytes(ram_bytes: u64) -> u64 {
+    (ram_bytes / 8).min(1 << 30)
+}
+
 impl Settings {
     /// Of `ram_bytes`, those that pass through, for a node that reads `batch_bytes` per global batch. The batch in use, the one waited for and the one
     /// after it have room at least: with less, kept blocks would have to leave for them.

@@ -7,6 +7,7 @@
 
 mod agent;
 mod buffer;
+mod defaults;
 mod errors;
 mod index;
 mod job;
@@ -23,16 +24,19 @@ mod _core {
     #[pymodule_export]
     use crate::buffer::{Sample, Slot};
     #[pymodule_export]
+    use crate::defaults::{batch_bytes, cache_dir, runtime_dir, staging_bytes};
+    #[pymodule_export]
     use crate::index::Index;
     #[pymodule_export]
     use crate::job::{Delivery, Job};
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
-    use crate::tools::{cost, digest_of, scenario, simulate, split_url, stands_for};
+    use crate::tools::{cost, digest_of, scenario, scheme, simulate, split_url, stands_for, storage_options};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::defaults::add(module)
     }
 }

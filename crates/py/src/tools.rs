@@ -4,6 +4,7 @@ use crate::errors::invalid;
 use foreload_sim::{Limits, Policy, Progress, Watch};
 use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Between two looks for signals while a simulation runs, and between two reports of how far it is.
@@ -58,6 +59,22 @@ pub fn scenario(text: &str, overrides: Vec<String>) -> PyResult<String> {
 #[pyfunction]
 pub fn split_url(url: &str) -> (String, String) {
     foreload_store::format::split(url)
+}
+
+/// A URL's scheme in the one spelling that we use: `s3`, `gs`, `az`, `http`, `https`, `file` (a path, too); `None`: it is none that we read.
+#[pyfunction]
+pub fn scheme(url: &str) -> Option<&'static str> {
+    foreload_store::source::scheme(url)
+}
+
+/// Storage options for a URL with what an environment adds to them, under one name each.
+#[pyfunction]
+pub fn storage_options(
+    url: &str,
+    given: BTreeMap<String, String>,
+    environment: BTreeMap<String, String>,
+) -> PyResult<BTreeMap<String, String>> {
+    foreload_store::source::storage_options(url, &given, &environment).map_err(invalid)
 }
 
 /// Whether a key is one of those that names with braces and stars stand for.

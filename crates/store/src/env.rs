@@ -2,6 +2,7 @@
 //!
 //! They are the defaults of what a caller did not set, under the names that the clouds' own tools use.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The variable's value, when it is set to something.
@@ -14,18 +15,12 @@ pub(crate) fn first(names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| get(name))
 }
 
-/// All variables that begin with `prefix`, names in lower case, in order of name.
-pub(crate) fn with_prefix(prefix: &str) -> Vec<(String, String)> {
+/// All variables that are text.
+pub(crate) fn all() -> BTreeMap<String, String> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    let mut found: Vec<_> = std::env::vars_os()
-        .filter_map(text)
-        .filter(|(name, value)| name.starts_with(prefix) && !value.is_empty())
-        .map(|(name, value)| (name.to_ascii_lowercase(), value))
-        .collect();
-    found.sort();
-    found
+    std::env::vars_os().filter_map(text).collect()
 }
 
 /// The user's home directory.

@@ -19,7 +19,9 @@ mod retry;
 mod settings;
 mod sign;
 
+pub use address::scheme;
 pub use options::{Credentials, Retry, SourceOptions};
+pub use settings::storage_options;
 
 use crate::{Error, ErrorKind, ObjectRef, Result};
 use address::{Address, Place};

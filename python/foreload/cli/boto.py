@@ -5,14 +5,10 @@ from typing import Any
 #: Our storage options and the arguments of `boto3.client` that mean the same.
 _NAMES = {
     "endpoint": "endpoint_url",
-    "endpoint_url": "endpoint_url",
     "region": "region_name",
     "access_key_id": "aws_access_key_id",
     "secret_access_key": "aws_secret_access_key",
     "session_token": "aws_session_token",
-    "key": "aws_access_key_id",
-    "secret": "aws_secret_access_key",
-    "token": "aws_session_token",
     "ca_file": "verify",
 }
 

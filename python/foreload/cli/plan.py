@@ -214,7 +214,7 @@ def _check_scenario(path: Path) -> None:
 
 def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
     """Writes the scenario, and the sizes beside it."""
-    from foreload.planning import places_of, sizes_file
+    from foreload._samples_file import places_of, sizes_file
 
     kept = path.with_suffix(_SIZES).absolute()
     with sizes_file(dataset.lengths, places_of(dataset)) as sizes:

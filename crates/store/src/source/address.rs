@@ -28,26 +28,43 @@ pub(crate) enum Place {
     Directory(PathBuf),
 }
 
+/// The service that a scheme names in any of its spellings, and the spelling we use.
+fn service(scheme: &str) -> Option<(Option<Cloud>, &'static str)> {
+    Some(match scheme.to_ascii_lowercase().as_str() {
+        "s3" | "s3a" | "s3n" => (Some(Cloud::S3), "s3"),
+        "gs" | "gcs" => (Some(Cloud::Gs), "gs"),
+        "az" | "azure" | "abfs" | "abfss" | "adl" => (Some(Cloud::Azure), "az"),
+        "http" => (Some(Cloud::Http), "http"),
+        "https" => (Some(Cloud::Http), "https"),
+        "file" => (None, "file"),
+        _ => return None,
+    })
+}
+
+/// A URL's scheme in the one spelling that we use: `s3`, `gs`, `az`, `http`, `https`, `file`, as a path is; `None`: it is none that we read.
+#[must_use]
+pub fn scheme(url: &str) -> Option<&'static str> {
+    url.split_once("://")
+        .map_or(Some("file"), |(scheme, _)| Some(service(scheme)?.1))
+}
+
 impl Address {
     pub fn parse(text: &str) -> Result<Self> {
         let Some((scheme, rest)) = text.split_once("://") else {
             return Self::directory(PathBuf::from(text));
         };
-        let (cloud, scheme) = match scheme.to_ascii_lowercase().as_str() {
-            "s3" | "s3a" | "s3n" => (Cloud::S3, "s3"),
-            "gs" | "gcs" => (Cloud::Gs, "gs"),
-            "az" | "azure" | "abfs" | "abfss" | "adl" => (Cloud::Azure, "az"),
-            "http" => (Cloud::Http, "http"),
-            "https" => (Cloud::Http, "https"),
-            "file" => {
+        let (cloud, scheme) = match service(scheme) {
+            Some((Some(cloud), scheme)) => (cloud, scheme),
+            Some((None, _)) => {
                 let path = rest.strip_prefix("localhost").unwrap_or(rest);
                 let path = percent_decode_str(path).decode_utf8();
                 return Self::directory(PathBuf::from(
                     path.map_err(|_| invalid(text, "its path is not UTF-8"))?.as_ref(),
                 ));
             }
-            other => {
-                let error = invalid(text, &format!("the scheme {other:?} is not known"));
+            None => {
+                let scheme = scheme.to_ascii_lowercase();
+                let error = invalid(text, &format!("the scheme {scheme:?} is not known"));
                 return Err(error.with_remedy("use s3, gs, az, http, https, file or a path"));
             }
         };

@@ -4,6 +4,7 @@
 //! fsspec, obstore and the clouds' tools use; a name nobody knows is an error that names the nearest known one, because
 //! a misspelt option that is silently ignored costs an afternoon.
 
+use super::address::{Address, Place};
 use super::options::{Credentials, SourceOptions};
 use crate::{Error, Result, env};
 use std::collections::BTreeMap;
@@ -131,7 +132,7 @@ impl Settings {
         let given = canonical(cloud, &options.storage_options)?;
         let explicit = Credentials::from_names(&given);
         let explicit_credentials = options.credentials.is_some() || explicit.is_some() || options.profile.is_some();
-        let mut named = environment(cloud);
+        let mut named = environment(cloud, &env::all());
         let from_environment = Credentials::from_names(&named);
         named.extend(given);
         let mut options = options.clone();
@@ -230,24 +231,83 @@ fn canonical(cloud: Cloud, given: &BTreeMap<String, String>) -> Result<BTreeMap<
     Ok(named)
 }
 
-/// What the environment says; names of no concern are skipped there.
-fn environment(cloud: Cloud) -> BTreeMap<String, String> {
-    let prefix = cloud.prefix();
+/// What an environment says; names of no concern are skipped there.
+fn environment(cloud: Cloud, variables: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut named = BTreeMap::new();
-    if !prefix.is_empty() {
-        let mut found = env::with_prefix(&prefix.to_ascii_uppercase());
-        // The service-specific endpoint wins over the general one.
-        found.sort_by_key(|(name, _)| name.ends_with("_s3"));
-        for (name, value) in found {
-            if let Some(name) = known(cloud, &name) {
-                named.insert(name.to_owned(), value);
-            }
+    let mut said: Vec<_> = variables.iter().filter(|(_, value)| !value.is_empty()).collect();
+    if let Some((_, path)) = said.iter().find(|(name, _)| *name == "SSL_CERT_FILE") {
+        named.insert("ca_file".to_owned(), (*path).clone());
+    }
+    let prefix = cloud.prefix().to_ascii_uppercase();
+    said.retain(|(name, _)| !prefix.is_empty() && name.starts_with(&prefix));
+    // The service-specific endpoint wins over the general one.
+    said.sort_by_key(|(name, _)| name.ends_with("_S3"));
+    for (name, value) in said {
+        if let Some(name) = known(cloud, &name.to_ascii_lowercase()) {
+            named.insert(name.to_owned(), value.clone());
         }
     }
-    if let Some(path) = env::get("SSL_CERT_FILE") {
-        named.entry("ca_file".to_owned()).or_insert(path);
-    }
     named
+}
+
+/// Options that say who asks. Those of one place go together: given any of them, an environment's are somebody else's.
+const IDENTITY: &[&str] = &[
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "profile",
+    "anonymous",
+    "bearer_token",
+    "account_key",
+    "sas_token",
+    "application_credentials",
+    "service_account",
+    "service_account_path",
+    "service_account_key",
+];
+
+/// Storage options for a URL with what an environment adds, under one name each. For a process that has others open the URL: they may have been
+/// started with other variables. Options for a directory, or for a URL that can't be read, stay as they are.
+///
+/// # Errors
+/// `Invalid` for an option that nobody knows, and for half a pair of keys.
+pub fn storage_options(
+    url: &str,
+    given: &BTreeMap<String, String>,
+    variables: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>> {
+    let Ok(Place::Cloud(cloud)) = Address::parse(url).map(|address| address.place) else {
+        return Ok(given.clone());
+    };
+    let named = canonical(cloud, given)?;
+    if cloud == Cloud::S3 {
+        check_pair(&named)?;
+    }
+    let mut found = environment(cloud, variables);
+    if named.keys().any(|name| IDENTITY.contains(&name.as_str())) {
+        found.retain(|name, _| !IDENTITY.contains(&name.as_str()));
+    }
+    if found.contains_key("access_key_id") {
+        found.remove("profile");
+    }
+    found.extend(named);
+    Ok(found)
+}
+
+/// Refuses half a pair of keys: with the other half of somebody else it would be ignored, or refused by the store as theirs.
+fn check_pair(named: &BTreeMap<String, String>) -> Result<()> {
+    let is_named = |name: &&&str| named.contains_key(**name);
+    let parts = ["access_key_id", "secret_access_key", "session_token"];
+    let given: Vec<&str> = parts.iter().filter(is_named).copied().collect();
+    let missing: Vec<&str> = parts[..2].iter().filter(|name| !is_named(name)).copied().collect();
+    if given.is_empty() || missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "storage_options: {} without {}; give both keys, or neither to have the environment's",
+        given.join(", "),
+        missing.join(" and ")
+    )))
 }
 
 /// The one name of an option.
@@ -368,6 +428,62 @@ mod tests {
         .unwrap();
         assert_eq!(azure.account.as_deref(), Some("x"));
         assert_eq!(azure.options.credentials, Some(Credentials::AccountKey("k".into())));
+    }
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn an_environment_adds_what_was_not_given_and_nothing_of_who_asks() {
+        let aws = map(&[
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_PROFILE", "other"),
+            ("AWS_ENDPOINT_URL", "http://general"),
+            ("AWS_ENDPOINT_URL_S3", "http://own"),
+            ("AWS_SESSION_TOKEN", ""),
+            ("AWS_EXECUTION_ENV", "no option"),
+            ("GOOGLE_BEARER_TOKEN", "of another cloud"),
+            ("HOME", "/root"),
+        ]);
+        let with = |given: &[(&str, &str)]| storage_options("s3a://b/p", &map(given), &aws);
+        let keys = [("access_key_id", "id"), ("secret_access_key", "secret")];
+        assert_eq!(
+            with(&[]).expect("good"),
+            map(&[&keys[..], &[("endpoint", "http://own")]].concat())
+        );
+        assert_eq!(
+            with(&[("AWS_ENDPOINT_URL", "x")]).expect("good"),
+            map(&[&keys[..], &[("endpoint", "x")]].concat())
+        );
+        assert_eq!(
+            with(&[("anon", "true")]).expect("good"),
+            map(&[("anonymous", "true"), ("endpoint", "http://own")])
+        );
+        assert_eq!(
+            with(&[("key", "k"), ("secret", "s")]).expect("good"),
+            map(&[
+                ("access_key_id", "k"),
+                ("secret_access_key", "s"),
+                ("endpoint", "http://own")
+            ])
+        );
+        let half = with(&[("AWS_ACCESS_KEY_ID", "k"), ("token", "t")]).expect_err("half a pair");
+        assert!(
+            half.to_string()
+                .contains("access_key_id, session_token without secret_access_key"),
+            "{half}"
+        );
+        // A URL that signs what it allows goes before the account's own key.
+        let azure = map(&[("AZURE_STORAGE_ACCOUNT_KEY", "k"), ("AZURE_STORAGE_ACCOUNT_NAME", "a")]);
+        assert_eq!(
+            storage_options("az://c", &map(&[("sas_token", "s")]), &azure).expect("good"),
+            map(&[("sas_token", "s"), ("account_name", "a")])
+        );
+        let odd = map(&[("key", "k")]);
+        assert_eq!(storage_options("/a/directory", &odd, &aws).expect("good"), odd);
+        assert_eq!(storage_options("what://b", &odd, &aws).expect("good"), odd);
     }
 
     #[test]

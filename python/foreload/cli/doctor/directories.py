@@ -111,17 +111,3 @@ def log_tail(path: Path, most_bytes: int = 4096) -> list[str]:
             return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
         return []
-
-
-def runtime_directory() -> Path:
-    """Where the agent's socket goes, by the rules of `crates/engine/src/env.rs`."""
-    import tempfile
-
-    from foreload import _environment
-
-    own = Path(tempfile.gettempdir()) / f"foreload-{os.getuid()}"
-    named = _environment.get("FORELOAD_RUNTIME_DIR")
-    if named is None and (session := _environment.get("XDG_RUNTIME_DIR")):
-        named = f"{session}/foreload"
-    # A socket's address has 107 bytes.
-    return Path(named) if named is not None and len(os.fsencode(named)) < 70 else own

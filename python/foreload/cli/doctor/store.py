@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from foreload import _core, _environment
 from foreload.cli.doctor.finding import Finding
 from foreload.cli.output import human_bytes, human_count, human_seconds
 
@@ -33,9 +34,7 @@ _VARIABLES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 _IDENTITY = {
     "anonymous": "unsigned requests, as asked",
-    "anon": "unsigned requests, as asked",
     "access_key_id": "keys from the options",
-    "key": "keys from the options",
     "profile": "the profile {value!r}, as asked",
     "account_key": "an account key from the options",
     "sas_token": "a shared access signature from the options",
@@ -49,9 +48,7 @@ def scheme_of(url: str) -> str:
         >>> scheme_of("s3a://bucket"), scheme_of("data/train")
         ('s3', 'file')
     """
-    head = url.partition("://")[0].lower() if "://" in url else "file"
-    families = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az", "https": "http"}
-    return families.get(head, head)
+    return (_core.scheme(url) or url.partition("://")[0].lower()).replace("https", "http")
 
 
 def credentials(
@@ -61,8 +58,7 @@ def credentials(
     scheme, name = scheme_of(url), "credentials"
     if scheme not in _VARIABLES:
         return
-    prefix = {"s3": "aws_", "gs": "google_", "az": "azure_"}[scheme]
-    named = {option.lower().removeprefix(prefix): value for option, value in options.items()}
+    named = _environment.canonical(url, options)
     for option, meaning in _IDENTITY.items():
         if value := named.get(option):
             yield Finding(name, "ok", meaning.format(value=value))
@@ -101,9 +97,9 @@ def endpoint_of(url: str, options: Mapping[str, str]) -> str | None:
         return None
     if scheme == "http":
         return "/".join(url.split("/")[:3])
-    for name in ("endpoint_url", "endpoint"):
-        if value := options.get(name):
-            return value
+    options = _environment.canonical(url, options)
+    if value := options.get("endpoint"):
+        return value
     if scheme == "gs":
         return "https://storage.googleapis.com"
     if scheme == "az":

@@ -57,7 +57,7 @@ def findings(target: str | None, given: dict[str, str]) -> Iterator[Finding]:
     Yields:
         What they find, as they find it.
     """
-    from foreload import _agent, _environment
+    from foreload import _agent, _core, _environment
     from foreload.cli.doctor import directories, file, machine, store
 
     cache_dir = _agent.cache_directory()
@@ -70,7 +70,7 @@ def findings(target: str | None, given: dict[str, str]) -> Iterator[Finding]:
         ("open files", machine.open_files),
         ("start method", machine.start_method),
         ("cache directory", lambda: directories.cache_directory(Path(cache_dir))),
-        ("socket directory", lambda: directories.socket_directory(directories.runtime_directory())),
+        ("socket directory", lambda: directories.socket_directory(_core.runtime_dir())),
         ("agent", lambda: directories.agent(cache_dir)),
     ]
     if target is not None and store.scheme_of(target) == "file":
