@@ -521,7 +521,8 @@ impl Scheduler {
         Asker { job, line }
     }
 
-    /// Loads a resident again whose load failed: somebody asks for it once more.
+    /// Loads a resident again whose load failed: somebody asks for it once more. It comes before what waits: where everything fails, each load that was
+    /// read ahead takes its whole time to do so, and who asked would wait for all of them.
     pub(super) fn reload(&mut self, index: u32, line: u64) {
         self.residents.loads_from(index, Via::Bucket);
         let asker = self.asker(line);
@@ -530,11 +531,14 @@ impl Scheduler {
             1 => {
                 let stretches = self.library.stretches(content);
                 self.loads
-                    .queue_parts(&stretches, index, &mut self.residents, asker, false);
+                    .queue_parts(&stretches, index, &mut self.residents, asker, true);
             }
             _ => {
                 let place = self.library.place_of(content);
-                self.loads.queue(&[(place, index)], &mut self.residents, asker);
+                let part = whole(place, index, &mut self.residents);
+                let attempt = self.residents.get(index).attempt;
+                let load = Pending::of(Source::Bucket, place, part, asker, attempt);
+                self.loads.lanes.bucket.push_first(load);
             }
         }
     }

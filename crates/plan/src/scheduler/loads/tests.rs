@@ -303,9 +303,32 @@ fn a_failure_is_of_the_time_in_which_its_load_was_tried() {
     hand.fail(0, Failure::Unavailable);
     assert!(hand.answers.is_empty(), "it was tried before anybody asked");
     assert_eq!(hand.plan.waiting().first().map(|it| it.sample), Some(Some(0)));
-    hand.fail(1, Failure::Unavailable);
-    hand.fail(1, Failure::Unavailable);
-    assert_eq!(hand.refused(1), Some((Some(1), Failure::Unavailable)));
+    hand.fail(0, Failure::Unavailable);
+    hand.fail(0, Failure::Unavailable);
+    assert_eq!(hand.refused(1), Some((Some(0), Failure::Unavailable)));
+}
+
+#[test]
+fn what_failed_before_it_was_asked_for_comes_before_what_is_read_ahead() {
+    let mut hand = one_at_a_time(Policy::Staging);
+    // All of the first batch, and half of the second; each is tried twice.
+    for object in [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5] {
+        hand.fail(object, Failure::Unavailable);
+    }
+    assert_eq!(hand.objects(), [6]);
+    hand.now_ns = 10;
+    hand.want(1, 0, 0);
+    hand.fail(6, Failure::Unavailable);
+    hand.fail(6, Failure::Unavailable);
+    assert!(
+        hand.objects()[0] < 4,
+        "{:?} flies before what is waited for",
+        hand.objects()
+    );
+    let first = hand.objects()[0];
+    hand.fail(first, Failure::Unavailable);
+    hand.fail(first, Failure::Unavailable);
+    assert_eq!(hand.refused(1), Some((Some(first), Failure::Unavailable)));
 }
 
 /// Two jobs that read one data set, of which the first has asked for its first batch.
