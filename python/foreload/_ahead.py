@@ -41,10 +41,17 @@ class Ahead(Iterator[tuple[int, Any]]):
     Args:
         stream: The stream.
         make: Turns what was delivered into a batch; called in either thread, never in both at once.
+        elsewhere: Asked in the loop for what does the same in the thread; None: this time nothing may.
     """
 
-    def __init__(self, stream: Stream, make: Callable[[_core.Delivery], Any]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        make: Callable[[_core.Delivery], Any],
+        elsewhere: Callable[[], Callable[[_core.Delivery], Any] | None] | None = None,
+    ) -> None:
         self._stream, self._make = stream, make
+        self._elsewhere = elsewhere or (lambda: make)
         self._turns = _Turns()
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -67,6 +74,9 @@ class Ahead(Iterator[tuple[int, Any]]):
         return number, batch
 
     def _begin(self) -> None:
+        stream, make = self._stream, self._elsewhere()
+        if make is None:
+            return
         if self._thread is None:
             thread = threading.Thread(target=_serve, args=(self._turns,), name="foreload-ahead", daemon=True)
             try:
@@ -75,7 +85,6 @@ class Ahead(Iterator[tuple[int, Any]]):
                 # No thread to be had: the loop makes its batches itself.
                 return
             self._thread = thread
-        stream, make = self._stream, self._make
         self._turns.work = lambda: _made(stream, make)
         self._busy = True
         self._turns.given.release()

@@ -246,8 +246,12 @@ def _takes_two(decode: Callable[..., Any]) -> bool:
     return len(places) > 1 and (places[1].default is places[1].empty or places[1].name == "meta")
 
 
-#: A decoded batch: (what decode returned, label) of each sample that wasn't skipped.
-Decoded = list[tuple[Any, int]]
+class Pairs(list[tuple[Any, int]]):
+    """A decoded batch: (what decode returned, label) of each sample that wasn't skipped."""
+
+
+#: From a decoded batch to what the loop gets, or to the same batch if the loop has to make it.
+Make = Callable[[Pairs], Any]
 #: What a batch consists of before: views of the bytes, samples, labels.
 Raw = tuple[Sequence[Any], Sequence[int], Sequence[int | None]]
 
@@ -257,7 +261,7 @@ def columns_of(delivery: _core.Delivery) -> Raw:
     return delivery.to_bytes() if delivery.copy else delivery.views(), delivery.samples, delivery.labels
 
 
-def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Decoded:
+def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Pairs:
     """Decodes a batch here and now."""
     rows = zip(*raw, strict=True)
     return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
@@ -280,8 +284,15 @@ def threads_of(given: int | None, decoder: Decoder) -> int:
 
 
 def decoded_batches(
-    stream: Stream, beyond: Container[int], decoder: Decoder, threads: int, timeout_s: float | None, *, chosen: bool
-) -> Iterator[tuple[int, Decoded]]:
+    stream: Stream,
+    beyond: Container[int],
+    decoder: Decoder,
+    threads: int,
+    timeout_s: float | None,
+    *,
+    chosen: bool,
+    elsewhere: Callable[[], Make | None] = lambda: None,
+) -> Iterator[tuple[int, Any]]:
     """Decodes the batches of a pass in this process.
 
     Args:
@@ -292,9 +303,11 @@ def decoded_batches(
         timeout_s: Longest wait for a batch; None: no end.
         chosen: Whether the user said how many threads. Otherwise the loop decodes what draws from the global generators: in threads the draws
             would come in another order each time.
+        elsewhere: Asked in the loop, when a batch begins to be decoded in threads, for what makes the loop's of it in another thread, one batch after the
+            other; None: nothing may.
 
     Yields:
-        Numbers and decoded batches.
+        Numbers and decoded batches, or what was made of them.
     """
     patience = stream.run.patience(stream.epoch, timeout_s)
     first = None
@@ -303,7 +316,7 @@ def decoded_batches(
         if decoder.draws:
             _LOG.warning(_DRAWS_CHOSEN if chosen else _DRAWS)
     if threads and (chosen or not decoder.draws):
-        return in_threads(stream, beyond, decoder, threads, patience, first)
+        return in_threads(stream, beyond, decoder, threads, patience, first, elsewhere=elsewhere)
     return in_the_loop(_undecoded(stream, beyond), stream.epoch, decoder, patience, first)
 
 
@@ -335,7 +348,7 @@ def _first(batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, pat
 
 def in_the_loop(
     batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience, first: First | None = None
-) -> Iterator[tuple[int, Decoded]]:
+) -> Iterator[tuple[int, Pairs]]:
     """Decodes batches where they are asked for, and reports it if that takes long."""
 
     def timed(number: int, view: Any, sample: int, label: int | None) -> Any:
@@ -358,13 +371,39 @@ def in_the_loop(
         yield number, _kept((timed(number, view, sample, label), label) for view, sample, label in rows)
 
 
+class _Batch:
+    """A batch that threads decode.
+
+    Args:
+        number: Its number.
+        tasks: What comes of each sample, the sample, and its label.
+        made: What comes of them all, where another thread makes it.
+    """
+
+    def __init__(
+        self, number: int, tasks: list[tuple[Future[Any], int, int | None]], made: Future[Any] | None = None
+    ) -> None:
+        self.number, self.tasks, self.made = number, tasks, made
+
+
 class _Work:
     """Batches that threads decode: the one that is due, and those after it that have come."""
 
-    def __init__(self, stream: Stream, beyond: Container[int], decoder: Decoder, threads: int, ahead: int) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        beyond: Container[int],
+        decoder: Decoder,
+        threads: int,
+        ahead: int,
+        elsewhere: Callable[[], Make | None],
+    ) -> None:
         self._stream, self._beyond, self._decoder, self._ahead = stream, beyond, decoder, ahead
+        self._elsewhere = elsewhere
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="foreload-decode")
-        self._batches: deque[tuple[int, list[tuple[Future[Any], int, int | None]]]] = deque()
+        # One, so that batches are made in their order.
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="foreload-collate")
+        self._batches: deque[_Batch] = deque()
 
     def begin(self, number: int, raw: Raw, *known: Any) -> None:
         """Has a batch decoded, of which the first sample may be known."""
@@ -376,7 +415,8 @@ class _Work:
             else:
                 task = self._pool.submit(self._decoder, memoryview(view), sample, label, self._stream.epoch)
             tasks.append((task, sample, label))
-        self._batches.append((number, tasks))
+        make = self._elsewhere()
+        self._batches.append(_Batch(number, tasks, None if make is None else self._maker.submit(_made, tasks, make)))
 
     def _begin_what_came(self) -> None:
         """Waits for nothing: the batch that is due doesn't wait for the one after it, nor for its error."""
@@ -393,7 +433,7 @@ class _Work:
                 self.begin(number, columns_of(delivery))
         self._stream.flush()
 
-    def next(self, patience: Patience) -> tuple[int, Decoded] | None:
+    def next(self, patience: Patience) -> tuple[int, Any] | None:
         """The batch that is due; None: it was the last one."""
         if not self._batches:
             found = next(_undecoded(self._stream, self._beyond), None)
@@ -402,18 +442,32 @@ class _Work:
             self.begin(*found)
             # Only the tasks hold the samples' memory now.
             del found
-        number, tasks = self._batches.popleft()
+        batch = self._batches.popleft()
 
         def finished() -> Iterator[tuple[Any, int | None]]:
-            for task, sample, label in tasks:
+            for task, sample, label in batch.tasks:
                 self._begin_what_came()
-                yield patience.result(task, number, sample), label
+                yield patience.result(task, batch.number, sample), label
 
-        return number, _kept(finished())
+        if batch.made is None:
+            return batch.number, _kept(finished())
+        # The tasks are gone as soon as the batch is made.
+        for _ in finished():
+            pass
+        self._begin_what_came()
+        return batch.number, patience.made(batch.made, batch.number)
 
     def end(self) -> None:
         """Nothing more is begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._maker.shutdown(wait=False, cancel_futures=True)
+
+
+def _made(tasks: list[tuple[Future[Any], int, int | None]], make: Make) -> Any:
+    """What comes of a batch when its samples are decoded, which nobody holds from then on."""
+    pairs = _kept((task.result(), label) for task, _, label in tasks)
+    tasks.clear()
+    return make(pairs)
 
 
 def in_threads(
@@ -424,7 +478,8 @@ def in_threads(
     patience: Patience,
     first: First | None = None,
     ahead: int = 2,
-) -> Iterator[tuple[int, Decoded]]:
+    elsewhere: Callable[[], Make | None] = lambda: None,
+) -> Iterator[tuple[int, Any]]:
     """Decodes batches in threads, in order, and those ahead of the consumer that have come.
 
     Args:
@@ -435,11 +490,12 @@ def in_threads(
         patience: How long to wait for them.
         first: A batch that was taken from the stream already.
         ahead: Batches in work beyond the one that is waited for.
+        elsewhere: As of `decoded_batches`.
 
     Yields:
-        Numbers and decoded batches.
+        Numbers and decoded batches, or what was made of them.
     """
-    work = _Work(stream, beyond, decoder, threads, ahead)
+    work = _Work(stream, beyond, decoder, threads, ahead, elsewhere)
     try:
         if first is not None:
             work.begin(*first)
@@ -453,5 +509,5 @@ def in_threads(
         work.end()
 
 
-def _kept(pairs: Iterator[tuple[Any, int | None]]) -> Decoded:
-    return [(value, -1 if label is None else label) for value, label in pairs if value is not _SKIPPED]
+def _kept(pairs: Iterator[tuple[Any, int | None]]) -> Pairs:
+    return Pairs((value, -1 if label is None else label) for value, label in pairs if value is not _SKIPPED)

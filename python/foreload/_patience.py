@@ -47,18 +47,35 @@ class Patience:
         Raises:
             TimedOutError: It takes too long.
         """
-        while not future.done():
-            waited_s, end_s = time.monotonic() - self._begun, self._timeout_s
-            if end_s is not None and waited_s >= end_s:
-                message = f"no batch within timeout={end_s} s: {self._name(sample)} is still being decoded ({self._where}, batch {batch})"
-                raise TimedOutError(message, sample)
-            if waited_s >= self._report_s:
-                self._report(
-                    f"waiting for {waited_s:.1f} s for {self._name(sample)} to be decoded ({self._where}, batch {batch})"
-                )
-                self._report_s = waited_s + self._stall_s
-            wait([future], min(self._report_s, self._report_s if end_s is None else end_s) - waited_s)
+        while not self._comes(future):
+            self._tell(self._name(sample), "decoded", batch, sample)
         return future.result()
+
+    def made(self, future: Future[Any], batch: int) -> Any:
+        """What a thread makes of the decoded samples of a batch.
+
+        Raises:
+            TimedOutError: It takes too long.
+        """
+        while not self._comes(future):
+            self._tell("the batch", "collated", batch)
+        return future.result()
+
+    def _comes(self, future: Future[Any]) -> bool:
+        """Whether it is there, at the latest when something is to be said."""
+        waited_s = time.monotonic() - self._begun
+        end_s = self._report_s if self._timeout_s is None else min(self._report_s, self._timeout_s)
+        return future.done() or bool(wait([future], max(0.0, end_s - waited_s)).done)
+
+    def _tell(self, what: str, how: str, batch: int, sample: int | None = None) -> None:
+        waited_s, end_s = time.monotonic() - self._begun, self._timeout_s
+        if end_s is not None and waited_s >= end_s:
+            raise TimedOutError(
+                f"no batch within timeout={end_s} s: {what} is still being {how} ({self._where}, batch {batch})", sample
+            )
+        if waited_s >= self._report_s:
+            self._report(f"waiting for {waited_s:.1f} s for {what} to be {how} ({self._where}, batch {batch})")
+            self._report_s = waited_s + self._stall_s
 
     def decoded(self, took_s: float, batch: int, sample: int) -> None:
         """The loop itself has decoded a sample of the batch."""

@@ -24,7 +24,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 from foreload import _core
 from foreload import dataset as _dataset
 from foreload._ahead import Ahead
-from foreload._decode import Decoder, decoded_batches, threads_of
+from foreload._decode import Decoder, Pairs, decoded_batches, threads_of
 from foreload._job import Attachment
 from foreload._run import (
     LEFT_OUT,
@@ -39,7 +39,7 @@ from foreload._run import (
 from foreload.cache import Cache
 from foreload.errors import InvalidError, StateError
 from foreload.failures import OnError
-from foreload.torch import _batch, _check, _given, _interrupts, _subset, _worker
+from foreload.torch import _batch, _check, _given, _interrupts, _modes, _subset, _worker
 from foreload.torch._accord import Accord
 from foreload.torch._batch import Form, Found, Undecoded
 from foreload.torch._course import Course, Turns
@@ -71,7 +71,7 @@ class DataLoader(ForeignLoader[T]):
         sampler: An order of one's own instead: any sampler of torch's protocol.
         batch_sampler: The same, in batches.
         num_workers: Processes that decode; 0: threads of this process do.
-        collate_fn: From a list of (x, label) to a batch. Default: torch's, into memory that is reused.
+        collate_fn: From a list of (x, label) to a batch. Default: torch's, into memory that is reused, by a thread where there are no workers.
         pin_memory: As in torch.
         drop_last: Whether to leave out a last batch that isn't full.
         timeout: Longest wait for a batch in seconds; 0: as long as the store's own deadline. What the loop itself decodes (`threads=0`) can't be
@@ -99,7 +99,7 @@ class DataLoader(ForeignLoader[T]):
         on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded. A batch of which none is left is left out; with
             several ranks, which must take equally many steps, it is an error.
         threads: Threads that decode where there are no workers; 0: the loop decodes. Default: as many as there are CPUs, at most 8; none for a
-            `decode` that draws from the global random numbers.
+            `decode` that draws from the global random numbers. Given and above 0, a `collate_fn` runs in a thread of its own, too.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
         snapshot_every_n_steps: Taken because torchdata's loader has it: a state is exact at each step.
@@ -458,8 +458,7 @@ class DataLoader(ForeignLoader[T]):
         kind = Stream if not isinstance(run, _given.GivenRun) or run.regular else _given.GivenStream
         stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
         attachment = run.attachment()
-        batches = self._batches(stream, decoder, attachment)
-        yield from map(_pinned, batches) if self._pins() else batches
+        yield from self._batches(stream, decoder, attachment, pins=self._pins())
 
     def _pins(self) -> bool:
         """Whether batches are to be pinned, and can be: torch's own rule, which it applies to workers' batches itself."""
@@ -478,41 +477,77 @@ class DataLoader(ForeignLoader[T]):
             return False
         return True
 
-    def _batches(self, stream: Stream, decoder: Decoder, attachment: Attachment) -> Iterator[tuple[int, Any]]:
+    def _batches(
+        self, stream: Stream, decoder: Decoder, attachment: Attachment, *, pins: bool
+    ) -> Iterator[tuple[int, Any]]:
         samples: Any = self.dataset
         beyond, failures, form = self._cursor.beyond, samples.failures, samples.raw
+
+        def of_delivery(delivery: _core.Delivery) -> Any:
+            is_nothing = failures.left_out(len(delivery))
+            return LEFT_OUT if is_nothing else made(Undecoded(delivery, form, attachment))
+
+        def of_pairs(pairs: Pairs) -> Any:
+            is_nothing = failures.skips and not pairs
+            return LEFT_OUT if is_nothing else made(_batch.Decoded(pairs, attachment, paired=samples.paired))
+
+        def made(found: Found) -> Any:
+            batch = self._made(found)
+            return _pin(batch) if pins else batch  # type: ignore[no-untyped-call] # torch's
+
+        ready: Iterator[tuple[int, Any]]
         if decoder.is_needed:
-            for number, pairs in decoded_batches(
-                stream, beyond, decoder, self._threads, self.timeout or None, chosen=self._chosen_threads
-            ):
-                found = _batch.Decoded(pairs, attachment, paired=samples.paired)
-                yield number, LEFT_OUT if failures.skips and not pairs else self._made(found)
-            return
+            ready = decoded_batches(
+                stream,
+                beyond,
+                decoder,
+                self._threads,
+                self.timeout or None,
+                chosen=self._chosen_threads,
+                elsewhere=lambda: self._elsewhere(of_pairs, pins=pins),
+            )
+        elif self._collates_elsewhere and not (beyond and self._user_collates):
+            ready = Ahead(stream, of_delivery, lambda: self._elsewhere(of_delivery, pins=pins))
+        else:
+            ready = ((number, of_delivery(delivery)) for number, delivery in stream if number not in beyond)
 
-        def made(delivery: _core.Delivery) -> Any:
-            return LEFT_OUT if failures.left_out(len(delivery)) else self._made(Undecoded(delivery, form, attachment))
+        def opened(item: tuple[int, Any]) -> tuple[int, Any]:
+            number, found = item
+            if type(found) is _modes.Made:
+                return number, found.taken(pins=pins)
+            return number, of_pairs(found) if type(found) is Pairs else found
 
-        if self._auto_collation and not self._user_collates:
-            ready = Ahead(stream, made)
-            yield from (item for item in ready if item[0] not in beyond) if beyond else ready
-            return
-        for number, delivery in stream:
-            if number not in beyond:
-                yield number, made(delivery)
+        # No frame may hold the batch that the loop has, here and below: it would live until the one after the next is made.
+        yield from map(opened, (item for item in ready if item[0] not in beyond) if beyond else ready)
+
+    @property
+    def _collates_elsewhere(self) -> bool:
+        """Whether batches may be collated in another thread than the loop's: by torch's collate function, or where the user asked for threads."""
+        return self._auto_collation and (not self._user_collates or (self._chosen_threads and self._threads > 0))
+
+    def _elsewhere(self, make: Callable[[Any], Any], *, pins: bool) -> Callable[[Any], Any] | None:
+        """What makes the batch that begins now, in another thread; None: nothing may."""
+        if not self._collates_elsewhere or (not self._user_collates and not _modes.are_ordinary()):
+            return None
+        modes, is_any = _modes.Modes(pins=pins), self._user_collates
+
+        def made(found: Any) -> Any:
+            is_ours = is_any or type(found) is not Pairs or all(_modes.is_plain(value) for value, _ in found)
+            return modes(lambda: make(found)) if is_ours else found
+
+        return made
 
     def _made(self, found: Found) -> Any:
         collate: Any = self.collate_fn
         if not self._auto_collation:
             return collate(found.items()[0])
-        return collate(found.items()) if self._user_collates else found.collated(parcel=False)
+        if self._user_collates or not _modes.are_ordinary():
+            return collate(found.items())
+        return found.collated(parcel=False)
 
 
 def _in_shared_memory(numbers: int) -> torch.Tensor:
     return torch.zeros(numbers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return] # torch's
-
-
-def _pinned(item: tuple[int, Any]) -> tuple[int, Any]:
-    return item[0], _pin(item[1])  # type: ignore[no-untyped-call] # torch's
 
 
 class _Pass(Iterator[Any]):
