@@ -354,12 +354,7 @@ class Run:
 
     def _position(self, state: dict[str, Any]) -> tuple[int, int]:
         """Epoch and batch where a checkpoint goes on."""
-        if state["version"] > _STATE_VERSION_BEYOND:
-            raise StateError(
-                f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION_BEYOND})"
-            )
-        if state["sequence"] != self.order.sequence:
-            raise StateError(f"the state belongs to another run: {self._difference(state)}")
+        check_belongs(state, self.order)
         if state["order"] == self.plan.digest:
             try:
                 return self.plan.resume(state["order"], state["epoch"], state["position"])
@@ -391,21 +386,6 @@ class Run:
         if global_batch != self.order.global_batch:
             _LOG.info("resuming with global batches of %d instead of %d samples", self.order.global_batch, global_batch)
         return epoch, batch
-
-    def _difference(self, state: dict[str, Any]) -> str:
-        here = self.state(0, 0)
-        names = {"dataset": "data set (digest)", "samples": "samples", "kind": "order", "seed": "seed"}
-        differing = [
-            f"{text} {state.get(name)} instead of {here[name]}"
-            for name, text in names.items()
-            if state.get(name) != here[name]
-        ]
-        other = (
-            "other weights or another length of an epoch"
-            if self.order.name == "mixture"
-            else "another version of the order"
-        )
-        return "; ".join(differing) or other
 
     def restore(self) -> None:
         """Tells a new agent what it needs to know besides the attachment."""
@@ -464,6 +444,29 @@ class Run:
         # Of a mixture, the requests of which store are not counted: they have a price where it is the same everywhere.
         dollars = prices.pop() if len(prices) == 1 else None
         return answer if dollars is None else {**answer, "request_dollars": dollars}
+
+
+def check_belongs(state: dict[str, Any], order: Order) -> None:
+    """Refuses a checkpoint of another order.
+
+    Raises:
+        StateError: It is one; the message says what differs.
+    """
+    if state["version"] > _STATE_VERSION_BEYOND:
+        raise StateError(
+            f"the state was saved by a newer release of foreload (version {state['version']}, known {_STATE_VERSION_BEYOND})"
+        )
+    if state["sequence"] == order.sequence:
+        return
+    here = {"dataset": order.dataset, "samples": order.samples, "kind": order.name, "seed": order.seed}
+    names = {"dataset": "data set (digest)", "samples": "samples", "kind": "order", "seed": "seed"}
+    differing = [
+        f"{text} {state.get(name)} instead of {here[name]}"
+        for name, text in names.items()
+        if state.get(name) != here[name]
+    ]
+    other = "other weights or another length of an epoch" if order.name == "mixture" else "another version of the order"
+    raise StateError(f"the state belongs to another run: {'; '.join(differing) or other}")
 
 
 def _explain(error: ValueError, order: Order, ranks: Ranks) -> str:

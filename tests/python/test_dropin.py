@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import json
 import os
 import pickle
@@ -338,13 +337,6 @@ def test_a_samplers_length_is_obeyed(data: Any, name: str) -> None:
         assert numbers(ours) == list(stock)
 
 
-def test_a_pass_too_long_to_be_listed_is_refused_at_once(data: Any) -> None:
-    # As a script has it that knows steps and no epochs.
-    endless = torch_data.RandomSampler(range(COUNT), replacement=True, num_samples=10**10)
-    with pytest.raises(errors.InvalidError, match=r"yields 10000000000 samples in a pass.*num_samples="):
-        DataLoader(data, 4, sampler=endless)
-
-
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_draws_before_its_sampler_as_torchs_does(data: Any, workers: int, seeded: bool) -> None:
@@ -456,24 +448,6 @@ def test_what_a_sampler_yields_at_last_is_read(
     )
     assert epochs(ours, numbers) == epochs(stock, list)
     assert caplog.text.count("yields another order than a copy") == 1
-
-
-def test_a_sampler_without_an_end_is_refused(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreload.torch._course._LISTED", 1000)
-
-    class Endless:
-        def __iter__(self) -> Iterator[int]:
-            return itertools.cycle(range(COUNT))
-
-    class Empty:
-        def __iter__(self) -> Iterator[list[int]]:
-            return itertools.repeat([])
-
-    for order in ({"sampler": Endless()}, {"batch_sampler": Empty()}):
-        with pytest.raises(errors.InvalidError, match="no end"):
-            next(iter(DataLoader(data, cache=TINY, **order)))  # type: ignore[arg-type] # iterable is enough
-    some = torch_data.RandomSampler(range(COUNT), replacement=True, num_samples=16 * COUNT + 5)
-    assert len(list(DataLoader(data, 64, sampler=some, cache=TINY))) == len(some) // 64 + 1
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

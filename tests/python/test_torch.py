@@ -337,14 +337,19 @@ def test_each_epoch_of_a_batch_sampler_has_its_own_number_of_batches(data: Any, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_equal_batches_are_not_followed_by_others(data: Any, workers: int) -> None:
-    """The plan cuts each epoch as the first: it would go on with batches that the sampler doesn't yield."""
-    batches = Shrinking([4, 4, 4], [6, 6], [4, 4, 4])
-    loader = DataLoader(data, batch_sampler=batches, num_workers=workers, decode=head, cache=TINY, epochs=3)
-    assert [len(batch) for batch in numbers(loader)] == [4, 4, 4]
-    batches.set_epoch(1)
-    with pytest.raises(errors.InvalidError, match="of 4 samples at first, and of other sizes in epoch 1"):
-        list(loader)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_equal_batches_may_be_followed_by_others(data: Any, workers: int, persistent: bool) -> None:
+    """The plan cuts each epoch as the first: what is cut otherwise is read without it."""
+    sizes = [4, 4, 4], [6, 6], [4, 4, 4]
+    batches, persists = Shrinking(*sizes), persistent and workers > 0
+    loader = DataLoader(
+        data, batch_sampler=batches, num_workers=workers, persistent_workers=persists, decode=head, cache=TINY
+    )
+    stock: Any = torch_data.DataLoader(ByIndex(), batch_sampler=batches, collate_fn=list)
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        assert numbers(loader) == [[int(sample) for sample in batch] for batch in batches]
+        assert len(numbers(loader)) == len(list(stock))
 
 
 def test_a_users_random_numbers_are_not_drawn_early(data: Any) -> None:
@@ -424,9 +429,7 @@ def test_a_negative_number_of_workers_is_refused(data: Any) -> None:
         DataLoader(data, 8, num_workers=-1)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "words"), [([], "nothing"), ([1, -1], "yields -1"), ([1.5], "float"), ([999], "999")]
-)
+@pytest.mark.parametrize(("sampler", "words"), [([1, -1], "yields -1"), ([1.5], "float"), ([999], "999")])
 def test_a_sampler_that_yields_no_samples_is_refused(data: Any, sampler: list[Any], words: str) -> None:
     with pytest.raises(errors.InvalidError, match=words):
         list(DataLoader(data, 8, sampler=sampler, cache=TINY))

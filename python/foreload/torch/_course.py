@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import torch
+from torch.utils import data
 
 from foreload import ranks as _ranks
 from foreload._order import Order, tail_of
 from foreload._run import Cursor, Run
 from foreload.cache import Cache
-from foreload.errors import InvalidError, StateError
+from foreload.errors import StateError
 from foreload.torch import _given, _reference
+from foreload.torch._flow import Flow
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
 from foreload.tuning import Tuning
@@ -27,10 +29,10 @@ from foreload.tuning import Tuning
 # A sampler's cursor and the place it was given are parts of the course that is made of it.
 # ruff: noqa: SLF001
 
-#: Of a sampler without a length so many samples are listed for a pass, or so many times the data set's; beyond that it has no end.
+#: A pass is listed when it begins if it has at most so many samples, or so many times the data set's. A longer one is read as it goes.
 _LISTED, _LISTED_TIMES = 1 << 22, 16
-#: Longer passes are not listed even of a sampler that says how long they are: their list would take more memory than the training.
-_LISTED_AT_MOST = 1 << 28
+#: The same of a sampler that doesn't say how long it is: it may have no end, or be slow.
+_LISTED_UNSIZED = 1 << 16
 
 
 class Turns:
@@ -51,6 +53,9 @@ class Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         run, (epoch, first), beyond = self._course.run(), self.begun, self.beyond
+        if isinstance(run, Flow):
+            yield from self._flowing(run, epoch, first)
+            return
         begun, lap = run.begin(epoch, first), run.lap(epoch)
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
         starts = [] if lists is None else list(accumulate(map(len, lists), initial=0))
@@ -67,6 +72,27 @@ class Turns:
         except GeneratorExit:
             run.leave(begun)
             raise
+
+    def _flowing(self, run: Flow, epoch: int, first: int) -> Iterator[Turn]:
+        reading = run.reading
+        if reading is None:
+            return
+        if not reading.reach(first):
+            reading.fail()
+            return
+        begun = run.begin(epoch, first)
+        try:
+            for batch in count(first):
+                if not reading.reach(batch):
+                    reading.fail()
+                    return
+                run.keep_up(epoch, batch)
+                reading.forget(batch)
+                if batch not in self.beyond:
+                    yield Turn(reading.samples(batch), epoch, batch, 0, reads=reading.reads(batch))
+        finally:
+            # The last lap is not read to its end.
+            run.leave(begun)
 
 
 class Course(Sampler):
@@ -128,17 +154,14 @@ class Course(Sampler):
                 self._known = _given.known(explicit, len(samples), generator)
             if self._known is None:
                 self._lists = self._listed(explicit, batch_size)
-        self._waiting: tuple[int | None, list[list[int]]] | None = None
+        self._waiting: tuple[int | None, _given.Drawn] | None = None
+        #: A state that the next pass goes on from, and where it says that a sampler of the user's stood.
+        self._loaded: tuple[dict[str, Any], _given.Resumed] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
 
     def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _given.Lists:
-        told = len(sampler) if batch_size is not None and hasattr(sampler, "__len__") else 0
-        if told > _LISTED_AT_MOST:
-            raise InvalidError(
-                f"the sampler yields {told} samples in a pass, which is listed when it begins; at most {_LISTED_AT_MOST} can be: give fewer as an epoch "
-                "(num_samples=), and make several passes"
-            )
-        most = max(_LISTED, _LISTED_TIMES * len(self.data), told)
+        most, told = max(_LISTED, _LISTED_TIMES * len(self.data)), _length_of(sampler, batch_size)
+        most = min(most, _LISTED_UNSIZED) if told is None or told > most else most
         return _given.Lists(sampler, batch_size, self.drop_last, most, is_ours=is_ours)
 
     def _place(self) -> _ranks.Ranks:
@@ -162,11 +185,47 @@ class Course(Sampler):
         if self._ours is None and self._explicit is not None:
             _given.set_epoch(self._explicit, epoch)
 
-    def go_on(self, epoch: int, batch: int, beyond: Iterable[int]) -> None:
-        """The next pass goes on where a state says."""
+    def load(self, state: dict[str, Any]) -> None:
+        """The next pass goes on where a state says.
+
+        Raises:
+            StateError: It belongs to another run.
+        """
+        run = self.run() if self._lists is None else None
+        if run is not None and self._lists is None:
+            epoch, batch, beyond = run.resume(state)
+        else:
+            resumed, beyond = _given.resume(state, self.data, self._batch_size)
+            epoch, batch = resumed.epoch, resumed.batches
+            self._loaded = dict(state), resumed
         self.cursor.load(epoch, batch, beyond)
         if self._ours is None and self._explicit is not None:
             _given.set_epoch(self._explicit, epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
+        cursor = self.cursor
+        if self._loaded is not None and self._is_placed(self._loaded[1]):
+            return dict(self._loaded[0])
+        if self._lists is not None and self._run is None:
+            return _given.unread(self.data, self._batch_size, cursor.epoch)
+        return self.run().state(cursor.epoch, cursor.batch, cursor.beyond)
+
+    def _is_placed(self, resumed: _given.Resumed) -> bool:
+        where, cursor = (resumed.epoch, resumed.batches), self.cursor
+        return cursor.upcoming == where == (cursor.epoch, cursor.batch)
+
+    @property
+    def _batch_size(self) -> int | None:
+        """Samples of a batch, as far as that is known without asking a sampler of the user's."""
+        if self._lists is None or self._lists.batch_size is not None:
+            return self.batch_size
+        return self._explicit.batch_size if type(self._explicit) is data.BatchSampler else None
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing is known yet of what will be read, because a sampler of the user's says that when a pass begins."""
+        return self._lists is not None and self._run is None
 
     def adopt(self, state: dict[str, Any]) -> bool:
         """Takes over what torch's order depends on besides the seed, and a state knows: whether workers live through all epochs.
@@ -174,6 +233,8 @@ class Course(Sampler):
         Returns:
             Whether this loader's order is another one now.
         """
+        if self._lists is not None:
+            return False
         once = {"loader_each_epoch": "loader_once", "loader_once": "loader_each_epoch"}.get(self._draws)
         order = self.run().order
         if once is None or order.name != "torch_random" or state.get("sequence") == order.sequence:
@@ -268,14 +329,24 @@ class Course(Sampler):
 
     def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
         if self._run is None:
-            self._waiting = lists.told(epoch), lists.draw(epoch)
-            keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning, "skip_large": self._skips}
-            first = self._waiting[1]
-            # Lists are their rank's own, and so is the job.
-            run = _given.GivenRun(self.data, lists, first, self._alone(), self._word, **keywords)
-            run.supply(epoch, first)
-            self._run = run
+            drawn = lists.draw(epoch)
+            self._waiting = lists.told(epoch), drawn
+            if drawn.rest is None and any(drawn.batches):
+                # Lists are their rank's own, and so is the job.
+                run = _given.GivenRun(
+                    self.data, lists, drawn.batches, self._alone(), self._word, **self._keywords(self.epochs)
+                )
+                run.supply(epoch, drawn.batches)
+                self._run = run
+            else:
+                self._run = self._flow(lists, self.epochs)
         return self._run
+
+    def _flow(self, lists: _given.Lists, epochs: int | None) -> Flow:
+        return Flow(self.data, lists, self._alone(), self._word, **self._keywords(epochs))
+
+    def _keywords(self, epochs: int | None) -> dict[str, Any]:
+        return {"epochs": epochs, "policy": self.policy, "tuning": self.tuning, "skip_large": self._skips}
 
     def _alone(self) -> Cache:
         """The budget of a job of this process alone: the processes of a node share theirs out."""
@@ -284,25 +355,41 @@ class Course(Sampler):
     def begin(self, epoch: int) -> Run:
         """A pass of an epoch begins: a sampler of the user's is asked for it now."""
         run = self._run = self.run(epoch).going_on(epoch)
+        lists, loaded, self._loaded = self._lists, self._loaded, None
+        if lists is None:
+            return run
+        # What was listed before the first pass was drawn for that one.
+        waiting, self._waiting = self._waiting, None
+        drawn = waiting[1] if waiting is not None and waiting[0] == lists.told(epoch) else lists.draw(epoch)
+        resumed = loaded and loaded[1]
         if isinstance(run, _given.GivenRun):
-            lists = run.lists
-            # What was listed before the first pass, for its length, was drawn for that one.
-            waiting, self._waiting = self._waiting, None
-            is_right = waiting is not None and waiting[0] == lists.told(epoch)
-            run.supply(epoch, waiting[1] if waiting is not None and is_right else lists.draw(epoch))
-            run.check_resumed(epoch)
-            ahead = lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
-            if ahead is not None and run.misfit(epoch + 1, ahead) is None:
-                run.supply(epoch + 1, ahead)
+            if drawn.rest is None and run.misfit(epoch, drawn.batches) is None:
+                return self._list(run, epoch, drawn.batches, resumed)
+            # The plan was made for lists like the first one.
+            run = self._run = self._flow(lists, run.epochs)
+        if isinstance(run, Flow):
+            run.read(epoch, iter(drawn), self.cursor.batch, resumed)
+        return run
+
+    def _list(self, run: _given.GivenRun, epoch: int, batches: list[list[int]], resumed: _given.Resumed | None) -> Run:
+        run.supply(epoch, batches)
+        if resumed is not None:
+            resumed.check(epoch, sum(map(len, batches[: resumed.batches])))
+        ahead = run.lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
+        if ahead is not None and run.misfit(epoch + 1, ahead) is None:
+            run.supply(epoch + 1, ahead)
         return run
 
     def count(self) -> int:
-        """Batches of an epoch."""
-        if self._lists is not None and self._run is None and hasattr(self._explicit, "__len__"):
-            size = self._lists.batch_size
-            whole = len(self._explicit)
-            return whole if size is None else whole // size if self.drop_last else -(-whole // size)
-        return len(self.run())
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: The sampler doesn't say how long it is.
+        """
+        if self._lists is None or self._explicit is None:
+            return len(self.run())
+        size, whole = self._lists.batch_size, len(self._explicit)
+        return whole if size is None else whole // size if self.drop_last else -(-whole // size)
 
     def __len__(self) -> int:
         return len(self._explicit) if self._explicit is not None and self._ours is None else super().__len__()
@@ -310,3 +397,11 @@ class Course(Sampler):
     def __iter__(self) -> Iterator[int]:
         """What a library sees that takes the loader apart."""
         yield from super().__iter__()
+
+
+def _length_of(sampler: Any, batch_size: int | None) -> int | None:
+    """Samples of a pass, as far as a sampler says it; of a batch sampler, at least so many."""
+    try:
+        return len(sampler) * (1 if batch_size is not None else int(getattr(sampler, "batch_size", 1)))
+    except (TypeError, ValueError, NotImplementedError):
+        return None

@@ -13,6 +13,7 @@ import logging
 import operator
 import random
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from foreload import _core
 from foreload import dataset as _dataset
 from foreload._order import Order
-from foreload._run import Run, Stream
+from foreload._run import Run, Stream, check_belongs, numbers_in
 from foreload._state import check_state
 from foreload.cache import Cache
 from foreload.errors import InvalidError, StateError
@@ -70,8 +71,8 @@ class Lists:
         """The epoch that the sampler yields next, when the loader's is this one; None: it doesn't say."""
         return epoch if self._is_ours else epoch_of(self.sampler)
 
-    def draw(self, epoch: int) -> list[list[int]]:
-        """The batches of the pass that begins now.
+    def draw(self, epoch: int) -> Drawn:
+        """The pass that begins now.
 
         Args:
             epoch: What the loader calls it.
@@ -82,16 +83,16 @@ class Lists:
         if told is not None and self._told is not None:
             self._step = told - self._told
         self._told = told
-        batches = self._batches(iter(self.sampler))
+        drawn = self._drawn(iter(self.sampler))
         foreseen, self._foreseen = self._foreseen, None
-        if foreseen is not None and foreseen[0] == told and foreseen[1] != batches:
+        if foreseen is not None and foreseen[0] == told and foreseen[1] != drawn.batches:
             _LOG.warning(
                 "the sampler yields another order than a copy of it did (%s): from now on it isn't listed before its pass begins, and nothing is "
                 "read ahead from one pass to the next",
                 type(self.sampler).__name__,
             )
             self._is_foreseeable = False
-        return batches
+        return drawn
 
     def peek(self) -> list[list[int]] | None:
         """The batches of the pass after the one that was drawn last, as far as they can be had without touching the sampler."""
@@ -103,30 +104,78 @@ class Lists:
         told = None if self._told is None else self._told + self._step
         if told is not None:
             set_epoch(twin, told)
-        with _Drawn() as drawn:
-            batches = self._batches(iter(twin))
-        if drawn.any:
-            # From everybody's random numbers: what it draws next is not known yet.
+        with _Unnoticed() as noticed:
+            drawn = self._drawn(iter(twin))
+        if noticed.any or drawn.rest is not None:
+            # From everybody's random numbers: what it draws next is not known yet. Or more than is listed.
             self._is_foreseeable = False
             return None
-        self._foreseen = (told, batches)
-        return batches
+        self._foreseen = (told, drawn.batches)
+        return drawn.batches
 
-    def _batches(self, items: Iterator[Any]) -> list[list[int]]:
+    def _drawn(self, items: Iterator[Any]) -> Drawn:
+        batches, left, drawing = [], self.most, self._cut(items)
+        for batch in drawing:
+            batches.append(batch)
+            # An empty batch counts, too: of those there may be no end either.
+            left -= max(1, len(batch))
+            if left < 0:
+                return Drawn(batches, drawing)
+        return Drawn(batches)
+
+    def _cut(self, items: Iterator[Any]) -> Iterator[list[int]]:
+        """The batches, each when it is asked for."""
         if self.batch_size is None:
-            left = self.most
-            batches = []
             for batch in items:
-                batches.append(_numbers(_batch(batch), left))
-                # An empty batch counts, too: of those there may be no end either.
-                left -= max(1, len(batches[-1]))
-            return batches
-        samples = _numbers(items, self.most)
-        batches = [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
-        return batches[:-1] if self.drop_last and batches and len(batches[-1]) < self.batch_size else batches
+                yield _numbers(_batch(batch))
+            return
+        while batch := _numbers(islice(items, self.batch_size)):
+            if self.drop_last and len(batch) < self.batch_size:
+                return
+            yield batch
 
 
-class _Drawn:
+class Drawn:
+    """What a sampler yields in a pass.
+
+    Attributes:
+        batches: The first batches.
+        rest: Those after them; None: there are none.
+    """
+
+    def __init__(self, batches: list[list[int]], rest: Iterator[list[int]] | None = None) -> None:
+        self.batches, self.rest = batches, rest
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return chain(self.batches, self.rest or ())
+
+
+class Resumed:
+    """Where a state was saved of batches that only the sampler knows.
+
+    Args:
+        epoch: The epoch.
+        batches: Batches of it that the loop has had.
+        position: Samples in them.
+    """
+
+    def __init__(self, epoch: int, batches: int, position: int) -> None:
+        self.epoch, self.batches, self.position = epoch, batches, position
+
+    def check(self, epoch: int, samples: int) -> None:
+        """Refuses to go on in an epoch that isn't cut as it was when the state was saved: samples would come twice, or never.
+
+        Raises:
+            StateError: It isn't.
+        """
+        if epoch == self.epoch and samples != self.position:
+            raise StateError(
+                f"the state was saved after {self.batches} batches with {self.position} samples, and the sampler's first {self.batches} of epoch "
+                f"{epoch} have {samples}: give the batch sampler that the state was saved with"
+            )
+
+
+class _Unnoticed:
     """Gives the global generators of `random`, NumPy and torch back as they were.
 
     Attributes:
@@ -161,18 +210,91 @@ def _batch(found: Any) -> Iterable[Any]:
     return found
 
 
-def _numbers(items: Iterable[Any], most: int) -> list[int]:
+def _numbers(items: Iterable[Any]) -> list[int]:
     # What the sampler's own code raises stays what it is.
-    found = list(islice(items, max(0, most) + 1))
-    if len(found) > most:
-        raise InvalidError(
-            "the sampler yields more samples than can be listed for a pass, and perhaps has no end: of an endless one give as many as an epoch is to "
-            "have (itertools.islice)"
-        )
+    found = list(items)
     try:
         return list(map(operator.index, found))
     except TypeError as error:
         raise InvalidError(f"the sampler yields something that is no sample's number: {error}") from error
+
+
+def check_samples(samples: Iterable[int], count: int) -> None:
+    """Refuses what is no sample of the data set's.
+
+    Raises:
+        InvalidError: One isn't.
+    """
+    wrong = next((number for number in samples if not 0 <= number < count), None)
+    if wrong is not None:
+        raise InvalidError(f"the sampler yields {wrong}: samples are numbered from 0 to {count - 1}")
+
+
+class _Order(Order):
+    """An order that is supplied: a state of it is of the sampler, however long its epochs are."""
+
+    @cached_property
+    def sequence(self) -> str:
+        """Names the data set alone."""
+        return Order(self.dataset, self.samples, _lists_of(1), self.seed, 1, self.tail).sequence
+
+
+def order_of(dataset: _dataset.Dataset, length: int, global_batch: int) -> Order:
+    """The plan's order for lists of a length."""
+    return _Order(dataset.digest, len(dataset), _lists_of(length), 0, global_batch, {"pad": {"multiple": 1}})
+
+
+def _lists_of(length: int) -> dict[str, Any]:
+    return {"supplied": {"length": length}}
+
+
+def unread(dataset: _dataset.Dataset, size: int | None, epoch: int) -> dict[str, Any]:
+    """The state of a loader at the beginning of an epoch, before its sampler was asked for anything.
+
+    Args:
+        dataset: The data set.
+        size: Samples of a batch, if the sampler doesn't yield batches.
+        epoch: The epoch.
+    """
+    order = order_of(dataset, 1, size or 1)
+    state = {"version": 1, "order": "", "sequence": order.sequence, "epoch": epoch, "position": 0, "batches": 0}
+    told = {"kind": order.name, "seed": order.seed, "samples": order.samples, "dataset": order.dataset}
+    return {**state, "global_batch": order.global_batch, **told}
+
+
+def resume(state: Any, dataset: _dataset.Dataset, size: int | None) -> tuple[Resumed, list[int]]:
+    """Where a state goes on, which nobody needs to ask the sampler for.
+
+    Args:
+        state: The state.
+        dataset: The data set.
+        size: Samples of a batch; None: the sampler decides.
+
+    Returns:
+        Epoch, batches and samples that the loop has had, and the batches beyond them that it has had, too.
+
+    Raises:
+        StateError: It is damaged, or belongs to another run.
+    """
+    check_state(state)
+    check_belongs(state, order_of(dataset, 1, 1))
+    check_state(state, "batches")
+    epoch, batches, position = state["epoch"], state["batches"], state["position"]
+    if "positions" in state and position >= state["positions"]:
+        return Resumed(epoch + 1, 0, 0), []
+    if size is not None and position != batches * size:
+        if state.get("beyond"):
+            raise StateError(
+                f"the state was saved with in_order=False, when batches {state['beyond']} had come before batch {batches}: it goes on only with batches of "
+                f"the same size, not of {size} samples"
+            )
+        batches, rest = divmod(position, size)
+        if rest:
+            raise StateError(
+                f"the state was saved after {position} samples; with batches of {size} no batch begins there. Choose a batch_size that divides {position}"
+            )
+    beyond = numbers_in(state.get("beyond", ""), 1 << 62)
+    return Resumed(epoch, batches, position), [number for number in beyond if number >= batches]
 
 
 def _parts(sampler: Any) -> list[Any]:
@@ -266,19 +388,14 @@ class GivenRun(Run):
     def __init__(
         self, dataset: _dataset.Dataset, lists: Lists, first: list[list[int]], cache: Cache, word: Word, **keywords: Any
     ) -> None:
-        if not any(first):
-            raise InvalidError("the sampler yields nothing; give one that yields samples, or none")
         sizes = {len(batch) for batch in first[:-1]} or {len(first[0])}
         self.regular = len(sizes) == 1 and 0 < len(first[-1]) <= max(sizes)
         self.lists = lists
         self._length = sum(map(len, first))
         #: By epoch: the list's lap, and the batches.
         self._laps: dict[int, tuple[int, list[list[int]]]] = {}
-        #: Of unequal batches, where a state was saved: epoch, batches, and the samples in them.
-        self._resumed: tuple[int, int, int] | None = None
         global_batch = sizes.pop() if self.regular else 1
-        kind = {"supplied": {"length": self._length}}
-        order = Order(dataset.digest, len(dataset), kind, 0, global_batch, {"pad": {"multiple": 1}})
+        order = order_of(dataset, self._length, global_batch)
         # Laps are not epochs: the agent reads ahead what it was given.
         keywords["settings"] = {"epochs": None}
         super().__init__(dataset, order, Ranks(0, 1, (0,), word.of(shared=False)), cache, **keywords)
@@ -312,9 +429,7 @@ class GivenRun(Run):
         if misfit is not None:
             raise InvalidError(misfit)
         ends = [number for batch in batches if batch for number in (min(batch), max(batch))]
-        wrong = next((number for number in ends if not 0 <= number < self.order.samples), None)
-        if wrong is not None:
-            raise InvalidError(f"the sampler yields {wrong}: samples are numbered from 0 to {self.order.samples - 1}")
+        check_samples(ends, self.order.samples)
         samples = _samples_of(batches)
         lap = last + 1
         # The one before may be read yet, and what was foreseen wrongly lies between.
@@ -342,36 +457,7 @@ class GivenRun(Run):
         state = super().state(epoch, batches, beyond)
         if not self.regular and epoch in self._laps:
             state["position"] = self.position(epoch, batches)
-        elif self._resumed is not None and self._resumed[:2] == (epoch, batches):
-            state["position"] = self._resumed[2]
         return {**state, "batches": batches}
-
-    def _position(self, state: dict[str, Any]) -> tuple[int, int]:
-        """Epoch and batch where a checkpoint goes on; the sampler must be what it was when the epoch began."""
-        check_state(state, *(() if self.regular else ("batches",)))
-        epoch, batch = super()._position(state)
-        self._resumed = None
-        if self.regular or epoch != state["epoch"]:
-            return epoch, batch
-        self._resumed = (epoch, int(state["batches"]), int(state["position"]))
-        return self._resumed[:2]
-
-    def check_resumed(self, epoch: int) -> None:
-        """Refuses to go on in an epoch that isn't cut as it was when the state was saved: samples would come twice, or never.
-
-        Raises:
-            StateError: It isn't.
-        """
-        if self._resumed is None or self._resumed[0] != epoch:
-            return
-        _, batches, position = self._resumed
-        self._resumed = None
-        samples = self.position(epoch, batches)
-        if samples != position:
-            raise StateError(
-                f"the state was saved after {batches} batches with {position} samples, and the sampler's first {batches} of epoch {epoch} have {samples}: "
-                "give the batch sampler that the state was saved with"
-            )
 
     def position(self, epoch: int, batch: int) -> int:
         """Where the plan has a batch: of unequal ones it counts the samples."""

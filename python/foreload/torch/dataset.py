@@ -49,19 +49,30 @@ class Turn(list[int]):
         number: The batch's number in the epoch.
         lap: By which number plan and agent know the epoch.
         first: Where the batch is none of the plan's: the position of its first read in the epoch.
+        reads: The reads' names, where they don't follow from that.
     """
 
-    def __init__(self, samples: Sequence[int], epoch: int, number: int, lap: int, first: int | None = None) -> None:
+    def __init__(
+        self,
+        samples: Sequence[int],
+        epoch: int,
+        number: int,
+        lap: int,
+        first: int | None = None,
+        reads: list[tuple[int, int]] | None = None,
+    ) -> None:
         super().__init__(samples)
-        self.epoch, self.number, self.lap, self.first = epoch, number, lap, first
+        self.epoch, self.number, self.lap, self.first, self.reads = epoch, number, lap, first, reads
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Turn, (list(self), self.epoch, self.number, self.lap, self.first)
+        return Turn, (list(self), self.epoch, self.number, self.lap, self.first, self.reads)
 
 
 def names_of(samples: Sequence[int]) -> list[tuple[int, int]] | None:
     """The reads' names, epoch and position; None: the samples come from somewhere else than an order of the plan."""
     if isinstance(samples, Turn):
+        if samples.reads is not None:
+            return samples.reads
         first = samples.first
         return None if first is None else [(samples.lap, first + at) for at in range(len(samples))]
     names = [(sample.epoch, sample.position) for sample in samples if isinstance(sample, Read)]

@@ -43,6 +43,7 @@ from foreload.torch import _batch, _check, _given, _interrupts, _modes, _subset,
 from foreload.torch._accord import Accord
 from foreload.torch._batch import Form, Found, Undecoded
 from foreload.torch._course import Course, Turns
+from foreload.torch._flow import Flow, FlowStream
 from foreload.torch._foreign import ForeignLoader, T
 from foreload.torch.dataset import Dataset
 from foreload.torch.sampler import Sampler
@@ -280,7 +281,7 @@ class DataLoader(ForeignLoader[T]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate leaves such a loader alone: on several ranks it would give each a share of its share."""
-        return self._course is not None and self.run.ranks.world > 1
+        return self._course is not None and self._course.is_dealt
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:
@@ -321,20 +322,20 @@ class DataLoader(ForeignLoader[T]):
         """
         if self._course is None:
             return super().state_dict()
-        run, cursor = self.run, self._cursor
-        unordered = not self.in_order and self.num_workers > 1
-        if unordered and cursor.is_under_way and cursor.batch < len(run) and self._is_one_of_several(run):
+        course, cursor = self._course, self._cursor
+        unordered = not self.in_order and self.num_workers > 1 and cursor.is_under_way
+        if unordered and not course.is_unread and cursor.batch < len(self.run) and self._is_one_of_several(self.run):
             raise StateError(
                 "in_order=False: in the middle of an epoch each rank has had other batches, which no one state can say; "
                 "save it between epochs, or use in_order=True"
             )
-        return run.state(cursor.epoch, cursor.batch, cursor.beyond)
+        return course.state()
 
     @staticmethod
     def _is_one_of_several(run: Run) -> bool:
         """Whether other ranks have other batches; of a sampler of the user's, which shares them out itself, only the process group knows."""
         group = torch.distributed.is_available() and torch.distributed.is_initialized()
-        shared = isinstance(run, _given.GivenRun) and group and torch.distributed.get_world_size() > 1
+        shared = isinstance(run, (_given.GivenRun, Flow)) and group and torch.distributed.get_world_size() > 1
         return run.ranks.world > 1 or shared
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -348,7 +349,7 @@ class DataLoader(ForeignLoader[T]):
             return
         if self._course.adopt(state_dict):
             self._end_workers()
-        self._course.go_on(*self.run.resume(state_dict))
+        self._course.load(state_dict)
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -358,7 +359,7 @@ class DataLoader(ForeignLoader[T]):
         return {
             "epochs": [tally.as_dict() for tally in self._tallies],
             **samples.counts(),
-            **self.run.stats(),
+            **({} if self._course.is_unread else self.run.stats()),
         }
 
     def __iter__(self) -> Any:
@@ -455,8 +456,10 @@ class DataLoader(ForeignLoader[T]):
     def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[tuple[int, Any]]:
         samples: Any = self.dataset
         decoder: Decoder = samples.decoder
-        kind = Stream if not isinstance(run, _given.GivenRun) or run.regular else _given.GivenStream
-        stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)  # type: ignore[arg-type]
+        kind: Any = FlowStream if isinstance(run, Flow) else Stream
+        if isinstance(run, _given.GivenRun) and not run.regular:
+            kind = _given.GivenStream
+        stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)
         attachment = run.attachment()
         yield from self._batches(stream, decoder, attachment, pins=self._pins())
 
