@@ -126,6 +126,20 @@ def test_a_look_at_a_sample_leaves_a_data_sets_budget_its_own(data: Any) -> None
     assert sorted(job["ram_bytes"] for job in jobs(data)) == [24_000_000, 40_000_000, 64 << 20]
 
 
+@pytest.mark.parametrize("sampler_first", [False, True])
+def test_the_default_budget_is_the_same_whichever_of_data_set_and_sampler_is_made_first(
+    data: Any, monkeypatch: pytest.MonkeyPatch, sampler_first: bool
+) -> None:
+    monkeypatch.delenv("FORELOAD_RAM", raising=False)
+    monkeypatch.setattr("foreload.cache.available_bytes", lambda: 16 << 30)
+    monkeypatch.setattr("foreload.cache._promised", [])
+    # Each is to live while the other is made.
+    sampler = Sampler(data, 1, 0) if sampler_first else None
+    samples = Dataset(data)
+    sampler = sampler or Sampler(data, 1, 0)
+    assert sampler.run().cache.ram_bytes() == samples.cache.ram_bytes() == 8 << 30
+
+
 def test_a_data_set_is_indexed_as_any_other(data: Any) -> None:
     samples = Dataset(data, cache=TINY)
     assert samples[-1] == samples[COUNT - 1] == (content_of(data, COUNT - 1), data.label(COUNT - 1))

@@ -156,7 +156,6 @@ class Sampler(DistributedSampler[int]):
     def _meet(self) -> None:
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
-        self.data.meeting.setdefault("cache", fixed(None))
 
     def _place(self) -> _ranks.Ranks:
         """This process' place as far as yielding goes."""
@@ -177,6 +176,9 @@ class Sampler(DistributedSampler[int]):
                 else tail_of(world, global_batch, drop_last=False, uneven=None)
             )
             order = Order(self.data.digest, len(self.data), kind, self.seed, global_batch, tail)
+            if "cache" not in self.data.meeting:
+                # Not before: a `Dataset` that is made later promises the memory itself.
+                self.data.meeting["cache"] = fixed(None)
             cache: Cache = self.data.meeting["cache"]
             keywords = {"epochs": self.epochs, "policy": self.policy, "tuning": self.tuning}
             self._run = Run(self.data, order, place, cache, skip_large=self._skips, **keywords)
