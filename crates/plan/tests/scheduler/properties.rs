@@ -3,6 +3,7 @@
 use crate::carrier::{Carrier, assert_order, read_epochs, sizes, spec};
 use crate::lists::lists;
 use foreload_plan::action::{Event, Failure};
+use foreload_plan::arena::reserved_bytes;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::policy::Policy;
@@ -24,19 +25,23 @@ proptest! {
         disk in prop_oneof![Just(0u64), 1_000u64..400_000],
         policy in 0usize..6,
         layout in 0..3,
-        big in any::<bool>(),
+        room in 0u64..3,
         fail_one_in in prop_oneof![Just(0u64), Just(50)],
         seed in any::<u64>(),
     ) {
         let mut lengths = sizes(samples, mean, seed);
         let largest_batch = u64::from(batch) * (2 * mean + 64);
-        let ram = ram + 2 * largest_batch + 4096;
-        if big {
-            // One sample of more than half the arena.
+        let mut ram = ram + 2 * largest_batch + 4096;
+        if room > 0 {
+            // One sample of more than half of the memory that there is then, or of most of it.
             let at = (seed % samples) as usize;
-            lengths[at] = ram / 2 + 64;
+            lengths[at] = ram * (2 * room - 1);
+            // No more than the largest batch that may come: that one takes all of it.
+            let mut reserved: Vec<u64> = lengths.iter().map(|&length| reserved_bytes(length)).collect();
+            reserved.sort_unstable_by(|a, b| b.cmp(a));
+            ram = reserved[..samples.min(u64::from(batch)) as usize].iter().sum();
+            prop_assert!(lengths[at] > ram / 2);
         }
-        let ram = if big { ram + 2 * largest_batch } else { ram };
         let policy = [
             Policy::Naive, Policy::Staging, Policy::Lru, Policy::Frequency, Policy::Foreload,
             Policy::Deli { fetch: 8, threshold: 4, cache: 16 },
@@ -68,7 +73,7 @@ proptest! {
         } else {
             // Failures may refuse a batch; asked again, it comes.
             let batches = carrier.plan.scheduler().split(0).expect("joined").batches();
-            let mut request = 0;
+            let (mut request, mut epochs) = (0, vec![Vec::new(); 2]);
             for (epoch, batch) in (0..2).flat_map(|e| (0..batches).map(move |b| (e, b))) {
                 let items = loop {
                     request += 1;
@@ -78,8 +83,10 @@ proptest! {
                         Err((_, failure)) => prop_assert_eq!(failure, Failure::Unavailable),
                     }
                 };
+                epochs[epoch as usize].extend(items.iter().map(|item| (item.sample, item.via)));
                 carrier.release(items.iter().map(|item| item.handle).collect());
             }
+            assert_order(&carrier, &epochs);
         }
         while carrier.end_one() {}
         let gauges = carrier.plan.scheduler().gauges();
