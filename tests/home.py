@@ -78,6 +78,11 @@ def home(bucket: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
                 os.kill(pid, signal.SIGTERM)
         shutil.rmtree(directory, ignore_errors=True)
         return
+    if here.is_served():
+        # It ends by itself, and says then whether it kept to its plan: after it has left its socket. One that was killed can't.
+        until(
+            lambda: any(word in here.log() for word in ("pools replay to equality", "REPLAY DIFFERS", "panicked")), 20
+        )
     until(lambda: not here.is_served(), 20)
     log = here.log()
     shutil.rmtree(directory, ignore_errors=True)
