@@ -155,6 +155,20 @@ def test_a_promise_without_its_test_is_reported() -> None:
     assert check_docs.unproven(text) == 1
 
 
+def test_what_nobody_runs_is_no_test() -> None:
+    python = (
+        'def test_one() -> None: ...\n\n@pytest.mark.parametrize("n", [1])\n@pytest.mark.needs("root")\ndef test_two() -> None: ...\n'
+        "\n@pytest.mark.skip\ndef test_never() -> None: ...\n\n@pytest.mark.xfail(\n    strict=True\n)\ndef test_may_fail() -> None: ...\n"
+        "def helper() -> None:\n    def test_inner() -> None: ...\n"
+    )
+    assert check_docs.python_tests(python) == {"test_one", "test_two"}
+    rust = (
+        "#[test]\nfn one() {}\n#[tokio::test(start_paused = true)]\nasync fn two() {}\n    #[test]\n    // Why.\n    #[cfg(unix)]\n    fn three() {}\n"
+        '#[test]\n#[ignore = "slow"]\nfn never() {}\n/// Says `fn said`.\npub fn helper() {}\n#[must_use]\nfn another() {}\n// #[test]\nfn no() {}\n'
+    )
+    assert check_docs.rust_tests(rust) == {"one", "two", "three"}
+
+
 def compile_shared(source: str, output: Path, *flags: str) -> Path:
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(output), *flags]
     subprocess.run(command, input=source, text=True, check=True)
