@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,32 @@ def test_a_batch_that_may_not_fit_is_warned_of(home: Any, tmp_path: Path, caplog
         assert "the largest 4 samples" not in caplog.text
         next(iter(DataLoader(data, 8, cache=BUDGET)))
     assert "the largest 8 samples have 18000020 bytes" in caplog.text
+
+
+def test_samples_and_batches_of_over_half_and_all_of_the_memory_pass_through(home: Any, tmp_path: Path) -> None:
+    """As much as fits, to the byte, among small ones, in any order."""
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "0.bin").write_bytes(bytes(30_000_000))
+    with pytest.raises(errors.NoMemoryError) as refused:
+        next(iter(DataLoader(fl.open(odd), 1, cache=BUDGET)))
+    most = int(str(refused.value).split("length <= ")[1].split(")")[0])
+    assert most > 8_000_000
+    for name, sizes, batch in (
+        ("alone", [most, 1, most // 2 + 1, most, 0, most // 2 + 64, 3], 1),
+        ("together", [most // 4 // 64 * 64] * 12, 4),
+        ("over half", [most // 2 + 1, most // 3, 5, 7, most // 3, most // 2 + 1, 9], 2),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        right = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+        for number, content in enumerate(right):
+            (place / f"{number:02}.bin").write_bytes(content)
+        loader = DataLoader(fl.open(place), batch, shuffle=name != "over half", seed=1, cache=BUDGET, timeout=20)
+        for epoch in range(2):
+            plan = loader.run.plan
+            order = [sample for at in range(len(loader)) for sample in plan.batch(epoch, at, 0)]
+            assert [value for values, _ in loader for value in values] == [right[sample] for sample in order], name
+    (odd / "0.bin").write_bytes(bytes(most + 1))
+    with pytest.raises(errors.NoMemoryError, match=f"length <= {most}"):
+        next(iter(DataLoader(fl.open(odd, refresh=True), 1, cache=BUDGET)))
