@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -39,15 +40,7 @@ class Place:
 
 def place() -> Place | None:
     """This process' place; None: nobody says."""
-    for found in (
-        _torchrun(),
-        _of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_"),
-        _pmi(),
-        _slurm(),
-    ):
-        if found is not None:
-            return found
-    return _of("PMI_RANK", "PMI_SIZE", "")
+    return _torchrun() or next(_launched(), None) or _of("PMI_RANK", "PMI_SIZE", "")
 
 
 def _torchrun() -> Place | None:
@@ -58,7 +51,16 @@ def _torchrun() -> Place | None:
     session = "-".join(_environment.get(name) or "" for name in names)
     rank, world = rank or 0, world or 1
     local = _in_a_row(rank, world, _environment.number("LOCAL_RANK"), _environment.number("LOCAL_WORLD_SIZE"))
+    if _environment.number("LOCAL_WORLD_SIZE") is None:
+        # Batch scripts often set RANK, WORLD_SIZE and LOCAL_RANK by hand from the launcher's own variables, which say more.
+        local = next((it.local for it in _launched() if (it.rank, it.world) == (rank, world)), local)
     return Place(rank, world, local, session, TORCHRUN)
+
+
+def _launched() -> Iterator[Place]:
+    """What the other launchers' variables say."""
+    told = (_of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_"), _pmi(), _slurm())
+    yield from (place for place in told if place is not None)
 
 
 def _pmi() -> Place | None:

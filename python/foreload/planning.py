@@ -453,7 +453,7 @@ class _Study:
         if site.disk:
             disk = replace(speeds.disk, read_mb_s=2 * speeds.disk.read_mb_s, write_mb_s=2 * speeds.disk.write_mb_s)
             found.append(("disk-speed", "twice as fast a disk", replace(site, speeds=replace(speeds, disk=disk))))
-        if site.nodes > 1:
+        if site.nodes > 1 and speeds.network_mb_s:
             network = replace(speeds, network_mb_s=2 * speeds.network_mb_s)
             found.append(("network", "twice the network", replace(site, speeds=network)))
         return found
@@ -479,7 +479,7 @@ class _Study:
                 speeds.disk, read_mb_s=_FREE * speeds.disk.read_mb_s, write_mb_s=_FREE * speeds.disk.write_mb_s
             )
             free.append(("disk", replace(speeds, disk=disk)))
-        if site.nodes > 1:
+        if site.nodes > 1 and speeds.network_mb_s:
             free.append(("network", replace(speeds, network_mb_s=_FREE * speeds.network_mb_s)))
         if speeds.preprocess_mb_s:
             free.append(("preprocessing", replace(speeds, preprocess_mb_s=_FREE * speeds.preprocess_mb_s)))

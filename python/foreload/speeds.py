@@ -91,7 +91,7 @@ class Speeds:
         ram_mb_s: Memory. Default: one core's copying.
         fresh_mb_s: Memory written for the first time, which the kernel has to hand out. Default: what that takes on a machine of one's own.
         disk: The disk tier.
-        network_mb_s: Between two nodes. Default: 10 Gbit/s.
+        network_mb_s: Between two nodes that share their caches, which isn't built yet. Default, None: each keeps what it reads itself.
         preprocess_mb_s: What one thread decodes; None: it takes no time.
         loop_mb_s: What the training loop's own thread takes over; None: it takes no time.
         threads: Threads that decode.
@@ -108,7 +108,7 @@ class Speeds:
     ram_mb_s: float = 8000.0
     fresh_mb_s: float = 4000.0
     disk: Disk = field(default_factory=Disk)
-    network_mb_s: float = 1100.0
+    network_mb_s: float | None = None
     preprocess_mb_s: float | None = None
     loop_mb_s: float | None = None
     threads: int = 8
@@ -116,9 +116,9 @@ class Speeds:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("source_mb_s", "ram_mb_s", "fresh_mb_s", "network_mb_s"):
+        for name in ("source_mb_s", "ram_mb_s", "fresh_mb_s"):
             _rate(name, getattr(self, name))
-        for name in ("source_limit_mb_s", "connection_mb_s", "preprocess_mb_s", "loop_mb_s"):
+        for name in ("source_limit_mb_s", "connection_mb_s", "network_mb_s", "preprocess_mb_s", "loop_mb_s"):
             if getattr(self, name) is not None:
                 _rate(name, getattr(self, name))
         _numbers.amount("latency_s", self.latency_s, most=MOST_SECONDS)

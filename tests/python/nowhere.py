@@ -20,6 +20,10 @@ class Nowhere(fl.Dataset):
         return self._samples
 
     @property
+    def url(self) -> str:
+        return "s3://nowhere"
+
+    @property
     def digest(self) -> str:
         return f"{self._samples:032x}"
 

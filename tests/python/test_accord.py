@@ -28,8 +28,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
     known: dict[int, set[str]] = {}
 
     class Rank:
-        def __init__(self, rank: int, seed: int = 3, **rule: Any) -> None:
-            self.run, self.accord, self.rank = run_of(100, 2, 5, rule, rank, seed), Accord(), rank
+        def __init__(self, rank: int, seed: int = 3, samples: int = 100, **rule: Any) -> None:
+            self.run, self.accord, self.rank = run_of(samples, 2, 5, rule, rank, seed), Accord(), rank
             # Every loader of the test is the first with its plan, in its process.
             self.run.ranks.word._numbers[self.run.plan.digest] = 0  # type: ignore[union-attr]
 
@@ -47,6 +47,25 @@ def test_another_plan_is_refused_with_the_difference(ranks: Any) -> None:
     second.had(0, 1)
     with pytest.raises(errors.InvalidError, match=r"rank 0 and rank 1 read .* seed 42 and 43\. "):
         second.had(0, 2)
+
+
+def test_an_index_of_another_day_is_refused(ranks: Any) -> None:
+    """The listing of one node is older than that of another: the ranks would take unequally many steps, and wait for each other without end."""
+    ours, theirs = ranks(0), ranks(1, samples=104)
+    ours.had(0, 1, 2)
+    with pytest.raises(
+        errors.InvalidError, match=r"read s3://nowhere by .* data set of 100 samples .* of 104 .*index="
+    ):
+        theirs.had(0, 1, 2)
+
+
+def test_parts_of_one_place_are_read_by_all_ranks_in_turn(ranks: Any) -> None:
+    """Training and validation: other samples of one URL, in batches of one size."""
+    for rank in (0, 1):
+        train, held_out = ranks(rank), ranks(rank, samples=20)
+        for epoch in range(2):
+            train.had(epoch, *range(1, 11))
+            held_out.had(epoch, 1, 2)
 
 
 def test_another_rule_for_the_end_is_refused(ranks: Any) -> None:

@@ -58,6 +58,19 @@ def test_a_flat_prefix_has_no_labels(home: Any) -> None:
     assert data[3].label is None
 
 
+@pytest.mark.parametrize(
+    "name", ["shard.00000.mds", "shard.00000.mds.zstd", "train-00000.tfrecord", "a.beton", "t.lance/data/0.lance"]
+)
+def test_shards_of_another_format_are_not_taken_for_samples(home: Any, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"many samples")
+    (tmp_path / "index.json").write_bytes(b"{}")
+    with pytest.raises(errors.InvalidError, match=rf"{re.escape(name)}: shards of .* are not read.*format='flat'"):
+        fl.open(tmp_path)
+    assert b"many samples" in [sample.bytes for sample in fl.open(tmp_path, "flat")]
+
+
 def test_parts_are_data_sets_of_their_own(data: Any) -> None:
     parts = data.split({"train": 0.8, "val": 0.2}, seed=3)
     assert [len(part) for part in parts.values()] == [162, 41]

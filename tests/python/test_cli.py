@@ -630,6 +630,8 @@ def test_cost_prices_a_run_and_the_copy(run: Command, scenario: Path) -> None:
 
 def test_plan_predicts_what_limits_and_what_helps(run: Command, tmp_path: Path) -> None:
     words = ("plan", "s3://data/fixed", "--batch", 8, "--nodes", 2)
+    assert run.json(*words)["requests"] == 2 * COUNT, "without a network nodes share nothing"
+    words = (*words, "--network", "1100MiB")
     computing = run.json(*words, "--step-time", 0.5)
     assert computing["limit"] == "computing"
     assert computing["upgrades"][0]["upgrade"] == "computing twice as fast"

@@ -82,8 +82,15 @@ def test_a_slow_disk_limits_and_a_faster_one_helps() -> None:
     assert found.mb_by_source.disk > found.mb_by_source.ram
 
 
+def test_nodes_share_nothing_without_a_network_between_them() -> None:
+    four = planned(ram="150MB", nodes=4, calibration=SLOW)
+    assert four.mb_by_source.peer == 0
+    assert "network" not in {upgrade.name for upgrade in four.upgrades}
+
+
 def test_nodes_share_what_they_hold() -> None:
-    alone, four = planned(ram="150MB", calibration=SLOW), planned(ram="150MB", nodes=4, calibration=SLOW)
+    speeds = dataclasses.replace(SLOW, network_mb_s=1100.0)
+    alone, four = planned(ram="150MB", calibration=speeds), planned(ram="150MB", nodes=4, calibration=speeds)
     assert four.requests < alone.requests
     assert four.coverage > 3 * alone.coverage
     assert four.mb_by_source.peer > 0

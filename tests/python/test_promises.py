@@ -130,6 +130,26 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two processors")
+def test_the_agent_uses_the_processors_of_all_its_clients(home: Any) -> None:
+    """Launchers bind each rank to its own; whichever comes first starts the agent."""
+    here = os.sched_getaffinity(0)
+    one = {min(here)}
+    os.sched_setaffinity(0, one)
+    try:
+        pid = _agent.connect(str(home.cache_dir)).pid
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in _threads(pid)} == {frozenset(one)}
+        line = f"import os; os.sched_setaffinity(0, {here}); from foreload import _agent; _agent.connect({str(home.cache_dir)!r})"
+        subprocess.run([sys.executable, "-c", line], check=True)
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in _threads(pid)} == {frozenset(here)}
+    finally:
+        os.sched_setaffinity(0, here)
+
+
+def _threads(pid: int) -> list[int]:
+    return [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+
+
 def test_an_agent_without_work_uses_no_cpu(home: Any) -> None:
     loader = DataLoader(fl.open("s3://data/fixed"), 8, cache=fl.Cache(ram="16MB"))
     batches = iter(loader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import foreload as fl
-from foreload import _environment, errors, ranks
+from foreload import _core, _environment, errors, ranks
 from foreload._memory import available_bytes
 from foreload._sizes import format_bytes, parse_bytes
 from foreload.tuning import check_policy
@@ -245,7 +246,9 @@ HERE = (4, 5, 6, 7)
         ({**SLURM, "SLURM_DISTRIBUTION": "plane=2"}, (5,)),
         # MPI's launcher starts its own processes with srun; torchrun may be started by any of them.
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "2", **OPEN_MPI}, HERE),
-        ({**OPEN_MPI, **SLURM, "RANK": "5", "WORLD_SIZE": "8"}, (5,)),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "2", "RANK": "5", "WORLD_SIZE": "8"}, (5,)),
+        # A script that sets torchrun's variables from the launcher's.
+        ({**OPEN_MPI, **SLURM, "RANK": "5", "WORLD_SIZE": "8"}, HERE),
     ],
 )
 def test_launchers_say_the_place(
@@ -332,3 +335,31 @@ def test_half_a_pair_of_keys_is_refused(monkeypatch: pytest.MonkeyPatch, given: 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(errors.InvalidError, match=f"without {missing};"):
         fl.open("s3://b", storage_options=given)
+
+
+def test_ranks_that_a_batch_script_numbers_share_their_node(no_torchrun: pytest.MonkeyPatch) -> None:
+    """RANK, WORLD_SIZE and LOCAL_RANK by hand, in a step of Slurm's: it knows which ranks are this node's."""
+    script = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "n0", "MASTER_PORT": "1"}
+    slurm = {
+        "SLURM_PROCID": "2",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_NODEID": "1",
+    }
+    for name, value in script.items():
+        no_torchrun.setenv(name, value)
+    assert ranks.find().local == (2,)
+    for name, value in slurm.items():
+        no_torchrun.setenv(name, value)
+    assert ranks.find().local == (2, 3)
+    no_torchrun.setenv("SLURM_PROCID", "1")
+    assert ranks.find().local == (2,), "the step counts its tasks in another way"
+
+
+def test_a_runtime_directory_of_another_machine_is_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm copies the variable from the login node, not the directory."""
+    monkeypatch.delenv("FORELOAD_RUNTIME_DIR", raising=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        assert _core.runtime_dir() == Path(short) / "foreload"
+    assert _core.runtime_dir() == Path(tempfile.gettempdir()) / f"foreload-{os.getuid()}"

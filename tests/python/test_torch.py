@@ -46,6 +46,10 @@ def numbers(loader: Any) -> list[list[int]]:
     return [batch[0][:, 0].tolist() for batch in loader]
 
 
+def test_a_data_set_says_its_size(data: Any) -> None:
+    assert Dataset(data).nbytes == data.nbytes == sum(len(raw) for raw in expected(data, list(range(COUNT))))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_raw_batches_are_bytes_and_labels(data: Any, workers: int) -> None:
     loader = DataLoader(data, 32, shuffle=True, seed=4, num_workers=workers, cache=TINY)

@@ -183,11 +183,12 @@ impl Agent {
 
     async fn attend(self: Rc<Self>, stream: UnixStream) {
         // The socket's directory admits our user only; this also refuses a descriptor that was passed on.
-        let ours = stream
-            .peer_cred()
-            .is_ok_and(|peer| peer.uid() == rustix::process::getuid().as_raw());
-        if !ours {
+        let Ok(peer) = stream.peer_cred() else { return };
+        if peer.uid() != rustix::process::getuid().as_raw() {
             return;
+        }
+        if let Some(client) = peer.pid().and_then(rustix::process::Pid::from_raw) {
+            crate::cpus::join(client);
         }
         let id = self.next.replace(self.next.get() + 1);
         let connection = Rc::new(Connection::new(id, stream));

@@ -28,7 +28,12 @@ pub fn cache_dir() -> PathBuf {
 pub fn runtime_dir() -> PathBuf {
     let own = || std::env::temp_dir().join(format!("foreload-{}", rustix::process::getuid().as_raw()));
     path("FORELOAD_RUNTIME_DIR")
-        .or_else(|| path("XDG_RUNTIME_DIR").map(|dir| dir.join("foreload")))
+        // A batch job may have the variable of a session on another machine, without its directory.
+        .or_else(|| {
+            path("XDG_RUNTIME_DIR")
+                .filter(|dir| dir.is_dir())
+                .map(|dir| dir.join("foreload"))
+        })
         .filter(|dir| dir.as_os_str().len() < 70)
         .unwrap_or_else(own)
 }

@@ -10,6 +10,7 @@ pub mod batches;
 pub mod calls;
 pub mod client;
 pub mod connection;
+mod cpus;
 pub mod dataset;
 pub mod disk;
 pub mod env;

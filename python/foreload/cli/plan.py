@@ -63,7 +63,12 @@ Calibration = Annotated[
     ),
 ]
 Network = Annotated[
-    str | None, typer.Option("--network", help="Per second between two nodes.", rich_help_panel=_SPEEDS)
+    str | None,
+    typer.Option(
+        "--network",
+        help="Per second between two nodes, if they shared their caches (not built yet).",
+        rich_help_panel=_SPEEDS,
+    ),
 ]
 DiskSpeed = Annotated[
     str | None, typer.Option("--disk-speed", help="Per second from a disk; writing half.", rich_help_panel=_SPEEDS)

@@ -5,7 +5,8 @@ Where torch has a process group, each rank writes into its store what it reads, 
 anybody: a rank may have a loader alone, and ranks need not go in step. So only what can't be in a run that is right is an error:
 
 - a rank left an epoch after some batches and has begun the next one, and another rank has had more of that epoch;
-- two ranks' loaders for the same data, with batches of one size, read different plans, and each has never begun the other's.
+- two ranks' loaders for one place, with batches of one size, read different plans, and each has never begun the other's: their seeds differ, or one has an
+  index of the place from another day.
 
 `foreload.torch.DataLoader` and `Sampler` report each batch. What is written and looked for is a few bytes, at the first two batches of a plan and
 then at every doubling, so that it costs nothing. Ranks that deal the data set among fewer than the group's processes (`dp_size`) are not
@@ -31,6 +32,7 @@ _PATIENCE_S = 10.0
 _SAME = ("sequential", "contiguous", "strided")
 #: What differs between plans, in words.
 _WORDS = {
+    "data": "data set",
     "seed": "seed",
     "kind": "order",
     "tail": "rule for the end of an epoch (uneven, drop_last)",
@@ -86,7 +88,7 @@ class Accord:
             return
         here = {"rank": rank, "plan": plan, **_facts(run)}
         shuffled = "in order" if run.order.name in _SAME else "shuffled"
-        alike = f"foreload/plan/{run.order.dataset}/{run.order.global_batch // run.ranks.world}/{shuffled}"
+        alike = f"foreload/plan/{run.dataset.url}/{run.order.global_batch // run.ranks.world}/{shuffled}"
         there = json.loads(store.compare_set(alike, "", json.dumps(here)))
         if alike in _known or there["plan"] in _known or _comes(store, f"foreload/begun/{plan}/{there['rank']}"):
             if there["rank"] != rank:
@@ -97,9 +99,12 @@ class Accord:
             for name, words in _WORDS.items()
             if there[name] != here[name]
         ]
+        remedy = "Give all ranks the same arguments"
+        if there["data"] != here["data"]:
+            remedy = "Give all ranks one index, `open(index=...)`, or let all list again, `open(refresh=True)`"
         raise InvalidError(
-            f"rank {there['rank']} and rank {rank} read the same data by different plans, so that samples would come twice and others never: "
-            f"{'; '.join(differing) or 'releases of foreload'}. Give all ranks the same arguments"
+            f"rank {there['rank']} and rank {rank} read {run.dataset.url} by different plans, so that samples would come twice and others never: "
+            f"{'; '.join(differing) or 'releases of foreload'}. {remedy}"
         )
 
     def _compare_epoch(self, store: Any, rank: int, run: Run, placed: int, epoch: int, batches: int) -> None:
@@ -148,7 +153,14 @@ def _numbers_at(store: Any, key: str) -> tuple[int, int] | None:
 
 def _facts(run: Run) -> dict[str, Any]:
     """What decides who reads what, for people."""
-    return {"seed": run.order.seed, "kind": run.order.kind, "tail": run.order.tail, "world": run.ranks.world}
+    data = f"of {run.order.samples} samples (digest {run.order.dataset[:12]})"
+    return {
+        "data": data,
+        "seed": run.order.seed,
+        "kind": run.order.kind,
+        "tail": run.order.tail,
+        "world": run.ranks.world,
+    }
 
 
 def _short(value: Any) -> str:

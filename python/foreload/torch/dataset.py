@@ -198,6 +198,11 @@ class Dataset(data.Dataset[Item]):
         return {"skipped": self.failures.skipped}
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all samples, before they are decoded."""
+        return self.data.nbytes
+
+    @property
     def classes(self) -> list[str]:
         """Names of the classes."""
         return self.data.classes

@@ -131,6 +131,11 @@ pub(super) async fn find(
             .with_object(source.url_of(&packed.key))
             .with_remedy("store them uncompressed: images hardly shrink anyway"));
     }
+    if let (None, Some((shard, name))) = (options.format, objects.iter().find_map(foreign_shard)) {
+        return Err(Error::invalid(format!("shards of {name} are not read"))
+            .with_object(source.url_of(&shard.key))
+            .with_remedy("store the samples as files or in tar shards; format='flat' takes each shard as one sample"));
+    }
     // Sidecars (.idx, .json) may be as many as the shards.
     let format = options.format.unwrap_or(if shards * 3 >= objects.len() {
         Format::Tar
@@ -156,6 +161,22 @@ pub(super) async fn find(
             Ok(Found::Objects(format, objects, notes))
         }
     }
+}
+
+/// An object that is a shard in somebody else's format, and whose: its samples would be taken for one.
+fn foreign_shard(object: &ObjectMeta) -> Option<(&ObjectMeta, &'static str)> {
+    let known = [
+        ("mds", "MosaicML Streaming (MDS)"),
+        ("tfrecord", "TensorFlow (TFRecord)"),
+        ("tfrecords", "TensorFlow (TFRecord)"),
+        ("beton", "FFCV"),
+        ("lance", "Lance"),
+    ];
+    let key = object.key.strip_suffix(".zstd").unwrap_or(&object.key);
+    known
+        .iter()
+        .find(|(extension, _)| has_extension(key, extension))
+        .map(|(_, name)| (object, *name))
 }
 
 /// The shards that a wids index names, in its order.
