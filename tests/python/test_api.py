@@ -27,6 +27,10 @@ import foreload
 assert time.perf_counter() - begun < 2, "slow"
 assert "torch" not in sys.modules
 assert threading.active_count() == 1
+later = {"foreload.planning", "foreload.mixture", "foreload.arrays", "foreload.sim"}
+assert not later & set(sys.modules)
+assert set(foreload.__all__) <= set(dir(foreload))
+assert {foreload.plan.__module__, foreload.Mixture.__module__, foreload.NumpyLoader.__module__, foreload.sim.__name__} == later
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
