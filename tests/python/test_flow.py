@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -214,6 +216,22 @@ def test_batches_without_samples_that_never_end_are_refused(data: Any, monkeypat
     monkeypatch.setattr(_flow, "_EMPTY", 1000)
     with pytest.raises(errors.InvalidError, match="empty batches"):
         next(iter(ours(data, batch_sampler=itertools.repeat([]))))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_with_its_loader(data: Any, workers: int) -> None:
+    """And with it the agent's memory: not when Python looks for circles."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = ours(data, num_workers=workers, sampler=Endless(), batch_size=16)
+        for _ in islice(loader, 20):
+            pass
+        run = weakref.ref(loader.run)
+        del loader
+        assert run() is None
+    finally:
+        gc.enable()
 
 
 def test_passes_over_an_endless_sampler_may_overlap(data: Any) -> None:

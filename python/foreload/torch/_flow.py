@@ -7,6 +7,7 @@ pass is filled up with its last sample, which nobody asks for. Reading ahead end
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -45,7 +46,8 @@ class Reading:
     """
 
     def __init__(self, run: Flow, epoch: int, batches: Iterator[list[int]], first: int) -> None:
-        self._run, self._batches, self.epoch = run, batches, epoch
+        # The run has this pass, and is to go with its last loader, not when the next circle is looked for.
+        self._run, self._batches, self.epoch = weakref.proxy(run), batches, epoch
         #: Samples in the batches that the loop has had.
         self.had = sum(map(len, islice(batches, first)))
         #: The number of the next batch to be drawn; samples that were drawn, and of them those that no lap was made of yet.
