@@ -52,9 +52,9 @@ def test_a_checksum_of_bytes_that_were_damaged_on_their_way_is_mended_as_the_err
 
 
 def test_checksums_are_no_longer_made_when_who_asked_has_left(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # More than a busy machine gets through before it hears.
+    # They take half a minute: more than even a busy machine needs to hear it.
     count = 20_000
-    with Bucket(synthetic=(f"many:{count}x1000",), profile="cloud") as many:
+    with Bucket(synthetic=(f"many:{count}x1000",), faults=({"kind": "slow", "on": ["get"], "delay_ms": 300},)) as many:
         for name, value in many.environment().items():
             monkeypatch.setenv(name, value)
 
