@@ -381,6 +381,29 @@ mod tests {
     }
 
     #[test]
+    fn a_block_has_so_many_samples_and_no_more() {
+        let places: Vec<_> = (0..MOST_SAMPLES + 3).map(|sample| (0, sample, 1)).collect();
+        let blocks = shards(&places, 1 << 20);
+        assert_eq!(ranges(&blocks), [0..MOST_SAMPLES, MOST_SAMPLES..MOST_SAMPLES + 3]);
+    }
+
+    #[test]
+    fn a_block_that_is_half_full_is_not_sparse() {
+        // 40 of 80 bytes are samples', then 38 of 78.
+        assert_eq!(ranges(&shards(&[(0, 0, 20), (0, 60, 20)], 100)), [0..2]);
+        assert_eq!(ranges(&shards(&[(0, 0, 20), (0, 60, 18)], 100)), [0..1, 1..2]);
+    }
+
+    #[test]
+    fn a_byte_of_a_content_is_found_with_what_follows_it() {
+        let blocks = shards(&[(0, 10, 30), (0, 45, 30)], 100);
+        let at = |offset, len| Some(Place { object: 0, offset, len });
+        assert_eq!(blocks.locate(Content::sample(1), 0), at(45, 30));
+        assert_eq!(blocks.locate(Content::sample(1), 29), at(74, 1));
+        assert_eq!(blocks.locate(Content::sample(1), 30), None);
+    }
+
+    #[test]
     fn samples_that_are_few_in_their_cell_are_read_alone() {
         let blocks = shards(&[(0, 0, 10), (0, 50, 10), (0, 90, 5), (0, 100, 40), (0, 145, 40)], 100);
         assert_eq!(ranges(&blocks), [0..1, 1..2, 2..3, 3..5]);
