@@ -21,6 +21,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from foreload.errors import StalledWarning, StateError
 from foreload.torch import _feed, _given
+from foreload.torch._kept import Kept
 from foreload.torch._progress import Progress, is_iterable, random_now
 
 _LOG = logging.getLogger("foreload")
@@ -97,8 +98,9 @@ class ForeignLoader(data.DataLoader[T]):
             _given.set_epoch(self._index_sampler, epoch)
 
     def stats(self) -> dict[str, Any]:
-        """How it went: each pass on this rank."""
-        return {"epochs": [tally.as_dict() for tally in self._tallies]}
+        """How it went: each pass on this rank, and what was kept of a data set that `wrap` was told to be deterministic."""
+        passes = {"epochs": [tally.as_dict() for tally in self._tallies]}
+        return passes | ({"results": self.dataset.counts()} if isinstance(self.dataset, Kept) else {})
 
     def set_epoch(self, epoch: int) -> None:
         """Sets sampler and data set to an epoch, those that have any."""

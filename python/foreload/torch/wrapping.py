@@ -1,9 +1,10 @@
-"""`wrap`: a data set as it is, with the bytes of its files from the agent.
+"""`wrap`: a data set as it is, with the bytes of its files from the agent, or with its results kept.
 
 A map-style data set reads files, and makes a sample of them. The wrapped one lets it: its own `__getitem__` runs, with its transforms, in the loop or in
 worker processes, as under torch's loader. Only the files that it opens are there already. Which these are has to be known beforehand: torchvision's
 folders list them in `samples`, of any other data set `uri_of` says so. `_named` makes a data set of ours of them, which loaders and samplers
-read ahead like any other; `_opened` gives the code what it opens. Nothing that the data set opens besides is affected.
+read ahead like any other; `_opened` gives the code what it opens. Nothing that the data set opens besides is affected. With
+`deterministic=True` no files are read ahead: the data set runs in worker processes, and what it makes is kept (`_kept`).
 """
 
 from __future__ import annotations
@@ -14,24 +15,59 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils import data
 
 import foreload
+from foreload import _numbers
 from foreload._credentials import Provider
 from foreload._decode import Meta
 from foreload._named import name_of, open_named, parts_of
 from foreload.cache import Cache
 from foreload.errors import InvalidError, NotFoundError
 from foreload.failures import OnError
+from foreload.torch import _subset
+from foreload.torch._kept import Kept
 from foreload.torch._opened import Files, local
 from foreload.torch.dataset import Dataset, Turn
 
 _LOG = logging.getLogger("foreload")
 #: Processes that count by themselves; workers beyond share a row, and may lose a count.
 _ROWS = 129
+
+
+@overload
+def wrap(
+    dataset: Any,
+    url: str | os.PathLike[str] | None = None,
+    /,
+    *,
+    uri_of: Callable[[int], Any] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    credential_provider: Provider | None = None,
+    refresh: bool = False,
+    cache: Cache | None = None,
+    seed: int = 0,
+    on_error: OnError = "raise",
+    deterministic: Literal[False] = False,
+    **keywords: Any,
+) -> Wrapped: ...
+
+
+@overload
+def wrap(
+    dataset: Any,
+    /,
+    *,
+    deterministic: Literal[True],
+    name: str,
+    then: Callable[[Any], Any] | None = None,
+    check: int = 1000,
+    cache: Cache | None = None,
+) -> Kept[Any]: ...
 
 
 def wrap(
@@ -47,14 +83,15 @@ def wrap(
     cache: Cache | None = None,
     seed: int = 0,
     on_error: OnError = "raise",
+    deterministic: bool = False,
     **keywords: Any,
-) -> Wrapped:
-    """Reads the files of a data set through the agent.
+) -> Wrapped | Kept[Any]:
+    """Reads the files of a data set through the agent, or keeps what it makes.
 
     Args:
         dataset: A map-style data set. One that has `samples`, a list of (path, target), and `loader`, which reads a path, names its files itself:
-            torchvision's ImageFolder, DatasetFolder and what derives from them, also as a `Subset`. Any other needs `uri_of`. Or
-            torchvision's class, to be made of what lies at `url`.
+            torchvision's ImageFolder, DatasetFolder and what derives from them, also as a `Subset`. Any other needs `uri_of`, or
+            `deterministic=True`. Or torchvision's class, to be made of what lies at `url`.
         url: Of a class: the URL or directory of which it is made, as torchvision would make it of a directory: `wrap(ImageFolder,
             "s3://bucket/train", transform=...)`.
         uri_of: From a sample's number to the path or URL of its file, or a list of them. All lie in one bucket, or on this machine.
@@ -65,15 +102,41 @@ def wrap(
         cache: Budgets.
         seed: What randomness depends on in worker processes, besides epoch and sample.
         on_error: `"raise"`, or `foreload.skip(...)`.
+        deterministic: The data set makes the same of a number each time. What it makes is kept within `cache`, for all processes of this node, and on disk for
+            later runs; nothing is read ahead by the agent. Kept are tensors, NumPy arrays, Pillow images, bytes, str, numbers and None, in dicts,
+            lists, tuples, named tuples and dataclasses. A sample with anything else is made each time, which a warning says once, and `stats()` counts.
+            Takes `cache` and these keywords:
+            `name` (required): what results are kept under, together with the length of the data set. Give another one when data or code change.
+            `then`: applied to each result, kept or not: transforms that draw random numbers.
+            `check`: one in so many samples (default: 1000), and the first of each process, is made again and compared bit for bit; 0: none. A
+            difference is an `InvalidError` that names the sample.
         keywords: Of a class: what it is made with, such as `transform`.
 
     Returns:
-        A data set with the same items in the same order, for `foreload.torch.DataLoader`, or for torch's own with a `foreload.torch.Sampler`.
+        A data set with the same items in the same order, for `foreload.torch.DataLoader`, or for torch's own, with a `foreload.torch.Sampler` if its files are
+        read.
 
     Raises:
-        InvalidError: The data set names no files, or they lie in several places.
+        InvalidError: The data set names no files, or they lie in several places, or an argument means nothing for it.
         NotFoundError: A file isn't there.
     """
+    if deterministic:
+        given = {
+            "a URL": url,
+            "uri_of=": uri_of,
+            "root=": root,
+            "storage_options=": storage_options,
+            "credential_provider=": credential_provider,
+            "refresh=": refresh or None,
+            "seed=": seed or None,
+            "on_error=": None if on_error == "raise" else on_error,
+        }
+        for argument, value in given.items():
+            if value is not None:
+                raise InvalidError(
+                    f"wrap: {argument} is for files that are read ahead; with deterministic=True the data set reads what it likes"
+                )
+        return _kept(dataset, cache, **keywords)
     options = _Options(storage_options, credential_provider, refresh)
     files: foreload.Dataset | None = None
     if isinstance(dataset, type):
@@ -84,6 +147,39 @@ def wrap(
     if files is None or uri_of is not None:
         files = _files(dataset, uri_of, root, options)
     return Wrapped(dataset, files, cache=cache, seed=seed, on_error=on_error)
+
+
+def _kept(
+    dataset: Any,
+    cache: Cache | None,
+    *,
+    name: str | None = None,
+    then: Callable[[Any], Any] | None = None,
+    check: int = 1000,
+    **unknown: Any,
+) -> Kept[Any]:
+    """A data set whose results are kept."""
+    kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
+    if unknown:
+        raise InvalidError(
+            f"wrap(deterministic=True) has no argument {next(iter(unknown))}=: it takes name, then, check, cache"
+        )
+    if isinstance(dataset, type):
+        raise InvalidError(f"wrap: {kind} is a class; make its object and wrap that")
+    if isinstance(dataset, data.IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
+        raise InvalidError(f"wrap: {kind} has no samples by number: give a map-style data set")
+    if isinstance(dataset, Kept) or _subset.ours(dataset) is not None:
+        raise InvalidError(f"wrap: this {kind} is Foreload's already; give it to the loader as it is")
+    if not isinstance(name, str) or not name:
+        raise InvalidError(
+            f"wrap(deterministic=True) needs name=, under which the results are kept: two data sets of the class {kind} and of {len(dataset)} samples may have "
+            "others, and what is called the same is taken for the same"
+        )
+    if then is not None and not callable(then):
+        raise InvalidError(f"wrap(then={then!r}): give a function of a result")
+    return Kept(dataset, name, then=then, check=_numbers.count("check", check, 0), cache=cache)
 
 
 class _Options:
@@ -128,7 +224,8 @@ def _files(dataset: Any, uri_of: Callable[[int], Any] | None, root: Any, options
     if not (hasattr(dataset, "samples") and callable(getattr(dataset, "loader", None))):
         raise InvalidError(
             f"wrap: {type(dataset).__name__} has no `samples` and `loader` as torchvision's folders have; say which files a sample is made "
-            "of, uri_of=lambda i: its path or URL, or open its files with foreload.open and give what it does with them as decode="
+            "of, uri_of=lambda i: its path or URL, or open its files with foreload.open and give what it does with them as decode=, or have what it makes kept, "
+            "deterministic=True, name=..."
         )
     names = [_names(path, at)[0] for at, (path, *_) in enumerate(dataset.samples)]
     top = name_of(root if root is not None else getattr(dataset, "root", "")) or ""
