@@ -16,6 +16,8 @@ import pytest
 
 from command import Command
 from foreload import _agent
+from foreload._results import Results
+from foreload._table import Name
 from foreload.cli.doctor import directories, file, machine, store
 from foreload.cli.doctor.finding import Finding, guarded
 from small import COUNT, content, until
@@ -236,10 +238,52 @@ def test_clearing_removes_indexes_and_segments_and_nothing_else(run: Command, ho
     _agent._agents.clear()
     gc.collect()
     cleared = run.json("cache", "clear", "--disk", tmp_path)
-    assert cleared == {"freed_bytes": 13 + size, "indexes": 1, "tiers": 1}
+    assert cleared == {"freed_bytes": 13 + size, "indexes": 1, "tiers": 1, "results": 0, "in_use": []}
     assert not list(indexes.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
     assert run.json("cache", "ls")["bytes"] == 0
+
+
+def test_results_and_the_lists_of_wrap_are_listed_and_cleared(run: Command, home: Any, tmp_path: Path) -> None:
+    name, other = Name("city-512px", 50), Name("old", 7)
+    used, unused = (Results(each, [(str(tmp_path), 1 << 20)], 0, str(home.cache_dir)) for each in (name, other))
+    used.put(3, b"three")
+    used.put(4, b"four")
+    unused.put(5, b"five")
+    unused.close()
+    (tmp_path / "results" / "mine.res").write_bytes(b"12345")
+    damaged = tmp_path / "results" / f"{'0' * 32}.res"
+    damaged.write_bytes(b"12345")
+    lists = home.cache_dir / "wrapped" / "a.jsonl"
+    lists.parent.mkdir()
+    lists.write_text("{}")
+    found = run.json("cache", "ls", "--disk", tmp_path)
+    assert sorted((each.get("name", ""), each.get("samples"), each.get("kept")) for each in found["results"]) == [
+        ("", None, None),
+        ("city-512px", 50, 2),
+        ("old", 7, 1),
+    ]
+    assert found["lists"] == [{"path": str(lists), "bytes": 2}]
+    assert found["bytes"] == 2 + sum(
+        path.stat().st_size for path in (tmp_path / "results").glob(f"{'[0-9a-f]' * 32}.res")
+    )
+    assert run("cache", "ls", "--disk", tmp_path) == 0
+    assert all(told in run.out for told in ("city-512px", "damaged", "lists of files that wrap was given: 1"))
+    (in_use,) = (each["path"] for each in found["results"] if each.get("name") == "city-512px")
+    _agent._agents.clear()
+    gc.collect()
+    cleared = run.json("cache", "clear", "--disk", tmp_path)
+    freed = found["bytes"] - Path(in_use).stat().st_size
+    assert cleared == {"freed_bytes": freed, "indexes": 0, "tiers": 1, "results": 2, "in_use": [in_use]}
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == sorted(
+        ["lock", "mine.res", Path(in_use).name]
+    )
+    assert not lists.exists()
+    assert used.get(3) == b"three"
+    used.close()
+    assert run("cache", "clear", "--disk", tmp_path, "--yes") == 0
+    assert "results of 1 data sets" in run.out
+    assert run.json("cache", "ls", "--disk", tmp_path)["bytes"] == 0
 
 
 def test_the_agent_s_status_follows_its_life(run: Command, home: Any, data: Any) -> None:

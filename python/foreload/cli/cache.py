@@ -12,7 +12,7 @@ from foreload.cli import options, output
 if TYPE_CHECKING:
     from rich.console import Console
 
-cache = typer.Typer(no_args_is_help=True, help="What is kept on this machine's disk: indexes and disk tiers.")
+cache = typer.Typer(no_args_is_help=True, help="What is kept on this machine's disk: indexes, disk tiers and results.")
 Disk = Annotated[
     list[Path] | None,
     typer.Option(
@@ -26,14 +26,15 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 @cache.command("ls")
 def show(disk: Disk = None, as_json: options.AsJson = False) -> None:
-    """Lists indexes and disk tiers with their sizes."""
+    """Lists indexes, disk tiers and kept results with their sizes."""
     value = contents(disk)
     output.emit(value, lambda console: _draw(console, value), as_json=as_json)
 
 
 @cache.command()
 def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) -> None:
-    """Removes indexes, and the disk tiers that are named; they are made again when needed."""
+    """Removes indexes, and the disk tiers and kept results of the directories that are named; they are made again when needed."""
+    from foreload import _results
     from foreload.cli.agent import jobs_of, running, wait_for_end
     from foreload.errors import InvalidError
 
@@ -46,7 +47,7 @@ def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) 
         )
     if freed and not yes and not as_json:
         typer.confirm(f"Remove {output.human_bytes(freed)}?", abort=True)
-    for entry in (*found["indexes"], *found["listings"]):
+    for entry in (*found["indexes"], *found["listings"], *found["lists"]):
         Path(entry["path"]).unlink(missing_ok=True)
     if found["tiers"] and agent is not None:
         # One that lingers has the segments open and would go on writing into them.
@@ -58,31 +59,48 @@ def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) 
     for entry in found["tiers"]:
         for file in segment_files(Path(entry["path"])):
             file.unlink(missing_ok=True)
-    value = {"freed_bytes": freed, "indexes": len(found["indexes"]), "tiers": len(found["tiers"])}
-    text = f"{output.human_bytes(freed)} freed: {value['indexes']} indexes, {value['tiers']} disk tiers"
+    try:
+        in_use = [str(path) for entry in found["tiers"] for path in _results.clear(Path(entry["path"]))]
+    except OSError as error:
+        raise InvalidError(f"kept results can't be removed: {error}") from error
+    freed -= sum(entry["bytes"] for entry in found["results"] if entry["path"] in in_use)
+    value = {
+        "freed_bytes": freed,
+        "indexes": len(found["indexes"]),
+        "tiers": len(found["tiers"]),
+        "results": len(found["results"]) - len(in_use),
+        "in_use": in_use,
+    }
+    text = f"{output.human_bytes(freed)} freed: {value['indexes']} indexes, {value['tiers']} disk tiers, results of {value['results']} data sets"
+    text += "".join(f"\n{path} stays: a process has it open" for path in in_use)
     output.emit(value, lambda console: console.print(text), as_json=as_json)
 
 
 def contents(disk: list[Path] | None, *, read: bool = True) -> dict[str, Any]:
-    """What is kept: the indexes of the cache directory and what listings that failed have come to, the tiers of `FORELOAD_DISK` and those named.
+    """What is kept: in the cache directory, and in the directories of the tiers of `FORELOAD_DISK` and of those named.
 
     Args:
         disk: More tiers' directories.
-        read: Whether to say what the indexes are of, which takes an agent.
+        read: Whether to say what indexes and results are of, which takes an agent.
 
     Returns:
         Paths and sizes, in JSON's types.
     """
-    from foreload import _agent
+    from foreload import _agent, _results
     from foreload.cache import Cache
 
     directory = Path(_agent.cache_directory())
     indexes = [_index(path, read=read) for path in sorted((directory / "indexes").glob("*.flx"))]
     named = [Path(place) for place, _ in Cache().disks()] + [path.expanduser().absolute() for path in disk or []]
     tiers = [_tier(path) for path in dict.fromkeys(named)]
-    unfinished = sorted((directory / "indexes").glob("*.listing"))
-    listings = [{"path": str(path), "bytes": path.stat().st_size} for path in unfinished]
-    total = sum(entry["bytes"] for entry in (*indexes, *listings, *tiers))
+    results = [
+        _sized(path) | (_results.describe(path) if read else {})
+        for tier in tiers
+        for path in _results.files_in(Path(tier["path"]))
+    ]
+    listings = [_sized(path) for path in sorted((directory / "indexes").glob("*.listing"))]
+    lists = [_sized(path) for path in sorted((directory / "wrapped").glob("*.jsonl"))]
+    total = sum(entry["bytes"] for entry in (*indexes, *listings, *lists, *tiers, *results))
     free = shutil.disk_usage(next(part for part in (directory, *directory.parents) if part.exists())).free
     return {
         "cache_dir": str(directory),
@@ -90,14 +108,20 @@ def contents(disk: list[Path] | None, *, read: bool = True) -> dict[str, Any]:
         "free_bytes": free,
         "indexes": indexes,
         "listings": listings,
+        "lists": lists,
         "tiers": tiers,
+        "results": results,
     }
+
+
+def _sized(path: Path) -> dict[str, Any]:
+    return {"path": str(path), "bytes": path.stat().st_size}
 
 
 def _index(path: Path, *, read: bool) -> dict[str, Any]:
     from foreload.errors import ForeloadError
 
-    entry: dict[str, Any] = {"path": str(path), "bytes": path.stat().st_size, "used": path.stat().st_mtime}
+    entry: dict[str, Any] = _sized(path) | {"used": path.stat().st_mtime}
     try:
         return entry | _read(path) if read else entry
     except (ForeloadError, OSError, ValueError) as error:
@@ -144,6 +168,20 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
     if value["listings"]:
         size = output.human_bytes(sum(entry["bytes"] for entry in value["listings"]))
         console.print(f"unfinished listings: {len(value['listings'])}, {size}; the next try goes on from them")
+    if value["lists"]:
+        size = output.human_bytes(sum(entry["bytes"] for entry in value["lists"]))
+        console.print(f"lists of files that wrap was given: {len(value['lists'])}, {size}")
     if value["tiers"]:
         tiers = ((t["path"], output.human_count(t["segments"]), output.human_bytes(t["bytes"])) for t in value["tiers"])
         output.grid(console, ("disk tier", ">segments", ">size"), tiers)
+    if value["results"]:
+        results = (
+            (
+                entry.get("name", f"{Path(entry['path']).name}: damaged"),
+                output.human_count(entry["samples"]) if "samples" in entry else "",
+                output.human_count(entry["kept"]) if "kept" in entry else "",
+                output.human_bytes(entry["bytes"]),
+            )
+            for entry in value["results"]
+        )
+        output.grid(console, ("results of", ">samples", ">kept", ">size"), results)
