@@ -40,9 +40,9 @@ def look(raw, meta):
 data = fl.open("s3://data/fixed")
 loader = DataLoader(data, int(os.environ["BATCH"]), shuffle=True, seed=5, decode=look, collate_fn=lambda pairs: [value for value, _ in pairs],
                     num_workers=int(os.environ["WORKERS"]), cache=fl.Cache(ram="3MB"))
-state = place / "state.json"
-if state.exists():
-    loader.load_state_dict(json.loads(state.read_text()))
+state, saved = place / "state.json", place / os.environ.get("SAVED", "state.json")
+if saved.exists():
+    loader.load_state_dict(json.loads(saved.read_text()))
 with open(place / f"rank{rank}.log", "a") as log:
     first = True
     while True:
@@ -112,10 +112,10 @@ def kill_again(rank: int, dice: random.Random) -> bool:
     return False
 
 
-def expected(ranks: int) -> tuple[Any, list[int]]:
+def expected(ranks: int, batch: int = BATCH) -> tuple[Any, list[int]]:
     """The plan of such a run, and the checksums of all samples."""
     data = fl.open("s3://data/fixed")
-    loader = DataLoader(data, BATCH, shuffle=True, seed=5, dp_rank=0, dp_size=ranks)
+    loader = DataLoader(data, batch, shuffle=True, seed=5, dp_rank=0, dp_size=ranks)
     objects = [random.Random(number_of(data.key(sample))).randbytes(30_000) for sample in range(len(data))]
     return loader.run.plan, [zlib.crc32(found) for found in objects]
 
@@ -176,4 +176,55 @@ def test_whoever_dies_the_run_goes_on_with_its_own_bytes(
                 steps += 1
     assert steps > 10 * len(kills)
     # Its ranks were to find it warm; nobody comes any more.
+    _agent.connect(str(home.cache_dir)).call('{"call": "retire"}')
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_with_another_number_of_ranks_after_one_was_killed(home: Any, tmp_path: Path) -> None:
+    """Three ranks, one of them killed; then two, which attach to the same agent and go on from rank 0's last checkpoint."""
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    together, agents, saved = 12, [], (0, 0)
+    for ranks in (3, 2):
+        # Of the last run: a rank that is slow to start must not find what rank 0 has saved in this one.
+        place = {"PLACE": str(tmp_path), "BATCH": str(together // ranks), "WORKERS": "0", "SAVED": "saved.json"}
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0"]
+        with (tmp_path / "output").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, *words, "--monitor-interval", "0.1", str(program)],
+                env={**os.environ, **place, "OMP_NUM_THREADS": "1", "FORELOAD_LINGER_S": "60"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            names = [tmp_path / f"pid{rank}.0" for rank in range(ranks)]
+            until(lambda names=names: all(name.exists() for name in names), 100)
+            told = [json.loads(name.read_text()) for name in names]
+            agents += [one["agent"] for one in told]
+            until(lambda: (tmp_path / "rank0.log").read_text().count("\n") >= 8, 60)
+            if ranks == 3:
+                os.kill(told[-1]["rank"], signal.SIGKILL)
+            else:
+                (tmp_path / "end").touch()
+            assert (process.wait(60) != 0) is (ranks == 3), (tmp_path / "output").read_text()
+        finally:
+            # It takes its ranks along.
+            process.terminate()
+            process.wait(60)
+        plan, checksums = expected(ranks, together // ranks)
+        for rank in range(ranks):
+            steps = []
+            for line in (tmp_path / f"rank{rank}.log").read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # The line that a killed rank was writing.
+                    epoch, position, batch = json.loads(line)
+                    steps.append((epoch, -(-position // together)))
+                    assert [sample for sample, _ in batch] == plan.batch(epoch, steps[-1][1] - 1, rank)
+                    assert [checksum for _, checksum in batch] == [checksums[sample] for sample, _ in batch]
+            epoch, done = saved
+            assert steps[0] == ((epoch, done + 1) if done < -(-len(checksums) // together) else (epoch + 1, 1))
+        state = json.loads((tmp_path / "state.json").rename(tmp_path / "saved.json").read_text())
+        saved = (state["epoch"], -(-state["position"] // together))
+        for name in [*tmp_path.glob("pid*.0"), *tmp_path.glob("rank*.log")]:
+            name.unlink()
+    assert len(set(agents)) == 1
     _agent.connect(str(home.cache_dir)).call('{"call": "retire"}')
