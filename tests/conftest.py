@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -45,6 +46,22 @@ def _cgroup() -> str | None:
     return None if writable else "no writable cgroup"
 
 
+def _odirect() -> str | None:
+    """Asked by tests in Rust, which look for themselves and heed `FORELOAD_REQUIRE`, too."""
+    with tempfile.NamedTemporaryFile() as file:
+        try:
+            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+        except OSError:
+            return f"no O_DIRECT in {tempfile.gettempdir()}"
+    return None
+
+
+def _userns() -> str | None:
+    """As `odirect`."""
+    tried = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)
+    return None if tried.returncode == 0 else "no permission to make user namespaces"
+
+
 def _root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
 
@@ -66,7 +83,9 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "cuda": _cuda,
     "fuse": _fuse,
     "netns": _netns,
+    "odirect": _odirect,
     "root": _root,
+    "userns": _userns,
     **{name: _server(name) for name in servers.KINDS},
 }
 

@@ -22,17 +22,23 @@ from small import CLASSES, COUNT, content, number_of, tar_shard
 def test_importing_needs_no_torch_and_starts_nothing() -> None:
     program = """
 import sys, time, threading
-begun = time.perf_counter()
+begun = time.process_time()
 import foreload
-assert time.perf_counter() - begun < 2, "slow"
+took_s = time.process_time() - begun
 assert "torch" not in sys.modules
 assert threading.active_count() == 1
 later = {"foreload.planning", "foreload.mixture", "foreload.arrays", "foreload.sim"}
 assert not later & set(sys.modules)
 assert set(foreload.__all__) <= set(dir(foreload))
 assert {foreload.plan.__module__, foreload.Mixture.__module__, foreload.NumpyLoader.__module__, foreload.sim.__name__} == later
+print(took_s)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+
+    def cpu_s() -> float:
+        return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
+
+    # It takes 0.2 s, half of which is NumPy. Neighbours slow some runs more than others.
+    assert any(cpu_s() < 0.5 for _ in range(5))
 
 
 def test_a_folder_has_its_classes_and_labels(data: Any) -> None:

@@ -1,12 +1,18 @@
-"""What benchmarks record about the machine, and what they leave out."""
+"""What benchmarks record about the machine, what they leave out, and when a figure passes."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,3 +47,77 @@ def test_a_simulator_that_is_not_there_is_said_in_a_line() -> None:
     command = [sys.executable, ROOT / "bench" / "papers" / "run.py", "deli", "--sim", "/absent/foreload-sim"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (1, "--sim /absent/foreload-sim can't be run: No such file or directory\n")
+
+
+registry = load("bench.registry")
+
+
+def measured(*readings: tuple[str, list[float]], invalid: str | None = None) -> Any:
+    result = registry.Result(invalid=invalid)
+    for name, values in readings:
+        result.read(name, *values)
+    return result
+
+
+def test_a_figure_passes_only_with_all_of_its_bars_measured_and_met() -> None:
+    figure = registry.Figure("f", "a claim", {"low": registry.Bar(most=2), "high": registry.Bar(least=3)}, measured)
+    for low, high, verdict in (
+        ([2.0], [3.0], "pass"),
+        # The median counts: neither the best, nor the mean.
+        ([0.1, 2.1, 2.2], [3.0], "fail"),
+        ([1.9, 2.0, 90.0], [0.0, 3.0, 3.1], "pass"),
+        ([2.0], [2.9], "fail"),
+        ([2.0], [], "not measured"),
+        ([2.1], [], "fail"),
+    ):
+        assert registry.verdict(figure, measured(("low", low), ("high", high))) == verdict, (low, high)
+    met = ("low", [1.0]), ("high", [4.0])
+    assert registry.verdict(figure, measured(met[0])) == "not measured"
+    assert registry.verdict(figure, measured(("else", [1.0]), met[0])) == "not measured"
+    assert registry.verdict(figure, measured(*met, invalid="a neighbour worked")) == "not measured"
+    assert registry.verdict(registry.Figure("f", "no bar", {}, measured), measured(*met)) == "not measured"
+
+
+@pytest.mark.parametrize("flaw", ["", "too slow", "raises", "left out", "quick"])
+def test_the_table_fails_with_a_figure_and_never_passes_what_was_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], flaw: str
+) -> None:
+    figures = load("bench.figures")
+
+    def measure(_: Any) -> Any:
+        if flaw == "raises":
+            raise OSError("no room")
+        return measured(("ms" if flaw != "left out" else "s", [30.0 if flaw == "too slow" else 3.0]))
+
+    figure = registry.Figure("one", "a claim", {"ms": registry.Bar(most=10)}, measure)
+    monkeypatch.setattr(figures, "FIGURES", [figure])
+    written: list[Any] = []
+    monkeypatch.setattr(figures, "write", lambda *found: written.append(found))
+    status = figures.main(["one", "--json", *(["--quick"] if flaw == "quick" else [])])
+    [told] = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == {"": "pass", "too slow": "fail"}.get(flaw, "not measured")
+    assert (status, len(written)) == (int(flaw == "too slow"), int(flaw != "quick"))
+    assert told["invalid"] == {"raises": "it failed: OSError: no room", "quick": "a quick run"}.get(flaw)
+    text = figures.as_markdown(figure, measured(("ms", [3.0, 4.0, 50.0])), told)
+    assert "| ms | 4 | 3 .. 50 (3) | <= 10 | pass |" in text
+
+
+def test_memory_is_counted_once_though_shared_and_also_where_nobody_has_mapped_it() -> None:
+    before = machine.memory_bytes([os.getpid()])
+    file = os.memfd_create("held")
+    try:
+        os.ftruncate(file, 64 << 20)
+        at = 0
+        while at < 32 << 20:
+            at += os.pwrite(file, bytes(1 << 20), at)
+        held = machine.memory_bytes([os.getpid()]) - before
+        assert abs(held - (32 << 20)) < 4 << 20
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        both = machine.memory_bytes([os.getpid(), child]) - before
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert abs(both - (32 << 20)) < 8 << 20
+    finally:
+        os.close(file)

@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,33 @@ def test_restored_at_every_step_the_remainder_is_identical(data: Any, order: str
     assert len(states) == len(whole) + 1
     for step, state in enumerate(states[:-1]):
         restored = make(data, **given)
+        restored.load_state_dict(json.loads(json.dumps(state)))
+        remainder = rows(restored)
+        if step < len(whole) // 2:
+            remainder += rows(restored)
+        assert remainder == whole[step:], f"saved at step {step}"
+
+
+@pytest.mark.parametrize("kept", ["with workers", "in next to no memory", "on a disk"])
+def test_restored_at_every_step_whatever_keeps_the_samples_the_remainder_is_identical(
+    data: Any, tmp_path: Path, kept: str
+) -> None:
+    little = fl.Cache(ram="16MB", batches="15MB")
+    given: dict[str, Any] = {
+        "with workers": {"num_workers": 2},
+        "in next to no memory": {"cache": little},
+        "on a disk": {"cache": fl.Cache(ram="16MB", batches="15MB", disk=f"{tmp_path}/tier:64MB")},
+    }[kept]
+    # Half as many batches: workers are started for each of them.
+    size = {"batch_size": 48, **given}
+    whole = two_epochs(data, batch_size=48)
+    running = make(data, **size)
+    states = [running.state_dict()]
+    for _ in range(2):
+        states += [running.state_dict() for _ in running]
+    assert len(states) == len(whole) + 1 == 11
+    for step, state in enumerate(states[:-1]):
+        restored = make(data, **size)
         restored.load_state_dict(json.loads(json.dumps(state)))
         remainder = rows(restored)
         if step < len(whole) // 2:

@@ -30,13 +30,13 @@ class Unsized:
 def test_samples_of_nearly_the_whole_budget_pass_through(home: Any, tmp_path: Path, workers: int, decode: Any) -> None:
     # What was consumed must be given back even by processes that have nothing more to ask.
     for number in range(6):
-        (tmp_path / str(number)).write_bytes(random.Random(number).randbytes(15_000_000))
+        (tmp_path / str(number)).write_bytes(np.random.default_rng(number).bytes(15_000_000))
     loader = DataLoader(
         fl.open(tmp_path), 1, decode=decode, num_workers=workers, timeout=30, cache=fl.Cache(ram="16MiB", batches="1MB")
     )
     values = [data[0] if decode is None else int(data[0]) for data, _ in loader]
     if decode is None:
-        assert values == [random.Random(number).randbytes(15_000_000) for number in range(6)]
+        assert values == [np.random.default_rng(number).bytes(15_000_000) for number in range(6)]
     else:
         assert values == [15_000_000] * 6
 

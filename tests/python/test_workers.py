@@ -101,22 +101,27 @@ def test_a_killed_process_gives_its_memory_back_at_once(home: Any) -> None:
     run = loader.run
     attachment = run.attachment()
     attachment.job().start(0, 0, 0)
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            job = run.attachment().job()
-            held = [job.take(job.want_batch(0, 0, batch)) for batch in range(3)]
-            Path(os.environ["FORELOAD_CACHE_DIR"], "held").touch()
-            time.sleep(60)
-            del held
-        os._exit(0)
-    until((home.cache_dir / "held").exists)
-    assert attachment.call("stats")["gauges"]["leases"] == 24
-    os.kill(child, signal.SIGKILL)
-    begun = time.monotonic()
-    until(lambda: attachment.call("stats")["gauges"]["leases"] == 0)
-    assert time.monotonic() - begun < 0.5
-    os.waitpid(child, 0)
+    took = []
+    # A neighbour may have the processors for a while, but hardly five times.
+    while len(took) < 5 and min(took, default=1.0) >= 0.2:
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                job = run.attachment().job()
+                held = [job.take(job.want_batch(0, 0, batch)) for batch in range(3)]
+                Path(os.environ["FORELOAD_CACHE_DIR"], "held").touch()
+                time.sleep(60)
+                del held
+            os._exit(0)
+        until((home.cache_dir / "held").exists)
+        (home.cache_dir / "held").unlink()
+        assert attachment.call("stats")["gauges"]["leases"] == 24
+        os.kill(child, signal.SIGKILL)
+        begun = time.monotonic()
+        until(lambda: attachment.call("stats")["gauges"]["leases"] == 0)
+        took.append(time.monotonic() - begun)
+        os.waitpid(child, 0)
+    assert min(took) < 0.2
 
 
 def test_a_forked_child_has_a_connection_of_its_own(data: Any) -> None:
@@ -296,29 +301,43 @@ def test_ctrl_c_ends_a_busy_loop(home: Any, workers: int) -> None:
 WAITING = """
 import os, signal, sys, threading, time
 import foreload as fl
-data = fl.open("s3://data/fixed")
-loader = fl.NumpyLoader(data, 8, cache=fl.Cache(ram="16MB"))
+data, tiny = fl.open("s3://data/fixed"), fl.Cache(ram="16MB")
+if sys.argv[2] == "numpy":
+    loader = fl.NumpyLoader(data, 8, cache=tiny)
+else:
+    from foreload.torch import DataLoader, Dataset, Sampler
+    from torch.utils import data as torch_data
+    loader = DataLoader(data, 8, cache=tiny)
+    if sys.argv[2] == "stock":
+        mapped = Dataset(data, cache=tiny)
+        loader = torch_data.DataLoader(mapped, 8, sampler=Sampler(mapped), collate_fn=list)
 sent = []
 def send():
     sent.append(time.perf_counter())
     os.kill(os.getpid(), signal.SIGINT if sys.argv[1] == "INT" else signal.SIGTERM)
 if sys.argv[1] == "TERM":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-threading.Timer(1.0, send).start()
-try:
-    next(iter(loader))
-except (KeyboardInterrupt, SystemExit):
-    print(time.perf_counter() - sent[0], flush=True)
+took = []
+# A neighbour may have the processors for a while, but hardly five times.
+while len(took) < 5 and min(took, default=1.0) >= 0.2:
+    threading.Timer(0.5, send).start()
+    try:
+        next(iter(loader))
+    except (KeyboardInterrupt, SystemExit):
+        took.append(time.perf_counter() - sent.pop())
+print(min(took), flush=True)
 """
 
 
-@pytest.mark.parametrize("name", ["INT", "TERM"])
-def test_a_signal_ends_a_wait_within_200_ms(home: Any, bucket: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "door"), [("INT", "numpy"), ("TERM", "numpy"), ("INT", "torch"), ("INT", "stock")]
+)
+def test_a_signal_ends_a_wait_within_200_ms(home: Any, bucket: Any, name: str, door: str) -> None:
     fl.open("s3://data/fixed")
     bucket.add_fault("hang", on=["get"], share=1.0)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", WAITING, name], capture_output=True, text=True, timeout=30, check=True
+            [sys.executable, "-c", WAITING, name, door], capture_output=True, text=True, timeout=60, check=True
         )
     finally:
         bucket.clear_faults()
@@ -327,10 +346,11 @@ def test_a_signal_ends_a_wait_within_200_ms(home: Any, bucket: Any, name: str) -
 
 def test_a_timeout_is_kept(home: Any, bucket: Any) -> None:
     data = fl.open("s3://data/fixed")
-    loader = DataLoader(data, 8, timeout=0.5, cache=TINY)
+    loader = DataLoader(data, 8, timeout=0.5, dp_rank=1, dp_size=2, policy="naive", cache=TINY)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 5 * 16})
     bucket.add_fault("hang", on=["get"], share=1.0)
     try:
-        with pytest.raises(TimeoutError, match=r"timeout=0\.5"):
+        with pytest.raises(TimeoutError, match=r"timeout=0\.5 s \(epoch 3, batch 5, rank 1\)"):
             next(iter(loader))
     finally:
         bucket.clear_faults()

@@ -17,6 +17,7 @@ import pytest
 from bucket import Bucket
 
 import foreload as fl
+from foreload import _agent, errors
 from foreload.torch import DataLoader
 from small import number_of, until
 
@@ -70,6 +71,7 @@ def group() -> Iterator[Group]:
 IN_A_GROUP = """
 import json, zlib
 import foreload as fl
+from foreload import _agent, errors
 loader = fl.NumpyLoader(fl.open("s3://bench/much"), 8, shuffle=True, seed=1)
 print(json.dumps([fl.Cache().ram_bytes(), sorted(zlib.crc32(value) for values, _ in loader for value in values)]))
 """
@@ -97,6 +99,7 @@ SHARING = """
 import sys, zlib
 import numpy as np
 import foreload as fl
+from foreload import _agent, errors
 from foreload.torch import DataLoader
 data = fl.open("s3://data/fixed")
 decode = lambda raw, meta: np.frombuffer(bytes(raw) * 8, np.uint8)
@@ -176,3 +179,27 @@ def test_training_goes_on_over_a_disk_that_is_lost_in_an_epoch(
         samples = [sample for batch in range(len(loader)) for sample in loader.run.plan.batch(epoch, batch, 0)]
         assert found == [random.Random(number_of(data.key(sample))).randbytes(30_000) for sample in samples]
     assert told in home.log()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_arena_that_cannot_be_made_is_an_error_and_what_runs_goes_on(
+    home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """An arena is addresses for all of the machine's memory: here the agent has them for one, and for none beside it."""
+    machine_kb = int(Path("/proc/meminfo").read_text().split()[1])
+    program = tmp_path / "agent"
+    program.write_text(f'#!/bin/sh\nulimit -v {machine_kb * 3 // 2} || exit 1\nexec {_agent._PROGRAM} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("FORELOAD_AGENT", str(program))
+    data = fl.open("s3://data/fixed")
+    right = [random.Random(number_of(data.key(sample))).randbytes(30_000) for sample in range(len(data))]
+    loader = DataLoader(data, 16, num_workers=workers, cache=fl.Cache(ram="16MB"))
+    batches = iter(loader)
+    found = list(next(batches)[0])
+    agent = _agent.connect(str(home.cache_dir)).pid
+    other = DataLoader(data, 16, num_workers=workers, policy="naive", cache=fl.Cache(ram="16MB"))
+    with pytest.raises(errors.NoMemoryError, match=r"making an arena of \d+ bytes: Cannot allocate memory"):
+        next(iter(other))
+    assert [*found, *(value for values, _ in batches for value in values)] == right
+    assert [value for values, _ in loader for value in values] == right
+    assert _agent.connect(str(home.cache_dir)).pid == agent

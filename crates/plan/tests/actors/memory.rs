@@ -108,7 +108,6 @@ impl Memory {
         true
     }
 
-    #[allow(dead_code)]
     pub fn lease(&mut self, slot: Slot) {
         let range = grains(slot.offset, slot.len);
         if self.leases.len() < range.end {
@@ -117,7 +116,6 @@ impl Memory {
         self.leases[range].iter_mut().for_each(|leases| *leases += 1);
     }
 
-    #[allow(dead_code)]
     pub fn unlease(&mut self, slot: Slot) {
         self.leases[grains(slot.offset, slot.len)]
             .iter_mut()

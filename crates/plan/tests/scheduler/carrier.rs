@@ -41,6 +41,8 @@ pub struct Carrier {
     pub under_way: Vec<Action>,
     pub cancelled: HashSet<u64>,
     pub memory: Memory,
+    /// Where what was delivered lies, until it is given back: samples of one block have one handle.
+    pub held: HashMap<Handle, Vec<Slot>>,
     /// What each job reads, and which of them asked.
     pub sets: HashMap<u32, Set>,
     pub asked: HashMap<u64, u32>,
@@ -125,6 +127,7 @@ impl Carrier {
             under_way: Vec::new(),
             cancelled: HashSet::new(),
             memory: Memory::default(),
+            held: HashMap::new(),
             sets: HashMap::from([(0, first)]),
             asked: HashMap::new(),
             disk: HashSet::new(),
@@ -208,6 +211,10 @@ impl Carrier {
                         "{} bytes that nobody wants are read over",
                         piece.at - filled
                     );
+                    assert!(
+                        piece.slot_offset + piece.len <= self.settings.ram_bytes,
+                        "writes past the arena's end"
+                    );
                     self.memory.scribble(piece.slot_offset, piece.len);
                     begin = piece.at;
                     filled = filled.max(piece.at + piece.len);
@@ -243,6 +250,9 @@ impl Carrier {
                         self.memory.holds(item.slot, set.name, &ranges),
                         "delivers what was loaded"
                     );
+                    // From now on nobody may write there.
+                    self.memory.lease(item.slot);
+                    self.held.entry(item.handle).or_default().push(item.slot);
                 }
                 assert!(self.delivered.insert(*request, Ok(items.clone())).is_none());
             }
@@ -349,6 +359,10 @@ impl Carrier {
     }
 
     pub fn release(&mut self, handles: Vec<Handle>) {
+        for handle in &handles {
+            let slot = self.held.get_mut(handle).and_then(Vec::pop);
+            self.memory.unlease(slot.expect("held"));
+        }
         self.step(Event::Release { handles });
     }
 

@@ -134,6 +134,11 @@ mod tests {
             Ok(direct) => assert_eq!(direct.crc32c, plain.crc32c),
             // A tmpfs has no O_DIRECT.
             Err(Error::Io { source, .. }) if source.raw_os_error() == Some(22) => {
+                let required = std::env::var("FORELOAD_REQUIRE").unwrap_or_default();
+                assert!(
+                    !required.split(',').any(|need| need == "odirect"),
+                    "FORELOAD_REQUIRE names odirect, but the file system has none"
+                );
                 eprintln!("skipped: the file system has no O_DIRECT");
             }
             Err(error) => panic!("{error}"),
