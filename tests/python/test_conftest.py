@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,17 @@ def test_a_server_that_is_not_installed_is_named_with_the_remedy(monkeypatch: py
 @pytest.mark.needs("root", "fuse")
 def test_needs_may_be_stated_together() -> None:
     assert os.geteuid() == 0
+
+
+def test_every_need_is_known_and_in_the_reference_those_of_tests_in_rust_too() -> None:
+    root = CONFTEST.parents[1]
+    known = set(conftest_of(CONFTEST).NEEDS)
+    sources = [path.read_text() for path in (root / "crates").glob("**/*.rs") if "target" not in path.parts]
+    asked = {
+        need for text in sources if "FORELOAD_REQUIRE" in text for need in re.findall(r'trim\(\) == "(\w+)"', text)
+    }
+    assert {"fuse", "odirect", "userns"} <= asked <= known
+    row = next(
+        line for line in (root / "docs/reference/build.md").read_text().splitlines() if "FORELOAD_REQUIRE" in line
+    )
+    assert re.findall(r"`([\w-]+)`", row)[1:] == sorted(known)

@@ -287,6 +287,23 @@ def test_pinning_is_done_where_the_batch_is_collated(
     assert pinned == ["MainThread"] * len(loader)
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_an_accelerator_batches_are_pinned_and_the_same(data: Any, workers: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch was built without CUDA, or finds no device")
+    pinned, plain = (
+        list(DataLoader(data, 16, decode=head, pin_memory=pins, num_workers=workers, cache=TINY))
+        for pins in (True, False)
+    )
+    for (values, labels), (right, right_labels) in zip(pinned, plain, strict=True):
+        assert values.is_pinned()
+        assert labels.is_pinned()
+        assert torch.equal(values, right)
+        assert torch.equal(labels, right_labels)
+        assert torch.equal(values.to("cuda", non_blocking=True).cpu(), right)
+
+
 @pytest.mark.parametrize("value", [1, 2.0, "a", b"b", np.float32(1), np.ones(2), torch.ones(2), {"a": [1, (2.0,)]}])
 def test_plain_values(value: Any) -> None:
     assert _modes.is_plain(value)

@@ -329,9 +329,7 @@ print(min(took), flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "door"), [("INT", "numpy"), ("TERM", "numpy"), ("INT", "torch"), ("INT", "stock")]
-)
+@pytest.mark.parametrize(("name", "door"), [("INT", "numpy"), ("TERM", "numpy"), ("INT", "torch"), ("INT", "stock")])
 def test_a_signal_ends_a_wait_within_200_ms(home: Any, bucket: Any, name: str, door: str) -> None:
     fl.open("s3://data/fixed")
     bucket.add_fault("hang", on=["get"], share=1.0)

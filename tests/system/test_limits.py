@@ -156,11 +156,15 @@ def volume(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    ("lose", "told"),
-    [(become_read_only, "Read-only file system"), (fail, "Input/output error"), (unmount, "")],
-    ids=["read-only", "fails", "unmounted"],
+    ("lose", "told", "workers"),
+    [
+        (become_read_only, "Read-only file system", 0),
+        (fail, "Input/output error", 0),
+        (fail, "Input/output error", 2),
+        (unmount, "", 0),
+    ],
+    ids=["read-only", "fails", "fails-workers", "unmounted"],
 )
 def test_training_goes_on_over_a_disk_that_is_lost_in_an_epoch(
     home: Any, volume: Path, lose: Callable[[Path], None], told: str, workers: int

@@ -436,8 +436,11 @@ fn a_job_ends_when_all_who_attached_are_done_though_they_stay_connected() {
     let (items, _) = one.delivered(want, None, &mut calm()).expect("delivered");
     release(&one, &items);
     drop(one);
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(jobs()[0].clients, 1, "attached twice, left once");
+    eventually("attached twice, left once", || jobs()[0].clients == 1);
+    let want = two.want_batch(0, 0, 1).expect("sent");
+    let (items, _) = two.delivered(want, None, &mut calm()).expect("delivered");
+    release(&two, &items);
+    assert_eq!(jobs()[0].clients, 1, "who is left stays attached");
     drop(two);
     eventually("nobody is attached", || jobs().iter().all(|job| job.clients == 0));
     eventually("the job ends after the lingering time", || jobs().is_empty());

@@ -136,7 +136,7 @@ mod tests {
             Err(Error::Io { source, .. }) if source.raw_os_error() == Some(22) => {
                 let required = std::env::var("FORELOAD_REQUIRE").unwrap_or_default();
                 assert!(
-                    !required.split(',').any(|need| need == "odirect"),
+                    !required.split(',').any(|need| need.trim() == "odirect"),
                     "FORELOAD_REQUIRE names odirect, but the file system has none"
                 );
                 eprintln!("skipped: the file system has no O_DIRECT");
