@@ -124,7 +124,7 @@ def _path_of(url: str) -> str | None:
     scheme, found, rest = url.partition("://")
     if not found:
         return url
-    return unquote(rest.removeprefix("localhost")) if scheme.lower() == "file" else None
+    return unquote(rest.removeprefix("localhost")) or "/" if scheme.lower() == "file" else None
 
 
 def _form(root: str) -> str:

@@ -49,7 +49,10 @@ def name_of(file: Any) -> str | None:
         bucket, _, key = rest.lstrip("/").partition("/")
         if known in ("http", "https"):
             return f"{known}://{bucket.lower()}/{unquote(key)}"
-        return f"{known}://{bucket.partition('@')[0] if known == 'az' else bucket}/{key}"
+        # abfss://container@account.dfs.core.windows.net/key
+        container, found, host = bucket.partition("@")
+        place = container + found + host.partition(".")[0] if known == "az" else bucket
+        return f"{known}://{place}/{key}"
     if known == "file":
         text = unquote("/" + rest.removeprefix("/localhost").lstrip("/"))
     if ".." in text:
@@ -133,7 +136,9 @@ def _directory(samples: Sequence[Sequence[str]]) -> str:
 
 
 def _row(root: str, names: Sequence[str], cut: int) -> str:
-    urls = [root + name[cut:] for name in names]
+    # A manifest has its URLs encoded where their scheme is.
+    is_encoded = root.startswith(("file:", "http:", "https:"))
+    urls = [root + (name[cut:].replace("%", "%25") if is_encoded else name[cut:]) for name in names]
     row = {"object": urls[0]} if len(urls) == 1 else {"ranges": [[url] for url in urls]}
     return json.dumps(row, ensure_ascii=False) + "\n"
 

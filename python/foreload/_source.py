@@ -167,7 +167,7 @@ class Source:
         index = self.opened().index
         key, name = index.place(sample)[0], index.key(sample)
         inside = "" if name == key else f", {name!r}"
-        return f"{index.root.rstrip('/')}/{key}{inside}"
+        return f"{_core.url_of(index.root, key)}{inside}"
 
     def stream_of(self, sample: int) -> str | None:  # noqa: ARG002 (of a mixture's sources)
         """The name of a sample's stream; None: it is of no mixture."""

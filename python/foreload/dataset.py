@@ -17,7 +17,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreload import _address, _agent, _environment, _numbers
+from foreload import _address, _agent, _core, _environment, _numbers
 from foreload._credentials import Credentials, Provider
 from foreload._job import Reader
 from foreload._order import kind_of
@@ -242,7 +242,7 @@ class Dataset:
     def url_of(self, sample: int) -> str:
         """The URL of a sample's object; of one in a shard with the range of its bytes, of one of several ranges with the first."""
         key, first, length, size, _ = self._index.place(self._at(sample))
-        url = f"{self._index.root.rstrip('/')}/{key}"
+        url = _core.url_of(self._index.root, key)
         return url if length == size else f"{url}#bytes={first}-{first + length - 1}"
 
     def _at(self, sample: int) -> int:

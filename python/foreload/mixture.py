@@ -269,8 +269,8 @@ class _Index:
         return self.ranges(sample)[0]
 
     def ranges(self, sample: int) -> list[tuple[str, int, int, int, str | None]]:
-        root = self._parts[self.find(sample)[0]].root.rstrip("/")
-        return [(f"{root}/{key}", *rest) for key, *rest in self._of("ranges", sample)]
+        root = self._parts[self.find(sample)[0]].root
+        return [(_core.url_of(root, key), *rest) for key, *rest in self._of("ranges", sample)]
 
     def labels(self) -> bytes:
         return b"".join(part.labels() for part in self._parts)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -208,6 +209,42 @@ def test_a_name_in_an_encoded_url_is_decoded(home: Any, tmp_path: Path) -> None:
     (tmp_path / "a b.flx").write_bytes(data._index.to_bytes())
     for index in (tmp_path / "a b.flx", f"file://{tmp_path}/a%20b.flx"):
         assert fl.open(tmp_path / "a b+c.csv", index=index).digest == data.digest
+
+
+@pytest.mark.parametrize("form", ["path", "url"])
+def test_a_percent_sign_in_a_name_is_one(home: Any, tmp_path: Path, form: str) -> None:
+    keys = ["c d/1%20.bin", "c%20d/1 .bin", "c%20d/100%.bin"]
+    for directory in ("x y", "x%20y"):
+        for key in keys:
+            path = tmp_path / directory / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{directory}/{key}")
+    for directory in ("x y", "x%20y"):
+        path = tmp_path / directory
+        data = fl.open(path if form == "path" else path.as_uri())
+        assert [(data[number].key, data[number].bytes.decode()) for number in range(len(data))] == [
+            (key, f"{directory}/{key}") for key in keys
+        ]
+        for number, key in enumerate(keys):
+            # What a URL of ours names is what opens under that name.
+            url = data.url_of(number)
+            assert Path(unquote(url.removeprefix("file://"))) == path / key
+            listed = tmp_path / "listed.csv"
+            listed.write_text(f"object\n{url}\n")
+            assert fl.open(listed, refresh=True)[0].bytes.decode() == f"{directory}/{key}"
+
+
+def test_a_manifest_may_name_files_by_their_paths_wherever_they_are(home: Any, tmp_path: Path) -> None:
+    (tmp_path / "a%20b").write_bytes(b"one")
+    manifest = tmp_path / "files.csv"
+    manifest.write_text(f"object\n{tmp_path}/a%20b\na%20b\n{(tmp_path / 'a%20b').as_uri()}\n")
+    near = fl.open(manifest)
+    assert [near[number].bytes for number in range(3)] == [b"one"] * 3
+    # These have nothing in common but `/`.
+    manifest.write_text(f"object\n{tmp_path}/a%20b\n/etc/passwd\n")
+    far = fl.open(manifest, refresh=True)
+    assert [far[number].bytes for number in range(2)] == [b"one", Path("/etc/passwd").read_bytes()]
+    assert far.url_of(1) == "file:///etc/passwd"
 
 
 def test_an_index_that_was_written_again_is_read_again(home: Any, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ mod _core {
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
-    use crate::tools::{cost, digest_of, scenario, scheme, simulate, split_url, stands_for, storage_options};
+    use crate::tools::{cost, digest_of, scenario, scheme, simulate, split_url, stands_for, storage_options, url_of};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

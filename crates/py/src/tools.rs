@@ -61,6 +61,12 @@ pub fn split_url(url: &str) -> (String, String) {
     foreload_store::format::split(url)
 }
 
+/// The URL of a key below the root of a data set.
+#[pyfunction]
+pub fn url_of(root: &str, key: &str) -> String {
+    foreload_store::source::joined(root, key)
+}
+
 /// A URL's scheme in the one spelling that we use: `s3`, `gs`, `az`, `http`, `https`, `file` (a path, too); `None`: it is none that we read.
 #[pyfunction]
 pub fn scheme(url: &str) -> Option<&'static str> {

@@ -19,7 +19,8 @@ mod retry;
 mod settings;
 mod sign;
 
-pub use address::scheme;
+pub(crate) use address::without_slash;
+pub use address::{joined, scheme};
 pub use options::{Credentials, Retry, SourceOptions};
 pub use settings::storage_options;
 
@@ -167,7 +168,7 @@ impl Source {
     /// The full URL of `key`, as messages name it.
     #[must_use]
     pub fn url_of(&self, key: &str) -> String {
-        format!("{}/{key}", self.root)
+        joined(&self.root, key)
     }
 
     /// What answers its requests, and is shared by all who ask it: the scheme, host and port of a store, or the directory.

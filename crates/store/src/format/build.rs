@@ -362,42 +362,34 @@ async fn parse(key: &str, bytes: bytes::Bytes, options: &BuildOptions) -> Result
 
 /// Brings all objects under one root: the manifest's directory, or the bucket when they lie elsewhere in it.
 fn rebase(root: &str, rows: &mut [Row]) -> Result<String> {
-    let is_url = |object: &str| object.contains("://");
-    let below = format!("{root}/");
-    let inside = |object: &str| object.strip_prefix(&below).map(str::to_owned);
-    let objects = || {
-        rows.iter()
-            .flat_map(Row::stretches)
-            .map(|stretch| stretch.object.as_str())
-    };
-    if objects().all(|object| !is_url(object) || inside(object).is_some()) {
-        for Stretch { object, .. } in rows.iter_mut().flat_map(Row::stretches_mut) {
-            *object = inside(object).unwrap_or_else(|| object.trim_start_matches("./").to_owned());
-        }
-        return Ok(root.to_owned());
-    }
-    let first = objects().find(|object| is_url(object)).unwrap_or_default().to_owned();
-    let after_scheme = first.find("://").map_or(0, |at| at + 3);
-    let end = first[after_scheme..]
-        .find('/')
-        .map_or(first.len(), |at| after_scheme + at);
-    let bucket = first[..end].to_owned();
-    let inside_bucket = format!("{bucket}/");
+    let (bucket, prefix) = pattern::split_object(root);
+    let below = if prefix.is_empty() { prefix } else { prefix + "/" };
+    let is_path = |object: &str| root.starts_with("file://") && object.starts_with('/');
+    let mut place = None;
+    let mut is_inside = true;
     for Stretch { object, .. } in rows.iter_mut().flat_map(Row::stretches_mut) {
-        let full = if is_url(object) {
-            object.clone()
-        } else {
-            format!("{below}{object}")
+        let (found, key) = match object.as_str() {
+            url if url.contains("://") => pattern::split_object(url),
+            path if is_path(path) => (bucket, path.trim_start_matches('/').to_owned()),
+            key => (bucket, format!("{below}{}", key.trim_start_matches("./"))),
         };
-        let key = full.strip_prefix(&inside_bucket).ok_or_else(|| {
-            Error::invalid(format!(
-                "the manifest names objects in several places: {bucket} and {full}"
-            ))
-            .with_remedy("make one manifest per bucket")
-        })?;
-        *object = key.to_owned();
+        let first = place.get_or_insert_with(|| found.to_owned());
+        if found != *first {
+            let what = format!("the manifest names objects in several places: {first} and {object}");
+            return Err(Error::invalid(what).with_remedy("make one manifest per bucket"));
+        }
+        is_inside &= found == bucket && key.starts_with(&below);
+        *object = key;
     }
-    Ok(bucket)
+    match place {
+        Some(place) if !is_inside => Ok(place),
+        _ => {
+            for Stretch { object, .. } in rows.iter_mut().flat_map(Row::stretches_mut) {
+                object.drain(..below.len());
+            }
+            Ok(root.to_owned())
+        }
+    }
 }
 
 /// Size and ETag of every object named: from the rows where they say it, otherwise from the store.
@@ -465,5 +457,41 @@ mod tests {
             ["x/a.jpg", "y/c.jpg"]
         );
         assert!(rebase("s3://b/x", &mut rows(&["s3://b/1", "s3://other/2"])).is_err());
+        assert!(rebase("s3://b/x", &mut rows(&["1", "s3://other/2"])).is_err());
+    }
+
+    #[test]
+    fn objects_of_a_manifest_are_named_as_urls_and_paths_are() {
+        let keys = |root: &str, objects: &[&str]| {
+            let mut named = rows(objects);
+            let root = rebase(root, &mut named).unwrap();
+            (root, named.into_iter().map(|r| r.first.object).collect::<Vec<_>>())
+        };
+        let (root, found) = keys(
+            "https://h/x",
+            &["https://h/x/a%20b.jpg", "c%20d.jpg", "https://h/x/100%.jpg"],
+        );
+        assert_eq!(
+            (root.as_str(), found),
+            (
+                "https://h/x",
+                vec!["a b.jpg".into(), "c%20d.jpg".into(), "100%.jpg".into()]
+            )
+        );
+        let (root, found) = keys("s3://b/x%20y", &["s3://b/x%20y/a%20b.jpg", "/c.jpg"]);
+        assert_eq!(
+            (root.as_str(), found),
+            ("s3://b/x%20y", vec!["a%20b.jpg".into(), "/c.jpg".into()])
+        );
+        let (root, found) = keys("file:///x y", &["file:///x%20y/a%2520b.jpg", "/x y/c.jpg", "d.jpg"]);
+        assert_eq!(
+            (root.as_str(), found),
+            ("file:///x y", vec!["a%20b.jpg".into(), "c.jpg".into(), "d.jpg".into()])
+        );
+        let (root, found) = keys("file:///x%2520y", &["a.jpg", "/z/c%20.jpg"]);
+        assert_eq!(
+            (root.as_str(), found),
+            ("file://", vec!["x%20y/a.jpg".into(), "z/c%20.jpg".into()])
+        );
     }
 }

@@ -3,6 +3,7 @@
 //! Braces are expanded first (`{a,b}`, `{000..019}`), as shells and WebDataset do; `*`, `?` and `[...]` are then matched
 //! against a listing, where `*` stays inside one directory and `**` does not.
 
+use crate::source::without_slash;
 use crate::{Error, Result};
 use percent_encoding::percent_decode_str;
 
@@ -25,29 +26,47 @@ pub fn split(url: &str) -> (String, String) {
     };
     match cut {
         Some(at) => (
-            url[..after_scheme + at].to_owned(),
+            directory(&url[..after_scheme + at]),
             decoded(url, &url[after_scheme + at + 1..]),
         ),
         None if special.is_some() || is_single_file => (".".to_owned(), url.to_owned()),
-        None => (url.trim_end_matches('/').to_owned(), String::new()),
+        None => (without_slash(url).to_owned(), String::new()),
     }
 }
 
 /// Splits the URL of one file into its directory, as the URL writes it, and its name.
 pub fn split_file(url: &str) -> (String, String) {
-    let (directory, name) = url.rsplit_once('/').unwrap_or((".", url));
-    (directory.to_owned(), decoded(url, name))
+    let (before, name) = url.rsplit_once('/').unwrap_or((".", url));
+    (directory(before), decoded(url, name))
+}
+
+/// What stands before a name's slash, which of a path may be all that there is.
+fn directory(before: &str) -> String {
+    if before.is_empty() { "/" } else { before }.to_owned()
+}
+
+/// Whether URLs like this one are percent-encoded.
+fn is_encoded(url: &str) -> bool {
+    ["http://", "https://", "file://"]
+        .iter()
+        .any(|scheme| url.get(..scheme.len()).is_some_and(|s| s.eq_ignore_ascii_case(scheme)))
+}
+
+/// Splits the URL of one object into its bucket or host, as the URL writes it, and its key.
+pub(crate) fn split_object(url: &str) -> (&str, String) {
+    let after_scheme = url.find("://").map_or(0, |at| at + 3);
+    let end = url[after_scheme..].find('/').map_or(url.len(), |at| after_scheme + at);
+    let key = url[end..].strip_prefix('/').unwrap_or_default();
+    let plain = percent_decode_str(key).decode_utf8().ok().filter(|_| is_encoded(url));
+    (&url[..end], plain.map_or_else(|| key.to_owned(), Into::into))
 }
 
 /// A part of a URL, as keys are written.
 fn decoded(url: &str, part: &str) -> String {
-    let is_encoded = ["http://", "https://", "file://"]
-        .iter()
-        .any(|scheme| url.get(..scheme.len()).is_some_and(|s| s.eq_ignore_ascii_case(scheme)));
     let marks = |text: &str| text.matches(['*', '?', '[', '{']).count();
     match percent_decode_str(part).decode_utf8() {
         // A star that was encoded is none of a pattern, and can't be told from one then.
-        Ok(plain) if is_encoded && marks(&plain) == marks(part) => plain.into_owned(),
+        Ok(plain) if is_encoded(url) && marks(&plain) == marks(part) => plain.into_owned(),
         _ => part.to_owned(),
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn shards(bytes: &[u8], root: &str) -> Result<Vec<String>> {
         return Err(Error::invalid("it lists several data sets").with_remedy("write one list for each"));
     }
     let listed = list.shardlist.ok_or_else(|| wrong("it names no shards".into()))?;
-    let below = format!("{}/", root.trim_end_matches('/'));
+    let below = format!("{root}/");
     let key = |shard: Shard| match shard.url.strip_prefix(&below) {
         Some(key) => Ok(key.to_owned()),
         None if !shard.url.contains("://") && !shard.url.starts_with('/') => {

@@ -6,6 +6,7 @@ use super::keys::{KeyWriter, MAX_KEY_BYTES};
 use super::layout::{Header, Section, Writer};
 use super::{Index, MAX_RANGES, MAX_SAMPLES, ObjectRange, ObjectRef, SampleRef, first_half};
 use crate::format::Format;
+use crate::source::without_slash;
 use crate::{Error, Result};
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
@@ -101,7 +102,7 @@ impl IndexBuilder {
     pub fn new(root: impl Into<String>, format: Format) -> Self {
         let root: String = root.into();
         Self {
-            root: root.trim_end_matches('/').to_owned(),
+            root: without_slash(&root).to_owned(),
             format,
             options: String::new(),
             classes: Texts::default(),

@@ -5,7 +5,8 @@
 
 use super::settings::Cloud;
 use crate::{Error, Result};
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// A parsed URL.
@@ -58,9 +59,9 @@ impl Address {
             Some((None, _)) => {
                 let path = rest.strip_prefix("localhost").unwrap_or(rest);
                 let path = percent_decode_str(path).decode_utf8();
-                return Self::directory(PathBuf::from(
-                    path.map_err(|_| invalid(text, "its path is not UTF-8"))?.as_ref(),
-                ));
+                let path = path.map_err(|_| invalid(text, "its path is not UTF-8"))?;
+                // What is before the last slash of file:///name.
+                return Self::directory(PathBuf::from(if path.is_empty() { "/" } else { path.as_ref() }));
             }
             None => {
                 let scheme = scheme.to_ascii_lowercase();
@@ -116,15 +117,49 @@ impl Address {
         format!("{}://{}", self.scheme, self.name)
     }
 
-    /// The URL in its one form, without a trailing slash.
+    /// The URL in its one form, without a trailing slash; parsed, it is the same address.
     pub fn root(&self) -> String {
+        let account = self.account.as_ref().map_or(String::new(), |name| format!("@{name}"));
+        let place = format!("{}{account}", self.scheme_and_name());
         match (&self.place, self.prefix.as_str()) {
-            (Place::Directory(_), prefix) => format!("file://{prefix}"),
-            (_, "") => self.scheme_and_name(),
-            (_, prefix) => format!("{}/{prefix}", self.scheme_and_name()),
+            // The path of a directory begins with its slash.
+            (Place::Directory(_), prefix) => place + &encoded(self.scheme, prefix),
+            (_, "") => place,
+            (_, prefix) => joined(&place, prefix),
         }
     }
 }
+
+/// A URL or path without slashes at its end, but for those that are not there to separate.
+pub(crate) fn without_slash(url: &str) -> &str {
+    let end = url.trim_end_matches('/').len();
+    match &url[..end] {
+        "" => &url[..url.len().min(1)],
+        scheme if scheme.ends_with(':') && url[end..].starts_with("//") => &url[..end + 2],
+        trimmed => trimmed,
+    }
+}
+
+/// The URL of a key below a root.
+#[must_use]
+pub fn joined(root: &str, key: &str) -> String {
+    let scheme = root.split_once("://").map_or("", |(scheme, _)| scheme);
+    format!("{root}/{}", encoded(scheme, key))
+}
+
+/// A key as URLs of a scheme are written: what its parts would be taken for is encoded, and no more, so that people can read it.
+fn encoded<'a>(scheme: &str, key: &'a str) -> Cow<'a, str> {
+    let encoded = match scheme {
+        "file" => FILE,
+        "http" | "https" => HTTP,
+        _ => return key.into(),
+    };
+    utf8_percent_encode(key, encoded).into()
+}
+
+/// Of the characters that are encoded anyway, those that must be.
+const FILE: &AsciiSet = &AsciiSet::EMPTY.add(b'%');
+const HTTP: &AsciiSet = &FILE.add(b'?').add(b'#');
 
 fn invalid(url: &str, why: &str) -> Error {
     Error::invalid(format!("{url:?} cannot be opened: {why}"))
@@ -150,8 +185,40 @@ mod tests {
                 .as_deref(),
             Some("acc")
         );
+        assert_eq!(root("/"), "file://");
+        for (url, trimmed) in [
+            ("/", "/"),
+            ("/a//", "/a"),
+            ("file:///", "file://"),
+            ("s3://b/", "s3://b"),
+            ("", ""),
+        ] {
+            assert_eq!(without_slash(url), trimmed, "{url}");
+        }
+        assert_eq!(root("file:///"), "file://");
+        assert_eq!(root("/tmp/a%20b"), "file:///tmp/a%2520b");
         for bad in ["s3://", "ftp://x/y", "https://h/x?sig=1"] {
             assert!(Address::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_root_is_parsed_as_what_it_was_made_of() {
+        let mut urls = vec!["/".to_owned(), "abfss://c@acc.dfs.core.windows.net/p".to_owned()];
+        for name in ["a b", "a%20b", "100%", "a%2Fb", "%25", "a?b", "a#b", "ä", "[x]"] {
+            urls.push(format!("/tmp/{name}"));
+            urls.push(format!("s3://b/{name}"));
+            urls.push(format!("az://c/{name}"));
+            urls.push(format!(
+                "https://h:1/{}",
+                utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC)
+            ));
+        }
+        for url in urls {
+            let address = Address::parse(&url).unwrap();
+            assert_eq!(Address::parse(&address.root()).unwrap(), address, "{url}");
+            let below = Address::parse(&joined(&address.root(), "c%20d/1?2#3")).unwrap();
+            assert_eq!(below.prefix, format!("{}/c%20d/1?2#3", address.prefix), "{url}");
         }
     }
 }
