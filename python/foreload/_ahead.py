@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from foreload import _core
+from foreload._failed import Failed
 from foreload._run import Stream
 from foreload.errors import ForeloadError
 
@@ -40,15 +41,15 @@ class Ahead(Iterator[tuple[int, Any]]):
 
     Args:
         stream: The stream.
-        make: Turns what was delivered into a batch; called in either thread, never in both at once.
+        make: Turns what was delivered, or came in its place, into a batch; called in either thread, never in both at once.
         elsewhere: Asked in the loop for what does the same in the thread; None: this time nothing may.
     """
 
     def __init__(
         self,
         stream: Stream,
-        make: Callable[[_core.Delivery], Any],
-        elsewhere: Callable[[], Callable[[_core.Delivery], Any] | None] | None = None,
+        make: Callable[[_core.Delivery | Failed], Any],
+        elsewhere: Callable[[], Callable[[_core.Delivery | Failed], Any] | None] | None = None,
     ) -> None:
         self._stream, self._make = stream, make
         self._elsewhere = elsewhere or (lambda: make)
@@ -136,7 +137,7 @@ def _serve(turns: _Turns) -> None:
         turns.done.release()
 
 
-def _made(stream: Stream, make: Callable[[_core.Delivery], Any]) -> tuple[Any] | None:
+def _made(stream: Stream, make: Callable[[_core.Delivery | Failed], Any]) -> tuple[Any] | None:
     """The next batch, if it has come."""
     try:
         delivery = stream.look_ahead()

@@ -17,13 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreload import _core, _numbers
+from foreload._failed import Failed, attempted
 from foreload._patience import Patience
 from foreload._source import Source
 from foreload.errors import DecodeError, ForeloadError, InvalidError
@@ -321,34 +322,44 @@ def decoded_batches(
 
 
 #: A batch that came, and what its first sample was decoded to.
-First = tuple[int, Raw, Any]
+First = tuple[int, "Raw | Failed", Any]
 
 
-def _undecoded(stream: Stream, beyond: Container[int]) -> Iterator[tuple[int, Raw]]:
-    return ((number, columns_of(delivery)) for number, delivery in stream if number not in beyond)
+def _undecoded(stream: Stream, beyond: Container[int]) -> Iterator[tuple[int, Raw | Failed]]:
+    batches = (item for item in stream if item[0] not in beyond)
+    return ((number, found if isinstance(found, Failed) else columns_of(found)) for number, found in batches)
 
 
-def _first(batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience) -> First | None:
+def _first(
+    batches: Iterator[tuple[int, Raw | Failed]], epoch: int, decoder: Decoder, patience: Patience
+) -> First | None:
     """The next batch, with its first sample decoded in a thread while nothing else is: does that draw from the global generators?"""
     found = next(batches, None)
     if found is None:
         return None
-    number, (views, samples, labels) = found
+    number, raw = found
+    if isinstance(raw, Failed):
+        return number, raw, None
+    views, samples, labels = raw
     if not samples:
-        return number, found[1], None
+        return number, raw, None
     pool, before = ThreadPoolExecutor(1, thread_name_prefix="foreload-decode"), decoder.states()
     try:
         task = pool.submit(decoder, memoryview(views[0]), samples[0], labels[0], epoch)
-        value = patience.result(task, number, samples[0])
+        value = attempted(patience.result, task, number, samples[0])
     finally:
         pool.shutdown(wait=False)
     decoder.draws = decoder.states() != before
-    return number, found[1], value
+    return (number, value, None) if isinstance(value, Failed) else (number, raw, value)
 
 
 def in_the_loop(
-    batches: Iterator[tuple[int, Raw]], epoch: int, decoder: Decoder, patience: Patience, first: First | None = None
-) -> Iterator[tuple[int, Pairs]]:
+    batches: Iterator[tuple[int, Raw | Failed]],
+    epoch: int,
+    decoder: Decoder,
+    patience: Patience,
+    first: First | None = None,
+) -> Iterator[tuple[int, Pairs | Failed]]:
     """Decodes batches where they are asked for, and reports it if that takes long."""
 
     def timed(number: int, view: Any, sample: int, label: int | None) -> Any:
@@ -357,18 +368,22 @@ def in_the_loop(
         patience.decoded(time.monotonic() - begun, number, sample)
         return value
 
+    def rows(number: int, raw: Raw | Failed, *known: Any) -> Pairs | Failed:
+        if isinstance(raw, Failed):
+            return raw
+        rest = ((timed(number, *row), row[-1]) for row in islice(zip(*raw, strict=True), len(known), None))
+        made: Pairs | Failed = attempted(_kept, chain(zip(known, raw[-1], strict=False), rest))
+        return made
+
     if first is not None:
-        number, (views, samples, labels), value = first
+        number, raw, *known = first
         del first
         patience.begin()
-        rows = zip(views[1:], samples[1:], labels[1:], strict=True)
-        rest = ((timed(number, view, sample, label), label) for view, sample, label in rows)
-        yield number, _kept(chain(((value, label) for label in labels[:1]), rest))
-        del views, rows, rest, value
+        yield number, rows(number, raw, *known)
+        del raw, known
     for number, raw in batches:
         patience.begin()
-        rows = zip(*raw, strict=True)
-        yield number, _kept((timed(number, view, sample, label), label) for view, sample, label in rows)
+        yield number, rows(number, raw)
 
 
 class _Batch:
@@ -378,12 +393,17 @@ class _Batch:
         number: Its number.
         tasks: What comes of each sample, the sample, and its label.
         made: What comes of them all, where another thread makes it.
+        failed: What comes in its place.
     """
 
     def __init__(
-        self, number: int, tasks: list[tuple[Future[Any], int, int | None]], made: Future[Any] | None = None
+        self,
+        number: int,
+        tasks: list[tuple[Future[Any], int, int | None]],
+        made: Future[Any] | None = None,
+        failed: Failed | None = None,
     ) -> None:
-        self.number, self.tasks, self.made = number, tasks, made
+        self.number, self.tasks, self.made, self.failed = number, tasks, made, failed
 
 
 class _Work:
@@ -405,8 +425,11 @@ class _Work:
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="foreload-collate")
         self._batches: deque[_Batch] = deque()
 
-    def begin(self, number: int, raw: Raw, *known: Any) -> None:
+    def begin(self, number: int, raw: Raw | Failed, *known: Any) -> None:
         """Has a batch decoded, of which the first sample may be known."""
+        if isinstance(raw, Failed):
+            self._batches.append(_Batch(number, [], failed=raw))
+            return
         tasks: list[tuple[Future[Any], int, int | None]] = []
         for view, sample, label in zip(*raw, strict=True):
             if known and not tasks:
@@ -443,30 +466,35 @@ class _Work:
             # Only the tasks hold the samples' memory now.
             del found
         batch = self._batches.popleft()
+        return batch.number, batch.failed or attempted(self._finished, batch, patience)
 
-        def finished() -> Iterator[tuple[Any, int | None]]:
+    def _finished(self, batch: _Batch, patience: Patience) -> Any:
+        def values() -> Iterator[tuple[Any, int | None]]:
             for task, sample, label in batch.tasks:
                 self._begin_what_came()
                 yield patience.result(task, batch.number, sample), label
 
         if batch.made is None:
-            return batch.number, _kept(finished())
+            return _kept(values())
         # The tasks are gone as soon as the batch is made.
-        for _ in finished():
+        for _ in values():
             pass
         self._begin_what_came()
-        return batch.number, patience.made(batch.made, batch.number)
+        return patience.made(batch.made, batch.number)
 
     def end(self) -> None:
         """Nothing more is begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._maker.shutdown(wait=False, cancel_futures=True)
+        self._batches.clear()
 
 
 def _made(tasks: list[tuple[Future[Any], int, int | None]], make: Make) -> Any:
     """What comes of a batch when its samples are decoded, which nobody holds from then on."""
-    pairs = _kept((task.result(), label) for task, _, label in tasks)
-    tasks.clear()
+    try:
+        pairs = _kept((task.result(), label) for task, _, label in tasks)
+    finally:
+        tasks.clear()
     return make(pairs)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreload import _core, _dollars, _numbers
+from foreload._failed import Failed
 from foreload._job import Attachment, Recipe
 from foreload._memory import keep_freed_memory
 from foreload._order import Order
@@ -29,6 +30,7 @@ from foreload._state import MOST_EPOCH, check_state
 from foreload.cache import Cache
 from foreload.dataset import Dataset
 from foreload.errors import (
+    BugError,
     CancelledError,
     ChangedError,
     ClosedError,
@@ -55,6 +57,8 @@ _AHEAD = 2
 _AHEAD_BYTES = 64 << 20
 #: A sample can't be had, and may be left out.
 _BAD = (CorruptError, ChangedError, NotFoundError, NoMemoryError)
+#: Errors of the pass: no other batch of it comes.
+_OVER = (TimedOutError, ForkedError, CancelledError, BugError)
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
 #: The layout of a checkpoint, and of one with batches beyond its position, which older releases would deliver again.
@@ -108,14 +112,19 @@ class Had:
     Attributes:
         batches: All before this one.
         beyond: And these.
+        failed: And these, if the loop goes on after the errors that it got in their place.
+        broken: Why the pass can't go on; None: it can.
     """
 
     def __init__(self, batches: int, beyond: Iterable[int] = ()) -> None:
         self.batches, self.beyond = batches, set(beyond)
+        self.failed: list[int] = []
+        self.broken: str | None = None
 
     def add(self, batch: int) -> None:
         """One more."""
-        self.beyond.add(batch)
+        self.beyond.update((batch, *self.failed))
+        self.failed.clear()
         while self.batches in self.beyond:
             self.beyond.remove(self.batches)
             self.batches += 1
@@ -473,8 +482,8 @@ def _explain(error: ValueError, order: Order, ranks: Ranks) -> str:
     return f"{error} (a global batch of {order.global_batch} = batch_size * {ranks.world} data ranks)"
 
 
-class Stream(Iterator[tuple[int, _core.Delivery]]):
-    """The batches of this rank from a position to the end of the epoch.
+class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
+    """The batches of this rank from a position to the end of the epoch, `Failed` in the place of one that can't be had.
 
     Args:
         run: The run.
@@ -524,18 +533,30 @@ class Stream(Iterator[tuple[int, _core.Delivery]]):
         """Whether this process began it: false after a fork."""
         return self._process == os.getpid()
 
-    def __next__(self) -> tuple[int, _core.Delivery]:
+    def __next__(self) -> tuple[int, _core.Delivery | Failed]:
         if not self.is_ours:
             raise ForkedError("a pass over a loader belongs to the process that began it; begin another one here")
         if self._next >= self._count:
             self._attachment.agent().flush()
             raise StopIteration
+        delivery: _core.Delivery | Failed
         try:
             delivery = self._take()
         except ClosedError as error:
             delivery = self._reconnect(error)
+        except _OVER:
+            raise
+        except ForeloadError as error:
+            delivery = self._failed(error)
         self._next += 1
         return self._next - 1, delivery
+
+    def _failed(self, error: ForeloadError) -> Failed:
+        """Goes on with the batch after the one that is due."""
+        self._asked = max(self._asked, self._next + 1)
+        while len(self._wants) >= self._asked - self._next:
+            self._withdraw(*self._wants.popleft())
+        return Failed(error)
 
     @property
     def is_over(self) -> bool:
@@ -716,8 +737,29 @@ def next_had(
 
     Raises:
         InvalidError: A batch would be left out, and there are several ranks.
+        ClosedError: An error has ended the pass before.
     """
+    if had.broken is not None:
+        raise ClosedError(had.broken)
+    failed = len(had.failed)
+    try:
+        return _next_had(batches, had, cursor, run, epoch, several)
+    except BaseException as error:
+        if len(had.failed) == failed:
+            # What iterates over a generator that has raised takes it for the end.
+            had.broken = (
+                f"this pass over the loader was ended by an error ({type(error).__name__}: {error}); begin another one"
+            )
+        raise
+
+
+def _next_had(
+    batches: Iterator[tuple[int, Any]], had: Had, cursor: Cursor, run: Run, epoch: int, several: Callable[[], bool]
+) -> tuple[int, Any] | None:
     for number, batch in batches:
+        if type(batch) is Failed:
+            had.failed.append(number)
+            batch.fail()
         if batch is LEFT_OUT and several():
             raise InvalidError(
                 f"every sample of batch {number} of epoch {epoch} was skipped on rank {run.rank}, and one of several ranks can't take fewer steps "
@@ -727,6 +769,9 @@ def next_had(
         cursor.consumed(epoch, had.batches, had.beyond)
         if batch is not LEFT_OUT:
             return number, batch
+    if had.failed:
+        had.add(had.failed[-1])
+        cursor.consumed(epoch, had.batches, had.beyond)
     cursor.ended()
     return None
 

@@ -13,6 +13,7 @@ from foreload import _core, _numbers
 from foreload import ranks as _ranks
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, decoded_batches, threads_of
+from foreload._failed import Failed, attempted
 from foreload._order import Order, check_shuffle, tail_of
 from foreload._run import (
     LEFT_OUT,
@@ -175,13 +176,22 @@ class NumpyLoader:
     def _batches(self, stream: Stream, beyond: frozenset[int]) -> Iterator[tuple[int, Any]]:
         failures = self._failures
         if not self._decoder.is_needed:
-            ready = Ahead(stream, lambda found: LEFT_OUT if failures.left_out(len(found)) else _undecoded(found))
+
+            def made(found: _core.Delivery | Failed) -> Any:
+                if isinstance(found, Failed):
+                    return found
+                return LEFT_OUT if failures.left_out(len(found)) else _undecoded(found)
+
+            ready = Ahead(stream, made)
             yield from (item for item in ready if item[0] not in beyond) if beyond else ready
             return
         for number, rows in decoded_batches(
             stream, beyond, self._decoder, self._threads, self._timeout_s, chosen=self._chose_threads
         ):
-            yield number, LEFT_OUT if failures.skips and not rows else self._collate(rows)
+            if isinstance(rows, Failed):
+                yield number, rows
+            else:
+                yield number, LEFT_OUT if failures.skips and not rows else attempted(self._collate, rows)
 
 
 class NumpyIterator(Iterator[Batch]):

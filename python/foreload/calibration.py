@@ -28,6 +28,7 @@ import numpy as np
 from foreload import _agent, _core
 from foreload import ranks as _ranks
 from foreload._decode import Decoder
+from foreload._failed import Failed
 from foreload._memory import available_bytes
 from foreload._order import Order
 from foreload._run import Run, Stream
@@ -604,6 +605,8 @@ def _run(
 def _epoch(run: Run, epoch: int) -> Iterator[list[tuple[int, str]]]:
     """Length and origin of each batch's samples, their bytes taken over as a loop does."""
     for _, delivery in Stream(run, epoch, 0):
+        if isinstance(delivery, Failed):
+            delivery.fail()
         yield [(len(bytes(view)), view.via) for view in delivery.views()]
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from foreload import _core
 from foreload import dataset as _dataset
+from foreload._failed import Failed
 from foreload._run import Run, Stream
 from foreload.cache import Cache
 from foreload.errors import InvalidError
@@ -242,7 +243,7 @@ class FlowStream(Stream):
             return self._attachment.job()
         return self._attachment.start(self.run.rank, *self._reading.name(batch), self._token)
 
-    def __next__(self) -> tuple[int, _core.Delivery]:
+    def __next__(self) -> tuple[int, _core.Delivery | Failed]:
         if self.is_ours and self._next >= self._count:
             # The last lap is not read to its end.
             self._attachment.leave(self.run.rank, self._token)

@@ -18,9 +18,11 @@ from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
+from foreload._failed import attempted
 from foreload._run import LEFT_OUT
 from foreload.torch._batch import Found
 
@@ -45,7 +47,13 @@ class Numbered:
     def opened(self) -> tuple[int, Any]:
         """Both; this object lets go of the batch."""
         batch, self.batch = self.batch, None
-        return self.number, batch
+        return self.number, attempted(batch.reraise) if isinstance(batch, ExceptionWrapper) else batch
+
+
+def failure() -> ExceptionWrapper:
+    """The error that is being handled, as torch's workers send one."""
+    info: Any = get_worker_info()
+    return ExceptionWrapper(where=f"in DataLoader worker process {info.id}")  # type: ignore[no-untyped-call] # torch's
 
 
 class Begin:
@@ -100,11 +108,20 @@ class Collate:
     def __init__(self, collate: Callable[[Any], Any], *, is_default: bool, single: bool) -> None:
         self._collate, self._is_default, self._single = collate, is_default, single
 
-    def __call__(self, found: Found) -> Numbered:
+    def __call__(self, found: Found | ExceptionWrapper) -> Numbered:
         info: Any = get_worker_info()
         dataset = info.dataset
+        if isinstance(found, ExceptionWrapper):
+            made: Any = found
+        elif dataset.failures.skips and not len(found):
+            made = LEFT_OUT
+        else:
+            try:
+                made = self._made(found)
+            except Exception:  # noqa: BLE001 (raised where the loop asks)
+                made = failure()
         # The number of the turn that the data set has just read.
-        return Numbered(dataset.turn, LEFT_OUT if dataset.failures.skips and not len(found) else self._made(found))
+        return Numbered(dataset.turn, made)
 
     def _made(self, found: Found) -> Any:
         if self._single:

@@ -243,7 +243,7 @@ class Dataset(data.Dataset[Item]):
             )
         return found.items()
 
-    def _found(self, samples: Sequence[int]) -> Found:
+    def _found(self, samples: Sequence[int]) -> Any:
         worker = data.get_worker_info()
         if worker is None:
             return self._read(samples)
@@ -253,9 +253,12 @@ class Dataset(data.Dataset[Item]):
             self.turn = samples.number
         try:
             return self._read(samples)
-        except ForeloadError as error:
-            name_sample(error)
-            raise
+        except Exception as error:
+            if isinstance(error, ForeloadError):
+                name_sample(error)
+            if not isinstance(samples, Turn):
+                raise
+            return _worker.failure()
 
     def settle(self, worker: int) -> None:
         """Makes itself at home in a worker process.

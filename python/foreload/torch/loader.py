@@ -25,6 +25,7 @@ from foreload import _core
 from foreload import dataset as _dataset
 from foreload._ahead import Ahead
 from foreload._decode import Decoder, Pairs, decoded_batches, threads_of
+from foreload._failed import Failed, attempted
 from foreload._job import Attachment
 from foreload._run import (
     LEFT_OUT,
@@ -486,13 +487,15 @@ class DataLoader(ForeignLoader[T]):
         samples: Any = self.dataset
         beyond, failures, form = self._cursor.beyond, samples.failures, samples.raw
 
-        def of_delivery(delivery: _core.Delivery) -> Any:
+        def of_delivery(delivery: _core.Delivery | Failed) -> Any:
+            if isinstance(delivery, Failed):
+                return delivery
             is_nothing = failures.left_out(len(delivery))
-            return LEFT_OUT if is_nothing else made(Undecoded(delivery, form, attachment))
+            return LEFT_OUT if is_nothing else attempted(made, Undecoded(delivery, form, attachment))
 
         def of_pairs(pairs: Pairs) -> Any:
             is_nothing = failures.skips and not pairs
-            return LEFT_OUT if is_nothing else made(_batch.Decoded(pairs, attachment, paired=samples.paired))
+            return LEFT_OUT if is_nothing else attempted(made, _batch.Decoded(pairs, attachment, paired=samples.paired))
 
         def made(found: Found) -> Any:
             batch = self._made(found)
