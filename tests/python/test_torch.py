@@ -522,6 +522,24 @@ def test_a_pass_may_be_left_early(data: Any, workers: int, persistent: bool) -> 
     assert numbers(loader) == [whole.run.plan.batch(4, batch, 0) for batch in range(len(whole))]
 
 
+@pytest.mark.parametrize("given", ["sampler", "order"])
+def test_a_pass_that_is_left_early_counts_as_a_whole_one(data: Any, given: str) -> None:
+    """Where torch's `RandomSampler` has a generator of its own, its next order there depends on how far the last one was drawn."""
+
+    def make(kind: Any, samples: Any, **ours: Any) -> Any:
+        generator = torch.Generator().manual_seed(9)
+        if given == "order":
+            return kind(samples, 20, shuffle=True, generator=generator, **ours)
+        return kind(samples, 20, sampler=torch_data.RandomSampler(range(COUNT), generator=generator), **ours)
+
+    theirs = make(torch_data.DataLoader, ByIndex())
+    whole = [torch.cat(list(theirs)).tolist() for _ in range(3)]
+    loader = make(DataLoader, data, decode=head, **({"order": "torch"} if given == "order" else {}))
+    assert [number for batch in numbers(loader) for number in batch] == whole[0]
+    assert next(iter(loader))[0][:, 0].tolist() == whole[1][:20]
+    assert [number for batch in numbers(loader) for number in batch] == whole[2]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_delivered_outlives_the_loader_and_then_goes_back(home: Any, workers: int) -> None:
     data = fl.open("s3://data/fixed")
