@@ -237,7 +237,11 @@ def test_clearing_removes_indexes_and_segments_and_nothing_else(run: Command, ho
     # In a process of its own the command has no connection of an earlier one.
     _agent._agents.clear()
     gc.collect()
-    cleared = run.json("cache", "clear", "--disk", tmp_path)
+    # In which form it answers is no word that it may.
+    code, line = run.fails("cache", "clear", "--disk", tmp_path, "--json")
+    assert (code, "add --yes" in line) == (2, True)
+    assert len(list(indexes.iterdir())) == 2
+    cleared = run.json("cache", "clear", "--disk", tmp_path, "--yes")
     assert cleared == {"freed_bytes": 13 + size, "indexes": 1, "tiers": 1, "results": 0, "in_use": []}
     assert not list(indexes.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])

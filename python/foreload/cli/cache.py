@@ -45,7 +45,11 @@ def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) 
         raise InvalidError(
             f"the agent (process {agent.pid}) has {busy} jobs; end them first, or `foreload agent stop --force`"
         )
-    if freed and not yes and not as_json:
+    if freed and not yes:
+        if as_json:
+            raise InvalidError(
+                f"{output.human_bytes(freed)} would be removed, and with --json nobody is asked: add --yes"
+            )
         typer.confirm(f"Remove {output.human_bytes(freed)}?", abort=True)
     for entry in (*found["indexes"], *found["listings"], *found["lists"]):
         Path(entry["path"]).unlink(missing_ok=True)
