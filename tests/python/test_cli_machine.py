@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import foreload
 from command import Command
 from foreload import _agent
 from foreload._results import Results
@@ -64,6 +65,20 @@ def test_doctor_exits_with_1_and_the_remedy_when_a_check_fails(run: Command) -> 
     assert checks(report)["data set"]["level"] == "fail"
     assert run("doctor", "s3://data/train", "--endpoint-url", "http://127.0.0.1:1", "--json") == 1
     assert checks(json.loads(run.out))["endpoint"]["level"] == "fail"
+
+
+def test_doctor_asks_the_store_even_if_the_index_is_saved_and_the_first_sample_empty(
+    run: Command, home: Any, bucket: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = foreload.open("s3://data/train")
+    assert data.ranges(0)[0][1:] == (0, 0)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert run("doctor", "s3://data/train", "--json") == 1
+    found = checks(json.loads(run.out))
+    assert (found["data set"]["level"], found["first sample"]["level"]) == ("ok", "fail")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "nothing").touch()
+    assert checks(run.json("doctor", tmp_path))["first sample"]["level"] == "note"
 
 
 def test_doctor_looks_at_files_and_directories(run: Command, tmp_path: Path) -> None:

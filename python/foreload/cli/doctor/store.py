@@ -153,7 +153,7 @@ def proxy(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def data_set(url: str, options: Mapping[str, str]) -> Iterator[Finding]:
-    """Lists the data set, or finds its index, and reads one sample."""
+    """Lists the data set, or finds its index, and reads the first sample that has any bytes: only that asks the store."""
     import foreload
     from foreload.cli.failure import message_of
     from foreload.errors import ForeloadError
@@ -168,9 +168,14 @@ def data_set(url: str, options: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("data set", "ok", detail)
     for note, warns in dataset.source.opened().index.notes():
         yield Finding("data set", "warn" if warns else "note", note)
+    lengths = dataset.lengths
+    first = int(lengths.astype(bool).argmax())
+    if not lengths[first]:
+        yield Finding("first sample", "note", "all samples are empty: whether they may be read wasn't asked")
+        return
     begun = time.perf_counter()
     try:
-        read = len(dataset[0])
+        read = len(dataset[first])
     except (ForeloadError, OSError, ValueError) as error:
         yield Finding(
             "first sample", "fail", message_of(error), "listing is allowed but reading isn't, or the object is gone"
