@@ -262,7 +262,7 @@ def columns_of(delivery: _core.Delivery) -> Raw:
     return delivery.to_bytes() if delivery.copy else delivery.views(), delivery.samples, delivery.labels
 
 
-def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Pairs:
+def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Any:
     """Decodes a batch here and now."""
     rows = zip(*raw, strict=True)
     return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
@@ -345,8 +345,8 @@ def _first(
         return number, raw, None
     pool, before = ThreadPoolExecutor(1, thread_name_prefix="foreload-decode"), decoder.states()
     try:
-        task = pool.submit(decoder, memoryview(views[0]), samples[0], labels[0], epoch)
-        value = attempted(patience.result, task, number, samples[0])
+        task = pool.submit(attempted, decoder, memoryview(views[0]), samples[0], labels[0], epoch)
+        value = patience.result(task, number, samples[0])
     finally:
         pool.shutdown(wait=False)
     decoder.draws = decoder.states() != before
@@ -436,7 +436,8 @@ class _Work:
                 task: Future[Any] = Future()
                 task.set_result(known[0])
             else:
-                task = self._pool.submit(self._decoder, memoryview(view), sample, label, self._stream.epoch)
+                # An error in the future itself would hold the future by its traceback, and in the end the pass.
+                task = self._pool.submit(attempted, self._decoder, memoryview(view), sample, label, self._stream.epoch)
             tasks.append((task, sample, label))
         make = self._elsewhere()
         self._batches.append(_Batch(number, tasks, None if make is None else self._maker.submit(_made, tasks, make)))
@@ -466,7 +467,7 @@ class _Work:
             # Only the tasks hold the samples' memory now.
             del found
         batch = self._batches.popleft()
-        return batch.number, batch.failed or attempted(self._finished, batch, patience)
+        return batch.number, batch.failed or self._finished(batch, patience)
 
     def _finished(self, batch: _Batch, patience: Patience) -> Any:
         def values() -> Iterator[tuple[Any, int | None]]:
@@ -491,11 +492,9 @@ class _Work:
 
 def _made(tasks: list[tuple[Future[Any], int, int | None]], make: Make) -> Any:
     """What comes of a batch when its samples are decoded, which nobody holds from then on."""
-    try:
-        pairs = _kept((task.result(), label) for task, _, label in tasks)
-    finally:
-        tasks.clear()
-    return make(pairs)
+    pairs = _kept((task.result(), label) for task, _, label in tasks)
+    tasks.clear()
+    return pairs if isinstance(pairs, Failed) else make(pairs)
 
 
 def in_threads(
@@ -537,5 +536,11 @@ def in_threads(
         work.end()
 
 
-def _kept(pairs: Iterator[tuple[Any, int | None]]) -> Pairs:
-    return Pairs((value, -1 if label is None else label) for value, label in pairs if value is not _SKIPPED)
+def _kept(pairs: Iterator[tuple[Any, int | None]]) -> Pairs | Failed:
+    kept = Pairs()
+    for value, label in pairs:
+        if isinstance(value, Failed):
+            return value
+        if value is not _SKIPPED:
+            kept.append((value, -1 if label is None else label))
+    return kept
