@@ -291,7 +291,7 @@ def test_results_and_the_lists_of_wrap_are_listed_and_cleared(run: Command, home
     (in_use,) = (each["path"] for each in found["results"] if each.get("name") == "city-512px")
     _agent._agents.clear()
     gc.collect()
-    cleared = run.json("cache", "clear", "--disk", tmp_path)
+    cleared = run.json("cache", "clear", "--disk", tmp_path, "--yes")
     freed = found["bytes"] - Path(in_use).stat().st_size
     assert cleared == {"freed_bytes": freed, "indexes": 0, "tiers": 1, "results": 2, "in_use": [in_use]}
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == sorted(

@@ -207,7 +207,10 @@ impl Pool {
         let cache = Shared::new("foreload-cache", settings.ram_bytes, true).map_err(|error| {
             Trouble::new(
                 "no-memory",
-                format!("making an arena of {} bytes: {error}", settings.ram_bytes),
+                format!(
+                    "making an arena of {} bytes: {error}. It takes addresses for all of the machine's memory: raise the limit of `ulimit -v`",
+                    settings.ram_bytes
+                ),
             )
         })?;
         let state = State {
