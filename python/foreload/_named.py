@@ -49,10 +49,7 @@ def name_of(file: Any) -> str | None:
         bucket, _, key = rest.lstrip("/").partition("/")
         if known in ("http", "https"):
             return f"{known}://{bucket.lower()}/{unquote(key)}"
-        # abfss://container@account.dfs.core.windows.net/key
-        container, found, host = bucket.partition("@")
-        place = container + found + host.partition(".")[0] if known == "az" else bucket
-        return f"{known}://{place}/{key}"
+        return f"{known}://{bucket.partition('@')[0] if known == 'az' else bucket}/{key}"
     if known == "file":
         text = unquote("/" + rest.removeprefix("/localhost").lstrip("/"))
     if ".." in text:
