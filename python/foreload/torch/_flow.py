@@ -48,7 +48,8 @@ class Reading:
 
     def __init__(self, run: Flow, epoch: int, batches: Iterator[list[int]], first: int) -> None:
         # The run has this pass, and is to go with its last loader, not when the next circle is looked for.
-        self._run, self._batches, self.epoch = weakref.proxy(run), batches, epoch
+        self._run: Flow = weakref.proxy(run)
+        self._batches, self.epoch = batches, epoch
         #: Samples in the batches that the loop has had.
         self.had = sum(map(len, islice(batches, first)))
         #: The number of the next batch to be drawn; samples that were drawn, and of them those that no lap was made of yet.
