@@ -277,7 +277,7 @@ def run(job: Job) -> Iterator[dict[str, Any]]:
 
 def retire() -> None:
     """Tells the agent to end with this process."""
-    from foreload import _agent
+    from foreload._node import agent as _agent
 
     for agent in list(_agent._agents.values()):
         agent.call(json.dumps({"call": "retire"}))

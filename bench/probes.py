@@ -18,7 +18,7 @@ from bench.client import Job, doors, retire
 
 def cold_start() -> dict[str, Any]:
     """Starts an agent."""
-    from foreload import _agent
+    from foreload._node import agent as _agent
 
     directory = _agent.cache_directory()
     begun = time.perf_counter()
@@ -98,7 +98,7 @@ def _resident(process: int | str = "self", row: str = "VmRSS") -> int:
 
 def order(samples: int) -> dict[str, Any]:
     """Makes an order and takes its first batch."""
-    from foreload._order import Order, kind_of, tail_of
+    from foreload._settings.order import Order, kind_of, tail_of
 
     before, begun = _resident(), time.perf_counter()
     kind = kind_of("keyed", 1, shuffle=True)

@@ -62,7 +62,7 @@ def home(bucket: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     yield here
-    from foreload import _agent
+    from foreload._node import agent as _agent
 
     # What the test was given holds the connection; so does the traceback of one that failed.
     request.node.funcargs.clear()

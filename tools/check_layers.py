@@ -2,8 +2,8 @@
 """Fails when a crate or a Python module uses what its layer may not use.
 
 The tables below are the rules of CONTRIBUTING.md ("Layers"). Crates are read from `cargo metadata` (direct
-dependencies, with their kinds), Python from its syntax tree: which frameworks a module may import, and that no modules
-import each other in a circle. Called by `make check` and by tests/python/test_tools.py,
+dependencies, with their kinds), Python from its syntax tree: which frameworks a module may import, that rooms import those
+below them alone, and that no modules import each other in a circle. Called by `make check` and by tests/python/test_tools.py,
 which also shows that each rule can fail.
 """
 
@@ -57,6 +57,22 @@ FRAMEWORKS: dict[str, frozenset[str]] = {
     "datasets": frozenset({"hf"}),
 }
 
+#: The rooms of python/foreload and its public modules, floor by floor: each may import its own floor and those below it.
+FLOORS: tuple[frozenset[str], ...] = tuple(
+    frozenset(rooms.split())
+    for rooms in (
+        "errors",
+        "_settings",
+        "_node",
+        "_data",
+        "_predict speeds sim cost plot",
+        "_run",
+        "_calibrate",
+        "torch jax lightning hf",
+        "cli",
+    )
+)
+
 
 def crate_violations(metadata: dict[str, Any]) -> Iterator[str]:
     """One sentence for each dependency in `metadata` (as `cargo metadata` prints it) that a rule forbids."""
@@ -101,8 +117,35 @@ def import_violations(package: Path) -> Iterator[str]:
                 yield f"{file.relative_to(package.parent)}:{line} imports {framework}, which is for {allowed} alone"
 
 
+def python_violations(package: Path) -> Iterator[str]:
+    """All that is wrong with the package."""
+    yield from import_violations(package)
+    yield from room_violations(package)
+    yield from knot_violations(package)
+
+
+def room_violations(package: Path) -> Iterator[str]:
+    """One sentence for each module below `package` that is on no floor, or imports one of a higher floor, imports inside functions included."""
+    floor = {room: at for at, rooms in enumerate(FLOORS) for room in rooms}
+    for name, found in sorted(_graph(package).items()):
+        here = _room(name)
+        if here not in floor:
+            yield f"{name} is in no room: add {here} to tools/check_layers.py and CONTRIBUTING.md"
+            continue
+        higher = sorted(other for other in found if floor.get(_room(other), -1) > floor[here])
+        yield from (f"{name} imports {other}, of a room above its own" for other in higher)
+
+
 def knot_violations(package: Path) -> Iterator[str]:
     """A sentence if modules below `package` import each other in a circle, imports inside functions and for types included."""
+    try:
+        graphlib.TopologicalSorter(_graph(package)).prepare()
+    except graphlib.CycleError as error:
+        yield f"modules import each other: {' <- '.join(error.args[1])}"
+
+
+def _graph(package: Path) -> dict[str, set[str]]:
+    """What each module below `package` imports of the others, imports inside functions and for types included."""
     files = {_module(file, package): file for file in package.rglob("*.py")}
     graph: dict[str, set[str]] = {}
     for name, file in files.items():
@@ -114,10 +157,12 @@ def knot_violations(package: Path) -> Iterator[str]:
                 # Of a package whose parts alone are meant, the package itself is not.
                 found |= inside or {node.module}
         graph[name] = (found & files.keys()) - {name, package.name}
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        yield f"modules import each other: {' <- '.join(error.args[1])}"
+    del graph[package.name]
+    return graph
+
+
+def _room(module: str) -> str:
+    return module.split(".")[1]
 
 
 def _module(file: Path, package: Path) -> str:
@@ -157,4 +202,4 @@ def report(violations: Iterable[str]) -> int:
 
 if __name__ == "__main__":
     package = ROOT / "python" / "foreload"
-    sys.exit(report([*crate_violations(cargo_metadata()), *import_violations(package), *knot_violations(package)]))
+    sys.exit(report([*crate_violations(cargo_metadata()), *python_violations(package)]))

@@ -24,7 +24,8 @@ import pytest
 
 import foreload as fl
 from command import Command
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 from small import COUNT, content, number_of, until
 

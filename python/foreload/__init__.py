@@ -4,17 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from foreload._core import __version__
-from foreload._decode import Meta
-from foreload.cache import Cache
-from foreload.dataset import Dataset, Item, open  # noqa: A004 (`foreload.open`)
+from foreload._data.dataset import Dataset, Item, open  # noqa: A004 (`foreload.open`)
+from foreload._run.decode import Meta
+from foreload._settings.cache import Cache
+from foreload._settings.failures import skip
+from foreload._settings.tuning import Tuning
 from foreload.errors import ForeloadError
-from foreload.failures import skip
-from foreload.tuning import Tuning
 
 if TYPE_CHECKING:
-    from foreload.arrays import NumpyLoader
-    from foreload.mixture import Mixture, Stream
-    from foreload.planning import plan
+    from foreload._data.mixture import Mixture, Stream
+    from foreload._predict.planning import plan
+    from foreload._run.arrays import NumpyLoader
 
 __all__ = [
     "Cache",
@@ -35,7 +35,12 @@ __all__ = [
 
 #: What not every script needs: imported when it is first used.
 _MODULES = ("cost", "plot", "sim")
-_ELSEWHERE = {"Mixture": "mixture", "NumpyLoader": "arrays", "Stream": "mixture", "plan": "planning"}
+_ELSEWHERE = {
+    "Mixture": "_data.mixture",
+    "NumpyLoader": "_run.arrays",
+    "Stream": "_data.mixture",
+    "plan": "_predict.planning",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,8 +21,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from foreload import _core, _numbers
-from foreload._text import read_text
+from foreload import _core
+from foreload._settings import numbers as _numbers
+from foreload._settings.text import read_text
 from foreload.errors import InvalidError, NotFoundError
 from foreload.sim import Report
 

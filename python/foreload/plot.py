@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreload._written import written
+from foreload._settings.written import written
 from foreload.errors import InvalidError
 from foreload.sim import Ran
 

@@ -21,9 +21,9 @@ from os import PathLike
 from typing import Any
 
 from foreload import _core
-from foreload._memory import available_bytes
-from foreload._scenario import Scenario, override, resolved
-from foreload._text import read_text
+from foreload._predict.scenario import Scenario, override, resolved
+from foreload._settings.memory import available_bytes
+from foreload._settings.text import read_text
 from foreload.errors import InvalidError
 
 __all__ = [

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from foreload import _numbers
-from foreload._text import read_text
-from foreload._toml import inline
+from foreload._settings import numbers as _numbers
+from foreload._settings.text import read_text
+from foreload._settings.toml import inline
 from foreload.errors import InvalidError
 
 __all__ = ["Disk", "Speeds", "overrides", "read", "text", "toml"]

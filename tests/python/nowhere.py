@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import foreload as fl
-from foreload._order import Order, tail_of
-from foreload._run import Run
-from foreload.ranks import Ranks, Word
+from foreload._node.ranks import Ranks, Word
+from foreload._run.run import Run
+from foreload._settings.order import Order, tail_of
 
 
 class Nowhere(fl.Dataset):

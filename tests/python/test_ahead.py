@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import foreload as fl
-from foreload import _agent, _run, errors
-from foreload._ahead import Ahead
-from foreload._job import Attachment
+from foreload import errors
+from foreload._node import agent as _agent
+from foreload._node.job import Attachment
+from foreload._run import stream
+from foreload._run.ahead import Ahead
 from foreload.torch import DataLoader
 from small import until
 
@@ -61,7 +63,7 @@ def settle(ahead: Ahead) -> None:
 
 def made_ahead(loader: Any) -> Ahead:
     """Batches of which one was handed out and another is made."""
-    ahead = Ahead(_run.Stream(loader.run, 0, 0), lambda delivery: delivery.to_bytes())
+    ahead = Ahead(stream.Stream(loader.run, 0, 0), lambda delivery: delivery.to_bytes())
     next(ahead)
     settle(ahead)
     return ahead
@@ -76,15 +78,15 @@ def test_a_batch_that_is_there_is_made_before_it_is_asked_for(loader: Any) -> No
 
 
 def test_samples_are_taken_once(loader: Any) -> None:
-    _, delivery = next(_run.Stream(loader.run, 0, 0))
+    _, delivery = next(stream.Stream(loader.run, 0, 0))
     assert len(delivery.to_bytes()) == 8
     with pytest.raises(ValueError, match="taken already"):
         delivery.to_bytes()
 
 
 def test_a_large_batch_is_not_made_ahead(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run, "_AHEAD_BYTES", 1000)
-    ahead = Ahead(_run.Stream(loader.run, 0, 0), lambda delivery: delivery.to_bytes())
+    monkeypatch.setattr(stream, "_AHEAD_BYTES", 1000)
+    ahead = Ahead(stream.Stream(loader.run, 0, 0), lambda delivery: delivery.to_bytes())
     next(ahead)
     until(lambda: leases(loader) == 16)
     assert ahead._turns.made is None
@@ -97,7 +99,7 @@ def test_what_fails_in_the_thread_is_raised_in_the_loop(loader: Any) -> None:
             raise MemoryError("of the thread")
         return delivery.to_bytes()
 
-    ahead = Ahead(_run.Stream(loader.run, 0, 0), fail)
+    ahead = Ahead(stream.Stream(loader.run, 0, 0), fail)
     next(ahead)
     settle(ahead)
     with pytest.raises(MemoryError, match="of the thread"):
@@ -127,7 +129,7 @@ def test_a_pass_dropped_by_the_thread_itself_ends_it(loader: Any) -> None:
             dropped.set()
         return delivery.to_bytes()
 
-    kept.append(Ahead(_run.Stream(loader.run, 0, 0), drop))
+    kept.append(Ahead(stream.Stream(loader.run, 0, 0), drop))
     next(kept[0])
     while not kept[0]._busy or kept[0]._turns.done.acquire(timeout=1):
         kept[0]._begin()

@@ -28,7 +28,7 @@ import foreload
 took_s = time.process_time() - begun
 assert "torch" not in sys.modules
 assert threading.active_count() == 1
-later = {"foreload.planning", "foreload.mixture", "foreload.arrays", "foreload.sim"}
+later = {"foreload._predict.planning", "foreload._data.mixture", "foreload._run.arrays", "foreload.sim"}
 assert not later & set(sys.modules)
 assert set(foreload.__all__) <= set(dir(foreload))
 assert {foreload.plan.__module__, foreload.Mixture.__module__, foreload.NumpyLoader.__module__, foreload.sim.__name__} == later
@@ -453,7 +453,7 @@ def test_one_iterator_can_run_through_all_epochs(data: Any) -> None:
 
 @pytest.mark.parametrize("seeds", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 2**40, 2**50)])
 def test_a_samples_seed_depends_on_seed_epoch_and_sample(seeds: tuple[int, int, int]) -> None:
-    from foreload._decode import sample_seed
+    from foreload._run.decode import sample_seed
 
     others = {(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)} - {seeds}
     assert sample_seed(*seeds) == sample_seed(*seeds)

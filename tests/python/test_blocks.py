@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.cli.opening import reopen
 from foreload.torch import DataLoader
 from small import tar_shard

@@ -16,9 +16,9 @@ import pytest
 
 import foreload
 from command import Command
-from foreload import _agent
-from foreload._results import Results
-from foreload._table import Name
+from foreload._node import agent as _agent
+from foreload._node.results import Results
+from foreload._node.table import Name
 from foreload.cli.doctor import directories, file, machine, store
 from foreload.cli.doctor.finding import Finding, guarded
 from small import COUNT, content, until

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import foreload as fl
-from foreload import _dollars, cost
+from foreload import cost
+from foreload._run import dollars as _dollars
 from foreload.torch import DataLoader
 
 

@@ -131,8 +131,8 @@ def test_the_default_budget_is_the_same_whichever_of_data_set_and_sampler_is_mad
     data: Any, monkeypatch: pytest.MonkeyPatch, sampler_first: bool
 ) -> None:
     monkeypatch.delenv("FORELOAD_RAM", raising=False)
-    monkeypatch.setattr("foreload.cache.available_bytes", lambda: 16 << 30)
-    monkeypatch.setattr("foreload.cache._promised", [])
+    monkeypatch.setattr("foreload._settings.cache.available_bytes", lambda: 16 << 30)
+    monkeypatch.setattr("foreload._settings.cache._promised", [])
     # Each is to live while the other is made.
     sampler = Sampler(data, 1, 0) if sampler_first else None
     samples = Dataset(data)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from foreload import errors
-from foreload._order import Order
-from foreload._run import Run
+from foreload._run.run import Run
+from foreload._settings.order import Order
 from foreload.torch import Sampler
 from nowhere import Nowhere, run_of
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import SubsetRandomSampler
 
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 
 

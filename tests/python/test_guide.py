@@ -55,7 +55,7 @@ def test_examples_of_the_guide_call_what_exists(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_orders_and_options_in_tables_are_known(page: str) -> None:
-    from foreload._order import NAMES
+    from foreload._settings.order import NAMES
 
     text = (GUIDE / f"{page}.md").read_text()
     assert set(re.findall(r'order="([\w-]+)"', text)) <= set(NAMES)

@@ -28,9 +28,11 @@ from torch.utils import data
 
 import foreload as fl
 from alike import same
-from foreload import _results, _table, errors
-from foreload._results import Fate, Results
-from foreload._table import Name
+from foreload import errors
+from foreload._node import results as _results
+from foreload._node import table as _table
+from foreload._node.results import Fate, Results
+from foreload._node.table import Name
 from foreload.torch import DataLoader, wrap
 
 COUNT = 23
@@ -684,7 +686,7 @@ def test_a_writer_that_stands_still_costs_what_is_to_be_kept_and_no_more(
 
 def test_memory_is_found_as_long_as_somebody_has_it(opened: Any, tmp_path: Path) -> None:
     script = (
-        "import sys; from foreload._results import Results; from foreload._table import Name\n"
+        "import sys; from foreload._node.results import Results; from foreload._node.table import Name\n"
         f"results = Results(Name('some', 50), [], 1 << 20, {str(tmp_path / 'cache')!r})\n"
         "print(results.get(1), flush=True); results.put(2, b'from afar'); print(flush=True); sys.stdin.read()\n"
     )

@@ -16,7 +16,8 @@ import torch
 from torch.utils import data as torch_data
 
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader, Dataset, Sampler
 from small import COUNT
 

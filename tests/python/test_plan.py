@@ -20,7 +20,9 @@ from bucket import Bucket
 
 import foreload
 from command import Command
-from foreload import calibration, planning, speeds
+from foreload import speeds
+from foreload._calibrate import calibration, source
+from foreload._predict import planning
 from foreload.errors import InvalidError, UnavailableError
 from foreload.sim import simulate_text
 from foreload.speeds import Disk, Speeds
@@ -355,7 +357,7 @@ def test_a_calibration_reaches_as_many_nodes_as_are_asked_for() -> None:
 def test_importing_the_package_loads_no_simulator() -> None:
     code = (
         "import sys, foreload\n"
-        "assert not {'foreload.sim', 'foreload.cost', 'foreload.speeds', 'foreload.calibration'} & set(sys.modules)"
+        "assert not {'foreload.sim', 'foreload.cost', 'foreload.speeds', 'foreload._calibrate.calibration'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -480,7 +482,7 @@ def answers(sizes: Any, count: int, seed: int = 0) -> list[tuple[int, float]]:
 
 def test_latency_and_a_connection_s_rate_are_told_apart_where_sizes_differ() -> None:
     differing = answers(lambda random, count: random.integers(10_000, 1_000_000, count), 400)
-    latency_s, sigma, connection = calibration._per_request(differing)
+    latency_s, sigma, connection = source._per_request(differing)
     assert connection == pytest.approx(35e6 / 2**20, rel=0.1)
     assert (latency_s, sigma) == (pytest.approx(0.03, rel=0.1), pytest.approx(0.3, rel=0.1))
 
@@ -489,7 +491,7 @@ def test_where_sizes_are_alike_there_is_no_rate_and_all_is_latency() -> None:
     for size in (20_000, 100_000, 1_000_000):
         alike = answers(lambda _, count, size=size: np.full(count, size), 300)
         took = np.array([each for _, each in alike])
-        latency_s, sigma, connection = calibration._per_request(alike)
+        latency_s, sigma, connection = source._per_request(alike)
         assert (latency_s, connection) == (pytest.approx(took.mean()), None)
         assert sigma == pytest.approx(took.std() / took.mean(), rel=0.05)
 
@@ -497,7 +499,7 @@ def test_where_sizes_are_alike_there_is_no_rate_and_all_is_latency() -> None:
 def test_a_rate_is_stated_where_noise_leaves_one_and_is_near_the_true_one() -> None:
     def stated(least: int, most: int) -> list[float]:
         found = [
-            calibration._per_request(answers(lambda random, count: random.integers(least, most, count), 240, seed))[2]
+            source._per_request(answers(lambda random, count: random.integers(least, most, count), 240, seed))[2]
             for seed in range(20)
         ]
         return [rate for rate in found if rate is not None]
@@ -511,21 +513,21 @@ def test_a_rate_is_stated_where_noise_leaves_one_and_is_near_the_true_one() -> N
 def test_large_samples_are_several_requests() -> None:
     # 200 MB are 24 requests, each with its latency.
     one = [(200_000_000, 24 * (0.03 + 8_333_333 / 35e6))] * 10
-    latency_s, _, connection = calibration._per_request(one)
+    latency_s, _, connection = source._per_request(one)
     assert (latency_s, connection) == (pytest.approx(0.268, rel=0.01), None)
     # One doesn't tell how much they differ.
-    assert calibration._per_request(one[:1])[1:] == (None, None)
+    assert source._per_request(one[:1])[1:] == (None, None)
 
 
 def test_one_request_is_measured_for_longer_only_where_that_tells_its_rate() -> None:
     def seen(sizes: Any, count: int) -> list[tuple[int, int, float]]:
         return [(size, 1, took) for size, took in answers(sizes, count)]
 
-    assert calibration._may_tell(seen(lambda random, count: random.integers(20_000, 60_000, count), 50))
-    assert not calibration._may_tell(seen(lambda random, count: random.integers(10_000, 1_000_000, count), 400))
-    assert not calibration._may_tell(seen(lambda _, count: np.full(count, 100_000), 50))
+    assert source._may_tell(seen(lambda random, count: random.integers(20_000, 60_000, count), 50))
+    assert not source._may_tell(seen(lambda random, count: random.integers(10_000, 1_000_000, count), 400))
+    assert not source._may_tell(seen(lambda _, count: np.full(count, 100_000), 50))
     # Nothing but what still lay in memory.
-    assert calibration._may_tell([(0, 0, 0.001)])
+    assert source._may_tell([(0, 0, 0.001)])
 
 
 @contextmanager
@@ -595,7 +597,7 @@ def test_what_cannot_be_measured_is_named_and_the_rest_is_there(
     def full(*_: Any) -> float:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(calibration, "_loop_mb_s", full)
+    monkeypatch.setattr(calibration, "loop_mb_s", full)
     assert run("calibrate", "--json", *CALIBRATE) == 1
     found = json.loads(run.out)
     assert found["failed"] == {"what a loop takes over": "[Errno 28] No space left on device"}
@@ -605,15 +607,15 @@ def test_what_cannot_be_measured_is_named_and_the_rest_is_there(
 def test_a_level_that_fails_leaves_those_before_it(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
     tried: list[int] = []
 
-    def level(_: Any, connections: int, seconds: float) -> calibration.Level:
+    def level(_: Any, connections: int, seconds: float) -> source.Level:
         tried.append(connections)
         if connections > 6:
             raise UnavailableError("too busy")
-        return calibration.Level(connections, 10.0 * connections, 1.0, 0.1, 0.2, 30.0)
+        return source.Level(connections, 10.0 * connections, 1.0, 0.1, 0.2, 30.0)
 
-    monkeypatch.setattr(calibration, "source_level", level)
+    monkeypatch.setattr(source, "source_level", level)
     notes: list[str] = []
-    found = calibration._source(data, 1.0, lambda _: None, notes)
+    found = source.measure(data, 1.0, lambda _: None, notes)
     assert tried == [1, 4, 16, 8]
     assert (found["throughput_mb_s"], found["mb_s_by_requests"]) == ({1: 40.0}, {1: 10.0, 4: 40.0})
     assert len(notes) == 1
@@ -632,21 +634,21 @@ def test_no_more_is_in_flight_than_memory_holds(monkeypatch: pytest.MonkeyPatch)
 
     many: Any = Sizes([5_000_000] * 60)
     for connections, loaded in ((1, 1), (4, 4), (16, 16)):
-        flying, batch, passing = calibration._passage(many, connections)
+        flying, batch, passing = source._passage(many, connections)
         assert (flying, batch) == (loaded, 1)
         assert (flying + 3 * batch) * 5_000_000 < passing <= many.nbytes // 2 or connections == 1
     with pytest.raises(
         InvalidError, match=r"64 requests in flight need .* half of the data set \(60 samples of 5 MB\)"
     ):
-        calibration._passage(many, 64)
+        source._passage(many, 64)
     # Parts of one sample count as what they are.
     huge: Any = Sizes([200_000_000] * 10)
-    assert [calibration._passage(huge, connections)[0] for connections in (1, 4, 16)] == [1, 1, 1]
+    assert [source._passage(huge, connections)[0] for connections in (1, 4, 16)] == [1, 1, 1]
     # As before, where samples are small and many.
-    assert calibration._passage(Sizes([100_000] * 8000), 256)[:2] == (256, 64)
-    monkeypatch.setattr(calibration, "available_bytes", lambda: 1 << 20)
+    assert source._passage(Sizes([100_000] * 8000), 256)[:2] == (256, 64)
+    monkeypatch.setattr(source, "available_bytes", lambda: 1 << 20)
     with pytest.raises(InvalidError, match="left; free some"):
-        calibration._passage(many, 1)
+        source._passage(many, 1)
 
 
 def test_a_calibration_that_cannot_be_written_is_printed(

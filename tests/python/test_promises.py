@@ -17,7 +17,8 @@ import pytest
 from bucket import Bucket
 
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.cli.opening import reopen
 from foreload.torch import DataLoader
 from small import until
@@ -164,7 +165,7 @@ BILLION = """
 import json
 import os
 from pathlib import Path
-from foreload._order import Order, kind_of, tail_of
+from foreload._settings.order import Order, kind_of, tail_of
 
 def resident():
     return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")).split()[1]) << 10

@@ -17,7 +17,7 @@ PROGRAM = """
 import json, sys, time
 import torch.distributed as dist
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 if sys.argv[1] == "group":
     dist.init_process_group("gloo")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 
 

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 import foreload as fl
-from foreload import _core, _environment, errors, ranks
-from foreload._memory import available_bytes
-from foreload._sizes import format_bytes, parse_bytes
-from foreload.tuning import check_policy
+from foreload import _core, errors
+from foreload._node import ranks
+from foreload._settings import environment as _environment
+from foreload._settings.memory import available_bytes
+from foreload._settings.sizes import format_bytes, parse_bytes
+from foreload._settings.tuning import check_policy
 
 
-@pytest.mark.parametrize("name", ["errors", "_sizes", "cache", "tuning"])
+@pytest.mark.parametrize("name", ["errors", "_settings.sizes", "_settings.cache", "_settings.tuning"])
 def test_examples_in_docstrings_run(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"foreload.{name}"))
     assert found.attempted
@@ -92,7 +94,7 @@ def test_a_budget_of_the_environment_is_refused_by_the_variables_name(
 
 def test_loaders_of_one_process_do_not_promise_memory_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORELOAD_RAM", raising=False)
-    monkeypatch.setattr("foreload.cache.available_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("foreload._settings.cache.available_bytes", lambda: 64 << 30)
     train = fl.Cache().fixed()
     validation = fl.Cache().fixed()
     assert (train.ram, validation.ram) == (32 << 30, 16 << 30)

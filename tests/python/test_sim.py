@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreload import plot, sim
-from foreload._scenario import Scenario, resolved
+from foreload._predict.scenario import Scenario, resolved
 from foreload.errors import InvalidError, NotFoundError
 from foreload.sim import POLICIES, Grid, Report, grid, simulate, simulate_text
 from small import COUNT, content, tar_shard
@@ -172,7 +172,7 @@ def test_an_index_may_be_an_override_and_so_may_what_replaces_it(key: str, home:
 
 
 def test_a_grid_opens_the_index_once(home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foreload import dataset
+    from foreload._data import dataset
 
     opened, real = [], dataset.open
     monkeypatch.setattr(dataset, "open", lambda url: opened.append(url) or real(url))

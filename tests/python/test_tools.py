@@ -47,8 +47,7 @@ def with_dependency(metadata: dict[str, Any], crate: str, name: str, **overrides
 
 def test_the_workspace_obeys_the_layers(metadata: dict[str, Any]) -> None:
     assert list(check_layers.crate_violations(metadata)) == []
-    assert list(check_layers.import_violations(ROOT / "python" / "foreload")) == []
-    assert list(check_layers.knot_violations(ROOT / "python" / "foreload")) == []
+    assert list(check_layers.python_violations(ROOT / "python" / "foreload")) == []
 
 
 @pytest.mark.parametrize(
@@ -115,6 +114,22 @@ def test_modules_that_import_each_other_are_found_wherever_they_do(tmp_path: Pat
     (package / "torch" / "__init__.py").write_text("if TYPE_CHECKING:\n    from foreload.one import x\n")
     (found,) = check_layers.knot_violations(package)
     assert {"foreload.one", "foreload.two", "foreload.torch"} == set(found.partition(": ")[2].split(" <- "))
+
+
+def test_a_room_that_imports_one_above_it_is_reported(tmp_path: Path) -> None:
+    package = tmp_path / "foreload"
+    (package / "_node").mkdir(parents=True)
+    (package / "torch").mkdir()
+    for name in ("__init__", "errors", "_node/__init__", "_node/job", "torch/__init__", "sim"):
+        (package / f"{name}.py").write_text("from foreload import errors\n" if name != "errors" else "")
+    (package / "torch" / "loader.py").write_text("from foreload._node.job import Job\nfrom foreload import sim\n")
+    assert list(check_layers.room_violations(package)) == []
+    (package / "_node" / "job.py").write_text("def f():\n    from foreload.torch import loader\n")
+    (package / "stray.py").write_text("")
+    assert list(check_layers.room_violations(package)) == [
+        "foreload._node.job imports foreload.torch.loader, of a room above its own",
+        "foreload.stray is in no room: add stray to tools/check_layers.py and CONTRIBUTING.md",
+    ]
 
 
 def test_the_documentation_points_at_what_is_there() -> None:

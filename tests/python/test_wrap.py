@@ -27,7 +27,7 @@ from torch.utils import data as torch_data
 
 import foreload as fl
 from foreload import errors
-from foreload._named import name_of, open_named, parts_of
+from foreload._data.named import name_of, open_named, parts_of
 from foreload.torch import DataLoader, Sampler, _opened, local, wrap
 from foreload.torch._opened import Files
 from small import tar_shard

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 from small import COUNT, until
 

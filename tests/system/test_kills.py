@@ -18,14 +18,14 @@ import pytest
 
 import foreload as fl
 import traces
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 from small import COUNT, until
 
 PROGRAM = """
 import json, os, sys, time
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 data = fl.open("s3://data/fixed")
 cache = fl.Cache(ram="16MB", staging="4MB", batches="11MB", disk=os.environ["TIER"] + ":64MB")

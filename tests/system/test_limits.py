@@ -17,7 +17,8 @@ import pytest
 from bucket import Bucket
 
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 from small import number_of, until
 
@@ -71,7 +72,8 @@ def group() -> Iterator[Group]:
 IN_A_GROUP = """
 import json, zlib
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 loader = fl.NumpyLoader(fl.open("s3://bench/much"), 8, shuffle=True, seed=1)
 print(json.dumps([fl.Cache().ram_bytes(), sorted(zlib.crc32(value) for values, _ in loader for value in values)]))
 """
@@ -99,7 +101,8 @@ SHARING = """
 import sys, zlib
 import numpy as np
 import foreload as fl
-from foreload import _agent, errors
+from foreload import errors
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 data = fl.open("s3://data/fixed")
 decode = lambda raw, meta: np.frombuffer(bytes(raw) * 8, np.uint8)

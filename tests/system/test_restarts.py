@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 from small import number_of, until
 
@@ -31,7 +31,7 @@ PROGRAM = """
 import json, os, sys, time, zlib
 from pathlib import Path
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 
 rank, place = int(os.environ["RANK"]), Path(os.environ["PLACE"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import foreload as fl
-from foreload import _agent
+from foreload._node import agent as _agent
 from traces import processes
 
 STARTING = """

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-/// Batches that a loader of the engine asks for beyond the one that it waits for (`_run.py`), whatever drives.
+/// Batches that a loader of the engine asks for beyond the one that it waits for (`_run/stream.py`), whatever drives.
 pub(crate) const AHEAD: usize = 2;
 
 /// Staging buffer and trainer.

@@ -24,7 +24,8 @@ Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wai
 
 def running() -> "Agent | None":
     """A connection to the agent that runs; None when none does."""
-    from foreload import _agent, _core
+    from foreload import _core
+    from foreload._node import agent as _agent
     from foreload.errors import ClosedError
 
     # Asking for the agent starts one. A program that only fails leaves the one that runs, or none.
@@ -46,7 +47,7 @@ def jobs_of(connection: "Agent") -> list[dict[str, Any]]:
 
 def who_of(job: dict[str, Any]) -> tuple[str, str, str]:
     """What tells a job from others over the same data set: its order, its ranks, and the processes attached."""
-    from foreload._run import spans_of
+    from foreload._run.position import spans_of
 
     seed = f", seed {job['seed']}" if job["order"] not in {"sequential", "supplied", "explicit"} else ""
     ranks = f"{spans_of(job['ranks'])} of {job['world']}"
@@ -56,7 +57,7 @@ def who_of(job: dict[str, Any]) -> tuple[str, str, str]:
 @agent.command()
 def status(as_json: options.AsJson = False) -> None:
     """Says whether an agent runs, and what it is doing."""
-    from foreload import _agent
+    from foreload._node import agent as _agent
 
     connection = running()
     cache_dir = _agent.cache_directory()

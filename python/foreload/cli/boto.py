@@ -27,7 +27,7 @@ def client(url: str, given: dict[str, str]) -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    from foreload import _environment
+    from foreload._settings import environment as _environment
 
     found = _environment.storage_options(url, given)
     arguments: dict[str, Any] = {ours: found[name] for name, ours in _NAMES.items() if name in found}

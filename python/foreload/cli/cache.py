@@ -34,7 +34,7 @@ def show(disk: Disk = None, as_json: options.AsJson = False) -> None:
 @cache.command()
 def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) -> None:
     """Removes indexes, and the disk tiers and kept results of the directories that are named; they are made again when needed."""
-    from foreload import _results
+    from foreload._node import results as _results
     from foreload.cli.agent import jobs_of, running, wait_for_end
     from foreload.errors import InvalidError
 
@@ -90,8 +90,9 @@ def contents(disk: list[Path] | None, *, read: bool = True) -> dict[str, Any]:
     Returns:
         Paths and sizes, in JSON's types.
     """
-    from foreload import _agent, _results
-    from foreload.cache import Cache
+    from foreload._node import agent as _agent
+    from foreload._node import results as _results
+    from foreload._settings.cache import Cache
 
     directory = Path(_agent.cache_directory())
     indexes = [_index(path, read=read) for path in sorted((directory / "indexes").glob("*.flx"))]
@@ -133,8 +134,8 @@ def _index(path: Path, *, read: bool) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from foreload import _agent
-    from foreload._source import Source
+    from foreload._node import agent as _agent
+    from foreload._node.source import Source
 
     # A saved index opens without a listing, whatever the URL.
     index = (

@@ -1,6 +1,6 @@
 """`foreload calibrate`: measures this machine and a bucket, for `foreload plan` and `foreload simulate`.
 
-`foreload.calibration` measures; this opens the data set, finds the decoder that is named, and writes the file.
+`foreload._calibrate.calibration` measures; this opens the data set, finds the decoder that is named, and writes the file.
 """
 
 import importlib
@@ -58,8 +58,9 @@ def calibrate(
     as_json: options.AsJson = False,
 ) -> None:
     """Measures source, memory, disk and decoding on this machine, and writes what `plan --calibration` takes."""
-    from foreload import calibration, speeds
-    from foreload._sizes import parse_bytes
+    from foreload import speeds
+    from foreload._calibrate import calibration
+    from foreload._settings.sizes import parse_bytes
 
     options.check_writable(out, "--out")
     scratch_bytes = parse_bytes(scratch, "--scratch")

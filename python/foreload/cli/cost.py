@@ -60,8 +60,8 @@ def cost(
 ) -> None:
     """Prices a simulated run, and compares it with copying the data set to every node's disk."""
     from foreload import cost as costs
-    from foreload._scenario import Scenario as Tables
-    from foreload._text import read_text
+    from foreload._predict.scenario import Scenario as Tables
+    from foreload._settings.text import read_text
 
     if sheet:
         text = costs.sheet_text(prices)

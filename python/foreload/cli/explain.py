@@ -86,7 +86,7 @@ def plan_of(
     dataset: "Dataset", order: str, global_batch: int, world: int, seed: int, *, shuffle: bool, drop_last: bool
 ) -> "Plan":
     """The plan that a loader with these arguments makes."""
-    from foreload._order import Order, kind_of, tail_of
+    from foreload._settings.order import Order, kind_of, tail_of
 
     kind = kind_of(order, world, shuffle=shuffle)
     tail = tail_of(world, global_batch, drop_last=drop_last, uneven=None, torch=order.startswith("torch"))

@@ -36,8 +36,8 @@ def reopen(dataset: "Dataset", **fields: bool) -> "Dataset":
     Returns:
         The data set as it is then.
     """
-    from foreload._source import Source
-    from foreload.dataset import Dataset
+    from foreload._data.dataset import Dataset
+    from foreload._node.source import Source
 
     with Bar() as bar:
         # Whatever it has then.

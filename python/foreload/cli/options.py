@@ -71,7 +71,7 @@ def number(least: float, most: float = 1e15) -> Callable[[typer.CallbackParam, f
     """
 
     def check(parameter: typer.CallbackParam, value: float | None) -> float | None:
-        from foreload import _numbers
+        from foreload._settings import numbers as _numbers
 
         return None if value is None else _numbers.amount(parameter.opts[0], value, least, most)
 

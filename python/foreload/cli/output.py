@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreload._written import beside
+from foreload._settings.written import beside
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,7 @@ def human_bytes(size: float) -> str:
         >>> human_bytes(1_500_000_000)
         '1.5 GB'
     """
-    from foreload._sizes import format_bytes
+    from foreload._settings.sizes import format_bytes
 
     return format_bytes(size)
 

@@ -1,6 +1,6 @@
 """`foreload plan`: this data set on that cluster, before it is rented.
 
-`foreload.planning` simulates it and its upgrades; this opens the data set, reads the options and shows the answer. `--scenario` writes what was
+`foreload._predict.planning` simulates it and its upgrades; this opens the data set, reads the options and shows the answer. `--scenario` writes what was
 simulated, which `foreload simulate` repeats and lets you refine.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from foreload import Dataset
-    from foreload.planning import Plan
+    from foreload._predict.planning import Plan
     from foreload.speeds import Speeds
 
 _CLUSTER, _SPEEDS = "Cluster", "Speeds (default: the calibration's, otherwise assumed)"
@@ -120,7 +120,7 @@ def plan(
     as_json: options.AsJson = False,
 ) -> None:
     """Predicts this data set on that cluster: epoch time, stall, requests, dollars, what limits, what helps."""
-    from foreload import planning
+    from foreload._predict import planning
 
     if scenario is not None:
         _check_scenario(scenario)
@@ -192,7 +192,7 @@ def rate(text: str, what: str) -> float:
     Raises:
         InvalidError: It is none.
     """
-    from foreload._sizes import parse_bytes
+    from foreload._settings.sizes import parse_bytes
     from foreload.errors import InvalidError
 
     found = parse_bytes(text, what)
@@ -219,7 +219,7 @@ def _check_scenario(path: Path) -> None:
 
 def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
     """Writes the scenario, and the sizes beside it."""
-    from foreload._samples_file import places_of, sizes_file
+    from foreload._data.samples_file import places_of, sizes_file
 
     kept = path.with_suffix(_SIZES).absolute()
     with sizes_file(dataset.lengths, places_of(dataset)) as sizes:

@@ -45,7 +45,7 @@ def simulate(
     as_json: options.AsJson = False,
 ) -> None:
     """Simulates a scenario under one or more policies: hours, stall, requests, bytes by source."""
-    from foreload._text import read_text
+    from foreload._settings.text import read_text
 
     options.check_writable(plot, "--plot")
     if plot is not None:
@@ -138,7 +138,7 @@ def resolved(
         settings: What `--set` changes.
         quiet: Show no bar while the index is made.
     """
-    from foreload import _scenario
+    from foreload._predict import scenario as _scenario
     from foreload.cli.opening import open_dataset
 
     return _scenario.resolved(scenario, settings, lambda url: open_dataset(url, {}, quiet=quiet))

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed
 
-from foreload._run import Run
+from foreload._run.run import Run
 from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")

@@ -19,8 +19,8 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from foreload import _core
-from foreload._decode import columns_of
-from foreload._job import Attachment
+from foreload._node.job import Attachment
+from foreload._run.decode import columns_of
 from foreload.errors import InvalidError
 from foreload.torch import _parcel
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from foreload import _numbers
-from foreload._order import check_shuffle
+from foreload._settings import numbers as _numbers
+from foreload._settings.order import check_shuffle
 from foreload.errors import InvalidError
 from foreload.torch._batch import FORMS
 from foreload.torch.dataset import Dataset

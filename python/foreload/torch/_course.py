@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch.utils import data
 
-from foreload import ranks as _ranks
-from foreload._order import Order, tail_of
-from foreload._run import Cursor, Run
-from foreload.cache import Cache
+from foreload._node import ranks as _ranks
+from foreload._run.position import Cursor
+from foreload._run.run import Run
+from foreload._settings.cache import Cache
+from foreload._settings.order import Order, tail_of
+from foreload._settings.tuning import Tuning
 from foreload.errors import StateError
 from foreload.torch import _given, _reference
 from foreload.torch._flow import Flow
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
-from foreload.tuning import Tuning
 
 # A sampler's cursor and the place it was given are parts of the course that is made of it.
 # ruff: noqa: SLF001

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreload import _core
-from foreload import dataset as _dataset
-from foreload._failed import Failed
-from foreload._run import Run, Stream
-from foreload.cache import Cache
+from foreload._data import dataset as _dataset
+from foreload._node.ranks import Ranks, Word
+from foreload._run.failed import Failed
+from foreload._run.run import Run
+from foreload._run.stream import Stream
+from foreload._settings.cache import Cache
 from foreload.errors import InvalidError
-from foreload.ranks import Ranks, Word
 from foreload.torch import _given
 
 # A pass over a sampler and the stream of its batches are parts of the run.

@@ -25,13 +25,15 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from foreload import _core
-from foreload import dataset as _dataset
-from foreload._order import Order
-from foreload._run import Run, Stream, check_belongs, numbers_in
-from foreload._state import check_state
-from foreload.cache import Cache
+from foreload._data import dataset as _dataset
+from foreload._node.ranks import Ranks, Word
+from foreload._run.position import numbers_in
+from foreload._run.run import Run, check_belongs
+from foreload._run.stream import Stream
+from foreload._settings.cache import Cache
+from foreload._settings.order import Order
+from foreload._settings.state import check_state
 from foreload.errors import InvalidError, StateError
-from foreload.ranks import Ranks, Word
 
 _LOG = logging.getLogger("foreload")
 

@@ -1,7 +1,7 @@
 """A data set whose results are kept: what `wrap(..., deterministic=True)` makes.
 
 It is a map-style data set like any other, for torch's machinery: worker processes run it ahead of the loop, in the sampler's order. A result becomes a
-record (`_record`) that all processes of the node find, and later runs (`_results`); a sample that has one isn't made again. Now and then one is made
+record (`_record`) that all processes of the node find, and later runs (`_node.results`); a sample that has one isn't made again. Now and then one is made
 all the same, and compared. What draws random numbers comes behind, as `then`.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.utils import data
 
-from foreload import _agent
-from foreload._results import Fate, Results
-from foreload._table import Name
-from foreload.cache import Cache, fixed
+from foreload._node import agent as _agent
+from foreload._node.results import Fate, Results
+from foreload._node.table import Name
+from foreload._settings.cache import Cache, fixed
 from foreload.errors import CorruptError, InvalidError, name_sample
 from foreload.torch._randomness import unnoticed
 from foreload.torch._record import UnknownTypeError, decode, encode

@@ -25,7 +25,7 @@ from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
 from pathlib import Path
 from typing import Any, Self
 
-from foreload._named import name_of
+from foreload._data.named import name_of
 from foreload.errors import InvalidError
 
 #: Functions of libraries that open a path by themselves, each with the name of the argument that is the path, and whether the path must be a real one.

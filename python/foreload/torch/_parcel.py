@@ -17,7 +17,7 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from foreload import _core
-from foreload._job import Attachment, attachment
+from foreload._node.job import Attachment, attachment
 from foreload.errors import ClosedError
 
 #: Below this a copy through the pipe is cheaper than two calls of the agent.

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from foreload._run import EpochTally, numbers_in, spans_of
+from foreload._run.position import numbers_in, spans_of
+from foreload._run.tally import EpochTally
 from foreload.errors import StateError
 from foreload.torch import _feed, _given
 from foreload.torch._randomness import Draw, generators_of, state_in, text_of, unnoticed

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from foreload._order import Order
+from foreload._settings.order import Order
 
 _SAMPLES, _SEED = 23, 7
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils import data
 
-from foreload import dataset as _dataset
-from foreload.mixture import Mixture
+from foreload._data import dataset as _dataset
+from foreload._data.mixture import Mixture
 from foreload.torch.dataset import Dataset
 
 

@@ -22,8 +22,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
-from foreload._failed import attempted
-from foreload._run import LEFT_OUT
+from foreload._run.failed import attempted
+from foreload._run.stream import LEFT_OUT
 from foreload.torch._batch import Found
 
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch.utils import data
 
 from foreload import _core
-from foreload import dataset as _dataset
-from foreload._decode import Decoder, columns_of, decoded, global_states
-from foreload._job import Recipe, node_word, reader_recipe
-from foreload.cache import Cache, fixed
+from foreload._data import dataset as _dataset
+from foreload._node.job import Recipe, node_word, reader_recipe
+from foreload._run.decode import Decoder, columns_of, decoded, global_states
+from foreload._settings.cache import Cache, fixed
+from foreload._settings.failures import Failures, OnError
 from foreload.errors import (
     ChangedError,
     CorruptError,
@@ -30,7 +31,6 @@ from foreload.errors import (
     NotFoundError,
     name_sample,
 )
-from foreload.failures import Failures, OnError
 from foreload.torch import _worker
 from foreload.torch._batch import FORMS, Decoded, Form, Found, Undecoded
 from foreload.torch.sampler import Read, Sampler

@@ -22,24 +22,19 @@ from torch.utils import data
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from foreload import _core
-from foreload import dataset as _dataset
-from foreload._ahead import Ahead
-from foreload._decode import Decoder, Pairs, decoded_batches, threads_of
-from foreload._failed import Failed, attempted
-from foreload._job import Attachment
-from foreload._run import (
-    LEFT_OUT,
-    EpochTally,
-    Had,
-    Run,
-    Stream,
-    check_run,
-    next_had,
-    report_notices,
-)
-from foreload.cache import Cache
+from foreload._data import dataset as _dataset
+from foreload._node.job import Attachment
+from foreload._run.ahead import Ahead
+from foreload._run.decode import Decoder, Pairs, decoded_batches, threads_of
+from foreload._run.failed import Failed, attempted
+from foreload._run.position import Had
+from foreload._run.run import Run, check_run
+from foreload._run.stream import LEFT_OUT, Stream, next_had, report_notices
+from foreload._run.tally import EpochTally
+from foreload._settings.cache import Cache
+from foreload._settings.failures import OnError
+from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError, StateError
-from foreload.failures import OnError
 from foreload.torch import _batch, _check, _given, _interrupts, _modes, _subset, _worker
 from foreload.torch._accord import Accord
 from foreload.torch._batch import Form, Found, Undecoded
@@ -48,7 +43,6 @@ from foreload.torch._flow import Flow, FlowStream
 from foreload.torch._foreign import ForeignLoader, T
 from foreload.torch.dataset import Dataset
 from foreload.torch.sampler import Sampler
-from foreload.tuning import Tuning
 
 # A pass and the turns of one are parts of the loader that made them.
 # ruff: noqa: SLF001

@@ -15,15 +15,16 @@ from typing import Any, Literal
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
-from foreload import dataset as _dataset
-from foreload import ranks as _ranks
-from foreload._order import Order, tail_of
-from foreload._run import Cursor, Run, check_run
-from foreload._state import check_state
-from foreload.cache import Cache, fixed
+from foreload._data import dataset as _dataset
+from foreload._node import ranks as _ranks
+from foreload._run.position import Cursor
+from foreload._run.run import Run, check_run
+from foreload._settings.cache import Cache, fixed
+from foreload._settings.order import Order, tail_of
+from foreload._settings.state import check_state
+from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError, StateError
 from foreload.torch._accord import Accord
-from foreload.tuning import Tuning
 
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
 Sharding = Literal["self", "external"]

@@ -21,13 +21,13 @@ import torch
 from torch.utils import data
 
 import foreload
-from foreload import _numbers
-from foreload._credentials import Provider
-from foreload._decode import Meta
-from foreload._named import name_of, open_named, parts_of
-from foreload.cache import Cache
+from foreload._data.named import name_of, open_named, parts_of
+from foreload._node.credentials import Provider
+from foreload._run.decode import Meta
+from foreload._settings import numbers as _numbers
+from foreload._settings.cache import Cache
+from foreload._settings.failures import OnError
 from foreload.errors import InvalidError, NotFoundError
-from foreload.failures import OnError
 from foreload.torch import _subset
 from foreload.torch._kept import Kept
 from foreload.torch._opened import Files, local

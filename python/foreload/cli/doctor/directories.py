@@ -86,7 +86,7 @@ def socket_directory(path: Path) -> Iterator[Finding]:
 
 def agent(cache_dir: str) -> Iterator[Finding]:
     """Whether an agent answers, or can be started, and what its log ends with."""
-    from foreload import _agent
+    from foreload._node import agent as _agent
     from foreload.cli.agent import jobs_of
     from foreload.errors import ForeloadError
 

@@ -56,7 +56,7 @@ def _quota(path: Path) -> float | None:
 
 def memory(root: Path = Path("/")) -> Iterator[Finding]:
     """What the machine and the cgroup leave, half of which is the default budget."""
-    from foreload._memory import available_bytes
+    from foreload._settings.memory import available_bytes
 
     left = available_bytes(root)
     detail = f"{human_bytes(left)} left by the machine and its cgroup limits; default budget {human_bytes(left // 2)}"

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from foreload import _core, _environment
+from foreload import _core
+from foreload._settings import environment as _environment
 from foreload.cli.doctor.finding import Finding
 from foreload.cli.output import human_bytes, human_count, human_seconds
 

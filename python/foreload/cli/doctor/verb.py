@@ -57,7 +57,9 @@ def findings(target: str | None, given: dict[str, str]) -> Iterator[Finding]:
     Yields:
         What they find, as they find it.
     """
-    from foreload import _agent, _core, _environment
+    from foreload import _core
+    from foreload._node import agent as _agent
+    from foreload._settings import environment as _environment
     from foreload.cli.doctor import directories, file, machine, store
 
     cache_dir = _agent.cache_directory()

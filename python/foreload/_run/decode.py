@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreload import _core, _numbers
-from foreload._failed import Failed, attempted
-from foreload._patience import Patience
-from foreload._source import Source
+from foreload import _core
+from foreload._node.source import Source
+from foreload._run.failed import Failed, attempted
+from foreload._run.patience import Patience
+from foreload._settings import numbers as _numbers
+from foreload._settings.failures import Failures
 from foreload.errors import DecodeError, ForeloadError, InvalidError
-from foreload.failures import Failures
 
 if TYPE_CHECKING:
-    from foreload._run import Stream
+    from foreload._run.stream import Stream
 
 _LOG = logging.getLogger("foreload")
 _MASK = (1 << 64) - 1

@@ -1,7 +1,7 @@
 """A file with a record of bytes for each sample of a data set that has one: header, table, records (docs/reference/result-format.md).
 
 A writer holds a lock, which is its caller's affair: it writes a record at the file's end, then the sample's slot in the table. One that is killed leaves bytes
-that nothing points to. A reader takes no lock and trusts nothing: a record says whose and where it is, and has a checksum. Called by `_results`; knows
+that nothing points to. A reader takes no lock and trusts nothing: a record says whose and where it is, and has a checksum. Called by `results`; knows
 nothing of budgets, nor of what the bytes mean.
 """
 

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from foreload import _agent, _core, _environment
-from foreload._credentials import Credentials, Provider
-from foreload._source import Source
-from foreload.dataset import Dataset
+from foreload import _core
+from foreload._data.dataset import Dataset
+from foreload._node import agent as _agent
+from foreload._node.credentials import Credentials, Provider
+from foreload._node.source import Source
+from foreload._settings import environment as _environment
 from foreload.errors import InvalidError
 
 #: The agent takes no `/` for a root. What `/proc` calls it is one like any other.

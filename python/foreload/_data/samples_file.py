@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from foreload.dataset import Dataset
+from foreload._data.dataset import Dataset
 
 _MB = 1 << 20
 

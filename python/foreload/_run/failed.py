@@ -1,7 +1,7 @@
 """Batches that can't be made, and passes that go on after them.
 
 An error is raised at the batch that it is of, and a loop that catches it goes on with the next batch, as under torch's loader. So what makes batches
-hands on `Failed` in the place of one, for a generator that raises has ended, and `foreload._run.next_had` raises it at last.
+hands on `Failed` in the place of one, for a generator that raises has ended, and `foreload._run.stream.next_had` raises it at last.
 """
 
 from __future__ import annotations

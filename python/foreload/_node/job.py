@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreload import _core
-from foreload import ranks as _ranks
-from foreload._source import Source
+from foreload._node import ranks as _ranks
+from foreload._node.source import Source
 from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError
 
 _LOG = logging.getLogger("foreload")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from foreload import _environment
+from foreload._settings import environment as _environment
 
 #: The variables of torchrun.
 TORCHRUN = "RANK and WORLD_SIZE"

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreload import _agent, _core, _environment
-from foreload._credentials import Credentials
+from foreload import _core
+from foreload._node import agent as _agent
+from foreload._node.credentials import Credentials
+from foreload._settings import environment as _environment
 from foreload.errors import ClosedError, DeniedError
 
 #: The options that make up a key of S3.

@@ -21,16 +21,17 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreload import _core, _numbers
-from foreload._samples_file import places_of, sizes_file
-from foreload._sizes import format_bytes, parse_bytes
+from foreload import _core
+from foreload._data.samples_file import places_of, sizes_file
+from foreload._settings import numbers as _numbers
+from foreload._settings.sizes import format_bytes, parse_bytes
 from foreload.errors import InvalidError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from foreload._data.dataset import Dataset
     from foreload.cost import Bill
-    from foreload.dataset import Dataset
     from foreload.sim import MbBySource, Report
     from foreload.speeds import Speeds
 
@@ -541,8 +542,8 @@ def _samples(dataset: Any) -> tuple[Any, int, list[tuple[int, int]] | None]:
     """Bytes by sample, how many objects there are, and where in them the samples lie if they share them."""
     import numpy as np
 
-    from foreload.dataset import Dataset
-    from foreload.dataset import open as open_dataset
+    from foreload._data.dataset import Dataset
+    from foreload._data.dataset import open as open_dataset
 
     if isinstance(dataset, (str, PathLike)):
         dataset = open_dataset(dataset)

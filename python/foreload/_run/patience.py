@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from foreload import _core
-from foreload._source import Source
+from foreload._node.source import Source
 from foreload.errors import StalledWarning, TimedOutError
 
 _LOG = logging.getLogger("foreload")

@@ -1,6 +1,6 @@
 """Results of a data set, kept on this node for all its processes: a record of bytes for each sample, within the budgets of `Cache`.
 
-A `Results` has tiers: a file (`_table`) in each directory of `Cache(disk=)`, which later runs find again, then memory without a name, which ends with the last
+A `Results` has tiers: a file (`table`) in each directory of `Cache(disk=)`, which later runs find again, then memory without a name, which ends with the last
 process that has it open. A record goes into the first tier that has room, and stays: with shuffled orders what is kept is as good as what would
 replace it. A budget is a tier's, not a process': whoever writes holds its lock, and measures what is there. Called by `foreload.torch.wrap` and
 `foreload cache`; knows nothing of what the bytes mean.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foreload._table import Name, Table, described, record_bytes
+from foreload._node.table import Name, Table, described, record_bytes
 from foreload.errors import CorruptError
 
 #: In a disk tier's directory, and in the cache directory.

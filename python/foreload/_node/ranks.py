@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreload import _launcher, _numbers
+from foreload._node import launcher as _launcher
+from foreload._settings import numbers as _numbers
 from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")

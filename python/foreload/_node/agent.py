@@ -12,7 +12,7 @@ from pathlib import Path
 
 from foreload import _core
 
-_PROGRAM = Path(__file__).parent / "_bin" / "foreload-agent"
+_PROGRAM = Path(__file__).parents[1] / "_bin" / "foreload-agent"
 _agents: dict[tuple[int, str], _core.Agent] = {}
 _lock = threading.Lock()
 _hooked = False

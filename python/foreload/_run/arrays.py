@@ -9,28 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from foreload import _core, _numbers
-from foreload import ranks as _ranks
-from foreload._ahead import Ahead
-from foreload._decode import Decoder, decoded_batches, threads_of
-from foreload._failed import Failed, attempted
-from foreload._order import Order, check_shuffle, tail_of
-from foreload._run import (
-    LEFT_OUT,
-    Cursor,
-    EpochTally,
-    Had,
-    Run,
-    Stream,
-    check_run,
-    next_had,
-    report_notices,
-)
-from foreload.cache import Cache, fixed
-from foreload.dataset import Dataset
+from foreload import _core
+from foreload._data.dataset import Dataset
+from foreload._node import ranks as _ranks
+from foreload._run.ahead import Ahead
+from foreload._run.decode import Decoder, decoded_batches, threads_of
+from foreload._run.failed import Failed, attempted
+from foreload._run.position import Cursor, Had
+from foreload._run.run import Run, check_run
+from foreload._run.stream import LEFT_OUT, Stream, next_had, report_notices
+from foreload._run.tally import EpochTally
+from foreload._settings import numbers as _numbers
+from foreload._settings.cache import Cache, fixed
+from foreload._settings.failures import Failures, OnError
+from foreload._settings.order import Order, check_shuffle, tail_of
+from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError
-from foreload.failures import Failures, OnError
-from foreload.tuning import Tuning
 
 #: A batch: what `decode` returned, stacked (without `decode`: a list of bytes), and the labels (-1 where there is none).
 Batch = Any

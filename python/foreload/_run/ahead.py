@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from foreload import _core
-from foreload._failed import Failed
-from foreload._run import Stream
+from foreload._run.failed import Failed
+from foreload._run.stream import Stream
 from foreload.errors import ForeloadError
 
 #: Longest wait for the thread when a pass is dropped; it takes as long as one batch does.

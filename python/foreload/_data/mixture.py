@@ -18,10 +18,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
-from foreload import _core, _numbers
-from foreload._order import check_name
-from foreload._source import Opened, Source
-from foreload.dataset import Dataset
+from foreload import _core
+from foreload._data.dataset import Dataset
+from foreload._node.source import Opened, Source
+from foreload._settings import numbers as _numbers
+from foreload._settings.order import check_name
 from foreload.errors import ClosedError, DeniedError, InvalidError
 
 #: What the plan takes the weights to add up to at most, in whole numbers.

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreload import _core
-from foreload._toml import inline
+from foreload._settings.toml import inline
 from foreload.errors import InvalidError
 
 if TYPE_CHECKING:
-    from foreload.dataset import Dataset
+    from foreload._data.dataset import Dataset
 
 __all__ = ["Scenario", "override", "resolved"]
 
@@ -94,7 +94,7 @@ def resolved(
             # Named later than the index of the text.
             yield _with_dataset(overrides, {key: value for key, value in section.items() if key != "index"})
             return
-    from foreload._samples_file import places_of, sizes_file
+    from foreload._data.samples_file import places_of, sizes_file
 
     dataset = (opened or _open)(url)
     with sizes_file(dataset.lengths, places_of(dataset)) as path:
@@ -103,7 +103,7 @@ def resolved(
 
 
 def _open(url: str) -> Dataset:
-    from foreload.dataset import open as open_dataset
+    from foreload._data.dataset import open as open_dataset
 
     return open_dataset(url)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foreload import _core, _environment
-from foreload._memory import available_bytes
-from foreload._sizes import parse_bytes
+from foreload import _core
+from foreload._settings import environment as _environment
+from foreload._settings.memory import available_bytes
+from foreload._settings.sizes import parse_bytes
 from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")

@@ -17,11 +17,15 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreload import _address, _agent, _core, _environment, _numbers
-from foreload._credentials import Credentials, Provider
-from foreload._job import Reader
-from foreload._order import kind_of
-from foreload._source import Progress, Source
+from foreload import _core
+from foreload._data import address as _address
+from foreload._node import agent as _agent
+from foreload._node.credentials import Credentials, Provider
+from foreload._node.job import Reader
+from foreload._node.source import Progress, Source
+from foreload._settings import environment as _environment
+from foreload._settings import numbers as _numbers
+from foreload._settings.order import kind_of
 from foreload.errors import CorruptError, InvalidError, NotFoundError
 
 _LOG = logging.getLogger("foreload")

@@ -1,0 +1,1 @@
+"""What a run will take, before it is run: scenarios and plans, for `foreload.sim`, `foreload.cost` and `foreload.speeds`."""

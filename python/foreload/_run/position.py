@@ -1,0 +1,180 @@
+"""Where a loader stands: which batches of which epoch its consumer has had, in order and beyond, and what it begins next.
+
+A `Cursor` counts them for a loader that hands out batches; a checkpoint holds the same as numbers (`foreload._run.run`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from foreload._settings import numbers as _numbers
+from foreload._settings.state import MOST_EPOCH
+from foreload.errors import (
+    StateError,
+)
+
+_LOG = logging.getLogger("foreload")
+
+
+class Had:
+    """The batches of an epoch that a loop has had, in whatever order they come.
+
+    Attributes:
+        batches: All before this one.
+        beyond: And these.
+        failed: And these, if the loop goes on after the errors that it got in their place.
+        broken: Why the pass can't go on; None: it can.
+    """
+
+    def __init__(self, batches: int, beyond: Iterable[int] = ()) -> None:
+        self.batches, self.beyond = batches, set(beyond)
+        self.failed: list[int] = []
+        self.broken: str | None = None
+
+    def add(self, batch: int) -> None:
+        """One more."""
+        self.beyond.update((batch, *self.failed))
+        self.failed.clear()
+        while self.batches in self.beyond:
+            self.beyond.remove(self.batches)
+            self.batches += 1
+
+
+class Cursor:
+    """Where a loader stands, and where its next pass begins.
+
+    Each pass is one epoch. One that is left early is over: the next pass is the next epoch, unless the state was loaded or the epoch set.
+    Where ranks deal an epoch among them, a pass of which the loop took one batch at most was a look, which one rank may take and the others
+    not: the next pass begins where that one did.
+    """
+
+    def __init__(self) -> None:
+        self.epoch, self.batch = 0, 0
+        #: Batches after `batch` that the loop has had.
+        self.beyond: frozenset[int] = frozenset()
+        #: Whether several ranks deal an epoch among them.
+        self.is_dealt = False
+        #: How often a state was loaded or an epoch set.
+        self.placed = 0
+        self._next = (0, 0)
+        self._next_beyond: frozenset[int] = frozenset()
+        #: Where the pass began that was the last one, and how many batches the loop has had of it; None: it was whole, or the
+        #: next one was placed since.
+        self._begun: tuple[tuple[int, int], frozenset[int]] | None = None
+        self._taken, self._looks = 0, 0
+
+    def begin(self) -> tuple[int, int]:
+        """A pass begins: its epoch and first batch; `beyond` is to be left out."""
+        self._looks = self._looks + 1 if self._forget_look() else 0
+        if self._looks == 2:
+            _LOG.warning(
+                "passes that are left after one batch don't count as epochs where several ranks read: this one is of epoch %d again; "
+                "call set_epoch for another",
+                self._next[0],
+            )
+        self._begun, self._taken = (self._next, self._next_beyond), 0
+        self.epoch, self.batch = self._next
+        self.beyond, self._next_beyond = self._next_beyond, frozenset()
+        self._next = (self.epoch + 1, 0)
+        return self.epoch, self.batch
+
+    def _forget_look(self) -> bool:
+        """Goes back to where the last pass began if that was a look."""
+        begun, self._begun = self._begun, None
+        if not self.is_dealt or begun is None or self._taken > 1:
+            return False
+        self._next, self._next_beyond = begun
+        return True
+
+    def consumed(self, epoch: int, batches: int, beyond: Iterable[int] = ()) -> None:
+        """The loop has had so many batches of an epoch, and some beyond."""
+        self.epoch, self.batch, self.beyond = epoch, batches, frozenset(beyond)
+        self._taken += 1
+
+    def ended(self) -> None:
+        """The loop has had the whole pass."""
+        self._begun = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is of this epoch; one that is to be resumed goes on where it was.
+
+        Raises:
+            InvalidError: It is no epoch.
+        """
+        epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
+        is_between = self._begun is None
+        self._forget_look()
+        self.placed += 1
+        if epoch != self._next[0]:
+            if self._next[1]:
+                _LOG.warning(
+                    "set_epoch(%d): the state that was loaded, epoch %d after batch %d, is not gone on with",
+                    epoch,
+                    *self._next,
+                )
+            self._next, self._next_beyond = (epoch, 0), frozenset()
+            if is_between:
+                self.epoch, self.batch = self._next
+                self.beyond = frozenset()
+
+    def load(self, epoch: int, batch: int, beyond: Iterable[int] = ()) -> None:
+        """The next pass goes on here."""
+        self._begun = None
+        self.placed += 1
+        self.epoch, self.batch = self._next = (epoch, batch)
+        self.beyond = self._next_beyond = frozenset(beyond)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the loop has had a part of an epoch since the pass began."""
+        return self._next != (self.epoch, self.batch) and bool(self.batch or self.beyond)
+
+    @property
+    def upcoming(self) -> tuple[int, int]:
+        """Epoch and first batch of the next pass."""
+        return self._next
+
+
+_SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
+
+
+def spans_of(numbers: Iterable[int]) -> str:
+    """Numbers in a short form.
+
+    Example:
+        >>> spans_of([9, 4, 5, 6])
+        '4-6,9'
+    """
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def numbers_in(spans: str, end: int) -> list[int]:
+    """What `spans_of` was given, sorted.
+
+    Args:
+        spans: The short form.
+        end: Numbers from here on are left out: the batches of this run may end earlier than those of the run that saved them.
+
+    Raises:
+        StateError: It is none, which only a damaged state has.
+
+    Example:
+        >>> numbers_in("4-6,9,20", 12)
+        [4, 5, 6, 9]
+    """
+    pairs = [_SPAN.fullmatch(span) for span in spans.split(",")] if isinstance(spans, str) and spans else []
+    ends = [(int(pair[1]), int(pair[2] or pair[1])) for pair in pairs if pair]
+    flat = [number for pair in ends for number in pair]
+    if not isinstance(spans, str) or None in pairs or flat != sorted(flat):
+        raise StateError(
+            f"the state is damaged: its beyond is {spans!r:.60}, and would be numbers of batches, as in '4-6,9'"
+        )
+    return [number for first, last in ends for number in range(first, min(last + 1, end))]
