@@ -774,3 +774,9 @@ def test_the_guides_table_has_torchs_arguments_in_torchs_order_with_torchs_defau
     assert list(rows) == list(torchs) == list(ours)[: len(torchs)]
     for name, text in rows.items():
         assert ours[name].default == torchs[name].default or not text.startswith("as in torch"), name
+
+
+def test_a_sampler_of_lists_is_told_its_name(data: Any) -> None:
+    lists = torch_data.BatchSampler(torch_data.SequentialSampler(range(COUNT)), 4, drop_last=False)
+    with pytest.raises(errors.InvalidError, match="yields lists is a batch_sampler="):
+        next(iter(DataLoader(data, batch_size=None, sampler=lists, cache=TINY)))  # type: ignore[arg-type]

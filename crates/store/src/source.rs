@@ -21,6 +21,7 @@ mod sign;
 
 pub(crate) use address::without_slash;
 pub use address::{joined, scheme};
+pub(crate) use listing::Wanted;
 pub use options::{Credentials, Retry, SourceOptions};
 pub use settings::storage_options;
 
@@ -215,9 +216,14 @@ impl Source {
     ///
     /// Prefixes are listed in parallel where the store has directories, so pages of different prefixes interleave.
     pub fn list(&self, prefix: &str) -> Listing {
+        self.list_wanted(listing::Wanted::all(prefix.to_owned()))
+    }
+
+    /// Lists what is wanted, and maybe more.
+    pub(crate) fn list_wanted(&self, wanted: listing::Wanted) -> Listing {
         use futures::TryStreamExt;
         let root = self.root.clone();
-        let pages = listing::all(&self.store, prefix.to_owned(), self.retry, self.list_concurrency);
+        let pages = listing::all(&self.store, wanted, self.retry, self.list_concurrency);
         Box::pin(pages.map_err(move |e| e.with_object(root.to_string())))
     }
 

@@ -155,6 +155,55 @@ async fn tar_shards_are_indexed_from_their_headers() {
 }
 
 #[tokio::test]
+async fn a_glob_lists_what_it_may_stand_for() {
+    let bucket = synthetic(&[
+        "shards/train:2x5x1000,tar",
+        "shards/train/deep/er:3000x10",
+        "other:3000x10",
+    ]);
+    for (url, lists) in [
+        // Three pages of what lies deeper aren't looked at.
+        ("s3://bench/shards/train/*.tar", 1),
+        ("s3://bench/shards/train/0000000?.tar", 1),
+        ("s3://bench/sh*/train/*.tar", 3),
+    ] {
+        bucket.reset_counts();
+        let index = build(url, &options(&bucket), &BuildOptions::default()).await.unwrap();
+        assert_eq!(
+            (index.format(), index.objects(), index.len()),
+            (Format::Tar, 2, 10),
+            "{url}"
+        );
+        assert!(bucket.counts().of(Class::List) <= lists, "{url}: {:?}", bucket.counts());
+    }
+}
+
+#[tokio::test]
+async fn a_glob_of_files_goes_into_no_directory_that_it_may_not_lead_to() {
+    let root = tempfile::tempdir().unwrap();
+    let mut inside = root.path().to_owned();
+    // Listed to its end it is an error.
+    for _ in 0..70 {
+        inside.push("deep");
+    }
+    std::fs::create_dir_all(&inside).unwrap();
+    for name in ["x-1.bin", "x-2.bin", "y.bin"] {
+        std::fs::write(root.path().join(name), name).unwrap();
+    }
+    let url = format!("{}/x-*.bin", root.path().display());
+    let index = build(&url, &SourceOptions::default(), &BuildOptions::default())
+        .await
+        .unwrap();
+    assert_eq!(index.len(), 2);
+    let all = format!("{}/**.bin", root.path().display());
+    assert!(
+        build(&all, &SourceOptions::default(), &BuildOptions::default())
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test]
 async fn large_members_cost_one_request_each_and_few_bytes() {
     let bucket = synthetic(&["big:1x8x5000000,tar"]);
     bucket.reset_counts();

@@ -385,6 +385,11 @@ async fn silence_ends_at_the_read_timeout_and_everything_at_the_deadline() {
             .await
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
+        let endpoint = bucket.endpoint();
+        assert!(
+            error.to_string().contains(endpoint.trim_end_matches('/')),
+            "{error}: names no endpoint"
+        );
         assert!(
             start.elapsed() < limit + Duration::from_millis(200),
             "{:?}",

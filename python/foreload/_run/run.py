@@ -1,9 +1,7 @@
 """A loader's run, apart from any framework: which batches, where it stands, how it went.
 
 A `Run` joins a data set, an order and the ranks to a job (`Recipe`), knows how many batches an epoch has, and turns a position into a
-checkpoint and back. `Stream` is one epoch of one rank: it asks the agent for a few batches ahead, takes them in order, measures how long
-the consumer waited, and logs what the agent has to say. The doors (`foreload.torch`, `foreload.NumpyLoader`) put bytes into the form
-that their users expect.
+checkpoint and back. A `Stream` is one epoch of it. The doors (`foreload.torch`, `foreload.NumpyLoader`) put bytes into the form that their users expect.
 """
 
 from __future__ import annotations

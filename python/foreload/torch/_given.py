@@ -218,7 +218,9 @@ def _numbers(items: Iterable[Any]) -> list[int]:
     try:
         return list(map(operator.index, found))
     except TypeError as error:
-        raise InvalidError(f"the sampler yields something that is no sample's number: {error}") from error
+        lists = any(isinstance(item, (list, tuple)) for item in found)
+        remedy = ". One that yields lists is a batch_sampler=" if lists else ""
+        raise InvalidError(f"the sampler yields something that is no sample's number: {error}{remedy}") from error
 
 
 def check_samples(samples: Iterable[int], count: int) -> None:

@@ -42,7 +42,7 @@ pub(crate) async fn look_up(
     }
     let mut seen: FxHashSet<String> = objects.iter().map(|o| o.key.clone()).collect();
     for (prefix, globs) in by_prefix {
-        let mut pages = source.list(prefix);
+        let mut pages = source.list_wanted(pattern::wanted(prefix, &globs));
         while let Some(page) = pages.try_next().await? {
             let fits = |o: &ObjectMeta| globs.iter().any(|glob| pattern::matches(glob, &o.key));
             for object in page.into_iter().filter(fits) {

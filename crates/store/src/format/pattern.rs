@@ -3,9 +3,10 @@
 //! Braces are expanded first (`{a,b}`, `{000..019}`), as shells and WebDataset do; `*`, `?` and `[...]` are then matched
 //! against a listing, where `*` stays inside one directory and `**` does not.
 
-use crate::source::without_slash;
+use crate::source::{Wanted, without_slash};
 use crate::{Error, Result};
 use percent_encoding::percent_decode_str;
+use std::sync::Arc;
 
 /// More names than any data set has shards; bounds what a typing error can cost.
 const MAX_NAMES: usize = 1_000_000;
@@ -139,14 +140,46 @@ pub fn fixed_prefix(glob: &str) -> &str {
     glob[..end].rfind('/').map_or("", |at| &glob[..=at])
 }
 
+/// What to list for globs whose matches lie in one directory: of it and of the directories below it, no more than may hold any.
+pub fn wanted(directory: &str, globs: &[&String]) -> Wanted {
+    let rests = || globs.iter().map(|glob| &glob[directory.len()..]);
+    let literal = |rest: &&str| rest.find(['*', '?', '[', '/']).unwrap_or(rest.len());
+    let first = rests().next().unwrap_or_default();
+    let shared = |rest: &str| first.bytes().zip(rest.bytes()).take_while(|(a, b)| a == b).count();
+    let mut start = rests().map(|rest| shared(rest).min(literal(&rest))).min().unwrap_or(0);
+    while !first.is_char_boundary(start) {
+        start -= 1;
+    }
+    let owned: Vec<String> = globs.iter().map(|&glob| glob.clone()).collect();
+    let below = rests().any(|rest| rest.contains('/') || rest.contains("**"));
+    Wanted {
+        directory: directory.to_owned(),
+        start: first[..start].to_owned(),
+        enters: below.then(|| Arc::new(move |inner: &str| owned.iter().any(|glob| leads(glob, inner))) as _),
+    }
+}
+
+/// Whether something in `directory`, which is named with its slash, may match `glob`.
+fn leads(glob: &str, directory: &str) -> bool {
+    run(glob, directory, true)
+}
+
 /// Whether `name` matches `glob`. Takes time proportional to the product of their lengths at most.
 pub fn matches(glob: &str, name: &str) -> bool {
+    run(glob, name, false)
+}
+
+/// Whether the glob, or with `partly` the beginning of it, matches the name.
+fn run(glob: &str, name: &str, partly: bool) -> bool {
     let (glob, name): (Vec<char>, Vec<char>) = (glob.chars().collect(), name.chars().collect());
     // reachable[j]: glob[..i] matches name[..j].
     let mut reachable = vec![false; name.len() + 1];
     reachable[0] = true;
     let mut i = 0;
     while i < glob.len() {
+        if partly && reachable[name.len()] {
+            return true;
+        }
         let mut next = vec![false; name.len() + 1];
         let step = match glob[i] {
             '*' => {
@@ -224,6 +257,21 @@ mod tests {
     }
 
     #[test]
+    fn no_more_is_listed_than_may_match() {
+        let of = |globs: &[&str]| {
+            let globs: Vec<String> = globs.iter().map(|&glob| glob.to_owned()).collect();
+            wanted("s/", &globs.iter().collect::<Vec<_>>())
+        };
+        let one = of(&["s/train-*.tar", "s/tr-?.tar"]);
+        assert_eq!((one.start.as_str(), one.enters.is_none()), ("tr", true));
+        let deep = of(&["s/a*/x/*.tar", "s/b/**.tar"]);
+        assert_eq!(deep.start, "");
+        let enters = deep.enters.expect("directories");
+        let entered = ["s/a1/", "s/a1/x/", "s/a1/y/", "s/a1/x/z/", "s/b/", "s/b/c/d/", "s/c/"].map(|it| enters(it));
+        assert_eq!(entered, [true, true, false, false, true, true, false]);
+    }
+
+    #[test]
     fn a_url_splits_at_its_first_special_character() {
         let split = |url| split(url);
         assert_eq!(
@@ -252,6 +300,18 @@ mod tests {
         #[test]
         fn proptest_any_pattern_is_handled(glob in "[a-c*?\\[\\]{}!,.0-9/-]{0,20}", name in "[a-c/]{0,10}") {
             let _ = (expand(&glob), matches(&glob, &name), split(&glob), fixed_prefix(&glob));
+        }
+
+        #[test]
+        fn proptest_what_matches_is_listed(glob in "([a-c]|\\*|\\?|\\*\\*|\\[ab\\]|/){0,8}", name in "[a-c/]{0,8}") {
+            let directory = fixed_prefix(&glob);
+            let wanted = wanted(directory, &[&glob]);
+            if matches(&glob, &name) {
+                prop_assert!(name.starts_with(directory) && name[directory.len()..].starts_with(&wanted.start));
+                for (slash, _) in name.match_indices('/').filter(|&(slash, _)| slash >= directory.len()) {
+                    prop_assert!(wanted.enters.as_ref().is_some_and(|enters| enters(&name[..=slash])));
+                }
+            }
         }
 
         #[test]

@@ -91,7 +91,7 @@ impl Client {
     ///
     /// A kept connection that the server closed meanwhile is replaced by a new one without counting as a failure.
     pub async fn send(&self, request: Request<'_>, deadline: Instant) -> Result<Response> {
-        let mut watch = Watch::new(self.inner.limits.read_timeout, deadline);
+        let mut watch = Watch::new(request.origin, self.inner.limits.read_timeout, deadline);
         if let Some(mut connection) = self.inner.pool.take(request.origin) {
             match exchange(&mut connection, &request, &mut watch).await {
                 Ok(head) => return self.response(connection, head, &request, watch),

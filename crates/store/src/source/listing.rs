@@ -19,13 +19,38 @@ use tokio::time::Instant;
 // A page takes 0.1-1 s; a store that needs longer for a request with its repetitions is not there.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Everything below `prefix`, many prefixes at a time.
-pub(crate) fn all(store: &Store, prefix: String, retry: Retry, concurrency: usize) -> Listing {
+/// Whether what lies below a directory, named with its trailing slash, is to be listed too.
+pub(crate) type Enters = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// What to list. What comes may be more than that, where a store can't be asked so.
+#[derive(Clone)]
+pub(crate) struct Wanted {
+    /// The directory: empty, or with its trailing slash.
+    pub directory: String,
+    /// What names in it begin with.
+    pub start: String,
+    /// `None`: what lies directly in it.
+    pub enters: Option<Enters>,
+}
+
+impl Wanted {
+    /// Everything below a prefix.
+    pub fn all(prefix: String) -> Self {
+        Self {
+            directory: prefix,
+            start: String::new(),
+            enters: Some(Arc::new(|_| true)),
+        }
+    }
+}
+
+/// Everything that is wanted, many prefixes at a time.
+pub(crate) fn all(store: &Store, wanted: Wanted, retry: Retry, concurrency: usize) -> Listing {
     match store {
-        Store::Directory(directory) => walk(directory.clone(), prefix, concurrency),
+        Store::Directory(directory) => walk(directory.clone(), wanted, concurrency),
         Store::Bucket(bucket) => {
             let bucket = bucket.clone();
-            stream::once(async move { fan_out(bucket, prefix, retry, concurrency).await })
+            stream::once(async move { fan_out(bucket, wanted, retry, concurrency).await })
                 .try_flatten()
                 .boxed()
         }
@@ -59,23 +84,29 @@ async fn page(bucket: &Bucket, prefix: &str, by_directory: bool, token: Option<&
     retrying(retry, deadline, || bucket.page(prefix, by_directory, token, deadline)).await
 }
 
-async fn fan_out(bucket: Arc<Bucket>, mut prefix: String, retry: Retry, concurrency: usize) -> Result<Listing> {
+async fn fan_out(bucket: Arc<Bucket>, wanted: Wanted, retry: Retry, concurrency: usize) -> Result<Listing> {
     if !bucket.lists_pages() {
         let deadline = Instant::now() + PAGE_TIMEOUT * 10;
-        let entries = retrying(retry, deadline, || bucket.entries(&prefix, false)).await?;
+        let is_level = wanted.enters.is_none();
+        let entries = retrying(retry, deadline, || bucket.entries(&wanted.directory, is_level)).await?;
         return Ok(stream::iter([Ok(entries.objects)]).boxed());
     }
+    let mut prefix = wanted.directory + &wanted.start;
+    let Some(enters) = wanted.enters else {
+        return Ok(pages(bucket, prefix, true, retry));
+    };
     loop {
-        let top = page(&bucket, &prefix, true, None, retry).await?;
+        let mut top = page(&bucket, &prefix, true, None, retry).await?;
         if top.next.is_some() {
-            return Ok(pages(bucket, prefix, retry));
+            return Ok(pages(bucket, prefix, false, retry));
         }
+        top.prefixes.retain(|directory| enters(directory));
         match top.prefixes.as_slice() {
             [] => return Ok(stream::iter([Ok(top.objects)]).boxed()),
             // One directory at the top (s3://bucket/imagenet/train/...): what is inside decides.
             [only] if top.objects.is_empty() && only.len() > prefix.len() => prefix = only.clone(),
             _ => {
-                let below = stream::iter(top.prefixes.clone()).map(move |p| pages(bucket.clone(), p, retry));
+                let below = stream::iter(top.prefixes.clone()).map(move |p| pages(bucket.clone(), p, false, retry));
                 let objects = stream::iter([Ok(top.objects)]);
                 return Ok(objects.chain(below.flatten_unordered(concurrency.max(1))).boxed());
             }
@@ -83,26 +114,26 @@ async fn fan_out(bucket: Arc<Bucket>, mut prefix: String, retry: Retry, concurre
     }
 }
 
-/// The pages of one prefix, one after the other.
-fn pages(bucket: Arc<Bucket>, prefix: String, retry: Retry) -> Listing {
+/// The pages of one prefix, one after the other; by directory, what lies directly in it.
+fn pages(bucket: Arc<Bucket>, prefix: String, by_directory: bool, retry: Retry) -> Listing {
     let state = Some((bucket, prefix, None::<String>));
     stream::try_unfold(state, move |state| async move {
         let Some((bucket, prefix, token)) = state else {
             return Ok(None);
         };
-        let page = page(&bucket, &prefix, false, token.as_deref(), retry).await?;
+        let page = page(&bucket, &prefix, by_directory, token.as_deref(), retry).await?;
         let next = page.next.map(|token| (bucket, prefix, Some(token)));
         Ok(Some((page.objects, next)))
     })
     .boxed()
 }
 
-/// All directories below `prefix`, several at a time, in no particular order.
-fn walk(directory: Arc<Directory>, prefix: String, concurrency: usize) -> Listing {
-    let (waiting, running) = (VecDeque::from([prefix]), FuturesUnordered::new());
+/// All directories that are wanted, several at a time, in no particular order.
+fn walk(directory: Arc<Directory>, wanted: Wanted, concurrency: usize) -> Listing {
+    let (waiting, running) = (VecDeque::from([wanted.directory]), FuturesUnordered::new());
     stream::try_unfold(
-        (directory, waiting, running),
-        move |(directory, mut waiting, mut running)| async move {
+        (directory, wanted.enters, waiting, running),
+        move |(directory, enters, mut waiting, mut running)| async move {
             loop {
                 while running.len() < concurrency.max(1) {
                     let Some(prefix) = waiting.pop_front() else { break };
@@ -113,10 +144,11 @@ fn walk(directory: Arc<Directory>, prefix: String, concurrency: usize) -> Listin
                     return Ok(None);
                 };
                 let entries: Entries = entries?;
-                waiting.extend(entries.prefixes);
+                let enters_it = |prefix: &String| enters.as_ref().is_some_and(|enters| enters(prefix));
+                waiting.extend(entries.prefixes.into_iter().filter(enters_it));
                 let objects: Vec<ObjectMeta> = entries.objects;
                 if !objects.is_empty() {
-                    return Ok(Some((objects, (directory, waiting, running))));
+                    return Ok(Some((objects, (directory, enters, waiting, running))));
                 }
             }
         },

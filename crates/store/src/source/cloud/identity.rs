@@ -186,8 +186,9 @@ const AZURE_REMEDY: &str = "set AZURE_STORAGE_ACCOUNT_KEY, a SAS token or a mana
     for a public container use anonymous access";
 
 fn missing(error: object_store::Error, remedy: &'static str) -> Error {
-    Error::new(ErrorKind::Denied, format!("no credentials could be got: {error}"))
-        .with_remedy(remedy)
+    // What was asked last, often a service that only machines in a cloud have, comes after what to do.
+    Error::new(ErrorKind::Denied, "there are no credentials")
+        .with_remedy(format!("{remedy}. What was asked last said: {error}"))
         .with_source(error)
 }
 
@@ -300,4 +301,21 @@ pub(crate) fn azure_builder(settings: &Settings, client: &Client) -> Result<Micr
         builder = builder.with_endpoint(endpoint.clone());
     }
     Ok(builder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_do_is_said_before_who_was_asked_last() {
+        let last = object_store::Error::Generic {
+            store: "S3",
+            source: "PUT http://169.254.169.254 failed".into(),
+        };
+        let error = missing(last, AWS_REMEDY).to_string();
+        let at = |words: &str| error.find(words).expect("said");
+        assert!(error.starts_with("there are no credentials"), "{error}");
+        assert!(at("AWS_ACCESS_KEY_ID") < at("169.254.169.254"), "{error}");
+    }
 }

@@ -1,5 +1,6 @@
 //! One timer per request for two limits: silence on the connection, and the caller's deadline.
 
+use super::connect::Origin;
 use crate::{Error, ErrorKind, Result};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -11,6 +12,7 @@ use tokio::time::{Instant, Sleep};
 /// alive makes progress thousands of times before.
 #[derive(Debug)]
 pub(crate) struct Watch {
+    origin: Origin,
     silence: Duration,
     deadline: Instant,
     last: Instant,
@@ -19,8 +21,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub fn new(silence: Duration, deadline: Instant) -> Self {
+    pub fn new(origin: &Origin, silence: Duration, deadline: Instant) -> Self {
         Self {
+            origin: origin.clone(),
             silence,
             deadline,
             last: Instant::now(),
@@ -62,14 +65,14 @@ impl Watch {
             if now >= self.deadline {
                 return Poll::Ready(Error::new(
                     ErrorKind::Timeout,
-                    "the deadline passed while waiting for the store",
+                    format!("the deadline passed while waiting for {}", self.origin),
                 ));
             }
             if now >= self.last + self.silence {
                 let silence = self.silence;
                 return Poll::Ready(Error::new(
                     ErrorKind::Timeout,
-                    format!("the store sent nothing for {silence:?}"),
+                    format!("{} sent nothing for {silence:?}", self.origin),
                 ));
             }
             sleep.as_mut().reset(limit);
