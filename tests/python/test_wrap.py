@@ -668,7 +668,7 @@ def test_a_file_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("S3A://bucket//c/", "s3://bucket//c/"),
         (Path("s3://bucket/c"), "s3://bucket/c"),
         ("gcs://bucket/c", "gs://bucket/c"),
-        ("abfss://c@account.dfs.core.windows.net/x", "az://c/x"),
+        ("abfss://c@account.dfs.core.windows.net/x", "az://c@account/x"),
         ("https://Host:80/a%20b", "https://host:80/a b"),
         ("odd:/x", f"{tmp_path}/odd:/x"),
         (7, None),

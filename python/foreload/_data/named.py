@@ -51,7 +51,8 @@ def name_of(file: Any) -> str | None:
         bucket, _, key = rest.lstrip("/").partition("/")
         if known in ("http", "https"):
             return f"{known}://{bucket.lower()}/{unquote(key)}"
-        return f"{known}://{bucket.partition('@')[0] if known == 'az' else bucket}/{key}"
+        # abfss://container@account.dfs.core.windows.net, of which the account is a part of the name.
+        return f"{known}://{bucket.partition('.')[0] if known == 'az' and '@' in bucket else bucket}/{key}"
     if known == "file":
         text = unquote("/" + rest.removeprefix("/localhost").lstrip("/"))
     if ".." in text:
