@@ -169,7 +169,7 @@ def test_a_pass_that_can_not_go_on_says_so_each_time(
     with monkeypatch.context() as patched:
         patched.setattr("foreload.torch.loader.report_notices", lambda _: None)
         # What no batch raises: something of the machinery.
-        patched.setattr("foreload._run._next_had", lambda *_: {}["broken"])
+        patched.setattr("foreload._run.stream._next_had", lambda *_: {}["broken"])
         with pytest.raises(KeyError):
             next(batches)
     for _ in range(2):

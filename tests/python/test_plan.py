@@ -564,7 +564,7 @@ def test_few_large_samples_are_measured_as_far_as_they_reach(
 
 
 def test_a_store_of_known_speed_is_measured_as_that(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 ms to the first byte, and 20 MB/s on each connection after it; a busy machine makes it slower, and nothing makes it faster."""
+    """20 ms to the first byte, and 20 MB/s on each connection after it. A busy machine makes it slower; latency is where a line begins, which wavers."""
     with Bucket(synthetic=("known:200x100KB-900KB",)) as bucket:
         bucket.set_profile({"first_byte_ms": 20, "connection_bytes_per_s": 20_000_000})
         for name, value in bucket.environment().items():
@@ -574,7 +574,7 @@ def test_a_store_of_known_speed_is_measured_as_that(run: Command, monkeypatch: p
     rates = found["mb_s_by_requests"]
     assert 0.4 * alone < rates["1"] < 1.2 * alone
     assert 2 * rates["1"] < rates["4"] < 4 * 1.2 * alone
-    assert 0.020 <= found["latency_s"] < 0.06
+    assert 0.018 <= found["latency_s"] < 0.06
     assert 10 < found["connection_mb_s"] < 1.1 * 20e6 / 2**20
 
 

@@ -207,7 +207,7 @@ def test_the_agent_uses_the_processors_of_all_its_clients(home: Any) -> None:
     try:
         pid = _agent.connect(str(home.cache_dir)).pid
         assert {frozenset(os.sched_getaffinity(thread)) for thread in _threads(pid)} == {frozenset(one)}
-        line = f"import os; os.sched_setaffinity(0, {here}); from foreload import _agent; _agent.connect({str(home.cache_dir)!r})"
+        line = f"import os; os.sched_setaffinity(0, {here}); from foreload._node import agent; agent.connect({str(home.cache_dir)!r})"
         subprocess.run([sys.executable, "-c", line], check=True)
         assert {frozenset(os.sched_getaffinity(thread)) for thread in _threads(pid)} == {frozenset(here)}
     finally:
