@@ -390,7 +390,10 @@ mod tests {
     #[test]
     fn a_block_that_is_half_full_is_not_sparse() {
         // 40 of 80 bytes are samples', then 38 of 78.
-        assert_eq!(ranges(&shards(&[(0, 0, 20), (0, 60, 20)], 100)), [0..2]);
+        assert_eq!(
+            ranges(&shards(&[(0, 0, 20), (0, 60, 20), (1, 0, 5)], 100)),
+            [0..2, 2..3]
+        );
         assert_eq!(ranges(&shards(&[(0, 0, 20), (0, 60, 18)], 100)), [0..1, 1..2]);
     }
 
