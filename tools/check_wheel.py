@@ -2,9 +2,9 @@
 """Fails when a wheel is not what we promise to ship.
 
 It opens a wheel and checks its tags (one abi3 wheel for CPython 3.11 and later), its size, that it carries the extension,
-the agent and the preload library and nothing built besides, and of each of the three: what it exports, that it carries no
-search path, which libraries it needs, the newest glibc symbol it asks for, and that it is stripped. Called by `make wheel`.
-binutils' readelf does the reading.
+the agent and the preload library and nothing built besides, and of each of the three: that it is for the architecture of
+the tag, what it exports, that it carries no search path, which libraries it needs, the newest glibc symbol it asks for, and
+that it is stripped. Called by `make wheel` and, for each wheel, by `make wheels`. binutils' readelf does the reading.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MAX_BYTES = 20 << 20
 GLIBC_FLOOR = (2, 34)
 #: What every glibc system has: the libraries that a manylinux wheel may rely on, as far as Rust uses them.
 SYSTEM_LIBRARIES = frozenset({"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1"})
+#: What readelf calls the architectures of our tags.
+MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
 LOADER = re.compile(r"ld-linux[\w-]*\.so\.\d")
 
 
@@ -36,6 +38,7 @@ def violations(wheel: Path) -> Iterator[str]:
         yield f"{wheel.name} is not tagged cp311-abi3 for Linux"
     tagged = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name)
     floor = (int(tagged[1]), int(tagged[2])) if tagged else GLIBC_FLOOR
+    machine = next((machine for name, machine in MACHINES.items() if wheel.stem.endswith(f"_{name}")), None)
     size = wheel.stat().st_size
     if size > MAX_BYTES:
         yield f"{size / (1 << 20):.1f} MiB is more than {MAX_BYTES >> 20} MiB"
@@ -45,14 +48,20 @@ def violations(wheel: Path) -> Iterator[str]:
         yield from (f"{name} is missing" for name in sorted(ours - names.keys()))
         yield from (f"{name} must not be shipped" for name in sorted(names.keys() - ours) if _is_foreign(name))
         for name in sorted(ours & names.keys()):
-            yield from binary_violations(name.removeprefix("foreload/"), Path(archive.extract(name, scratch)), floor)
+            binary = Path(archive.extract(name, scratch))
+            yield from binary_violations(name.removeprefix("foreload/"), binary, floor, machine)
         agent = names.get(f"foreload/{AGENT.path}")
         if agent is not None and not agent.external_attr >> 16 & stat.S_IXUSR:
             yield f"{AGENT.path} is not executable"
 
 
-def binary_violations(path: str, binary: Path, floor: tuple[int, int] = GLIBC_FLOOR) -> Iterator[str]:
-    """One sentence for each promise that `binary`, shipped as foreload/`path`, breaks."""
+def binary_violations(
+    path: str, binary: Path, floor: tuple[int, int] = GLIBC_FLOOR, machine: str | None = None
+) -> Iterator[str]:
+    """One sentence for each promise that `binary`, shipped as foreload/`path`, breaks; `machine` None: for any."""
+    found = machine_of(binary)
+    if machine is not None and found != machine:
+        yield f"{path} is for {found}; the tag says {machine}"
     dynamic = _readelf("--dynamic", binary)
     if re.search(r"\((RPATH|RUNPATH)\)", dynamic):
         yield f"{path} carries a library search path"
@@ -91,6 +100,11 @@ def expected_exports(path: str) -> set[str]:
     if path == PRELOAD.path:
         return set((ROOT / "crates" / "preload" / "exports.txt").read_text().split())
     return set()
+
+
+def machine_of(binary: Path) -> str:
+    """The architecture that `binary` was built for, as readelf calls it."""
+    return _readelf("--file-header", binary).partition("Machine:")[2].partition("\n")[0].strip()
 
 
 def glibc_floor(binary: Path) -> tuple[int, int]:

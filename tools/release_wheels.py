@@ -3,8 +3,9 @@
 
 Debian 10, Ubuntu 20.04, RHEL 8 and all that came later have that glibc; clusters run the old ones for long. One machine
 builds for all: cargo-zigbuild links against the wanted glibc and for the other architecture. An architecture whose Rust
-target isn't installed is left out, which is said. Each wheel passes tools/check_wheel.py and auditwheel; the one of this
-machine's architecture is installed into an environment of its own with what it requires, and reads a data set there.
+target or whose linker isn't installed is skipped, which is said; it is an error when that leaves no wheel. Each wheel
+passes tools/check_wheel.py and auditwheel; the one of this machine's architecture is installed into an environment of its
+own with what it requires, and reads a data set there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 GLIBC = (2, 28)
 ARCHITECTURES = ("x86_64", "aarch64")
+SCRIPTS = Path(sys.executable).parent
 #: What the installed wheel must do: start its agent, read files in a shuffled order, and hand out what is in them.
 SMOKE = """
 import pathlib, sys, tempfile
@@ -35,6 +37,16 @@ assert found == [bytes([i]) * 1000 for i in range(50)], found
 """
 
 
+def lacking(architecture: str) -> str | None:
+    """What this machine lacks to build for an architecture, with what mends it; None when it lacks nothing."""
+    triple = f"{architecture}-unknown-linux-gnu"
+    if not has_target(triple):
+        return f"no Rust target {triple} (rustup target add {triple})"
+    if not has_zig():
+        return "no zig, with which cargo-zigbuild links (remove .venv-release and call make wheels again)"
+    return None
+
+
 def has_target(triple: str) -> bool:
     """Whether rustc has the standard library for `triple`."""
     named = subprocess.run(
@@ -43,14 +55,28 @@ def has_target(triple: str) -> bool:
     return named.returncode == 0 and any(Path(named.stdout.strip()).glob("libstd-*.rlib"))
 
 
+def tool_environment() -> dict[str, str]:
+    """This process's variables, with the programs of its Python first on the path: cargo-zigbuild and its zig."""
+    return {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
+
+
+def has_zig() -> bool:
+    """Whether cargo-zigbuild is there and finds its zig."""
+    try:
+        asked = subprocess.run(
+            ["cargo-zigbuild", "zig", "cc", "--", "--version"], env=tool_environment(), capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        return False
+    return asked.returncode == 0
+
+
 def build(architecture: str) -> Path:
     """Builds and checks the wheel for an architecture; returns where it is."""
     major, minor = GLIBC
     tag = f"manylinux_{major}_{minor}_{architecture}"
-    scripts = Path(sys.executable).parent
     environment = {
-        **os.environ,
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        **tool_environment(),
         "FORELOAD_TARGET": f"{architecture}-unknown-linux-gnu.{major}.{minor}",
         "FORELOAD_PLATFORM": tag,
     }
@@ -72,7 +98,7 @@ def build(architecture: str) -> Path:
     (wheel,) = DIST.glob(f"*-{tag}.whl")
     subprocess.run([sys.executable, ROOT / "tools" / "check_wheel.py", wheel], check=True)
     audited = subprocess.run(
-        [scripts / "auditwheel", "show", "--json", wheel], capture_output=True, text=True, check=True
+        [SCRIPTS / "auditwheel", "show", "--json", wheel], capture_output=True, text=True, check=True
     )
     found = json.loads(audited.stdout)
     allowed = found["overall_tag"]
@@ -112,15 +138,19 @@ def smoke(wheel: Path) -> None:
 def main() -> int:
     """Builds what this machine can build for."""
     shutil.rmtree(DIST, ignore_errors=True)
+    built = []
     for architecture in ARCHITECTURES:
-        triple = f"{architecture}-unknown-linux-gnu"
-        if not has_target(triple):
-            print(f"wheels: {architecture} left out: rustup target add {triple}", file=sys.stderr)
+        missing = lacking(architecture)
+        if missing is not None:
+            print(f"SKIPPED wheels: {architecture}: {missing}", file=sys.stderr)
             continue
         wheel = build(architecture)
         if architecture == platform.machine():
             smoke(wheel)
-    return 0
+        built.append(wheel)
+    if not built:
+        print("wheels: none was built", file=sys.stderr)
+    return int(not built)
 
 
 if __name__ == "__main__":

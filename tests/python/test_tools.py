@@ -27,7 +27,7 @@ def load(name: str) -> ModuleType:
 check_layers, check_docs, check_wheel, tally, torch_suite = map(
     load, ("check_layers", "check_docs", "check_wheel", "tally", "torch_suite")
 )
-public_scripts = load("public_scripts")
+public_scripts, release_wheels = load("public_scripts"), load("release_wheels")
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +221,65 @@ def test_a_wheel_with_the_wrong_tag_or_content_is_reported(tmp_path: Path) -> No
         "foreload/_preload.so is missing",
         "foreload/_other.so must not be shipped",
     ]
+
+
+def test_a_binary_for_another_architecture_than_the_tag_is_reported(tmp_path: Path) -> None:
+    import platform
+    import zipfile
+
+    names = (ROOT / "crates" / "preload" / "exports.txt").read_text().split()
+    source = "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
+    binary = compile_shared(source, tmp_path / "preload.so", "-s")
+    ours = check_wheel.MACHINES[platform.machine()]
+    assert check_wheel.machine_of(binary) == ours
+    for architecture, machine in check_wheel.MACHINES.items():
+        wheel = tmp_path / f"foreload-1.0-cp311-abi3-manylinux_2_28_{architecture}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.write(binary, "foreload/_preload.so")
+        found = [violation for violation in check_wheel.violations(wheel) if "missing" not in violation]
+        assert found == ([] if machine == ours else [f"_preload.so is for {ours}; the tag says {machine}"])
+
+
+def test_an_architecture_that_cannot_be_built_for_is_skipped_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release_wheels, "DIST", tmp_path / "dist")
+    built: list[str] = []
+
+    def build(architecture: str) -> Path:
+        built.append(architecture)
+        return tmp_path / architecture
+
+    monkeypatch.setattr(release_wheels, "build", build)
+    monkeypatch.setattr(release_wheels, "smoke", lambda wheel: None)
+    monkeypatch.setattr(release_wheels, "has_target", lambda triple: triple.startswith("x86_64"))
+    monkeypatch.setattr(release_wheels, "has_zig", lambda: True)
+    assert release_wheels.main() == 0
+    assert built == ["x86_64"]
+    triple = "aarch64-unknown-linux-gnu"
+    assert capsys.readouterr().err == (
+        f"SKIPPED wheels: aarch64: no Rust target {triple} (rustup target add {triple})\n"
+    )
+
+    monkeypatch.setattr(release_wheels, "has_target", lambda triple: True)
+    monkeypatch.setattr(release_wheels, "has_zig", lambda: False)
+    assert release_wheels.main() == 1
+    assert built == ["x86_64"]
+    without = "no zig, with which cargo-zigbuild links (remove .venv-release and call make wheels again)"
+    assert capsys.readouterr().err == (
+        f"SKIPPED wheels: x86_64: {without}\nSKIPPED wheels: aarch64: {without}\nwheels: none was built\n"
+    )
+
+
+def test_cargo_zigbuild_is_asked_for_its_zig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_wheels, "SCRIPTS", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not release_wheels.has_zig()
+    program = tmp_path / "cargo-zigbuild"
+    for status in (1, 0):
+        program.write_text(f"#!/bin/sh\nexit {status}\n")
+        program.chmod(0o755)
+        assert release_wheels.has_zig() == (status == 0)
 
 
 def test_the_closing_lines_of_all_runners_are_added_up() -> None:
