@@ -8,6 +8,7 @@ whose purpose is FUSE can't pass without FUSE. The probes are in `NEEDS`; each a
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -90,6 +91,10 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 }
 
 
+#: Bytes that are free where tests write.
+ROOM = 3_000_000_000
+
+
 @cache
 def missing(name: str) -> str | None:
     """What the machine lacks for `name`, or None; asked once a run."""
@@ -106,6 +111,18 @@ def required() -> frozenset[str]:
 
 def pytest_configure() -> None:
     required()
+    # Disk tiers leave 1 GiB free, and keep nothing where less is: tests of them would fail without saying why.
+    place = tempfile.gettempdir()
+    if (free := shutil.disk_usage(place).free) < ROOM:
+        raise pytest.UsageError(
+            f"{place} has {free / 1e9:.1f} GB free, and the tests need {ROOM / 1e9:.0f}: make room, or set TMPDIR"
+        )
+
+
+def pytest_collection_finish() -> None:
+    # Each test ends with collections of garbage, which leave the modules that all of them have imported aside from here on.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,6 +13,7 @@ import multiprocessing.forkserver
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,10 @@ def home(bucket: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
     failed = getattr(request.node, "failed", False)
     pids = [agent.pid for agent in _agent._agents.values()]
     _agent._agents.clear()
-    # A pass that an error's traceback holds ends in the first collection, and what its threads had goes in the second.
+    # A pass that an error's traceback holds ends in the first collection, and what its threads had goes in the second. Torch waits in vain for workers
+    # that end in a collection.
+    if "torch.utils.data._utils" in sys.modules:
+        monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     for _ in range(2):
         gc.collect()
     # It lives on with the environment of the test that started it.

@@ -16,9 +16,11 @@ import servers
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 
-def run_with(tmp_path: Path, required: str) -> subprocess.CompletedProcess[str]:
+def run_with(tmp_path: Path, required: str, more: str = "") -> subprocess.CompletedProcess[str]:
     """Runs one test that needs `lacking`, which no machine has."""
-    (tmp_path / "conftest.py").write_text(CONFTEST.read_text() + "\nNEEDS['lacking'] = lambda: 'not to be had'\n")
+    (tmp_path / "conftest.py").write_text(
+        CONFTEST.read_text() + f"\nNEEDS['lacking'] = lambda: 'not to be had'\n{more}\n"
+    )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = needs(name): see conftest\n")
     (tmp_path / "test_one.py").write_text(
         "import pytest\n\n\n@pytest.mark.needs('lacking')\ndef test_one() -> None:\n    pass\n"
@@ -53,6 +55,12 @@ def test_an_unknown_requirement_is_refused(tmp_path: Path) -> None:
     done = run_with(tmp_path, "fusee")
     assert done.returncode != 0
     assert "unknown fusee" in done.stdout + done.stderr
+
+
+def test_a_disk_without_room_is_told_before_anything_runs(tmp_path: Path) -> None:
+    done = run_with(tmp_path, "", "ROOM = 1 << 60")
+    assert done.returncode == 4
+    assert re.search(r"has \d+\.\d GB free, and the tests need \d+: make room, or set TMPDIR", done.stderr)
 
 
 def test_a_server_that_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

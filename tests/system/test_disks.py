@@ -103,7 +103,7 @@ def test_training_goes_on_over_a_disk_without_room_and_says_so(volume: Volume, h
     for epoch in range(3):
         is_exact(made, epoch)
     assert volume.kept() < SIZE
-    assert f"{volume.path}/tier: the file system of the disk tier is full" in home.log()
+    assert f"{volume.path}/tier: its file system is full, but for the 1 GiB that stays free" in home.log()
 
 
 def test_room_for_some_is_filled_and_no_more(volume: Volume, home: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_up_in_an_epoch_is_a_warning_and_training_goes_on(
     begun = tuple(next(iterator)[0])
     volume.leave(0)
     is_exact(made, 0, begun, iterator)
-    told = rf"{volume.path}/tier: (the file system of the disk tier is full|No space left)"
+    told = rf"{volume.path}/tier: (its file system is full|No space left)"
     assert re.search(told, caplog.text + home.log())
     volume.give_back()
     for epoch in range(1, 3):

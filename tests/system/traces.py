@@ -19,6 +19,11 @@ def processes(home: Any) -> dict[int, str]:
     return found
 
 
-def shared() -> set[str]:
-    """Names in /dev/shm."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def shared(home: Any) -> set[Path]:
+    """Files in /dev/shm that such processes have mapped; others use the machine, too. What was mapped and is deleted leaves nothing."""
+    found = set()
+    for process in processes(home):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+            found |= {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line}
+    return {path for path in found if path.exists()}

@@ -87,7 +87,7 @@ pub enum Refusal {
     #[error("the disk tier is full")]
     Full,
     /// The file system has no room beyond what is to stay free.
-    #[error("the file system of the disk tier is full")]
+    #[error("its file system is full, but for the 1 GiB that stays free")]
     NoSpace,
     /// It is there already, or being written.
     #[error("the disk tier has the record")]

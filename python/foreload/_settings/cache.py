@@ -34,7 +34,7 @@ class Cache:
         ram: Memory for everything: kept samples, read-ahead and batches; 16 MB at least. Default: `FORELOAD_RAM`, otherwise half of what the
             machine and the cgroup leave, so that the model's own buffers have the other half.
         disk: Directories to keep samples in and the size of each, fastest first: `"/nvme/foreload:500GB"`. Default, and with None: `FORELOAD_DISK`,
-            otherwise no disk is used.
+            otherwise no disk is used. 1 GiB of each file system stays free: one that is fuller holds less, and a warning says so.
         batches: Of the memory, what is for collated batches on their way between processes. Default: an eighth, at most 1 GiB.
         staging: Of the memory, what is for samples that pass through. Default: the plan's.
 
