@@ -38,6 +38,8 @@ pub struct Settings {
     /// How many bytes of memory the bodies go to in turn (default 256 MiB: more than the caches
     /// of the CPU hold, as a loader's memory is).
     pub memory_bytes: usize,
+    /// Each body goes to memory that nobody has written yet, of which there is no end.
+    pub fresh: bool,
 }
 
 impl Settings {
@@ -53,6 +55,7 @@ impl Settings {
             ca_pem: None,
             connections: 64,
             memory_bytes: 256 << 20,
+            fresh: false,
         }
     }
 }
@@ -108,7 +111,14 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
     });
     let opening = (0..connections).map(|_| open(&shared.host, connector.as_ref()));
     let senders = futures::future::try_join_all(opening).await?;
-    let memory: Vec<Vec<u8>> = senders.iter().map(|_| touched(per_connection)).collect();
+    let new = |_| {
+        if shared.settings.fresh {
+            vec![0; per_connection]
+        } else {
+            touched(per_connection)
+        }
+    };
+    let memory: Vec<Vec<u8>> = senders.iter().map(new).collect();
     let clock = Clock::start();
     let tasks: Vec<_> = senders
         .into_iter()
@@ -158,9 +168,9 @@ where
     Ok(sender)
 }
 
-/// Reads range after range on one connection, into its memory from begin to end and around.
+/// Reads range after range on one connection, into its memory from begin to end and around; or on into new memory, and the old one stays.
 async fn read(shared: Rc<Shared>, mut sender: SendRequest<Empty<Bytes>>, mut memory: Vec<u8>) -> Result<(), Error> {
-    let mut at = 0;
+    let (mut at, mut filled) = (0, Vec::new());
     loop {
         let Some(range) = shared.waiting.borrow_mut().pop_front() else {
             return Ok(());
@@ -168,6 +178,10 @@ async fn read(shared: Rc<Shared>, mut sender: SendRequest<Empty<Bytes>>, mut mem
         let size = range.size as usize;
         if at + size > memory.len() {
             at = 0;
+            if shared.settings.fresh {
+                let new = vec![0; memory.len()];
+                filled.push(std::mem::replace(&mut memory, new));
+            }
         }
         let crc = fetch(&shared, &mut sender, &range, &mut memory[at..at + size]).await?;
         at += size;

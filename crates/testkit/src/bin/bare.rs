@@ -99,6 +99,9 @@ struct Get {
     /// How much memory the bodies go to in turn.
     #[arg(long, value_parser = human::bytes, default_value = "256MiB")]
     memory: u64,
+    /// Read into memory that nobody has written yet, pages of which the kernel has to find and clear.
+    #[arg(long)]
+    fresh: bool,
     #[command(flatten)]
     which: Which,
 }
@@ -126,6 +129,7 @@ impl Get {
         settings.region.clone_from(&self.region);
         settings.ca_pem = ca.map(|path| read(&path)).transpose()?;
         settings.memory_bytes = self.memory as usize;
+        settings.fresh = self.fresh;
         Ok(settings)
     }
 }
