@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class Agent:
     def subset(
         self,
         dataset: int,
-        samples: NDArray[np.uint64],
+        samples: NDArray[np.uint32] | NDArray[np.uint64] | NDArray[np.unsignedinteger[Any]],
         progress: Callable[[str, int, int | None], object] | None = None,
     ) -> tuple[int, Index, str]:
         """Some samples of a data set as a data set of its own; answers like `open`."""

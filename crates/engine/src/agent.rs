@@ -14,10 +14,10 @@ use crate::calls::{Call, JobStatus, Open, Reply};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::job::{Job, list_trouble};
+use crate::list::List;
 use crate::origin::Origins;
 use crate::pool::{Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
-use crate::slots;
 use aside::Work;
 use foreload_plan::action::Event;
 use rustc_hash::FxHashMap;
@@ -89,25 +89,24 @@ pub struct Agent {
 }
 
 /// A list that comes beside a call: its descriptor, and how many numbers are there.
-type List = (OwnedFd, u64);
+type Beside = (OwnedFd, u64);
 
 /// What a call says, its list included.
-async fn call_of(body: &str, list: Option<List>) -> Result<Call, Trouble> {
+async fn call_of(body: &str, list: Option<Beside>) -> Result<Call, Trouble> {
     let malformed = |why: String| Trouble::new("invalid", format!("malformed call: {why}"));
     let call = serde_json::from_str::<Call>(body).map_err(|error| malformed(error.to_string()))?;
-    match (call.list().is_some(), list) {
+    match (call.has_list(), list) {
         (false, None) => Ok(call),
         (true, Some((fd, count))) => {
-            let taken = tokio::task::spawn_blocking(move || slots::take_up(&fd, count)).await;
-            let list = taken.map_err(|error| Trouble::new("bug", error.to_string()))?;
-            let list = list.map_err(|error| match error.kind() {
+            let taken = tokio::task::spawn_blocking(move || call.with(fd, count)).await;
+            let call = taken.map_err(|error| Trouble::new("bug", error.to_string()))?;
+            call.map_err(|error| match error.kind() {
                 io::ErrorKind::OutOfMemory => Trouble::new(
                     "no-memory",
                     format!("this machine has no room for a list of {count} samples"),
                 ),
                 _ => malformed(format!("its list of {count} samples can't be read: {error}")),
-            })?;
-            Ok(call.with(list))
+            })
         }
         (true, None) => Err(malformed("its list is missing".to_owned())),
         (false, Some(_)) => Err(malformed("it has no list".to_owned())),
@@ -259,7 +258,7 @@ impl Agent {
         CURRENT.with(|current| current.borrow().clone())
     }
 
-    fn take(self: &Rc<Self>, connection: &Rc<Connection>, ask: Ask, list: Option<List>) {
+    fn take(self: &Rc<Self>, connection: &Rc<Connection>, ask: Ask, list: Option<Beside>) {
         let find = |job: u32| self.jobs.borrow().get(&job).cloned();
         let gone = |id: u64| {
             let body =
@@ -391,7 +390,7 @@ impl Agent {
         whole
     }
 
-    async fn answer(self: Rc<Self>, connection: Rc<Connection>, id: u64, body: String, list: Option<List>) {
+    async fn answer(self: Rc<Self>, connection: Rc<Connection>, id: u64, body: String, list: Option<Beside>) {
         let answered = match call_of(&body, list).await {
             Ok(call) => Rc::clone(&self).call(&connection, id, call).await,
             Err(trouble) => Err(trouble),
@@ -406,7 +405,11 @@ impl Agent {
                 connection.say(&say);
                 Ok(())
             }
-            Fds::Index(dataset) => connection.say_with(&say, &[dataset.shared.as_fd()]).await,
+            Fds::Index(dataset) => {
+                let list = dataset.list.as_ref().and_then(List::fd);
+                let fds: Vec<BorrowedFd<'_>> = std::iter::once(dataset.shared.as_fd()).chain(list).collect();
+                connection.say_with(&say, &fds).await
+            }
             Fds::Arenas(job) => {
                 let batches = job.batches.borrow().shared();
                 connection

@@ -1,7 +1,8 @@
 //! The calls of the protocol: what a client asks once per data set or job, and the answers, as JSON.
 //!
-//! Lists of samples are as long as data sets are, and no JSON: they travel beside it ([`Call::list`]).
+//! Lists of samples are as long as data sets are, and no JSON: they travel beside it ([`List`]).
 
+use crate::list::{List, take_up};
 use foreload_plan::Digest;
 use foreload_plan::action::Load;
 use foreload_plan::flow::ConcurrencySettings;
@@ -11,6 +12,8 @@ use foreload_plan::scheduler::Gauges;
 use foreload_plan::spec::{OrderKind, OrderSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,7 +36,7 @@ pub enum Call {
         dataset: u32,
         /// Its samples, in their new order.
         #[serde(skip)]
-        samples: Vec<u64>,
+        samples: List,
     },
     /// This connection's process has a data set that another one opened, its parent; it stays open for it.
     Hold {
@@ -71,32 +74,49 @@ pub enum Call {
 }
 
 impl Call {
-    /// What travels beside the JSON.
+    /// Whether a list travels beside the JSON.
     #[must_use]
-    pub fn list(&self) -> Option<&[u64]> {
+    pub fn has_list(&self) -> bool {
         match self {
-            Call::Subset { samples, .. } | Call::Supply { samples, .. } => Some(samples),
-            Call::Attach(attach) => match &attach.order.kind {
-                OrderKind::Explicit { list } => Some(list),
-                _ => None,
-            },
-            _ => None,
+            Call::Subset { .. } | Call::Supply { .. } => true,
+            Call::Attach(attach) => matches!(attach.order.kind, OrderKind::Explicit { .. }),
+            _ => false,
         }
     }
 
-    /// The same call with a list that came beside it.
-    #[must_use]
-    pub fn with(mut self, list: Vec<u64>) -> Self {
+    /// Lays down what travels beside the JSON.
+    ///
+    /// # Errors
+    /// As [`List::new`].
+    pub fn list(&self) -> io::Result<Option<List>> {
+        match self {
+            Call::Subset { samples, .. } if samples.fd().is_some() => Ok(Some(samples.clone())),
+            Call::Subset { .. } => List::new(&[]).map(Some),
+            Call::Supply { samples, .. } => List::new(samples).map(Some),
+            Call::Attach(attach) => match &attach.order.kind {
+                OrderKind::Explicit { list } => List::new(list).map(Some),
+                _ => Ok(None),
+            },
+            _ => Ok(None),
+        }
+    }
+
+    /// The same call with the list of `count` numbers that came beside it.
+    ///
+    /// # Errors
+    /// As [`List::of`].
+    pub fn with(mut self, fd: OwnedFd, count: u64) -> io::Result<Self> {
         match &mut self {
-            Call::Subset { samples, .. } | Call::Supply { samples, .. } => *samples = list,
+            Call::Subset { samples, .. } => *samples = List::of(fd, count)?,
+            Call::Supply { samples, .. } => *samples = take_up(&fd, count)?,
             Call::Attach(attach) => {
-                if let OrderKind::Explicit { list: own } = &mut attach.order.kind {
-                    *own = list.into();
+                if let OrderKind::Explicit { list } = &mut attach.order.kind {
+                    *list = take_up(&fd, count)?.into();
                 }
             }
             _ => {}
         }
-        self
+        Ok(self)
     }
 
     /// As JSON, without the list.
@@ -104,8 +124,12 @@ impl Call {
     /// # Errors
     /// What the values can't be written for.
     pub fn body(&self) -> serde_json::Result<String> {
-        match (self, self.list()) {
-            (Call::Attach(_), Some(_)) => serde_json::to_string(&self.clone().with(Vec::new())),
+        match self {
+            Call::Attach(attach) if self.has_list() => {
+                let mut attach = attach.clone();
+                attach.order.kind = OrderKind::Explicit { list: [].into() };
+                serde_json::to_string(&Call::Attach(attach))
+            }
             _ => serde_json::to_string(self),
         }
     }
@@ -236,12 +260,14 @@ pub enum Reply {
         /// This connection's id, which hand-overs name.
         connection: u64,
     },
-    /// An opened data set. Carries one fd: the index.
+    /// An opened data set. Carries an fd, the index, and of a choice a second one, its list.
     Opened {
         /// Its id.
         dataset: u32,
         /// Bytes of the index.
         index_bytes: u64,
+        /// Which samples of the index it is, if not all of them.
+        chosen: Option<Chosen>,
         /// Where the index came from: `listed`, `cache`, `saved`, `updated`, `subset`.
         origin: String,
         /// What an update found: objects unchanged, added, changed, removed.
@@ -279,6 +305,17 @@ pub enum Reply {
     },
     /// It failed.
     Failed(crate::protocol::Trouble),
+}
+
+/// Some samples of an index, but for the list of their numbers there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chosen {
+    /// How many.
+    pub samples: u64,
+    /// Names them, as an index of these samples alone.
+    pub digest: Digest,
+    /// Objects that they lie in.
+    pub objects: u64,
 }
 
 /// How far a long call is.

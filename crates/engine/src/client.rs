@@ -10,17 +10,18 @@ mod attached;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleave;
 mod mailbox;
+mod opened;
 mod peer;
 mod start;
 #[cfg(test)]
 mod tests;
 
 pub use attached::Attached;
+pub use opened::Opened;
 pub use start::{Place, own_directory};
 
 use crate::calls::{Call, Progress, Reply};
 use crate::protocol::{Ask, MAX_FRAME, Say, Sent, Trouble, VERSION};
-use crate::slots;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use foreload_plan::action::Handle;
@@ -203,16 +204,13 @@ impl Client {
     ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let body = call.body().map_err(|e| ClientError::NoAgent(e.to_string()))?;
-        match call.list() {
+        let list = call.list().map_err(|e| {
+            let message = format!("laying down a list of samples for the agent: {e}");
+            ClientError::Trouble(Trouble::new("no-memory", message))
+        })?;
+        match list.as_ref().and_then(|list| Some((list.numbers().len(), list.fd()?))) {
             None => self.send(&Ask::Call { id, body })?,
-            Some(list) => {
-                let fd = slots::lay_down(list).map_err(|e| {
-                    let message = format!("laying down a list of {} samples for the agent: {e}", list.len());
-                    ClientError::Trouble(Trouble::new("no-memory", message))
-                })?;
-                let count = list.len() as u64;
-                self.send_with(&Ask::CallWith { id, count, body }, &[fd.as_fd()])?;
-            }
+            Some((count, fd)) => self.send_with(&Ask::CallWith { id, count, body }, &[fd])?,
         }
         let mut told = || {
             let waiting = lock(&self.inbox).progress.remove(&id).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! An opened data set: its index and the source of its bytes.
 
 use crate::calls::{Open, Progress};
+use crate::list::List;
 use crate::protocol::Trouble;
 use crate::slots::Shared;
 use foreload_plan::Digest;
@@ -9,6 +10,7 @@ use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
 use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, content_key};
 use foreload_store::{Credentials, Index, Source, SourceOptions};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A data set, opened.
 pub struct Dataset {
@@ -18,8 +20,10 @@ pub struct Dataset {
     pub index: Index,
     /// Where the bytes are.
     pub source: Source,
-    /// The index for clients to map.
-    pub shared: Shared,
+    /// The index for clients to map; of a choice, the one that it is of, and its list.
+    pub shared: Arc<Shared>,
+    /// Which samples of the index it is, for clients to map; `None`: all.
+    pub list: Option<List>,
     /// Where the index came from.
     pub origin: &'static str,
     /// What an update found.
@@ -155,12 +159,13 @@ impl Dataset {
         } = find_index(&open, &options, cache_dir, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
         let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
-        let shared = shared(&index)?;
+        let shared = Arc::new(shared(&index)?);
         Ok(Dataset {
             open,
             index,
             source,
             shared,
+            list: None,
             origin,
             changes,
             index_etag,
@@ -180,14 +185,15 @@ impl Dataset {
         Ok(meta.etag == self.index_etag)
     }
 
-    /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both.
+    /// Some of its samples, as a data set of its own. Ranges and objects stay what they are, so the disk tier serves both, and the index is the same memory.
     #[must_use]
-    pub fn part(&self, index: Index, shared: Shared) -> Self {
+    pub fn part(&self, index: Index, list: List) -> Self {
         Dataset {
             open: self.open.clone(),
             index,
             source: self.source.clone(),
-            shared,
+            shared: Arc::clone(&self.shared),
+            list: Some(list),
             origin: "subset",
             changes: None,
             index_etag: None,

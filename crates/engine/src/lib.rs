@@ -15,6 +15,7 @@ pub mod dataset;
 pub mod disk;
 pub mod env;
 pub mod job;
+pub mod list;
 pub mod memory;
 pub mod origin;
 pub mod pool;

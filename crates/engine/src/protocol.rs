@@ -8,7 +8,7 @@ use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
 /// More samples are not delivered at once: a frame has no room for them.
@@ -26,7 +26,7 @@ pub enum Ask {
         /// [`Call`](crate::calls::Call) as JSON.
         body: String,
     },
-    /// A call with a list of any length: a descriptor with so many numbers (u64) comes with the frame.
+    /// A call with a list of any length: a descriptor with so many numbers, of 4 or of 8 bytes each, comes with the frame.
     CallWith {
         /// As of a [`Ask::Call`].
         id: u64,

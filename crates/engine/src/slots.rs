@@ -122,61 +122,6 @@ impl AsRef<[u8]> for Mapping {
     }
 }
 
-/// A list of numbers in memory that another process can read.
-///
-/// # Errors
-/// What the system says when it has no memory or descriptors left.
-pub fn lay_down(numbers: &[u64]) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("foreload-list", MemfdFlags::CLOEXEC)?;
-    let mut bytes = Vec::with_capacity(8 * LIST_PART.min(numbers.len()));
-    for part in numbers.chunks(LIST_PART) {
-        bytes.clear();
-        bytes.extend(part.iter().flat_map(|number| number.to_le_bytes()));
-        let mut rest = &bytes[..];
-        while !rest.is_empty() {
-            match rustix::io::write(&fd, rest) {
-                Ok(count) => rest = &rest[count..],
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-    Ok(fd)
-}
-
-/// Reads a list of `count` numbers that another process laid down. It is copied: whoever has the descriptor may still write there.
-///
-/// # Errors
-/// `UnexpectedEof`: there are fewer. `OutOfMemory`: more than this machine has room for. Else what the system says.
-pub fn take_up(fd: &OwnedFd, count: u64) -> io::Result<Vec<u64>> {
-    let there = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0) / 8;
-    if there < count {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    if crate::memory::available_bytes().is_some_and(|left| left / 8 < count) {
-        return Err(io::ErrorKind::OutOfMemory.into());
-    }
-    let (mut numbers, mut bytes) = (Vec::with_capacity(count as usize), vec![0; 8 * LIST_PART]);
-    while (numbers.len() as u64) < count {
-        let part = (count - numbers.len() as u64).min(LIST_PART as u64) as usize;
-        let (mut done, at) = (0, 8 * numbers.len() as u64);
-        while done < 8 * part {
-            match rustix::io::pread(fd, &mut bytes[done..8 * part], at + done as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => done += read,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let (words, _) = bytes[..8 * part].as_chunks();
-        numbers.extend(words.iter().map(|word| u64::from_le_bytes(*word)));
-    }
-    Ok(numbers)
-}
-
-/// Numbers that are read or written at once: 512 KB.
-const LIST_PART: usize = 1 << 16;
-
 /// What a page is; larger ones are multiples of it.
 const PAGE_BYTES: u64 = 4096;
 
@@ -349,21 +294,6 @@ mod tests {
         );
         arena.write(8192, &[3; 5000]).expect("inside");
         assert_eq!(arena.map().bytes(13_191, 2), Some(&[3, 0][..]));
-    }
-
-    #[test]
-    fn a_list_is_taken_up_as_it_was_laid_down() {
-        for count in [0, 1, 65_535, 65_536, 200_003] {
-            let list: Vec<u64> = (0..count).map(|at| at << 40 | at).collect();
-            let fd = lay_down(&list).expect("a memfd");
-            assert!(take_up(&fd, count).expect("all of it") == list);
-            let error = take_up(&fd, count + 1).expect_err("more than there is");
-            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-        }
-        let fd = lay_down(&[1]).expect("a memfd");
-        rustix::fs::ftruncate(&fd, 1 << 50).expect("sparse");
-        let error = take_up(&fd, 1 << 47).expect_err("a petabyte");
-        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

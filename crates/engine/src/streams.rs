@@ -8,6 +8,7 @@ use foreload_plan::catalog::Spans;
 use foreload_plan::{Digest, DigestBuilder};
 use foreload_store::Index;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The data sets of a job.
 pub struct Streams {
@@ -103,12 +104,22 @@ impl Streams {
         self.parts.iter().map(|part| part.index.objects()).sum::<u64>() < self.len()
     }
 
-    /// Bytes of their indexes: the agent's own, and those that it shares.
+    /// Bytes of their indexes: the agent's own, and those that it shares. Data sets that are choices of one index share it, and have a list each.
     #[must_use]
     pub fn index_bytes(&self) -> u64 {
-        let is_first = |at: &usize| !self.parts[..*at].iter().any(|part| Rc::ptr_eq(part, &self.parts[*at]));
-        let own = (0..self.parts.len()).filter(is_first);
-        own.map(|at| 2 * self.parts[at].index.as_bytes().len() as u64).sum()
+        let is_first = |at: usize, is_same: fn(&Dataset, &Dataset) -> bool| {
+            !self.parts[..at].iter().any(|part| is_same(part, &self.parts[at]))
+        };
+        let mut bytes = 0;
+        for (at, part) in self.parts.iter().enumerate() {
+            if is_first(at, |one, other| Arc::ptr_eq(&one.shared, &other.shared)) {
+                bytes += 2 * part.index.as_bytes().len();
+            }
+            if is_first(at, |one, other| std::ptr::eq(one, other)) {
+                bytes += part.index.numbers().map_or(0, |numbers| numbers.as_bytes().len());
+            }
+        }
+        bytes as u64
     }
 
     /// Their indexes.

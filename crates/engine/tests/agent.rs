@@ -4,6 +4,8 @@
 
 #[path = "agent/actors.rs"]
 mod actors;
+#[path = "agent/choices.rs"]
+mod choices;
 #[path = "agent/faults.rs"]
 mod faults;
 #[path = "agent/lists.rs"]
@@ -15,9 +17,9 @@ mod pools;
 
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, Stats};
-use foreload_engine::client::{Attached, Client, ClientError, Place};
+use foreload_engine::client::{Attached, Client, ClientError, Opened, Place};
+use foreload_engine::list::List;
 use foreload_engine::protocol::{Ask, Sent};
-use foreload_engine::slots::Mapping;
 use foreload_engine::streams;
 use foreload_plan::Digest;
 use foreload_plan::flow::ConcurrencySettings;
@@ -28,7 +30,7 @@ use foreload_plan::split::Split;
 use foreload_store::Index;
 use foreload_testkit::bucket::{Bucket, Class, Fault, Profile, Settings};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -158,7 +160,7 @@ impl Node {
     fn chosen(&self, dataset: u32, samples: &[u64]) -> (u32, Index) {
         let call = Call::Subset {
             dataset,
-            samples: samples.to_vec(),
+            samples: list(samples),
         };
         opened(self.client().call(&call, &mut calm()).expect("chosen"))
     }
@@ -247,16 +249,13 @@ impl Node {
 }
 
 /// An opened data set: its number, and its index mapped.
-fn opened((reply, fds): (Reply, Vec<OwnedFd>)) -> (u32, Index) {
-    let Reply::Opened {
-        dataset, index_bytes, ..
-    } = reply
-    else {
-        panic!("{reply:?}")
-    };
-    let map = Mapping::new(fds[0].as_fd(), index_bytes, false).expect("mapped");
-    let index = Index::from_bytes(bytes::Bytes::from_owner(map)).expect("index");
-    (dataset, index)
+fn opened(answer: (Reply, Vec<OwnedFd>)) -> (u32, Index) {
+    let opened = Opened::of(answer).expect("opened");
+    (opened.dataset, opened.index)
+}
+
+fn list(samples: &[u64]) -> List {
+    List::new(samples).expect("laid down")
 }
 
 /// Reads an epoch of rank 0 and compares order and bytes.
@@ -578,7 +577,7 @@ fn a_data_set_that_nobody_holds_is_let_go_and_one_that_is_listed_again_unchanged
     let reader = node.another();
     let part = Call::Subset {
         dataset: first,
-        samples: vec![3, 1],
+        samples: list(&[3, 1]),
     };
     let subset = |client: &Client| match client.call(&part, &mut calm()).expect("chosen") {
         (Reply::Opened { dataset, .. }, _) => dataset,
@@ -589,7 +588,7 @@ fn a_data_set_that_nobody_holds_is_let_go_and_one_that_is_listed_again_unchanged
     let other = node.another();
     let whole = Call::Subset {
         dataset: first,
-        samples: vec![5],
+        samples: list(&[5]),
     };
     let alone = match other.call(&whole, &mut calm()).expect("chosen") {
         (Reply::Opened { dataset, .. }, _) => dataset,

@@ -3,15 +3,19 @@
 use crate::errors::{from_client, invalid, numbers, waiting};
 use crate::index::Index;
 use crate::job::Job;
-use foreload_engine::calls::{Attach, Call, Open, Progress, Reply};
-use foreload_engine::client::{Attached, Client, Place};
+use foreload_engine::calls::{Attach, Call, Open, Progress};
+use foreload_engine::client::{Attached, Client, Opened, Place};
 use foreload_engine::env;
-use foreload_engine::slots::Mapping;
+use foreload_engine::list::{List, NewList};
+use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
-use std::os::fd::AsFd;
+use pyo3::types::PySlice;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Numbers of an array that are copied at once.
+const PART: usize = 1 << 16;
 
 /// A connection to this node's agent, which it starts if there is none.
 #[pyclass(frozen, module = "foreload._core")]
@@ -36,6 +40,28 @@ pub fn told(client: &Client) -> Vec<(String, String, Option<u64>)> {
     notices
         .map(|trouble| (trouble.kind, trouble.message, trouble.sample))
         .collect()
+}
+
+/// Lays down numbers from an array of unsigned 32-bit or 64-bit ones, part by part: no other copy is made.
+fn list(array: &Bound<'_, PyAny>) -> PyResult<List> {
+    match PyBuffer::<u32>::get(array) {
+        Ok(_) => laid_down(array, u32::to_le_bytes),
+        Err(_) => laid_down(array, u64::to_le_bytes),
+    }
+}
+
+fn laid_down<T: Element + Copy, const WIDTH: usize>(
+    array: &Bound<'_, PyAny>,
+    packed: impl Fn(T) -> [u8; WIDTH],
+) -> PyResult<List> {
+    let (mut list, count) = (NewList::new()?, array.len()?);
+    for from in (0..count).step_by(PART) {
+        let to = count.min(from + PART);
+        let part = array.get_item(PySlice::new(array.py(), from as isize, to as isize, 1))?;
+        let part = PyBuffer::<T>::get(&part)?.to_vec(array.py())?;
+        list.extend(&part, |number| packed(*number))?;
+    }
+    Ok(list.finish(count as u64)?)
 }
 
 #[pymethods]
@@ -102,7 +128,7 @@ impl Agent {
         samples: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(u32, Index, String)> {
-        let samples = numbers(samples)?;
+        let samples = list(samples)?;
         self.opened(py, &Call::Subset { dataset, samples }, progress)
     }
 
@@ -139,20 +165,7 @@ impl Agent {
 impl Agent {
     fn opened(&self, py: Python<'_>, call: &Call, progress: Option<Py<PyAny>>) -> PyResult<(u32, Index, String)> {
         let mut tell = teller(progress);
-        let (reply, fds) = waiting(py, |pulse| self.client.call_with(call, pulse, &mut tell))?;
-        let (
-            Reply::Opened {
-                dataset,
-                index_bytes,
-                origin,
-                ..
-            },
-            Some(fd),
-        ) = (&reply, fds.first())
-        else {
-            return Err(invalid(format!("unexpected answer {reply:?}")));
-        };
-        let map = Mapping::new(fd.as_fd(), *index_bytes, false).map_err(invalid)?;
-        Ok((*dataset, Index::mapped(map)?, origin.clone()))
+        let opened = waiting(py, |pulse| Opened::new(&self.client, call, pulse, &mut tell))?;
+        Ok((opened.dataset, Index::new(opened.index), opened.origin))
     }
 }

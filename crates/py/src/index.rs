@@ -1,7 +1,6 @@
 //! The index of a data set, from Python.
 
 use crate::errors::invalid;
-use foreload_engine::slots::Mapping;
 use foreload_store as store;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -16,10 +15,8 @@ type Place = (String, u64, u64, u64, Option<String>);
 
 impl Index {
     /// The index that the agent shares.
-    pub fn mapped(map: Mapping) -> PyResult<Self> {
-        store::Index::from_trusted_bytes(bytes::Bytes::from_owner(map))
-            .map(Index)
-            .map_err(invalid)
+    pub fn new(index: store::Index) -> Self {
+        Index(index)
     }
 
     fn check(&self, sample: u64) -> PyResult<u64> {
@@ -79,9 +76,11 @@ impl Index {
         self.0.classes().into_iter().map(str::to_owned).collect()
     }
 
+    /// Bytes of the index, and of the list of a choice.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.0.as_bytes().len()
+        let list = self.0.numbers().map_or(0, |numbers| numbers.as_bytes().len());
+        self.0.as_bytes().len() + list
     }
 
     /// Bytes of all samples.
@@ -143,8 +142,9 @@ impl Index {
         PyBytes::new(py, &bytes)
     }
 
-    /// The index file.
-    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.0.as_bytes())
+    /// The index file; of a choice, that of an index of its own.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let alone = py.detach(|| self.0.alone()).map_err(invalid)?;
+        Ok(PyBytes::new(py, alone.as_bytes()))
     }
 }

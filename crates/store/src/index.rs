@@ -14,19 +14,23 @@
 //! other. They lie in sections that no other index has.
 
 mod builder;
+mod choice;
 mod column;
+mod digest;
 mod etags;
 mod keys;
 mod layout;
-mod select;
+mod numbers;
 
 pub(crate) use etags::bare_etag;
 
 pub use builder::{IndexBuilder, NewField, NewObject, NewSample};
+pub use numbers::Numbers;
 
 use crate::format::{Format, Note};
 use crate::{Error, Result};
 use bytes::Bytes;
+use choice::Choice;
 use layout::{Layout, Section, damaged};
 use std::sync::Arc;
 
@@ -36,10 +40,11 @@ pub const MAX_SAMPLES: u64 = 1 << 40;
 /// Most ranges of a sample: each is a request of its own.
 pub const MAX_RANGES: u64 = 1 << 14;
 
-/// An immutable index; clones share the bytes.
+/// An immutable index, or a choice of samples of one; clones share the bytes.
 #[derive(Debug, Clone)]
 pub struct Index {
     inner: Arc<Inner>,
+    choice: Option<Arc<Choice>>,
 }
 
 #[derive(Debug)]
@@ -116,13 +121,13 @@ impl<'a> SampleRef<'a> {
     /// What it is called inside its object, such as WebDataset's `__key__`; `None` when the object's key is name enough.
     #[must_use]
     pub fn name(&self) -> Option<String> {
-        self.index.name(self.id)
+        self.index.name_at(self.id)
     }
 
     /// Its fields: name, first byte relative to the sample, bytes. One field `""` covers a sample without parts.
     #[must_use]
     pub fn fields(&self) -> Fields<'a> {
-        self.index.fields(self.id, self.length)
+        self.index.fields_at(self.id, self.length)
     }
 }
 
@@ -205,10 +210,12 @@ impl Index {
                 format,
                 uniform_fields,
             }),
+            choice: None,
         })
     }
 
-    /// The whole index, as [`Index::from_bytes`] takes it: write this to a file or into shared memory.
+    /// The index file, as [`Index::from_bytes`] takes it: write this to a file or into shared memory. Of a choice that of
+    /// the index it is of; [`Index::alone`] makes it one of its own.
     #[must_use]
     pub fn as_bytes(&self) -> &Bytes {
         &self.inner.file
@@ -217,7 +224,9 @@ impl Index {
     /// Number of samples.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.inner.layout.header.samples
+        self.choice
+            .as_ref()
+            .map_or(self.inner.layout.header.samples, |choice| choice.numbers.len())
     }
 
     /// Whether there is no sample.
@@ -226,10 +235,12 @@ impl Index {
         self.len() == 0
     }
 
-    /// Number of objects.
+    /// Number of objects; of a choice those that its samples lie in, which keep the numbers that they have in the whole index.
     #[must_use]
     pub fn objects(&self) -> u64 {
-        self.inner.layout.header.objects
+        self.choice
+            .as_ref()
+            .map_or(self.inner.layout.header.objects, |choice| choice.objects)
     }
 
     /// Digest of the data set: keys, sizes, ETags, ranges, fields and labels, in order.
@@ -237,7 +248,9 @@ impl Index {
     /// It depends on neither the root URL nor checksums, so a moved copy and an index with checksums added keep it.
     #[must_use]
     pub fn digest(&self) -> [u8; 16] {
-        self.inner.layout.header.digest
+        self.choice
+            .as_ref()
+            .map_or(self.inner.layout.header.digest, |choice| choice.digest)
     }
 
     /// URL that the objects' keys are relative to, without a trailing slash.
@@ -293,15 +306,16 @@ impl Index {
     /// `Invalid` when there is no such sample; `Corrupt` when a damaged index places it outside its object.
     pub fn sample(&self, i: u64) -> Result<SampleRef<'_>> {
         if i >= self.len() {
-            return Err(Error::invalid(format!(
-                "there is no sample {i}: the data set has {}",
-                self.len()
-            )));
+            return Err(self.no_sample(i));
         }
-        let object = self.object_of(i);
-        let offset = self.column_or(Section::SampleOffset, i, 0);
-        let length = self.length(i);
-        let several = self.span(i);
+        let id = self.number(i);
+        if id >= self.inner.layout.header.samples {
+            return Err(damaged(&format!("sample {i} of a choice is none of it")));
+        }
+        let object = self.object_at(id);
+        let offset = self.column_or(Section::SampleOffset, id, 0);
+        let length = self.length_at(id);
+        let several = self.span(id);
         let is_inside = |range: &ObjectRange| {
             let size = self.at(Section::Sizes, range.object);
             let end = range.offset.checked_add(range.length);
@@ -322,12 +336,16 @@ impl Index {
             object,
             offset,
             length,
-            label: self.label(i),
-            crc32c: self.crc32c(i),
+            label: self.label_at(id),
+            crc32c: self.crc32c_at(id),
             index: self,
-            id: i,
+            id,
             several,
         })
+    }
+
+    fn no_sample(&self, i: u64) -> Error {
+        Error::invalid(format!("there is no sample {i}: the data set has {}", self.len()))
     }
 
     /// Object `o`.
@@ -335,10 +353,10 @@ impl Index {
     /// # Errors
     /// `Invalid` when there is no such object; `Corrupt` when the index is damaged.
     pub fn object(&self, o: u64) -> Result<ObjectRef> {
-        if o >= self.objects() {
+        let objects = self.inner.layout.header.objects;
+        if o >= objects {
             return Err(Error::invalid(format!(
-                "there is no object {o}: the data set has {}",
-                self.objects()
+                "there is no object {o}: the data set has {objects}"
             )));
         }
         let broken = || damaged(&format!("object {o} cannot be read"));
@@ -359,32 +377,69 @@ impl Index {
     #[inline]
     #[must_use]
     pub fn length(&self, i: u64) -> u64 {
-        match self.inner.layout.column(Section::SampleLength) {
-            Some(column) => column.get(&self.inner.file, i).unwrap_or(0),
-            None => self.at(Section::Sizes, self.object_of(i)).unwrap_or(0),
-        }
+        self.length_at(self.number(i))
     }
 
     /// Label of sample `i`.
     #[inline]
     #[must_use]
     pub fn label(&self, i: u64) -> Option<i64> {
-        let coded = self.at(Section::Labels, i)?.checked_sub(1)?;
-        Some((coded >> 1) as i64 ^ -((coded & 1) as i64))
+        self.label_at(self.number(i))
     }
 
     /// Whether sample `i` is several ranges.
     #[inline]
     #[must_use]
     pub fn is_several(&self, i: u64) -> bool {
-        !self.span(i).is_empty()
+        !self.span(self.number(i)).is_empty()
     }
 
-    /// Numbers of the ranges of sample `i`; none: it is one range, as its own columns say. What can't be read is more than any sample may have.
+    /// The number of sample `i` in the file. Where there is no such sample, it may be one that no sample of the file has.
     #[inline]
-    fn span(&self, i: u64) -> std::ops::Range<u64> {
+    fn number(&self, i: u64) -> u64 {
+        match &self.choice {
+            None => i,
+            Some(choice) => choice.numbers.get(i).unwrap_or(u64::MAX),
+        }
+    }
+
+    // What follows takes numbers of the file.
+
+    #[inline]
+    fn length_at(&self, id: u64) -> u64 {
+        match self.inner.layout.column(Section::SampleLength) {
+            Some(column) => column.get(&self.inner.file, id).unwrap_or(0),
+            None => self.at(Section::Sizes, self.object_at(id)).unwrap_or(0),
+        }
+    }
+
+    #[inline]
+    fn label_at(&self, id: u64) -> Option<i64> {
+        let coded = self.at(Section::Labels, id)?.checked_sub(1)?;
+        Some((coded >> 1) as i64 ^ -((coded & 1) as i64))
+    }
+
+    #[inline]
+    fn object_at(&self, id: u64) -> u64 {
+        self.column_or(Section::SampleObject, id, id)
+    }
+
+    #[inline]
+    fn crc32c_at(&self, id: u64) -> Option<u32> {
+        u32::try_from(self.at(Section::Checksums, id)?.checked_sub(1)?).ok()
+    }
+
+    fn name_at(&self, id: u64) -> Option<String> {
+        let text = blob(&self.inner.file, &self.inner.layout, Section::SampleNameText);
+        let start = usize::try_from(self.at(Section::SampleNameBlocks, id / keys::BLOCK)?).ok()?;
+        keys::read(text.get(start..)?, id % keys::BLOCK).filter(|name| !name.is_empty())
+    }
+
+    /// Numbers of its ranges; none: it is one range, as its own columns say. What can't be read is more than any sample may have.
+    #[inline]
+    fn span(&self, id: u64) -> std::ops::Range<u64> {
         match self.inner.layout.column(Section::RangeStarts) {
-            Some(starts) => starts.span(&self.inner.file, i).unwrap_or(0..u64::MAX),
+            Some(starts) => starts.span(&self.inner.file, id).unwrap_or(0..u64::MAX),
             None => 0..0,
         }
     }
@@ -401,20 +456,24 @@ impl Index {
     #[inline]
     #[must_use]
     pub fn object_of(&self, i: u64) -> u64 {
-        self.column_or(Section::SampleObject, i, i)
+        self.object_at(self.number(i))
     }
 
-    /// Whether several samples may lie in one object; false: sample `i` is all of object `i`.
+    /// Whether several samples may lie in one object; false: each has an object of its own.
     #[must_use]
     pub fn shares_objects(&self) -> bool {
-        self.inner.layout.column(Section::SampleObject).is_some()
+        let has = |section| self.inner.layout.column(section).is_some();
+        match &self.choice {
+            None => has(Section::SampleObject),
+            Some(choice) => has(Section::RangeStarts) || choice.objects < choice.numbers.len(),
+        }
     }
 
     /// CRC-32C of the bytes of sample `i`, when the index was built with checksums.
     #[inline]
     #[must_use]
     pub fn crc32c(&self, i: u64) -> Option<u32> {
-        u32::try_from(self.at(Section::Checksums, i)?.checked_sub(1)?).ok()
+        self.crc32c_at(self.number(i))
     }
 
     /// Key of sample `i` in caches that several data sets and jobs share: a hash of the object's URL, its ETag (or
@@ -439,28 +498,30 @@ impl Index {
     /// What sample `i` is called inside its object; `None` when it has no name of its own.
     #[must_use]
     pub fn name(&self, i: u64) -> Option<String> {
-        let text = blob(&self.inner.file, &self.inner.layout, Section::SampleNameText);
-        let start = usize::try_from(self.at(Section::SampleNameBlocks, i / keys::BLOCK)?).ok()?;
-        keys::read(text.get(start..)?, i % keys::BLOCK).filter(|name| !name.is_empty())
+        self.name_at(self.number(i))
     }
 
     /// Key of object `o`, relative to the root.
     fn key(&self, o: u64) -> Option<String> {
-        let text = blob(&self.inner.file, &self.inner.layout, Section::KeyText);
-        let start = usize::try_from(self.at(Section::KeyBlocks, o / keys::BLOCK)?).ok()?;
-        keys::read(text.get(start..)?, o % keys::BLOCK)
+        keys::read(self.key_block(o / keys::BLOCK)?, o % keys::BLOCK)
     }
 
-    fn fields(&self, i: u64, length: u64) -> Fields<'_> {
+    /// The bytes from a block of keys on.
+    fn key_block(&self, block: u64) -> Option<&[u8]> {
+        let text = blob(&self.inner.file, &self.inner.layout, Section::KeyText);
+        text.get(usize::try_from(self.at(Section::KeyBlocks, block)?).ok()?..)
+    }
+
+    fn fields_at(&self, id: u64, length: u64) -> Fields<'_> {
         let stored = self.inner.layout.column(Section::SampleSchema).and_then(|schema| {
-            let schema = schema.get(&self.inner.file, i)?;
+            let schema = schema.get(&self.inner.file, id)?;
             let names = self
                 .inner
                 .layout
                 .column(Section::SchemaStarts)?
                 .span(&self.inner.file, schema)?;
-            let first = self.column_or(Section::SampleFields, i, i.checked_mul(self.inner.uniform_fields)?);
-            Some((names, first))
+            let uniform = id.checked_mul(self.inner.uniform_fields)?;
+            Some((names, self.column_or(Section::SampleFields, id, uniform)))
         });
         let (names, next) = stored.unwrap_or((0..0, 0));
         let whole = names.is_empty();
@@ -514,6 +575,11 @@ pub fn content_key(root: &str, object: &ObjectRef, range: std::ops::Range<u64>) 
         part(&number.to_le_bytes());
     }
     first_half(hash.finish().as_ref())
+}
+
+/// A label as the index has it: zigzag, plus 1; 0 for none.
+fn coded_label(label: Option<i64>) -> u64 {
+    label.map_or(0, |label| ((label << 1 ^ label >> 63) as u64).wrapping_add(1))
 }
 
 fn first_half(digest: &[u8]) -> [u8; 16] {

@@ -70,7 +70,7 @@ class Source:
         cache_dir: The agent's cache directory.
         call: The fields of the agent's `open` call.
         credentials: Where its credentials come from, if not from the options.
-        samples: Which samples of it make up the data set; None: all.
+        samples: Which samples of it make up the data set, as unsigned numbers; None: all.
         progress: Told how far opening is.
         said: What the provider answered when the data set was first opened. All processes open it with these words, by which the agent knows it;
             which credentials are in force there is another matter.
@@ -81,7 +81,7 @@ class Source:
         cache_dir: str,
         call: Mapping[str, Any],
         credentials: Credentials | None = None,
-        samples: NDArray[np.int64] | None = None,
+        samples: NDArray[np.unsignedinteger[Any]] | None = None,
         progress: Progress | None = None,
         said: Mapping[str, str] | None = None,
     ) -> None:
@@ -141,8 +141,7 @@ class Source:
             self.call.update(refresh=False, digest=self._whole.index.digest)
         if self.samples is None:
             return self._whole
-        chosen = np.ascontiguousarray(self.samples, dtype=np.uint64)
-        return Opened(agent, *agent.subset(self._whole.number, chosen, self._progress))
+        return Opened(agent, *agent.subset(self._whole.number, self.samples, self._progress))
 
     def _call(self, agent: _core.Agent) -> tuple[int, _core.Index, str]:
         known = self._said is not None
@@ -175,10 +174,13 @@ class Source:
         """The name of a sample's stream; None: it is of no mixture."""
         return None
 
-    def choose(self, samples: NDArray[np.int64]) -> Source:
-        """Some samples of this source, in a new order."""
-        chosen = samples if self.samples is None else self.samples[samples]
-        numbers = np.ascontiguousarray(chosen, dtype=np.int64)
+    def choose(self, samples: NDArray[np.unsignedinteger[Any]]) -> Source:
+        """Some samples of this source, in a new order.
+
+        Args:
+            samples: Their numbers, of 32 or 64 bits, which are kept as they are: nobody may change them any more.
+        """
+        numbers = samples if self.samples is None else self.samples[samples]
         part = Source(self.cache_dir, self.call, self.credentials, numbers, said=self._said)
         part._whole = self._whole
         return part

@@ -2,27 +2,39 @@
 
 use super::aside::Work;
 use super::{Agent, Fds};
-use crate::calls::{Open, Reply};
+use crate::calls::{Chosen, Open, Reply};
 use crate::connection::Connection;
-use crate::dataset::{Dataset, shared, trouble};
+use crate::dataset::{Dataset, trouble};
+use crate::list::List;
 use crate::protocol::Trouble;
-use crate::slots::Shared;
 use foreload_store::Index;
 use std::rc::Rc;
 use tokio::time::Instant;
 
-/// Some samples of an index, and their own index for clients to map.
-fn chosen(index: &Index, samples: &[u64], work: &Work) -> Result<(Index, Shared), Trouble> {
-    let mut said = Ok(());
+/// Some samples of an index, and the list of them for clients to map.
+fn chosen(index: &Index, list: List, work: &Work) -> Result<(Index, List), Trouble> {
+    // What a choice is chosen of has other numbers in the whole.
+    let list = match index.numbers() {
+        None => list,
+        Some(_) => composed(index, &list)?,
+    };
+    let (mut said, total) = (Ok(()), list.numbers().len());
     let mut goes_on = |done: u64| {
-        said = work.at("choosing samples", done, samples.len() as u64);
+        said = work.at("choosing samples", done, total);
         said.is_ok()
     };
-    let index = index.select_while(samples, &mut goes_on).map_err(|e| trouble(&e))?;
+    let numbers = list.numbers().clone();
+    let index = index.whole().choose_while(numbers, &mut goes_on);
+    let index = index.map_err(|e| trouble(&e))?;
     said?;
     let index = index.ok_or_else(|| Trouble::new("bug", "the choice ended early"))?;
-    let shared = shared(&index)?;
-    Ok((index, shared))
+    Ok((index, list))
+}
+
+fn composed(index: &Index, list: &List) -> Result<List, Trouble> {
+    let numbers = index.resolve(list.numbers().clone()).map_err(|e| trouble(&e))?;
+    let numbers: Vec<u64> = numbers.iter().collect();
+    List::new(&numbers).map_err(|e| Trouble::new("no-memory", format!("laying down a list of samples: {e}")))
 }
 
 impl Agent {
@@ -140,14 +152,14 @@ impl Agent {
         connection: &Rc<Connection>,
         id: u64,
         number: u32,
-        samples: Vec<u64>,
+        samples: List,
     ) -> Result<(Reply, Fds), Trouble> {
         let whole = self.dataset(number)?;
         let index = whole.index.clone();
-        let (index, shared) = self
-            .aside(connection, id, move |work| chosen(&index, &samples, work))
+        let (index, list) = self
+            .aside(connection, id, move |work| chosen(&index, samples, work))
             .await?;
-        let subset = Rc::new(whole.part(index, shared));
+        let subset = Rc::new(whole.part(index, list));
         let is_same = |d: &Dataset| d.index.digest() == subset.index.digest() && d.open == subset.open;
         let number = self.known(is_same).unwrap_or_else(|| self.add(Rc::clone(&subset)));
         self.opened(connection, number, &subset)
@@ -160,6 +172,11 @@ impl Agent {
         let reply = Reply::Opened {
             dataset: number,
             index_bytes: dataset.index.as_bytes().len() as u64,
+            chosen: dataset.list.as_ref().map(|list| Chosen {
+                samples: list.numbers().len(),
+                digest: dataset.digest(),
+                objects: dataset.index.objects(),
+            }),
             origin: said.origin.to_owned(),
             changes: said.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]),
         };
@@ -228,12 +245,12 @@ mod tests {
         builder.whole_object(object, None, None).expect("added");
         let index = builder.finish().expect("built");
         let (client, work) = Work::unwatched();
-        let samples = vec![0; 100_000];
-        assert_eq!(chosen(&index, &samples, &work).expect("chosen").0.len(), 100_000);
+        let samples = List::new(&[0; 100_000]).expect("laid down");
+        assert_eq!(chosen(&index, samples.clone(), &work).expect("chosen").0.len(), 100_000);
         assert!(work.report.borrow().done > 0);
         drop(client);
         assert_eq!(
-            chosen(&index, &samples, &work).err().map(|t| t.kind),
+            chosen(&index, samples, &work).err().map(|t| t.kind),
             Some("cancelled".to_owned())
         );
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");

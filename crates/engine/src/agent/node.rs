@@ -16,6 +16,7 @@ use foreload_store::{Source, SourceOptions};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
@@ -101,7 +102,8 @@ impl Node {
                 ..Open::default()
             },
             source: Source::open(index.root(), &SourceOptions::default()).expect("a source"),
-            shared: shared(&index).expect("shared"),
+            shared: Arc::new(shared(&index).expect("shared")),
+            list: None,
             index,
             origin: "listed",
             changes: None,

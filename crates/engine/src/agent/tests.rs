@@ -22,7 +22,9 @@ fn handles(say: &Say) -> Vec<Handle> {
 /// The kind of trouble that a call meets before it is answered.
 fn refusal(body: &str, list: Option<u64>) -> Option<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
-    let list = list.map(|count| (slots::lay_down(&[5, 6]).expect("a list"), count));
+    let laid = List::new(&[5, 6]).expect("a list");
+    let fd = || rustix::io::dup(laid.fd().expect("laid down")).expect("another");
+    let list = list.map(|count| (fd(), count));
     let call = runtime.block_on(call_of(body, list));
     call.err().map(|trouble| trouble.kind)
 }

@@ -82,7 +82,8 @@ impl Inbox {
                 let reply = serde_json::from_str(body)
                     .unwrap_or_else(|e| Reply::Failed(Trouble::new("bug", format!("unreadable reply: {e}"))));
                 let count = match reply {
-                    Reply::Opened { .. } => 1,
+                    Reply::Opened { chosen: None, .. } => 1,
+                    Reply::Opened { chosen: Some(_), .. } => 2,
                     Reply::Attached { .. } => 2,
                     _ => 0,
                 };

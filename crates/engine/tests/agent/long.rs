@@ -79,7 +79,7 @@ fn lists_of_millions_of_samples_are_chosen_supplied_and_attached_with() {
     let samples: Vec<u64> = (0..SAMPLES).map(back).collect();
     let call = Call::Subset {
         dataset,
-        samples: samples.clone(),
+        samples: super::list(&samples),
     };
     assert!(serde_json::to_string(&samples).expect("JSON").len() > foreload_engine::protocol::MAX_FRAME);
     let (turned, chosen) = opened(node.client().call(&call, &mut calm()).expect("chosen"));
@@ -217,7 +217,10 @@ fn while_something_long_is_done_for_one_client_another_is_served() {
     let (dataset, index) = open(&node);
     // The few over and over again: each sample is in another object than those beside it.
     let samples: Vec<u64> = (0..SAMPLES / 3).map(|number| number % 100).collect();
-    let call = Call::Subset { dataset: few, samples };
+    let call = Call::Subset {
+        dataset: few,
+        samples: super::list(&samples),
+    };
     let (many, many_index) = opened(beside(&small, "choosing samples", || {
         node.client().call(&call, &mut calm()).expect("chosen")
     }));

@@ -27,6 +27,8 @@ pub async fn checksum(
     concurrency: usize,
     report: &mut (dyn FnMut(&Step) + Send),
 ) -> Result<Index> {
+    // All objects are gone through by their numbers.
+    let index = &index.alone()?;
     let mut progress = Progress::new(report);
     progress.stage("computing checksums", index.objects());
     let mut wanted: Vec<Vec<Unit>> = vec![Vec::new(); usize::try_from(index.objects()).unwrap_or(0)];

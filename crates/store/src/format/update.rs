@@ -35,6 +35,8 @@ pub async fn update(
     source_options: &SourceOptions,
     report: &mut (dyn FnMut(&Step) + Send),
 ) -> Result<(Index, Changes)> {
+    // All objects are gone through by their numbers.
+    let old = &old.alone()?;
     let mut options: BuildOptions = serde_json::from_str(old.options()).unwrap_or_default();
     options.format = Some(old.format());
     let (root, names) = pattern::split(url);

@@ -1,10 +1,11 @@
 //! Collects objects and samples in order and writes an [`Index`].
 
 use super::column::Values;
+use super::digest::ContentDigest;
 use super::etags::EtagWriter;
 use super::keys::{KeyWriter, MAX_KEY_BYTES};
 use super::layout::{Header, Section, Writer};
-use super::{Index, MAX_RANGES, MAX_SAMPLES, ObjectRange, ObjectRef, SampleRef, first_half};
+use super::{Index, MAX_RANGES, MAX_SAMPLES, ObjectRange, ObjectRef, SampleRef, coded_label};
 use crate::format::Format;
 use crate::source::without_slash;
 use crate::{Error, Result};
@@ -93,8 +94,7 @@ pub struct IndexBuilder {
     schemas: Schemas,
     names: KeyWriter,
     any_name: bool,
-    object_digest: Digest,
-    sample_digest: Digest,
+    digest: ContentDigest,
 }
 
 impl IndexBuilder {
@@ -123,8 +123,7 @@ impl IndexBuilder {
             schemas: Schemas::default(),
             names: KeyWriter::default(),
             any_name: false,
-            object_digest: Digest::new(b"foreload objects 1"),
-            sample_digest: Digest::new(b"foreload samples 1"),
+            digest: ContentDigest::new(),
         }
     }
 
@@ -169,9 +168,7 @@ impl IndexBuilder {
         self.etags.push(new.etag);
         self.versions.push(new.version.unwrap_or(""));
         self.any_version |= new.version.is_some_and(|v| !v.is_empty());
-        self.object_digest
-            .texts(b'o', &[new.key, super::bare_etag(new.etag.unwrap_or(""))]);
-        self.object_digest.numbers(&[new.size]);
+        self.digest.object(new.key, new.etag, new.size);
         self.objects += 1;
         Ok(self.objects - 1)
     }
@@ -254,8 +251,8 @@ impl IndexBuilder {
         self.lengths.push(length);
         self.whole &= new.object == i && new.offset == 0 && new.length == size && new.more.is_empty();
         self.ranges.push(first, new.more);
-        let coded_label = new.label.map_or(0, |l| ((l as u64) << 1 ^ (l >> 63) as u64) + 1);
-        self.labels.push(coded_label);
+        let label = coded_label(new.label);
+        self.labels.push(label);
         self.checksums.push(new.crc32c.map_or(0, |c| u64::from(c) + 1));
         self.schemas.push(new.fields);
         // A name that long is a stranger's joke, and none is needed.
@@ -267,15 +264,10 @@ impl IndexBuilder {
         if self.any_name {
             self.names.push(name);
         }
-        self.sample_digest
-            .numbers(&[u64::from(b's'), new.object, new.offset, new.length, coded_label]);
-        for range in new.more {
-            self.sample_digest
-                .numbers(&[u64::from(b'r'), range.object, range.offset, range.length]);
-        }
+        self.digest.sample(&first, label);
+        new.more.iter().for_each(|range| self.digest.range(range));
         for field in new.fields {
-            self.sample_digest.texts(b'f', &[field.name]);
-            self.sample_digest.numbers(&[field.offset, field.length]);
+            self.digest.field(field.name, field.offset, field.length);
         }
         self.samples += 1;
         Ok(i)
@@ -331,15 +323,10 @@ impl IndexBuilder {
             out.column(Section::SampleNameBlocks, self.names.blocks);
             out.blob(Section::SampleNameText, &self.names.blob, 1);
         }
-        // Two streams, so that it does not matter how calls for objects and for samples interleave.
-        let both = [self.object_digest.finish(), self.sample_digest.finish()]
-            .map(|d| d.as_ref().to_vec())
-            .concat();
-        let digest = first_half(ring::digest::digest(&ring::digest::SHA256, &both).as_ref());
         let header = Header {
             samples: self.samples,
             objects: self.objects,
-            digest,
+            digest: self.digest.finish(),
             format: self.format.code(),
         };
         Index::from_bytes(Bytes::from(out.finish(&header)))
@@ -465,57 +452,5 @@ impl Schemas {
         }
         out.column(Section::FieldOffset, self.offsets);
         out.column(Section::FieldLength, self.lengths);
-    }
-}
-
-/// The data set digest, fed in order; buffered, because many small updates cost more than the hash.
-#[derive(Debug)]
-struct Digest {
-    buffer: Vec<u8>,
-    hash: HashContext,
-}
-
-struct HashContext(ring::digest::Context);
-
-impl std::fmt::Debug for HashContext {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sha256")
-    }
-}
-
-impl Digest {
-    fn new(what: &[u8]) -> Self {
-        Self {
-            buffer: what.to_vec(),
-            hash: HashContext(ring::digest::Context::new(&ring::digest::SHA256)),
-        }
-    }
-
-    fn texts(&mut self, tag: u8, texts: &[&str]) {
-        self.buffer.push(tag);
-        for text in texts {
-            self.buffer.extend_from_slice(&(text.len() as u64).to_le_bytes());
-            self.buffer.extend_from_slice(text.as_bytes());
-        }
-        self.spill();
-    }
-
-    fn numbers(&mut self, numbers: &[u64]) {
-        numbers
-            .iter()
-            .for_each(|n| self.buffer.extend_from_slice(&n.to_le_bytes()));
-        self.spill();
-    }
-
-    fn spill(&mut self) {
-        if self.buffer.len() > 1 << 14 {
-            self.hash.0.update(&self.buffer);
-            self.buffer.clear();
-        }
-    }
-
-    fn finish(mut self) -> ring::digest::Digest {
-        self.hash.0.update(&self.buffer);
-        self.hash.0.finish()
     }
 }

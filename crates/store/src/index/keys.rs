@@ -40,19 +40,55 @@ impl KeyWriter {
 }
 
 /// Key number `nth` of the block that starts at the beginning of `block`; `None` if the bytes are damaged.
-pub(crate) fn read(mut block: &[u8], nth: u64) -> Option<String> {
-    let first = take_varint(&mut block)?;
-    let mut key = take(&mut block, first)?.to_vec();
-    for _ in 0..nth {
-        let shared = take_varint(&mut block)?;
-        let rest = take_varint(&mut block)?;
-        if shared > key.len() || shared + rest > MAX_KEY_BYTES {
-            return None;
-        }
-        key.truncate(shared);
-        key.extend_from_slice(take(&mut block, rest)?);
+pub(crate) fn read(block: &[u8], nth: u64) -> Option<String> {
+    let mut cursor = Cursor::default();
+    cursor.begin(block)?;
+    cursor.go(nth)?;
+    String::from_utf8(cursor.key).ok()
+}
+
+/// A place in a block of keys. Going on from there costs the entries in between.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor<'a> {
+    rest: &'a [u8],
+    key: Vec<u8>,
+    nth: u64,
+}
+
+impl<'a> Cursor<'a> {
+    /// Goes to the first key of a block; `None` if the bytes are damaged.
+    pub fn begin(&mut self, mut block: &'a [u8]) -> Option<()> {
+        let first = take_varint(&mut block)?;
+        self.key.clear();
+        self.key.extend_from_slice(take(&mut block, first)?);
+        (self.rest, self.nth) = (block, 0);
+        Some(())
     }
-    String::from_utf8(key).ok()
+
+    /// Goes on to key number `nth` of the block; `None` if the bytes are damaged.
+    pub fn go(&mut self, nth: u64) -> Option<()> {
+        while self.nth < nth {
+            let shared = take_varint(&mut self.rest)?;
+            let rest = take_varint(&mut self.rest)?;
+            if shared > self.key.len() || shared + rest > MAX_KEY_BYTES {
+                return None;
+            }
+            self.key.truncate(shared);
+            self.key.extend_from_slice(take(&mut self.rest, rest)?);
+            self.nth += 1;
+        }
+        Some(())
+    }
+
+    /// Which key of its block this is.
+    pub fn nth(&self) -> u64 {
+        self.nth
+    }
+
+    /// The key here.
+    pub fn key(&self) -> Option<&str> {
+        std::str::from_utf8(&self.key).ok()
+    }
 }
 
 fn take<'a>(from: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {

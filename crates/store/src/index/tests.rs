@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// Object, offset and length; label; checksum; fields; further ranges.
-type Row = (
+pub(super) type Row = (
     u64,
     u64,
     u64,
@@ -39,7 +39,7 @@ fn object() -> impl Strategy<Value = ObjectRef> {
         })
 }
 
-fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
+pub(super) fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
     let mut builder = IndexBuilder::new("s3://bucket/data/", Format::Folder);
     builder.classes(["cat", "dog"]).options("{}");
     for object in objects {
@@ -79,7 +79,7 @@ fn build(objects: &[ObjectRef], rows: &[Row], whole: bool) -> Index {
     builder.finish().unwrap()
 }
 
-fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
+pub(super) fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
     prop::collection::vec(object(), 1..40).prop_flat_map(|objects| {
         let count = objects.len();
         let fields = prop::collection::vec(("[a-z]{0,3}", 0.0..1.0_f64), 0..4);
@@ -128,7 +128,7 @@ fn data_set() -> impl Strategy<Value = (Vec<ObjectRef>, Vec<Row>)> {
 }
 
 /// Calls every accessor, including with numbers that do not exist.
-fn read_everything(index: &Index) {
+pub(super) fn read_everything(index: &Index) {
     let (samples, objects) = (index.len().min(300), index.objects().min(300));
     for i in (0..=samples).chain([u64::MAX]) {
         if let Ok(sample) = index.sample(i) {
@@ -188,22 +188,6 @@ proptest! {
             let read: Vec<_> = sample.fields().map(|(n, o, l)| (n.to_owned(), o, l)).collect();
             let whole = vec![(String::new(), 0, *length)];
             prop_assert_eq!(&read, if fields.is_empty() { &whole } else { fields });
-        }
-    }
-
-    #[test]
-    fn proptest_a_selection_has_the_same_ranges((objects, rows) in data_set(), chosen in prop::collection::vec(any::<prop::sample::Index>(), 0..20)) {
-        let index = build(&objects, &rows, false);
-        let chosen: Vec<u64> = chosen.iter().filter(|_| !rows.is_empty()).map(|it| it.index(rows.len()) as u64).collect();
-        let some = index.select(&chosen).unwrap();
-        for (new, &old) in (0..).zip(&chosen) {
-            prop_assert_eq!(some.sample_key(new).unwrap(), index.sample_key(old).unwrap());
-            let keys = |index: &Index, i| -> Vec<_> {
-                let ranges = index.sample(i).unwrap().ranges();
-                ranges.map(|range| (index.object(range.object).unwrap(), range.bytes())).collect()
-            };
-            prop_assert_eq!(keys(&some, new), keys(&index, old));
-            prop_assert_eq!((some.length(new), some.crc32c(new)), (index.length(old), index.crc32c(old)));
         }
     }
 
