@@ -5,8 +5,8 @@
 
 use bytes::Bytes;
 
-/// An immutable list of numbers; clones share the bytes.
-#[derive(Debug, Clone, Default)]
+/// An immutable list of numbers; clones share the bytes. Equal ones have equal numbers in equal widths.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Numbers {
     bytes: Bytes,
     /// Bytes a number.
@@ -58,6 +58,12 @@ impl Numbers {
     }
 }
 
+impl std::fmt::Debug for Numbers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Numbers({})", self.len())
+    }
+}
+
 impl FromIterator<u64> for Numbers {
     fn from_iter<T: IntoIterator<Item = u64>>(numbers: T) -> Self {
         let mut numbers = numbers.into_iter();
@@ -102,6 +108,13 @@ mod tests {
                 prop_assert_eq!((list.get(count), list.get(u64::MAX)), (None, None));
             }
         }
+    }
+
+    #[test]
+    fn equal_bytes_of_other_widths_are_other_lists() {
+        let of = |count| Numbers::from_bytes([5, 0, 0, 0, 0, 0, 0, 0].to_vec().into(), count);
+        assert_ne!(of(1), of(2));
+        assert_eq!(of(2), Some([5, 0].into_iter().collect()));
     }
 
     #[test]
