@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Numbers of an array that are copied at once.
-const PART: usize = 1 << 16;
+const PART: usize = 1 << 20;
 
 /// A connection to this node's agent, which it starts if there is none.
 #[pyclass(frozen, module = "foreload._core")]
@@ -50,16 +50,16 @@ fn list(array: &Bound<'_, PyAny>) -> PyResult<List> {
     }
 }
 
-fn laid_down<T: Element + Copy, const WIDTH: usize>(
+fn laid_down<T: Element + Copy + Sync, const WIDTH: usize>(
     array: &Bound<'_, PyAny>,
-    packed: impl Fn(T) -> [u8; WIDTH],
+    packed: fn(T) -> [u8; WIDTH],
 ) -> PyResult<List> {
     let (mut list, count) = (NewList::new()?, array.len()?);
     for from in (0..count).step_by(PART) {
         let to = count.min(from + PART);
         let part = array.get_item(PySlice::new(array.py(), from as isize, to as isize, 1))?;
         let part = PyBuffer::<T>::get(&part)?.to_vec(array.py())?;
-        list.extend(&part, |number| packed(*number))?;
+        array.py().detach(|| list.extend(&part, |number| packed(*number)))?;
     }
     Ok(list.finish(count as u64)?)
 }
