@@ -159,6 +159,16 @@ def test_a_killed_agent_is_replaced_once(home: Any, caplog: pytest.LogCaptureFix
     assert len(list(loader)) == len(loader)
 
 
+def test_the_first_read_of_a_data_set_whose_agent_was_killed_is_answered(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    for sample in range(3):
+        os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+        assert len(data.read(sample)) == data._index.length(sample)
+    chosen = data.select([3, 4])
+    os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+    assert [bytes(item) for item in chosen] == [data.read(3), data.read(4)]
+
+
 def test_an_agent_that_keeps_dying_is_an_error(home: Any) -> None:
     data = fl.open("s3://data/fixed")
     loader = DataLoader(data, 8, cache=TINY)

@@ -102,7 +102,12 @@ class Attachment:
             return job
         with self._lock:
             if self._job is None or not self._job.is_usable():
-                past, self._job = self._job, self._attach()
+                past = self._job
+                try:
+                    self._job = self._attach()
+                except ClosedError:
+                    # The agent had ended, which only a call could tell: once more, with a new one.
+                    self._job = self._attach()
                 self._past = past if self._receives else None
             return self._job
 
