@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from foreload import _core
+from foreload.errors import ClosedError
+
+T = TypeVar("T")
 
 _PROGRAM = Path(__file__).parents[1] / "_bin" / "foreload-agent"
 _agents: dict[tuple[int, str], _core.Agent] = {}
@@ -45,6 +50,18 @@ def connect(cache_dir: str) -> _core.Agent:
         if agent is None or not agent.is_usable():
             agent = _agents[key] = _core.Agent(_PROGRAM, cache_dir)
         return agent
+
+
+def once_more(ask: Callable[[], T]) -> T:
+    """What `ask` answers; asked again, of a new agent, where the one before had ended, which only a call can tell.
+
+    Raises:
+        ClosedError: The new one ended too.
+    """
+    try:
+        return ask()
+    except ClosedError:
+        return ask()
 
 
 def _forget() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreload import _core
+from foreload._node import agent as _agent
 from foreload._node import ranks as _ranks
 from foreload._node.source import Source
 from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError
@@ -102,12 +103,7 @@ class Attachment:
             return job
         with self._lock:
             if self._job is None or not self._job.is_usable():
-                past = self._job
-                try:
-                    self._job = self._attach()
-                except ClosedError:
-                    # The agent had ended, which only a call could tell: once more, with a new one.
-                    self._job = self._attach()
+                past, self._job = self._job, _agent.once_more(self._attach)
                 self._past = past if self._receives else None
             return self._job
 

@@ -122,11 +122,7 @@ class Source:
             self._lock = threading.RLock()
         with self._lock:
             if self._opened is None or not self._opened.is_usable():
-                try:
-                    self._opened = self._reach(opened)
-                except ClosedError:
-                    # The agent had ended, which only a call could tell: once more, with a new one.
-                    self._opened = self._reach(opened)
+                self._opened = _agent.once_more(lambda: self._reach(opened))
             return self._opened
 
     def _reach(self, opened: Opened | None) -> Opened:
