@@ -87,7 +87,7 @@ pub enum Refusal {
     #[error("the disk tier is full")]
     Full,
     /// The file system has no room beyond what is to stay free.
-    #[error("its file system is full, but for the 1 GiB that stays free")]
+    #[error("its file system is full, but for the {} GiB that stays free", DiskSettings::KEEP_FREE_BYTES >> 30)]
     NoSpace,
     /// It is there already, or being written.
     #[error("the disk tier has the record")]

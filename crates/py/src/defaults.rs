@@ -12,7 +12,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let settings = Settings::default();
     module.add("PART_BYTES", settings.part_bytes)?;
     module.add("MOST_IN_FLIGHT", settings.concurrency.most)?;
-    module.add("KEEP_FREE_BYTES", DiskSettings::new(0).keep_free_bytes)?;
+    module.add("KEEP_FREE_BYTES", DiskSettings::KEEP_FREE_BYTES)?;
     module.add("STALL_S", calls::STALL_S)?;
     module.add("RUN_POLICIES", Policy::RUN.map(Policy::name).to_vec())?;
     module.add("SIMULATED_POLICIES", POLICIES.map(Policy::name).to_vec())

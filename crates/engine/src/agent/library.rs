@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// What choosing samples comes to.
-enum Choice {
+/// What choosing samples of a data set comes to.
+enum Part {
     /// The data set of this number.
     Known(u32),
     /// A new one: its index, and its list for clients to map.
@@ -21,7 +21,7 @@ enum Choice {
 }
 
 /// Some samples of an index, of which these choices are known.
-fn chosen(index: &Index, list: List, known: &[(u32, List)], work: &Work) -> Result<Choice, Trouble> {
+fn chosen(index: &Index, list: List, known: &[(u32, List)], work: &Work) -> Result<Part, Trouble> {
     // What a choice is chosen of has other numbers in the whole.
     let list = match index.numbers() {
         None => list,
@@ -30,7 +30,7 @@ fn chosen(index: &Index, list: List, known: &[(u32, List)], work: &Work) -> Resu
     // Ranks and workers choose alike. Comparing lists takes a hundredth of the time of choosing.
     let same = |(_, other): &&(u32, List)| other.numbers() == list.numbers();
     if let Some((number, _)) = known.iter().find(same) {
-        return Ok(Choice::Known(*number));
+        return Ok(Part::Known(*number));
     }
     let (mut said, total) = (Ok(()), list.numbers().len());
     let mut goes_on = |done: u64| {
@@ -42,7 +42,7 @@ fn chosen(index: &Index, list: List, known: &[(u32, List)], work: &Work) -> Resu
     let index = index.map_err(|e| trouble(&e))?;
     said?;
     let index = index.ok_or_else(|| Trouble::new("bug", "the choice ended early"))?;
-    Ok(Choice::New(index, list))
+    Ok(Part::New(index, list))
 }
 
 fn composed(index: &Index, list: &List) -> Result<List, Trouble> {
@@ -185,12 +185,12 @@ impl Agent {
             .await?;
         let (index, list) = match choice {
             // It is still there: whatever a call holds stays open.
-            Choice::Known(number) => {
+            Part::Known(number) => {
                 let part = parts.iter().find(|(other, _)| *other == number);
                 let (_, part) = part.ok_or_else(|| Trouble::new("bug", "an unknown choice"))?;
                 return self.opened(connection, number, part);
             }
-            Choice::New(index, list) => (index, list),
+            Part::New(index, list) => (index, list),
         };
         let subset = Rc::new(whole.part(index, list));
         let is_same = |d: &Dataset| d.index.digest() == subset.index.digest() && d.open == subset.open;
@@ -280,11 +280,11 @@ mod tests {
         let (client, work) = Work::unwatched();
         let samples = List::new(&[0; 100_000]).expect("laid down");
         let again = |known: &[(u32, List)]| chosen(&index, samples.clone(), known, &work);
-        assert!(matches!(again(&[]).expect("chosen"), Choice::New(new, _) if new.len() == 100_000));
+        assert!(matches!(again(&[]).expect("chosen"), Part::New(new, _) if new.len() == 100_000));
         let others = [&[0; 99_999][..], &[0; 100_000]].map(|other| List::new(other).expect("laid down"));
         let known = [(3, others[0].clone()), (4, others[1].clone())];
-        assert!(matches!(again(&known).expect("chosen"), Choice::Known(4)));
-        assert!(matches!(again(&known[..1]).expect("chosen"), Choice::New(..)));
+        assert!(matches!(again(&known).expect("chosen"), Part::Known(4)));
+        assert!(matches!(again(&known[..1]).expect("chosen"), Part::New(..)));
         assert!(work.report.borrow().done > 0);
         drop(client);
         assert_eq!(again(&[]).err().map(|t| t.kind), Some("cancelled".to_owned()));

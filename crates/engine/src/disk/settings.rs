@@ -14,20 +14,23 @@ pub struct DiskSettings {
     /// Default: a 64th of the capacity between 4 and 256 MiB, or a 1024th where that is more. Large ones are few
     /// handles and footers; small ones lose less when one is evicted, and are sooner read after a kill.
     pub segment_bytes: Option<u64>,
-    /// Bytes of the file system that stay free for others, 1 GiB by default.
+    /// Bytes of the file system that stay free for others.
     pub keep_free_bytes: u64,
     /// Segments with an open handle, 512 by default: half of the descriptors that a process commonly has.
     pub open_files: usize,
 }
 
 impl DiskSettings {
+    /// Bytes that stay free by default.
+    pub const KEEP_FREE_BYTES: u64 = 1 << 30;
+
     /// The defaults for this capacity.
     #[must_use]
     pub fn new(capacity_bytes: u64) -> Self {
         DiskSettings {
             capacity_bytes,
             segment_bytes: None,
-            keep_free_bytes: 1 << 30,
+            keep_free_bytes: Self::KEEP_FREE_BYTES,
             open_files: 512,
         }
     }
