@@ -82,10 +82,8 @@ impl Carrier {
 }
 
 fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32, most_batches: u64) {
-    if std::env::args()
-        .skip(1)
-        .any(|only| !only.starts_with('-') && !name.contains(&only))
-    {
+    let mut only = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).peekable();
+    if only.peek().is_some() && !only.any(|part| name.contains(&part)) {
         return;
     }
     let samples = catalog.samples();

@@ -8,9 +8,6 @@ use serde::{Deserialize, Serialize};
 
 /// Weight of a new observation: about the last 32 completions count.
 const ALPHA: f64 = 1.0 / 16.0;
-/// Tail latencies follow faster upwards than downwards; the ratio sets the quantile that is followed: up/(up+down) ~ 0.97.
-const TAIL_UP: f64 = 0.30;
-const TAIL_DOWN: f64 = 0.01;
 
 /// Speeds given instead of measured, per request stream.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,7 +24,6 @@ pub struct Pinned {
 pub struct Estimate {
     latency_s: f64,
     bytes_per_s: f64,
-    tail_factor: f64,
     observations: u64,
     pinned: bool,
 }
@@ -39,7 +35,6 @@ impl Estimate {
         Estimate {
             latency_s: prior.latency_s,
             bytes_per_s: prior.bytes_per_s,
-            tail_factor: 2.0,
             observations: 0,
             pinned,
         }
@@ -47,10 +42,6 @@ impl Estimate {
 
     /// Learns from one completed request: first byte after `latency_s`, all `bytes` after `total_s`.
     pub fn observe(&mut self, bytes: u64, latency_s: f64, total_s: f64) {
-        let expected = self.expected_s(bytes).max(1e-9);
-        let ratio = total_s / expected;
-        let step = if ratio > self.tail_factor { TAIL_UP } else { -TAIL_DOWN };
-        self.tail_factor = (self.tail_factor + step * self.tail_factor.min(4.0) * 0.25).clamp(1.25, 50.0);
         self.observations += 1;
         if self.pinned {
             return;
@@ -68,12 +59,6 @@ impl Estimate {
     #[must_use]
     pub fn expected_s(&self, bytes: u64) -> f64 {
         self.latency_s + bytes as f64 / self.bytes_per_s.max(1.0)
-    }
-
-    /// Seconds after which a request of `bytes` belongs to the slowest few per cent.
-    #[must_use]
-    pub fn tail_s(&self, bytes: u64) -> f64 {
-        self.expected_s(bytes) * self.tail_factor
     }
 
     /// Completions seen.
@@ -113,24 +98,6 @@ mod tests {
             e.observe(bytes, 0.03, 0.03 + bytes as f64 / 35e6);
         }
         assert!((e.latency_s() - 0.03).abs() < 1e-3 && (e.bytes_per_s() / 35e6 - 1.0).abs() < 0.01);
-        assert!(e.tail_s(100_000) < 2.0 * e.expected_s(100_000));
-    }
-
-    #[test]
-    fn the_tail_follows_slow_requests() {
-        let mut e = Estimate::new(
-            Pinned {
-                latency_s: 0.03,
-                bytes_per_s: 35e6,
-            },
-            false,
-        );
-        for i in 0..2000u64 {
-            let slow = if i % 20 == 0 { 10.0 } else { 1.0 };
-            e.observe(100_000, 0.03 * slow, 0.033 * slow);
-        }
-        let ratio = e.tail_s(100_000) / e.expected_s(100_000);
-        assert!(ratio > 1.5 && ratio < 20.0, "{ratio}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct Settings {
     /// Memory for the RAM tier and staging together that the arena may ever have, in bytes; what it has is what its jobs bring
     /// ([`Reads::ram_bytes`](crate::job::Reads::ram_bytes)).
     pub ram_bytes: u64,
-    /// Of it, what passes through instead of staying. Default: a quarter, but no more than 256 MiB or eight batches of this node.
+    /// Of it, what passes through instead of staying. Default: see [`Settings::staging_bytes()`].
     pub staging_bytes: Option<u64>,
     /// Disk tiers, fastest first.
     pub tiers: Vec<TierSettings>,
@@ -80,11 +80,14 @@ pub fn batch_bytes(ram_bytes: u64) -> u64 {
 }
 
 impl Settings {
-    /// Of `ram_bytes`, those that pass through, for a node that reads `batch_bytes` per global batch. The batch in use, the one waited for and the one
-    /// after it have room at least: with less, kept blocks would have to leave for them.
+    /// Of `ram_bytes`, those that pass through, for a node that reads `batch_bytes` per global batch. Unless it is set, a quarter, but no more than eight
+    /// batches, 256 MiB, or a sixteenth up to 4 GiB, whichever is most: what is in flight is bandwidth times latency, 0.8 GB at 10 GB/s and 80 ms, and
+    /// as much again is written to disk or waits for its batch. The batch in use, the one waited for and the one after it have room at least: with
+    /// less, kept blocks would have to leave for them.
     #[must_use]
     pub fn staging_bytes(&self, ram_bytes: u64, batch_bytes: u64) -> u64 {
-        let most = (ram_bytes / 4).min((256 << 20).max(batch_bytes.saturating_mul(8)));
+        let fast_link = (ram_bytes / 16).clamp(256 << 20, 4 << 30);
+        let most = (ram_bytes / 4).min(fast_link.max(batch_bytes.saturating_mul(8)));
         let asked = self.staging_bytes.unwrap_or(most).min(ram_bytes);
         asked.max(batch_bytes.saturating_mul(3).min(ram_bytes / 2))
     }
@@ -99,5 +102,31 @@ impl Settings {
         }
         let most = (staging_bytes / 4).max(1);
         self.coalesce_bytes.min(1 << most.ilog2())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_through_grows_with_memory_and_with_batches() {
+        const GIB: u64 = 1 << 30;
+        let of = |ram_bytes, batch_bytes| Settings::default().staging_bytes(ram_bytes, batch_bytes);
+        let small = [GIB / 4, GIB, 2 * GIB, 4 * GIB].map(|ram| of(ram, 1));
+        assert_eq!(small, [GIB / 16, GIB / 4, GIB / 4, GIB / 4]);
+        let large = [16 * GIB, 64 * GIB, 1024 * GIB].map(|ram| of(ram, 1));
+        assert_eq!(large, [GIB, 4 * GIB, 4 * GIB]);
+        // Eight batches, or three where a quarter isn't as much; never more than half.
+        let batches = [(16 * GIB, GIB / 4), (GIB, GIB / 10), (GIB, GIB)].map(|(ram, batch)| of(ram, batch));
+        assert_eq!(batches, [2 * GIB, GIB / 10 * 3, GIB / 2]);
+        let set = Settings {
+            staging_bytes: Some(GIB),
+            ..Settings::default()
+        };
+        assert_eq!(
+            [set.staging_bytes(64 * GIB, 1), set.staging_bytes(GIB / 2, 1)],
+            [GIB, GIB / 2]
+        );
     }
 }

@@ -34,7 +34,6 @@ use foreload_plan::settings::Settings;
 use node::Node;
 use placement::{Homes, cluster};
 use requests::{Brings, Keep, streams};
-pub(crate) use requests::{MOST, concurrency};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -57,7 +56,9 @@ struct Want {
 }
 
 /// A disk that answers within this many seconds is never left by the engine.
-const ILL_S: f64 = 0.25;
+const SLOW_S: f64 = 0.25;
+/// Nor is one of which the source doesn't bring a multiple.
+const BRINGS: f64 = 2.0;
 
 /// A way to a sample besides the source: MB/s, and when the sample would be there.
 type Other = (f64, f64);
@@ -216,7 +217,7 @@ impl<'a> Run<'a> {
             Where::Own(tier) => {
                 let done = self.devices.tier_done(node, tier, mb, at);
                 let tier_mb_s = self.setup.hardware.tiers[tier].read_mb_s;
-                if self.is_ill(want, at, done) {
+                if self.leaves(want, at, (tier_mb_s, done)) {
                     self.ask_source(want, Keep::Ill, at);
                     return None;
                 }
@@ -298,9 +299,9 @@ impl<'a> Run<'a> {
     }
 
     /// Whether the engine leaves a disk for the source.
-    fn is_ill(&self, want: Want, at: f64, done: f64) -> bool {
+    fn leaves(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
         let wait_s = self.nodes[want.node as usize].requests.wait_s();
-        done - at > (wait_s * Settings::default().cached_worth).max(ILL_S)
+        done - at > (wait_s * Settings::default().cached_worth).max(SLOW_S) && self.source_mb_s() > BRINGS * mb_s
     }
 
     /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.

@@ -10,12 +10,13 @@
 //! clusters that do.
 
 use crate::consumer::AHEAD;
-use crate::foreload::{Devices, MOST};
+use crate::foreload::Devices;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
 use foreload_plan::action::{Action, Command, Event, Failure, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
+use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::replay::Recorded;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 
 const MB: f64 = 1_048_576.0;
 /// Loads in flight per node at most: what the scheduler's own limit can reach, hedges included.
-const STREAMS: u32 = 2 * MOST;
+const STREAMS: u32 = 2 * ConcurrencySettings::MOST;
 /// Between ticks: late loads are noticed that soon.
 const TICK_S: f64 = 0.01;
 /// Seconds that an access and a tick take to simulate: upper bounds of what was seen on one slow core.
@@ -78,7 +79,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         ram_bytes: staging + of(TierKind::Ram).map(|t| bytes(t.capacity_mb)).sum::<u64>(),
         staging_bytes: Some(staging),
         tiers: of(TierKind::Disk).map(|t| disk(t.capacity_mb)).collect(),
-        concurrency: crate::foreload::concurrency(setup.hardware.requests_in_flight.min(MOST)),
+        concurrency: ConcurrencySettings::default().at_most(setup.hardware.requests_in_flight),
         hedge_per_cent: 0,
         load_timeout_ns: u64::MAX / 4,
         ..Settings::default()

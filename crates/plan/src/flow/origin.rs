@@ -44,6 +44,8 @@ pub struct Origin {
     /// In the order in which they joined.
     seats: Vec<Seat>,
     concurrency: Concurrency,
+    /// Where its limit stood when it was read from last.
+    known: Option<u32>,
     joined: u64,
     /// Requests that ended since the odd one went on, and how often it did.
     ended: u32,
@@ -55,6 +57,7 @@ impl Default for Origin {
         Origin {
             seats: Vec::new(),
             concurrency: Concurrency::new(ConcurrencySettings::default()),
+            known: None,
             joined: 0,
             ended: 0,
             rounds: 0,
@@ -63,7 +66,25 @@ impl Default for Origin {
 }
 
 impl Origin {
-    /// A job begins, whose own requests in flight stay within `bounds`; what it starts with counts where it is the first.
+    /// An origin of which it is known how many requests in flight it was worth.
+    #[must_use]
+    pub fn known(knee: Option<u32>) -> Self {
+        Origin {
+            known: knee,
+            ..Origin::default()
+        }
+    }
+
+    /// How many requests in flight it is worth, if that was found out.
+    #[must_use]
+    pub fn knee(&self) -> Option<u32> {
+        match self.seats.is_empty() {
+            true => self.known,
+            false => self.concurrency.knee().or(self.known),
+        }
+    }
+
+    /// A job begins, whose own requests in flight stay within `bounds`; what it starts with counts where it is the first, and nothing is known.
     pub fn join(&mut self, bounds: ConcurrencySettings) -> Member {
         let bounds = bounds.in_order();
         let member = Member(self.joined);
@@ -76,7 +97,10 @@ impl Origin {
             told: None,
         });
         if self.seats.len() == 1 {
-            self.concurrency = Concurrency::new(bounds);
+            self.concurrency = match self.known {
+                Some(knee) => Concurrency::known(bounds, knee),
+                None => Concurrency::new(bounds),
+            };
         } else {
             self.concurrency.rebound(self.bounds());
         }
@@ -86,8 +110,9 @@ impl Origin {
 
     /// A job ends: its share goes to the others.
     pub fn leave(&mut self, member: Member) {
-        let before = self.seats.len();
+        let (before, knee) = (self.seats.len(), self.knee());
         self.seats.retain(|seat| seat.member != member);
+        self.known = knee;
         if self.seats.len() < before && !self.seats.is_empty() {
             self.concurrency.rebound(self.bounds());
             self.deal();
@@ -112,13 +137,13 @@ impl Origin {
         }
     }
 
-    /// A request of a member, for `bytes`, ended at `now_ns`: a clock that all members share.
-    pub fn ended(&mut self, member: Member, now_ns: u64, bytes: u64, completion: &Completion) {
+    /// A request of a member, for `bytes`, ended at `now_ns`, `took_ns` after it was issued: a clock that all members share.
+    pub fn ended(&mut self, member: Member, now_ns: u64, took_ns: u64, bytes: u64, completion: &Completion) {
         if self.seat(member).is_none() {
             return;
         }
         let before = self.concurrency.limit();
-        self.concurrency.ended(now_ns, bytes, completion.outcome);
+        self.concurrency.ended(now_ns, took_ns, bytes, completion.outcome);
         self.ended += 1;
         let is_round = self.seats.len() > 1 && self.ended >= before;
         if is_round {
@@ -219,6 +244,7 @@ mod tests {
     use super::*;
     use crate::action::{Action, Command, Failure};
     use proptest::prelude::*;
+    use std::collections::VecDeque;
 
     /// The end of a request.
     fn done() -> Completion {
@@ -256,6 +282,24 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_next_starts_where_the_last_one_stood() {
+        let mut origin = Origin::known(Some(200));
+        let first = origin.join(ConcurrencySettings::default());
+        assert_eq!((origin.limit(), origin.knee()), (200, Some(200)));
+        origin.leave(first);
+        let fixed = origin.join(ConcurrencySettings::fixed(8));
+        assert_eq!(
+            (origin.limit(), origin.knee()),
+            (8, Some(200)),
+            "a fixed limit finds nothing out"
+        );
+        origin.leave(fixed);
+        origin.join(ConcurrencySettings::default());
+        assert_eq!(origin.limit(), 200);
+        assert_eq!(Origin::default().knee(), None);
+    }
+
+    #[test]
     fn two_that_want_much_get_the_same_and_one_that_wants_little_leaves_the_rest() {
         assert_eq!(shares(&with(32, &[1000, 1000]).0), [16, 16]);
         assert_eq!(shares(&with(32, &[1000, 3]).0), [29, 3]);
@@ -280,7 +324,7 @@ mod tests {
         origin.leave(third);
         assert_eq!((shares(&origin), origin.share(third)), (vec![32], None));
         // What it had in flight ends later, and is nobody's any more.
-        origin.ended(third, 1, 100, &failed());
+        origin.ended(third, 1, 1, 100, &failed());
         origin.wants(third, wanting(1000));
         assert_eq!(shares(&origin), [32]);
     }
@@ -297,11 +341,11 @@ mod tests {
         let two = (origin.share(fixed), origin.share(other));
         assert_eq!(two, (Some(6), Some(6)));
         for now in 0..100_000 {
-            origin.ended(other, now * 1_000_000, 100_000, &done());
+            origin.ended(other, now * 1_000_000, 1_000_000, 100_000, &done());
         }
         assert!(origin.share(fixed) <= Some(8));
         for second in 0..30 {
-            origin.ended(other, (1000 + second) * 1_000_000_000, 0, &failed());
+            origin.ended(other, (1000 + second) * 1_000_000_000, 1, 0, &failed());
         }
         assert_eq!(origin.limit(), 12, "never fewer");
         let (mut origin, two) = (Origin::default(), [(); 2]);
@@ -331,7 +375,7 @@ mod tests {
         let mut got = [0; 3];
         for _ in 0..6 {
             (0..3).for_each(|at| got[at] += shares(&origin)[at]);
-            (0..5).for_each(|_| origin.ended(members[0], 1, 100, &broken()));
+            (0..5).for_each(|_| origin.ended(members[0], 1, 1, 100, &broken()));
         }
         assert_eq!(got, [10; 3]);
     }
@@ -353,7 +397,7 @@ mod tests {
         let (mut members, mut bytes): (Vec<Member>, _) = (Vec::new(), vec![0; joins.len()]);
         let mut in_flight = vec![0u32; joins.len()];
         let (mut now_s, mut free_s) = (0.0f64, 0.0f64);
-        let mut under_way: Vec<(f64, usize)> = Vec::new();
+        let mut under_way: VecDeque<(f64, f64, usize)> = VecDeque::new();
         while now_s < to_s {
             while members.len() < joins.len() && joins[members.len()] <= now_s {
                 members.push(origin.join(ConcurrencySettings::default()));
@@ -366,16 +410,19 @@ mod tests {
                 origin.wants(member, demand(in_flight[at]));
                 while in_flight[at] < origin.share(member).expect("stays") {
                     free_s = free_s.max(now_s) + size[at] as f64 / bytes_per_s;
-                    under_way.push((free_s + 0.03, at));
+                    under_way.push_back((free_s + 0.03, now_s, at));
                     in_flight[at] += 1;
                 }
                 origin.wants(member, demand(in_flight[at]));
             }
             // Sent in turn, they end in turn.
-            let (ended_s, at) = under_way.remove(0);
+            let Some((ended_s, sent_s, at)) = under_way.pop_front() else {
+                unreachable!("somebody sends")
+            };
             now_s = ended_s;
+            let took_ns = ((ended_s - sent_s) * 1e9) as u64;
             in_flight[at] -= 1;
-            origin.ended(members[at], (now_s * 1e9) as u64, size[at], &done());
+            origin.ended(members[at], (now_s * 1e9) as u64, took_ns, size[at], &done());
             if now_s >= from_s {
                 bytes[at] += size[at];
             }
@@ -444,8 +491,8 @@ mod tests {
             for (what, later_ns, queued) in events {
                 now_ns += later_ns;
                 let completion = if what == 0 { failed() } else { done() };
-                own.ended(now_ns, 100_000, completion.outcome);
-                origin.ended(member, now_ns, 100_000, &completion);
+                own.ended(now_ns, 1_000_000, 100_000, completion.outcome);
+                origin.ended(member, now_ns, 1_000_000, 100_000, &completion);
                 let in_flight = own.limit().saturating_sub(u32::from(what == 1));
                 if in_flight >= own.limit() && queued > 0 {
                     own.wanted_more();

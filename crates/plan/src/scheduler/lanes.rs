@@ -13,7 +13,7 @@
 
 use super::flights::Pending;
 use crate::action::{Failure, Outcome, Source};
-use crate::flow::{Breaker, Concurrency, Demand, HedgeBudget};
+use crate::flow::{Breaker, Concurrency, Demand, Twins};
 use crate::model::{Estimate, Pinned};
 use crate::settings::{Settings, TierSettings};
 use std::collections::VecDeque;
@@ -41,7 +41,7 @@ pub(super) struct Lane {
     limit: Limit,
     pub estimate: Estimate,
     breaker: Breaker,
-    twins: HedgeBudget,
+    twins: Twins,
 }
 
 impl Lane {
@@ -52,7 +52,7 @@ impl Lane {
             limit,
             estimate,
             breaker: Breaker::default(),
-            twins: HedgeBudget::new(twins_per_cent),
+            twins: Twins::new(twins_per_cent),
         }
     }
 
@@ -179,8 +179,8 @@ impl Lane {
         can
     }
 
-    /// A request ended: what that says about the source.
-    pub fn ended(&mut self, now_ns: u64, ended: &Pending, outcome: Outcome) {
+    /// A request that was issued at `issued_ns` ended: what that says about the source.
+    pub fn ended(&mut self, now_ns: u64, issued_ns: u64, ended: &Pending, outcome: Outcome) {
         self.in_flight -= 1;
         let queue = self.queue(ended.job);
         queue.flying -= 1;
@@ -188,27 +188,44 @@ impl Lane {
         if queue.flying == 0 && queue.waits.is_empty() && self.queues.len() > 1 {
             self.queues.retain(|queue| queue.job != ended.job);
         }
-        let bytes = ended.len;
+        let (bytes, took_ns) = (ended.len, now_ns.saturating_sub(issued_ns));
         if let Limit::Found(concurrency) = &mut self.limit {
-            concurrency.ended(now_ns, bytes, outcome);
+            concurrency.ended(now_ns, took_ns, bytes, outcome);
         }
+        let ratio = took_ns as f64 / 1e9 / self.estimate.expected_s(bytes).max(1e-9);
         match outcome {
             Outcome::Done {
                 latency_ns, total_ns, ..
             } => {
                 self.estimate
                     .observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
+                self.twins.ended(ratio);
                 self.breaker.succeeded();
             }
-            Outcome::Failed(Failure::Cancelled) => {}
+            Outcome::Failed(Failure::Cancelled) => self.twins.left(ratio),
             Outcome::Failed(_) => self.breaker.failed(now_ns),
         }
+    }
+
+    /// Seconds after which a request of `bytes` is late: a twin would probably come first.
+    pub fn late_s(&self, bytes: u64) -> f64 {
+        self.estimate.expected_s(bytes) * self.twins.late_from()
+    }
+
+    /// A twin came second.
+    pub fn twin_lost(&mut self) {
+        self.twins.lost();
     }
 
     /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.
     pub fn wait_s(&self, bytes: u64) -> f64 {
         let turns = 1.0 + self.queued() as f64 / f64::from(self.limit());
         self.estimate.expected_s(bytes) * turns
+    }
+
+    /// Loads of `bytes` that end each second where as many are in flight as may be.
+    pub fn loads_per_s(&self, bytes: u64) -> f64 {
+        f64::from(self.limit()) / self.estimate.expected_s(bytes).max(1e-9)
     }
 
     /// Whether the source is well enough to be asked.
@@ -297,7 +314,7 @@ mod tests {
         (0..5).for_each(|i| lane.push(pending(Source::Bucket, i, 100)));
         assert_eq!([(); 5].map(|()| fly(lane)), [Some(0), Some(1), Some(2), None, None]);
         lane.push_first(pending(Source::Bucket, 9, 100));
-        lane.ended(1, &pending(Source::Bucket, 0, 100), DONE);
+        lane.ended(1, 0, &pending(Source::Bucket, 0, 100), DONE);
         assert_eq!((fly(lane), fly(lane)), (Some(9), None));
         let Demand { queued, in_flight } = lane.demand();
         assert_eq!((queued, in_flight), (2, 3));
@@ -317,7 +334,7 @@ mod tests {
         while fly(first).is_some() {}
         (0..Breaker::FAILURES).for_each(|_| {
             let load = pending(Source::Disk(0), 0, 100);
-            first.ended(1, &load, Outcome::Failed(Failure::Corrupt));
+            first.ended(1, 0, &load, Outcome::Failed(Failure::Corrupt));
             first.depart(&load);
         });
         assert!(!first.is_open(1), "ill after {} failures", Breaker::FAILURES);
@@ -338,7 +355,7 @@ mod tests {
             lane.push(pending(Source::Bucket, 0, 100));
             lane.push(pending(Source::Bucket, 0, 100));
             while fly(&mut lane).is_some() {}
-            lane.ended(now * 1000, &pending(Source::Bucket, 0, 100), DONE);
+            lane.ended(now * 1000, now * 1000, &pending(Source::Bucket, 0, 100), DONE);
         }
         assert_eq!(lane.limit(), 5);
         lane.set_limit(0);

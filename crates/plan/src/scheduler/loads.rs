@@ -324,7 +324,7 @@ impl Scheduler {
     }
 
     fn landed(&mut self, flight: Flight, outcome: Outcome, actions: &mut Vec<Action>) {
-        self.learn(&flight.pending, outcome);
+        self.learn(&flight.pending, flight.issued_ns, outcome);
         if flight.cancelled {
             // It lost its race, and nothing waits for it but memory of its own.
             let own = flight.pending.parts.iter().filter_map(|part| part.own);
@@ -353,8 +353,9 @@ impl Scheduler {
     }
 
     /// What the end of a load says about its source.
-    fn learn(&mut self, ended: &Pending, outcome: Outcome) {
-        self.loads.lanes.of_mut(ended.source).ended(self.now_ns, ended, outcome);
+    fn learn(&mut self, ended: &Pending, issued_ns: u64, outcome: Outcome) {
+        let lane = self.loads.lanes.of_mut(ended.source);
+        lane.ended(self.now_ns, issued_ns, ended, outcome);
         if let (Source::Disk(tier), Outcome::Failed(failure)) = (ended.source, outcome)
             && failure != Failure::Cancelled
         {

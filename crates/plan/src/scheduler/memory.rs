@@ -14,7 +14,9 @@ use crate::catalog::Place;
 use crate::policy::Retention;
 
 /// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
-const ILL_S: f64 = 0.25;
+const SLOW_S: f64 = 0.25;
+/// Nor is one of which the bucket doesn't bring a multiple.
+const BRINGS: f64 = 2.0;
 /// A wanted read waits for memory that is being written to disk while a write has ended within this time.
 const DISK_PATIENCE_NS: u64 = 50_000_000;
 /// Neighbours looked at on either side of a sample whose block comes in part.
@@ -199,17 +201,18 @@ impl Scheduler {
     }
 
     /// The disk tier to read a block, or `len` bytes of it, from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
-    /// a request to the bucket also costs money, so a cached copy is left only for a large gain).
+    /// a request to the bucket also costs money, so a cached copy is left only for a large gain). A long queue alone doesn't count: at the begin of an
+    /// epoch all that is read ahead may wait for a disk that is as fast as the bucket.
     pub(super) fn best_tier(&self, block: u64, len: u64) -> Option<usize> {
-        let lanes = &self.loads.lanes;
-        let wait_s = |tier: usize| lanes.of(Source::Disk(tier as u8)).wait_s(len);
-        let holds =
-            |&tier: &usize| self.tiers[tier].has(block) && lanes.of(Source::Disk(tier as u8)).is_open(self.now_ns);
+        let bucket = &self.loads.lanes.bucket;
+        let disk = |tier: usize| self.loads.lanes.of(Source::Disk(tier as u8));
+        let holds = |&tier: &usize| self.tiers[tier].has(block) && disk(tier).is_open(self.now_ns);
         let fastest = (0..self.tiers.len())
             .filter(holds)
-            .min_by(|&a, &b| wait_s(a).total_cmp(&wait_s(b)))?;
-        let ill = wait_s(fastest) > (lanes.bucket.wait_s(len) * self.settings.cached_worth).max(ILL_S);
-        (!ill).then_some(fastest)
+            .min_by(|&a, &b| disk(a).wait_s(len).total_cmp(&disk(b).wait_s(len)))?;
+        let is_late = disk(fastest).wait_s(len) > (bucket.wait_s(len) * self.settings.cached_worth).max(SLOW_S);
+        let is_left = is_late && bucket.loads_per_s(len) > BRINGS * disk(fastest).loads_per_s(len);
+        (!is_left).then_some(fastest)
     }
 
     /// Queues the fetch of a new resident: in parts when it is large or several ranges, with those of its block's other samples that are read soon when it is one of them.

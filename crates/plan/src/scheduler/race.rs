@@ -28,8 +28,6 @@ use crate::arena::{Slot, Stay, reserved_bytes};
 
 /// No twin before this: what a nearby store would have answered by then, our own scheduling may have delayed.
 const HEDGE_AFTER_S: f64 = 0.05;
-/// Requests that teach a lane what is late.
-const TAUGHT_BY: u64 = 32;
 /// Extra tries after a failure that another try may mend.
 pub(super) const RETRIES: u8 = 1;
 
@@ -125,6 +123,9 @@ impl Scheduler {
             return;
         };
         loser.cancelled = true;
+        if loser.pending.twin_of.is_some() {
+            self.loads.lanes.of_mut(loser.pending.source).twin_lost();
+        }
         let samples: Vec<u32> = loser.pending.parts.iter().map(|part| part.handle.index).collect();
         self.cancel(load, actions);
         for index in samples {
@@ -189,21 +190,21 @@ impl Scheduler {
         })
     }
 
-    /// Whether a load takes longer than all but the slowest do, and somebody needs it.
+    /// Whether a load takes so long that a twin would probably come first, and somebody needs it.
     fn is_late(&self, flight: &Flight) -> bool {
         let pending = &flight.pending;
         let races = pending.source == Source::Bucket && pending.parts.iter().all(Part::is_whole);
         if !races || flight.rival().is_some() || flight.cancelled || flight.called_off {
             return false;
         }
-        let estimate = &self.loads.lanes.of(pending.source).estimate;
+        let lane = self.loads.lanes.of(pending.source);
         let age_s = (self.now_ns - flight.issued_ns) as f64 / 1e9;
-        if estimate.observations() < TAUGHT_BY || age_s < estimate.tail_s(pending.len).max(HEDGE_AFTER_S) {
+        if age_s < lane.late_s(pending.len).max(HEDGE_AFTER_S) {
             return false;
         }
         let is_waited_for = |part: &Part| self.residents.get(part.handle.index).waiting;
         let needed_in_s = self.windows.needed_in_ns(pending.line) / 1e9;
-        pending.parts.iter().any(is_waited_for) || needed_in_s < 2.0 * estimate.expected_s(pending.len)
+        pending.parts.iter().any(is_waited_for) || needed_in_s < 2.0 * lane.estimate.expected_s(pending.len)
     }
 }
 

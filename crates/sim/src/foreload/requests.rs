@@ -9,8 +9,6 @@ use foreload_plan::flow::{Concurrency, ConcurrencySettings};
 use std::collections::VecDeque;
 
 const MB: f64 = 1_048_576.0;
-/// Requests that the engine has in flight at most.
-pub(crate) const MOST: u32 = 256;
 /// Weight of the newest request in what they are expected to take: as in the engine's estimates.
 const REMEMBERS: f64 = 1.0 / 16.0;
 
@@ -65,7 +63,7 @@ struct Engine {
 pub fn streams(hardware: &Hardware) -> u32 {
     match is_serial(hardware) {
         true => 1,
-        false => hardware.requests_in_flight.min(MOST),
+        false => hardware.requests_in_flight.min(ConcurrencySettings::MOST),
     }
 }
 
@@ -84,8 +82,8 @@ pub struct Requests {
     /// Being read, by stream.
     reading: Vec<Option<Pending>>,
     idle: Vec<u32>,
-    /// Ends of those that were read, and their MB.
-    in_flight: VecDeque<(f64, f64)>,
+    /// Those that were read and are on their way: when they end, when they were sent, and their MB.
+    in_flight: VecDeque<(f64, f64, f64)>,
     most: u32,
     engine: Option<Engine>,
     /// Nothing is sent before this.
@@ -106,7 +104,7 @@ impl Requests {
             in_flight: VecDeque::new(),
             most: hardware.requests_in_flight,
             engine: (!is_serial(hardware)).then(|| Engine {
-                limit: Concurrency::new(concurrency(streams)),
+                limit: Concurrency::new(ConcurrencySettings::default().at_most(streams)),
                 request_s: hardware.latency_s,
                 fresh_mb,
                 fill_mb_s,
@@ -144,10 +142,11 @@ impl Requests {
 
     /// Whether as many are in flight as may be.
     fn is_full(&mut self, at: f64) -> bool {
-        while let Some(&(end, mb)) = self.in_flight.front().filter(|(end, _)| *end <= at) {
+        while let Some(&(end, sent, mb)) = self.in_flight.front().filter(|(end, ..)| *end <= at) {
             self.in_flight.pop_front();
             if let Some(engine) = &mut self.engine {
-                engine.limit.done((end * 1e9) as u64, (mb * MB) as u64);
+                let took_ns = ((end - sent) * 1e9) as u64;
+                engine.limit.done((end * 1e9) as u64, took_ns, (mb * MB) as u64);
             }
         }
         let reading = self.reading.len() - self.idle.len();
@@ -198,8 +197,8 @@ impl Requests {
             None => at.max(sent + connection_s) + latency_s,
             Some(engine) => engine.filled(pending.mb, at, sent, at.max(sent + latency_s + connection_s)),
         };
-        let place = self.in_flight.partition_point(|(other, _)| *other <= arrived);
-        self.in_flight.insert(place, (arrived, pending.mb));
+        let place = self.in_flight.partition_point(|(other, ..)| *other <= arrived);
+        self.in_flight.insert(place, (arrived, sent, pending.mb));
         (pending, arrived)
     }
 }
@@ -215,15 +214,5 @@ impl Engine {
         }
         self.request_s += (arrived - sent - self.request_s) * REMEMBERS;
         arrived
-    }
-}
-
-/// What the engine finds its limit between.
-pub(crate) fn concurrency(most: u32) -> ConcurrencySettings {
-    let ConcurrencySettings { start, least, .. } = ConcurrencySettings::default();
-    ConcurrencySettings {
-        most,
-        start: most.min(start),
-        least: most.min(least),
     }
 }

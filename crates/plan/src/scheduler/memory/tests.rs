@@ -262,7 +262,7 @@ fn a_block_is_read_from_the_fastest_disk_that_has_it() {
         let load = super::super::flights::tests::pending(ill, 0, 100);
         let lane = hand.plan.loads.lanes.of_mut(ill);
         lane.depart(&load);
-        lane.ended(1, &load, crate::action::Outcome::Failed(Failure::Corrupt));
+        lane.ended(1, 0, &load, crate::action::Outcome::Failed(Failure::Corrupt));
     }
     assert_eq!(hand.plan.best_tier(2, 1000), Some(0));
 }
@@ -270,16 +270,26 @@ fn a_block_is_read_from_the_fastest_disk_that_has_it() {
 #[test]
 fn a_disk_is_left_for_the_bucket_only_when_that_is_faster_by_far() {
     let best = |disk_s: f64, bucket_s: f64| {
-        let mut hand = Hand::bare(
-            with_tiers(vec![tier(1 << 20, disk_s)], bucket_s),
-            &reads(&[1000; 12], 1),
-        );
+        let mut settings = with_tiers(vec![tier(1 << 20, disk_s)], bucket_s);
+        // As many at once from each.
+        settings.disk_depth = settings.concurrency.start;
+        let mut hand = Hand::bare(settings, &reads(&[1000; 12], 1));
         hand.plan.found(0, &[1]);
-        hand.plan.best_tier(1, 1000)
+        let alone = hand.plan.best_tier(1, 1000);
+        for _ in 0..10_000 {
+            let lane = hand.plan.loads.lanes.of_mut(Source::Disk(0));
+            lane.push(super::super::flights::tests::pending(Source::Disk(0), 0, 1000));
+        }
+        (alone, hand.plan.best_tier(1, 1000))
     };
     // Eight times as slow is too slow, but no disk that answers within a quarter of a second.
-    assert_eq!([best(0.24, 0.001), best(0.26, 0.001)], [Some(0), None]);
-    assert_eq!([best(0.7, 0.1), best(0.9, 0.1)], [Some(0), None]);
+    assert_eq!([best(0.24, 0.001).0, best(0.26, 0.001).0], [Some(0), None]);
+    assert_eq!([best(0.7, 0.1).0, best(0.9, 0.1).0], [Some(0), None]);
+    // A long queue is, too, but none of a disk that brings half as much.
+    assert_eq!(
+        [best(0.019, 0.01), best(0.021, 0.01)],
+        [(Some(0), Some(0)), (Some(0), None)]
+    );
 }
 
 #[test]

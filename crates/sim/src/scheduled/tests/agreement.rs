@@ -109,8 +109,9 @@ fn gaps(seed: u64) -> ([f64; 3], String) {
 /// scheduler calls ill; and batches that a few nodes share unevenly, where the scheduler reads fillers.
 ///
 /// Before memory held blocks, 19, 23, 23 and 19 of the 24 were, and 170, 187, 196 and 166 of the 200: in time fewer are now. Before a request for neighbours
-/// ended at wide gaps, 20, 24, 20 and 18, and 181, 192, 191 and 174 were: in bytes fewer are now, by two that were at the edge.
-const REACHED: [(u64, [u64; 4]); 2] = [(24, [21, 24, 21, 19]), (200, [183, 190, 191, 175])];
+/// ended at wide gaps, 20, 24, 20 and 18, and 181, 192, 191 and 174 were: in bytes fewer are now, by two that were at the edge. Before concurrency was found
+/// by Little's law, 21, 24, 21 and 19, and 183, 190, 191 and 175 were: in time fewer are now, by four of which the scheduler's runs take a few per cent longer.
+const REACHED: [(u64, [u64; 4]); 2] = [(24, [22, 24, 20, 19]), (200, [185, 191, 187, 174])];
 
 #[test]
 fn the_fast_model_stays_close_to_the_scheduler() {

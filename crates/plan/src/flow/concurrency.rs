@@ -1,0 +1,352 @@
+//! The limit on requests in flight to one source: it finds the knee, where more of them stop bringing more bytes.
+//!
+//! While as many requests are in flight as may be, Little's law gives the rate from what each of them took: `limit * bytes / took`. Unlike bytes
+//! counted over a stretch of time, that holds however unevenly they end, and a round of requests is enough to see what a change of the limit did: only
+//! those count that were sent after it.
+//!
+//! | phase | tries | as long as that | then |
+//! | --- | --- | --- | --- |
+//! | doubling | twice as many | brings nearly twice as much | raising, from the point that the last doubling hints at; halving where it brought nothing |
+//! | halving | half as many | costs nothing | staying with the last that cost nothing |
+//! | raising | a fourth more | brings something; doubling where it brings a fourth | staying with the last that did |
+//! | lowering | a fourth less | costs nothing | staying, as after halving |
+//! | staying | nothing, for sixteen windows | | raising and lowering by turns, as the source may have changed; at once where the rate rose or fell |
+//!
+//! The bounds are no part of the search. [`ConcurrencySettings::MOST`] is what nobody needs more of; what memory, descriptors and threads allow is the
+//! carrier's to say ([`ConcurrencySettings::at_most`]), and what the source allows shows in what it refuses.
+
+use crate::action::{Failure, Outcome};
+use serde::{Deserialize, Serialize};
+
+/// Limits on requests in flight to one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConcurrencySettings {
+    /// Requests in flight at first. 32: a fourth of a second of 110 KB objects at 30 ms latency.
+    pub start: u32,
+    /// Never fewer. 4 keeps a throttled bucket probed.
+    pub least: u32,
+    /// Never more: [`ConcurrencySettings::MOST`] unless something else is asked for.
+    pub most: u32,
+}
+
+impl Default for ConcurrencySettings {
+    fn default() -> Self {
+        ConcurrencySettings {
+            start: 32,
+            least: 4,
+            most: Self::MOST,
+        }
+    }
+}
+
+impl ConcurrencySettings {
+    /// More connections than one process has any use for: 1.6 GB/s of 32 KB objects at 80 ms latency.
+    pub const MOST: u32 = 4096;
+
+    /// Exactly `n` requests, never adapted.
+    #[must_use]
+    pub fn fixed(n: u32) -> Self {
+        let n = n.max(1);
+        ConcurrencySettings {
+            start: n,
+            least: n,
+            most: n,
+        }
+    }
+
+    /// The same where a process can have no more than `n` requests in flight, whatever is asked for.
+    #[must_use]
+    pub fn at_most(self, n: u32) -> Self {
+        let most = self.most.min(n);
+        ConcurrencySettings {
+            start: self.start.min(most),
+            least: self.least.min(most),
+            most,
+        }
+        .in_order()
+    }
+
+    /// With bounds that don't contradict each other.
+    pub(super) fn in_order(self) -> Self {
+        let least = self.least.max(1);
+        let most = self.most.max(least);
+        ConcurrencySettings {
+            start: self.start.clamp(least, most),
+            least,
+            most,
+        }
+    }
+}
+
+/// What twice as many must bring for another doubling: with less, the source began to fill up.
+const DOUBLES: f64 = 1.7;
+/// Less than this is nothing, for a doubling.
+const NOTHING: f64 = 1.1;
+/// What a fourth more must bring for it to be worth it.
+const WORTH: f64 = 1.05;
+/// A rise of the rate that a fourth more brings where nothing is full yet, and that while the limit stays says that the source has changed.
+const RISES: f64 = 1.2;
+/// A fall that says the same. Its answer is more requests first, too: fewer in flight bring nothing, and what was only a moment's noise has cost nothing.
+const FALLS: f64 = 0.8;
+/// Fewer requests cost nothing while so much of the rate is left.
+const KEEPS: f64 = 0.97;
+/// Windows of staying before a probe, at most; a change that paid makes it [`PROBE_SOON`] again, and each probe that didn't doubles it.
+const PROBE_EVERY: u32 = 16;
+/// Windows of staying before the first probe.
+const PROBE_SOON: u32 = 2;
+/// Requests that a window has at least where the step is small: of fewer, the mean is noise.
+const LEAST_WINDOW: u32 = 32;
+/// The share of requests that a source may refuse before it gets fewer at once: single errors say nothing about load.
+const REFUSED: f64 = 0.1;
+/// The share is that of so many requests at least: of a few, one refusal would be much.
+const LOOKED_AT: u32 = 100;
+/// The least pause between two decreases.
+const QUIET_NS: u64 = 1_000_000_000;
+
+/// What the limit is doing; see the table above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Doubling,
+    Halving,
+    Raising,
+    Lowering,
+    Staying { windows: u32 },
+}
+
+/// Requests that were sent under one limit, and have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Window {
+    ended: u32,
+    /// Of them, those after which as many were in flight again as may be.
+    full: u32,
+    bytes: u64,
+    took_ns: u64,
+}
+
+/// The adaptive limit on requests in flight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Concurrency {
+    settings: ConcurrencySettings,
+    limit: u32,
+    phase: Phase,
+    /// The limit before the last change, and when that was.
+    before: u32,
+    since_ns: u64,
+    /// Windows of staying before the next probe.
+    probe_after: u32,
+    window: Window,
+    /// More was wanted since a request ended last.
+    is_full: bool,
+    /// The rate that a window is held against, bytes per second; 0: none yet.
+    best_per_s: f64,
+    /// Whether the last probe went down.
+    probes_down: bool,
+    /// Requests that ended since refusals were counted last, and those of them that the source refused.
+    looked_at: u32,
+    refused: u32,
+    quiet_until_ns: u64,
+}
+
+impl Concurrency {
+    /// Starts at `settings.start`, doubling.
+    #[must_use]
+    pub fn new(settings: ConcurrencySettings) -> Self {
+        let settings = settings.in_order();
+        Concurrency {
+            settings,
+            limit: settings.start,
+            phase: Phase::Doubling,
+            before: settings.start,
+            since_ns: 0,
+            probe_after: PROBE_SOON,
+            window: Window::default(),
+            is_full: false,
+            best_per_s: 0.0,
+            probes_down: true,
+            looked_at: 0,
+            refused: 0,
+            quiet_until_ns: 0,
+        }
+    }
+
+    /// Starts where an earlier search stood, if that is more than `settings.start`, and looks on from there.
+    #[must_use]
+    pub fn known(settings: ConcurrencySettings, knee: u32) -> Self {
+        let mut concurrency = Self::new(settings);
+        if knee > concurrency.limit {
+            concurrency.search(Phase::Raising, knee, 0);
+        }
+        concurrency
+    }
+
+    /// The limit at which the source gave all it had when that was tried last; `None`: nothing shows yet that it was full.
+    #[must_use]
+    pub fn knee(&self) -> Option<u32> {
+        let is_fixed = self.settings.least == self.settings.most;
+        (!is_fixed && self.phase != Phase::Doubling).then_some(self.before)
+    }
+
+    /// Requests that may be in flight now.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The limit was reached: more requests were wanted. Only then does a rate say something about the limit.
+    pub fn wanted_more(&mut self) {
+        self.is_full = true;
+    }
+
+    /// One request for `bytes` ended at `now_ns`, `took_ns` after it was issued, or had a connection: what that says about the source.
+    pub(crate) fn ended(&mut self, now_ns: u64, took_ns: u64, bytes: u64, outcome: Outcome) {
+        match outcome {
+            Outcome::Done { throttled, .. } => {
+                self.done(now_ns, took_ns, bytes);
+                self.look_at(now_ns, throttled);
+            }
+            Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, true),
+            Outcome::Failed(_) => {}
+        }
+    }
+
+    /// Others send requests from now on, within other bounds: the limit stays where it is as far as they allow, and what was found to be enough is
+    /// found out again, from there.
+    pub(super) fn rebound(&mut self, settings: ConcurrencySettings) {
+        self.settings = settings.in_order();
+        let limit = self.limit.clamp(self.settings.least, self.settings.most);
+        let is_doubling = self.phase == Phase::Doubling;
+        self.search(
+            if is_doubling { Phase::Doubling } else { Phase::Raising },
+            limit,
+            self.since_ns,
+        );
+    }
+
+    /// One request for `bytes` ended well at `now_ns`, `took_ns` after it was issued. What it waited for a new connection doesn't count: with more requests
+    /// in flight more of them wait for that, once.
+    pub fn done(&mut self, now_ns: u64, took_ns: u64, bytes: u64) {
+        let is_full = std::mem::take(&mut self.is_full);
+        let was_sent_before = now_ns.saturating_sub(took_ns) < self.since_ns;
+        if self.settings.least == self.settings.most || was_sent_before || now_ns < self.quiet_until_ns {
+            return;
+        }
+        let window = &mut self.window;
+        window.ended += 1;
+        window.full += u32::from(is_full);
+        window.bytes += bytes;
+        window.took_ns += took_ns;
+        let enough = match self.phase {
+            Phase::Doubling => self.limit,
+            _ => LEAST_WINDOW.max(self.limit.saturating_mul(2)),
+        };
+        if window.ended < enough {
+            return;
+        }
+        let window = std::mem::take(window);
+        // A window in which demand was lacking says nothing.
+        if window.full * 2 > window.ended {
+            let seconds = window.took_ns.max(1) as f64 / 1e9;
+            self.close_window(f64::from(self.limit) * window.bytes as f64 / seconds, now_ns);
+        }
+    }
+
+    fn close_window(&mut self, per_s: f64, now_ns: u64) {
+        let gain = per_s / self.best_per_s;
+        let (double, more, fewer) = (
+            self.limit.saturating_mul(2),
+            self.limit + self.step(),
+            self.limit - self.step(),
+        );
+        let most = per_s.max(self.best_per_s);
+        match self.phase {
+            Phase::Doubling if gain >= DOUBLES => self.go_on(Phase::Doubling, double, per_s, now_ns),
+            Phase::Doubling if gain < NOTHING => {
+                self.limit = self.before;
+                self.go_on(Phase::Halving, self.limit / 2, most, now_ns);
+            }
+            // Twice as many bring g times as much: the source is full at about g times as many.
+            Phase::Doubling => self.search(Phase::Raising, (f64::from(self.before) * gain) as u32, now_ns),
+            Phase::Raising if gain > RISES && self.best_per_s > 0.0 => {
+                self.go_on(Phase::Doubling, double, per_s, now_ns)
+            }
+            Phase::Raising if gain > WORTH => self.go_on(Phase::Raising, more, per_s, now_ns),
+            Phase::Halving if gain > KEEPS => self.go_on(Phase::Halving, self.limit / 2, most, now_ns),
+            Phase::Lowering if gain > KEEPS => self.go_on(Phase::Lowering, fewer, most, now_ns),
+            Phase::Raising | Phase::Halving | Phase::Lowering => self.stay(self.before, now_ns),
+            Phase::Staying { .. } if !(FALLS..=RISES).contains(&gain) => {
+                self.probe_after = PROBE_SOON;
+                self.search(Phase::Raising, self.limit, now_ns);
+            }
+            Phase::Staying { windows } if windows < self.probe_after => {
+                self.best_per_s += 0.1 * (per_s - self.best_per_s);
+                self.phase = Phase::Staying { windows: windows + 1 };
+            }
+            Phase::Staying { .. } => {
+                self.probe_after = (2 * self.probe_after).min(PROBE_EVERY);
+                // Up and down by turns.
+                self.probes_down = !self.probes_down;
+                match self.probes_down {
+                    true => self.go_on(Phase::Lowering, fewer, self.best_per_s, now_ns),
+                    false => self.go_on(Phase::Raising, more, self.best_per_s, now_ns),
+                }
+            }
+        }
+    }
+
+    /// A fourth of the limit.
+    fn step(&self) -> u32 {
+        (self.limit / 4).max(1)
+    }
+
+    /// The next step, to be held against `per_s`; none where the bounds leave none.
+    fn go_on(&mut self, phase: Phase, limit: u32, per_s: f64, now_ns: u64) {
+        self.best_per_s = per_s;
+        let limit = limit.clamp(self.settings.least, self.settings.most);
+        if limit == self.limit {
+            return self.stay(limit, now_ns);
+        }
+        self.phase = phase;
+        (self.before, self.limit, self.since_ns) = (self.limit, limit, now_ns);
+    }
+
+    /// Stays with `limit` for a while.
+    fn stay(&mut self, limit: u32, now_ns: u64) {
+        self.phase = Phase::Staying { windows: 0 };
+        (self.before, self.limit, self.since_ns) = (limit, limit, now_ns);
+    }
+
+    /// Looks for the knee from `limit` on, with nothing to hold it against yet.
+    fn search(&mut self, phase: Phase, limit: u32, now_ns: u64) {
+        self.phase = phase;
+        self.limit = limit.clamp(self.settings.least, self.settings.most);
+        (self.before, self.since_ns, self.best_per_s) = (self.limit, now_ns, 0.0);
+        (self.window, self.is_full) = (Window::default(), false);
+    }
+
+    /// One request ended; `refused`: the source asked for less (429, 503), broke off or timed out on the way. When that is the share of what ended
+    /// which it is for a source that has too much to do, the limit falls.
+    pub fn look_at(&mut self, now_ns: u64, refused: bool) {
+        self.looked_at += 1;
+        self.refused += u32::from(refused);
+        let all = LOOKED_AT.max(self.limit);
+        if f64::from(self.refused) > REFUSED * f64::from(all) {
+            self.back_off(now_ns);
+        } else if self.looked_at < all {
+            return;
+        }
+        (self.looked_at, self.refused) = (0, 0);
+    }
+
+    /// At most one decrease per second, however many requests were hit. What the source takes now is found from there, in small steps.
+    fn back_off(&mut self, now_ns: u64) {
+        if now_ns < self.quiet_until_ns {
+            return;
+        }
+        self.quiet_until_ns = now_ns + QUIET_NS;
+        self.search(Phase::Raising, self.limit * 7 / 10, self.quiet_until_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests;
