@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from foreload import _core
 from foreload._settings import numbers as _numbers
 from foreload._settings.text import read_text
 from foreload._settings.toml import inline
@@ -104,7 +105,7 @@ class Speeds:
     latency_s: float = 0.030
     latency_sigma: float = 0.3
     connection_mb_s: float | None = 35.0
-    requests_in_flight: int = 256
+    requests_in_flight: int = _core.MOST_IN_FLIGHT
     ram_mb_s: float = 8000.0
     fresh_mb_s: float = 4000.0
     disk: Disk = field(default_factory=Disk)

@@ -106,7 +106,7 @@ def test_loaders_of_one_process_do_not_promise_memory_twice(monkeypatch: pytest.
 
 def test_tuning_is_checked_when_it_is_made() -> None:
     assert fl.Tuning().fields() == {}
-    fields = fl.Tuning((8, 2, 32), 0, 5, 1, (0.03, 35e6), "log").fields()
+    fields = fl.Tuning((8, 2, 32), 0, 5, 1, (0.03, 35e6), "log", 2).fields()
     assert fields == {
         "concurrency": {"start": 8, "least": 2, "most": 32},
         "hedge_per_cent": 0,
@@ -114,10 +114,12 @@ def test_tuning_is_checked_when_it_is_made() -> None:
         "stall_s": 1,
         "bucket": {"latency_s": 0.03, "bytes_per_s": 35e6},
         "metrics_log": str(Path("log").absolute()),
+        "io_threads": 2,
     }
     wrongs: tuple[dict[str, Any], ...] = (
         *({"concurrency": wrong} for wrong in (0, (1, 2, 3), (1, 2), "8", 1.5, True)),
         *({"hedge_per_cent": wrong} for wrong in (-1, 101, 0.5)),
+        *({"io_threads": wrong} for wrong in (0, -1, 65, 1.5, True)),
         *({"bucket": wrong} for wrong in ((0, 0), (-1, 5), (0.1,), (0.1, float("inf")), 3)),
         *({"load_timeout_s": wrong} for wrong in (-1, 1e-9, "3", float("nan"))),
         {"stall_s": 0},

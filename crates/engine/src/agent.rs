@@ -11,6 +11,7 @@ pub(crate) mod node;
 mod roster;
 
 use crate::calls::{Call, JobStatus, Open, Reply};
+use crate::carriers::Carriers;
 use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::job::{Job, list_trouble};
@@ -76,6 +77,7 @@ pub struct Agent {
     pools: RefCell<Vec<Rc<Pool>>>,
     tiers: RefCell<FxHashMap<PathBuf, SharedTier>>,
     origins: Origins,
+    carriers: Rc<Carriers>,
     next: Cell<u64>,
     last_seen: Cell<Instant>,
     retire: Cell<bool>,
@@ -124,14 +126,14 @@ impl Agent {
     #[must_use]
     pub fn new(settings: AgentSettings) -> Rc<Self> {
         Rc::new(Agent {
-            settings,
             connections: RefCell::default(),
             datasets: RefCell::default(),
             unheld: RefCell::default(),
             jobs: RefCell::default(),
             pools: RefCell::default(),
             tiers: RefCell::default(),
-            origins: Origins::default(),
+            origins: Origins::new(&settings.cache_dir),
+            carriers: Rc::default(),
             next: Cell::new(1),
             last_seen: Cell::new(Instant::now()),
             retire: Cell::new(false),
@@ -140,6 +142,7 @@ impl Agent {
             attaching: tokio::sync::Mutex::new(()),
             opening: RefCell::default(),
             opening_ended: Notify::new(),
+            settings,
         })
     }
 
@@ -160,7 +163,7 @@ impl Agent {
             let rest = linger.saturating_sub(self.last_seen.get().elapsed());
             let alone = self.connections.borrow().is_empty();
             if alone && (rest.is_zero() || self.retire.get()) {
-                return Ok(());
+                break;
             }
             tokio::select! {
                 accepted = listener.accept() => match accepted {
@@ -175,9 +178,11 @@ impl Agent {
                 },
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(rest), if alone => {}
-                _ = terminated.recv() => return Ok(()),
+                _ = terminated.recv() => break,
             }
         }
+        self.origins.learn();
+        Ok(())
     }
 
     async fn attend(self: Rc<Self>, stream: UnixStream) {

@@ -211,6 +211,9 @@ pub struct Attach {
     /// Requests in flight.
     #[serde(default)]
     pub concurrency: ConcurrencySettings,
+    /// Threads that fetch; the agent has as many as the job that asks for most. 1: the agent's own.
+    #[serde(default)]
+    pub io_threads: Option<u32>,
     /// Twins per hundred requests.
     #[serde(default = "hedges")]
     pub hedge_per_cent: u32,

@@ -1,13 +1,14 @@
 //! Carries a plan out: fetches, tiers, slots, and the agent that does it for all processes of a node.
 //!
 //! [`agent`] is a process that serves clients over a Unix socket; each [`pool`] in it owns one scheduler of `foreload_plan`, serves the [`job`]s that read alike, and carries out what it orders:
-//! fetches through `foreload_store` into the cache arena ([`slots`], [`scatter`]), reads and writes of [`disk`] tiers, deliveries to the
+//! fetches through `foreload_store` into the cache arena ([`carriers`], [`slots`], [`scatter`]), reads and writes of [`disk`] tiers, deliveries to the
 //! [`connection`] that asked. Pools that read from one endpoint share its limit on requests ([`origin`]). [`client`] is the other side of the [`protocol`]: it runs in the user's process, has no thread
 //! and no runtime, and maps the arenas. Nothing here decides what to fetch, when, or where to keep it.
 
 pub mod agent;
 pub mod batches;
 pub mod calls;
+pub mod carriers;
 pub mod client;
 pub mod connection;
 mod cpus;
@@ -15,6 +16,7 @@ pub mod dataset;
 pub mod disk;
 pub mod env;
 pub mod job;
+pub mod knees;
 pub mod list;
 pub mod memory;
 pub mod origin;

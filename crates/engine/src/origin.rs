@@ -2,42 +2,76 @@
 //!
 //! The shares are the plan's ([`flow::Origin`]); here its members are pools. A pool takes a [`Seat`] when it is made and leaves it when it closes. After each of
 //! its steps it reports what it wants, and after each request how that ended; whoever's share changes by that has a step of its own, with
-//! [`Event::Limit`], so that each pool's log holds what it was given. Nothing here decides, and nothing is shared between endpoints.
+//! [`Event::Limit`], so that each pool's log holds what it was given. Nothing here decides, and nothing is shared between endpoints. What an endpoint
+//! was worth is remembered for the next run ([`Knees`]).
 
+use crate::knees::Knees;
 use crate::pool::Pool;
 use foreload_plan::action::{Completion, Event};
 use foreload_plan::flow::{self, ConcurrencySettings, Demand, Member};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// The origins that pools of this agent read from, by endpoint.
-#[derive(Default)]
-pub struct Origins(RefCell<BTreeMap<String, Weak<Origin>>>);
+pub struct Origins {
+    open: RefCell<BTreeMap<String, Weak<Origin>>>,
+    knees: Knees,
+}
 
 impl Origins {
-    /// The origin at an endpoint: the one that other pools read from, or a new one.
+    /// None yet; what endpoints are worth is remembered in a cache directory.
     #[must_use]
-    pub fn at(&self, endpoint: &str) -> Rc<Origin> {
-        let mut known = self.0.borrow_mut();
-        if let Some(origin) = known.get(endpoint).and_then(Weak::upgrade) {
+    pub fn new(cache_dir: &Path) -> Self {
+        Origins {
+            open: RefCell::default(),
+            knees: Knees::new(cache_dir),
+        }
+    }
+
+    /// Writes down what the endpoints that are still read from are worth. Blocks.
+    pub fn learn(&self) {
+        let open = self.open.borrow();
+        let found = open.values().filter_map(Weak::upgrade);
+        found.for_each(|origin| origin.learn());
+    }
+
+    /// The origin at an endpoint: the one that other pools read from, or a new one.
+    pub async fn at(&self, endpoint: &str) -> Rc<Origin> {
+        if let Some(origin) = self.open.borrow().get(endpoint).and_then(Weak::upgrade) {
             return origin;
         }
-        known.retain(|_, origin| origin.strong_count() > 0);
+        let (knees, asked) = (self.knees.clone(), endpoint.to_owned());
+        let knee = tokio::task::spawn_blocking(move || knees.find(&asked))
+            .await
+            .ok()
+            .flatten();
+        let mut open = self.open.borrow_mut();
+        // Opened meanwhile.
+        if let Some(origin) = open.get(endpoint).and_then(Weak::upgrade) {
+            return origin;
+        }
+        open.retain(|_, origin| origin.strong_count() > 0);
         let origin = Rc::new(Origin {
-            shares: RefCell::default(),
+            endpoint: endpoint.to_owned(),
+            knees: self.knees.clone(),
+            shares: RefCell::new(flow::Origin::known(knee)),
             pools: RefCell::default(),
             begun: Instant::now(),
             telling: Cell::new(false),
         });
-        known.insert(endpoint.to_owned(), Rc::downgrade(&origin));
+        open.insert(endpoint.to_owned(), Rc::downgrade(&origin));
         origin
     }
 }
 
 /// One endpoint, and the pools that read from it.
 pub struct Origin {
+    endpoint: String,
+    knees: Knees,
     shares: RefCell<flow::Origin>,
     pools: RefCell<BTreeMap<Member, Weak<Pool>>>,
     /// The clock that its members share.
@@ -55,6 +89,13 @@ impl Origin {
         Seat {
             origin: Rc::clone(self),
             member,
+        }
+    }
+
+    /// Writes down what the endpoint is worth. Blocks.
+    fn learn(&self) {
+        if let Some(requests) = self.shares.borrow().knee() {
+            self.knees.learn(&self.endpoint, requests);
         }
     }
 
@@ -88,19 +129,25 @@ impl Seat {
         self.origin.tell();
     }
 
-    /// A request of the pool, for `bytes`, ended.
-    pub fn ended(&self, completion: &Completion, bytes: u64) {
+    /// A request of the pool, for `bytes`, which was issued so long ago, ended.
+    pub fn ended(&self, completion: &Completion, took: Duration, bytes: u64) {
         let now_ns = self.origin.begun.elapsed().as_nanos() as u64;
+        let took_ns = took.as_nanos() as u64;
         self.origin
             .shares
             .borrow_mut()
-            .ended(self.member, now_ns, bytes, completion);
+            .ended(self.member, now_ns, took_ns, bytes, completion);
     }
 
     /// The pool sends no more requests: its share goes to the others.
     pub fn leave(&self) {
+        let knee = self.origin.shares.borrow().knee();
         self.origin.shares.borrow_mut().leave(self.member);
         self.origin.pools.borrow_mut().remove(&self.member);
+        if let Some(requests) = knee {
+            let (knees, endpoint) = (self.origin.knees.clone(), self.origin.endpoint.clone());
+            drop(tokio::task::spawn_blocking(move || knees.learn(&endpoint, requests)));
+        }
         self.origin.tell();
     }
 }

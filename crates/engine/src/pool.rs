@@ -2,17 +2,18 @@
 //!
 //! Jobs with equal settings that read from one endpoint share a pool ([`Terms`]): what one of them has brought is there for the others, the memory is what
 //! they bring together, and the source is shared out among them by the plan. The pool owns the scheduler and everything its actions touch.
-//! [`Pool::step`] gives the scheduler an event and carries out what it orders: loads become tasks on this thread's runtime (fetches) or on its blocking
-//! pool (disk), each ending with a completion that is the next event; deliveries and refusals go to the connection that asked. Nothing here
+//! [`Pool::step`] gives the scheduler an event and carries out what it orders: loads go to the [`carriers`](crate::carriers) (fetches) or to the
+//! blocking pool (disk), each ending with a completion that is the next event; deliveries and refusals go to the connection that asked. Nothing here
 //! decides what to fetch or keep.
 //!
-//! All of it runs on one thread: there is no lock, and a step is never interrupted.
+//! All decisions are made on one thread: there is no lock, and a step is never interrupted.
 
 mod bytes;
 mod parts;
 mod watch;
 
 use crate::calls::{Attach, DiskShare};
+use crate::carriers::{Carriers, Landed};
 use crate::connection::Connection;
 use crate::dataset::{Dataset, IndexCatalog, block_key};
 use crate::disk::DiskTier;
@@ -20,6 +21,7 @@ use crate::job::Job;
 use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Trouble};
 use crate::slots::Shared;
+use bytes::Fetch;
 use foreload_plan::action::{Action, Command, Event, Handle, Source};
 use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
@@ -40,6 +42,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 /// Steps kept for a report when something goes wrong.
@@ -76,15 +79,15 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Those of an attachment, whose data sets lie at an endpoint.
+    /// Those of an attachment, whose data sets lie at an endpoint that takes so many requests at most.
     #[must_use]
-    pub fn of(attach: &Attach, endpoint: String) -> Self {
+    pub fn of(attach: &Attach, endpoint: String, most_requests: u32) -> Self {
         Terms {
             endpoint,
             policy: attach.policy,
             staging_bytes: attach.staging_bytes,
             disks: attach.disks.clone(),
-            concurrency: attach.concurrency,
+            concurrency: attach.concurrency.at_most(most_requests),
             hedge_per_cent: attach.hedge_per_cent,
             timeout_s: attach.timeout_s,
             bucket: attach.bucket,
@@ -142,6 +145,9 @@ struct State {
     next_want: u64,
     known: Vec<Rc<Known>>,
     next_name: u64,
+    /// Fetches under way, by action.
+    fetches: FxHashMap<u64, Fetch>,
+    /// Reads from disk, and how to call them off.
     cancels: FxHashMap<u64, Rc<Notify>>,
     partial: Parts,
     /// Why a content could not be loaded, until those who waited for it have heard.
@@ -165,6 +171,9 @@ pub struct Pool {
     settings: Settings,
     /// Its place among those that read from the same endpoint.
     seat: Seat,
+    carriers: Rc<Carriers>,
+    /// Where fetches come back.
+    back: UnboundedSender<Landed>,
     /// Bytes of the cache arena that the plan may use now.
     budget: Cell<u64>,
     state: RefCell<State>,
@@ -199,6 +208,7 @@ impl Pool {
         terms: Terms,
         tiers: Vec<SharedTier>,
         origin: &Rc<Origin>,
+        carriers: &Rc<Carriers>,
         record: bool,
     ) -> Result<Rc<Self>, Trouble> {
         let usable: Vec<u64> = tiers.iter().map(|tier| tier.borrow().usable_bytes()).collect();
@@ -219,6 +229,7 @@ impl Pool {
             next_want: 1,
             known: Vec::new(),
             next_name: 0,
+            fetches: FxHashMap::default(),
             cancels: FxHashMap::default(),
             partial: Parts::default(),
             troubles: FxHashMap::default(),
@@ -226,9 +237,12 @@ impl Pool {
             reported: FxHashMap::default(),
             disk_trouble: None,
         };
+        let (back, landed) = unbounded_channel();
         let pool = Rc::new_cyclic(|pool| Pool {
             id,
             seat: origin.join(Weak::clone(pool), terms.concurrency),
+            carriers: Rc::clone(carriers),
+            back,
             terms,
             cache: Arc::new(cache),
             jobs: RefCell::default(),
@@ -242,6 +256,7 @@ impl Pool {
         });
         pool.seat.report(Demand::default());
         tokio::task::spawn_local(Rc::clone(&pool).watch());
+        tokio::task::spawn_local(bytes::receive(Rc::downgrade(&pool), landed));
         Ok(pool)
     }
 
@@ -366,6 +381,9 @@ impl Pool {
         let mut state = self.state.borrow_mut();
         state.wants.clear();
         state.cancels.values().for_each(|cancel| cancel.notify_one());
+        for (&action, fetch) in &state.fetches {
+            self.carriers.call_off((self.id, action), fetch.carrier);
+        }
         for known in state.known.drain(..) {
             self.unprotect(&known);
         }
@@ -589,17 +607,17 @@ impl Pool {
 
     fn carry_out(self: &Rc<Self>, action: Action) {
         match action.command() {
-            Command::Load(load) => {
-                let cancel = Rc::new(Notify::new());
-                self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));
-                match load.source {
-                    Source::Bucket => {
-                        self.count(load.job, |stats| stats.note_load(load, true));
-                        tokio::task::spawn_local(Rc::clone(self).fetch(action, cancel));
-                    }
-                    Source::Disk(tier) => self.read_from_disk(tier, action, cancel),
+            Command::Load(load) => match load.source {
+                Source::Bucket => {
+                    self.count(load.job, |stats| stats.note_load(load, true));
+                    self.fetch(action);
                 }
-            }
+                Source::Disk(tier) => {
+                    let cancel = Rc::new(Notify::new());
+                    self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));
+                    self.read_from_disk(tier, action, cancel);
+                }
+            },
             Command::Forget { tier, block } => {
                 let key = self.key(Content::block(*block));
                 if let (Some(key), Some(tier)) = (key, self.tiers.get(usize::from(*tier))) {
@@ -648,7 +666,10 @@ impl Pool {
                 }
             }
             Command::Cancel { load } => {
-                if let Some(cancel) = self.state.borrow().cancels.get(load) {
+                let state = self.state.borrow();
+                if let Some(fetch) = state.fetches.get(load) {
+                    self.carriers.call_off((self.id, *load), fetch.carrier);
+                } else if let Some(cancel) = state.cancels.get(load) {
                     cancel.notify_one();
                 }
             }

@@ -7,6 +7,7 @@ use crate::dataset::Dataset;
 use foreload_plan::catalog::Spans;
 use foreload_plan::{Digest, DigestBuilder};
 use foreload_store::Index;
+use rustix::process::{Resource, getrlimit};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -90,6 +91,17 @@ impl Streams {
         endpoints.sort_unstable();
         endpoints.dedup();
         endpoints.join(" ")
+    }
+
+    /// Requests that this process can have in flight to them: each holds a thread where they lie in a directory, and otherwise a connection, which may
+    /// take half of the descriptors.
+    #[must_use]
+    pub fn most_requests(&self) -> u32 {
+        let descriptors = getrlimit(Resource::Nofile)
+            .current
+            .map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
+        let sources = self.parts.iter().map(|part| part.source.most_requests());
+        sources.fold(descriptors, u32::min)
     }
 
     /// The data sets, in the order of their numbers.

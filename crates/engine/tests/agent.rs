@@ -188,6 +188,7 @@ impl Node {
             staging_bytes: None,
             disks: vec![],
             concurrency: ConcurrencySettings::default(),
+            io_threads: None,
             hedge_per_cent: 5,
             timeout_s: 20.0,
             stall_s: 10.0,

@@ -100,6 +100,8 @@ pub struct Fetched {
     pub first_byte: Duration,
     /// From the last request to the end of its body.
     pub transfer: Duration,
+    /// What the last request waited for a connection before it was sent; no part of the other two.
+    pub connecting: Duration,
 }
 
 /// What lies directly in a prefix.
@@ -178,6 +180,15 @@ impl Source {
         match &self.store {
             Store::Bucket(bucket) => bucket.endpoint(),
             Store::Directory(_) => self.root.to_string(),
+        }
+    }
+
+    /// Fetches that are of any use at a time: a store says itself when it has too many.
+    #[must_use]
+    pub fn most_requests(&self) -> u32 {
+        match &self.store {
+            Store::Bucket(_) => u32::MAX,
+            Store::Directory(_) => file::MOST_REQUESTS,
         }
     }
 
@@ -296,6 +307,7 @@ impl Source {
                     etag,
                     first_byte,
                     transfer,
+                    connecting,
                 } = progress;
                 return Ok(Fetched {
                     bytes,
@@ -304,6 +316,7 @@ impl Source {
                     attempts: attempts.made,
                     first_byte,
                     transfer,
+                    connecting,
                 });
             };
             let is_corrupt = error.kind() == ErrorKind::Corrupt;

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: Requests in flight. The last one only when the one before was not yet slower than it could be.
-LEVELS = (1, 4, 16, 64, 256)
+LEVELS = (1, 4, 16, 64, 256, 1024)
 #: Four times the requests that bring less than this are not worth trying more.
 _STILL_CLIMBING = 1.5
 #: Samples that the source is asked for; enough for any machine, few enough to open at once.

@@ -19,6 +19,8 @@ from foreload.errors import InvalidError
 _DELI = ("fetch", "threshold", "cache")
 #: A load takes milliseconds at the very best; shorter limits are another unit by mistake.
 _LEAST_LOAD_S = 0.01
+#: More than a network card feeds.
+_MOST_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Tuning:
         load_timeout_s: Longest time of a load, repetitions included, in seconds.
         stall_s: Waits longer than this are reported with their cause, in seconds.
         bucket: (latency in seconds, bytes per second of one request) to assume instead of measuring.
-        metrics_log: A file that gets one line of JSON for each second of activity.
+        metrics_log: A file that gets one line of JSON for each second of activity, and one for each epoch of a rank.
+        io_threads: Threads of the agent that fetch; 1: its own. The agent, which all jobs of a node share, has as many as the job that asks for most.
 
     Example:
         >>> Tuning(concurrency=64, stall_s=5).fields()
@@ -44,9 +47,13 @@ class Tuning:
     stall_s: float | None = None
     bucket: tuple[float, float] | None = None
     metrics_log: str | os.PathLike[str] | None = None
+    io_threads: int | None = None
 
     def __post_init__(self) -> None:
         self._check_concurrency()
+        threads = self.io_threads
+        if threads is not None and not (_is_whole(threads) and 1 <= threads <= _MOST_THREADS):
+            raise InvalidError(f"Tuning(io_threads={threads!r}): give a whole number from 1 to {_MOST_THREADS}")
         hedge = self.hedge_per_cent
         if hedge is not None and not (_is_whole(hedge) and 0 <= hedge <= 100):
             raise InvalidError(f"Tuning(hedge_per_cent={hedge!r}): give a whole number from 0 (no twins) to 100")
@@ -103,6 +110,7 @@ class Tuning:
         log = None if self.metrics_log is None else str(Path(self.metrics_log).expanduser().absolute())
         fields = {
             "concurrency": concurrency and dict(zip(("start", "least", "most"), concurrency, strict=True)),
+            "io_threads": _plain(self.io_threads),
             "hedge_per_cent": _plain(self.hedge_per_cent),
             "timeout_s": _plain(self.load_timeout_s),
             "stall_s": _plain(self.stall_s),

@@ -136,6 +136,7 @@ impl Node {
             staging_bytes: None,
             disks: vec![],
             concurrency: ConcurrencySettings::default(),
+            io_threads: None,
             hedge_per_cent: 0,
             timeout_s: 20.0,
             stall_s: 10.0,

@@ -110,7 +110,13 @@ impl Agent {
         streams: Streams,
         warnings: &mut Vec<String>,
     ) -> Result<Rc<Job>, Trouble> {
-        let terms = Terms::of(&attach, streams.endpoint());
+        let carriers = attach.io_threads.unwrap_or_else(crate::carriers::usual);
+        if let Err(error) = self.carriers.want(carriers) {
+            warnings.push(format!(
+                "{carriers} I/O threads are asked for, and the system has room for fewer: {error}"
+            ));
+        }
+        let terms = Terms::of(&attach, streams.endpoint(), streams.most_requests());
         // What lingers makes room for what is wanted now; in the same pool it goes last, for the new job may read what it has brought.
         let is_idle = |job: &&Rc<Job>| job.clients() == 0;
         let idle: Vec<Rc<Job>> = self.jobs.borrow().values().filter(is_idle).cloned().collect();
@@ -139,13 +145,13 @@ impl Agent {
         for disk in disks {
             tiers.push(self.tier(disk, warnings).await?);
         }
+        let origin = self.origins.at(terms.endpoint()).await;
         let known = self.pools.borrow().iter().find(|pool| pool.terms == terms).cloned();
         if let Some(pool) = known {
             return Ok(pool);
         }
         let number = self.next.replace(self.next.get() + 1) as u32;
-        let origin = self.origins.at(terms.endpoint());
-        let pool = Pool::new(number, terms, tiers, &origin, self.settings.record)?;
+        let pool = Pool::new(number, terms, tiers, &origin, &self.carriers, self.settings.record)?;
         self.pools.borrow_mut().push(Rc::clone(&pool));
         Ok(pool)
     }

@@ -4,24 +4,28 @@
 //! tier.
 
 use super::{Pool, key_of};
+use crate::carriers::{Carrier, Landed, Order};
 use crate::dataset::{Dataset, trouble};
 use crate::disk::{Entry, Refusal};
 use crate::protocol::{Say, Trouble};
 use crate::scatter::{Check, Scatter};
 use crate::sync::Mutex;
-use foreload_plan::action::{Action, Command, Event, Failure, Load};
+use foreload_plan::action::{Action, Command, Completion, Event, Failure, Load};
 use foreload_plan::blocks::Content;
 use foreload_plan::library::Shelf;
 use foreload_store::index::ObjectRef;
 use std::ops::Range;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 /// What is read from a disk at a time, outside the arena: the most that a lock is held for.
 const READ_BYTES: u64 = 1 << 20;
+/// Fetches that are taken back before clients are heard again.
+const AT_ONCE: usize = 32;
 
 /// What a load is checked by: where its contents are from, and their checksums.
 struct Proof {
@@ -30,40 +34,75 @@ struct Proof {
     checks: Vec<Check>,
 }
 
+/// A fetch that a carrier has.
+pub(super) struct Fetch {
+    action: Action,
+    proof: Proof,
+    pub carrier: Carrier,
+}
+
+/// Takes what the carriers bring, for as long as the pool is there.
+pub(super) async fn receive(pool: Weak<Pool>, mut landed: UnboundedReceiver<Landed>) {
+    let mut gathered = Vec::with_capacity(AT_ONCE);
+    while landed.recv_many(&mut gathered, AT_ONCE).await > 0 {
+        let Some(pool) = pool.upgrade() else { return };
+        gathered.drain(..).for_each(|landed| pool.landed(landed));
+    }
+}
+
 impl Pool {
-    pub(super) async fn fetch(self: Rc<Self>, action: Action, cancel: Rc<Notify>) {
-        let id = action.id();
+    /// Has a load fetched from the bucket.
+    pub(super) fn fetch(self: &Rc<Self>, action: Action) {
         let Command::Load(load) = action.command() else { return };
-        let bytes = load.len;
         self.state.borrow_mut().partial.expect(load);
-        let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
-        let begun = Instant::now();
-        let outcome = match self.object(load) {
+        match self.object(load) {
             Err(trouble) => {
                 self.count(load.job, |stats| stats.note_requests(load, 0));
-                Err(trouble)
+                let completion = self.failed(action, &trouble);
+                self.end_later(completion);
             }
             Ok((proof, object)) => {
-                let mut sink = Scatter::new(Arc::clone(&self.cache), load, &proof.checks);
-                let range = load.offset..load.offset + load.len;
-                let source = &proof.dataset.source;
-                let fetched = tokio::select! {
-                    biased;
-                    fetched = source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
-                    () = cancel.notified() => None,
-                };
-                self.count(load.job, |stats| stats.note_requests(load, sink.requests()));
-                match fetched {
-                    None => Err(Trouble::new("cancelled", "")),
-                    Some(Err(error)) => Err(trouble(&error)),
-                    Some(Ok(fetched)) => {
-                        let took = begun.elapsed();
-                        self.count(load.job, |stats| stats.note_speed(took, || source.url_of(&object.key)));
-                        self.check(load, &proof, &sink).map(|()| fetched)
-                    }
-                }
+                let carrier = self.carriers.carry(Order {
+                    name: (self.id, action.id()),
+                    source: proof.dataset.source.clone(),
+                    object,
+                    range: load.offset..load.offset + load.len,
+                    deadline: self.begun + Duration::from_nanos(load.deadline_ns),
+                    sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+                    back: self.back.clone(),
+                });
+                let fetch = Fetch { action, proof, carrier };
+                self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
+            }
+        }
+    }
+
+    /// A fetch came back.
+    fn landed(self: &Rc<Self>, landed: Landed) {
+        let Landed {
+            action,
+            object,
+            sink,
+            fetched,
+            took,
+        } = landed;
+        let Some(Fetch { action, proof, carrier }) = self.state.borrow_mut().fetches.remove(&action) else {
+            return;
+        };
+        self.carriers.landed(carrier);
+        let Command::Load(load) = action.command() else { return };
+        self.count(load.job, |stats| stats.note_requests(load, sink.requests()));
+        let outcome = match fetched {
+            None => Err(Trouble::new("cancelled", "")),
+            Some(Err(error)) => Err(trouble(&error)),
+            Some(Ok(fetched)) => {
+                self.count(load.job, |stats| {
+                    stats.note_speed(took, || proof.dataset.source.url_of(&object.key));
+                });
+                self.check(load, &proof, &sink).map(|()| fetched)
             }
         };
+        let bytes = load.len;
         let completion = match outcome {
             Ok(fetched) => {
                 self.count(load.job, |stats| stats.hedges_won += u64::from(load.hedge));
@@ -74,26 +113,28 @@ impl Pool {
                     action.done(first, all)
                 }
             }
-            Err(trouble) => {
-                let failure = match trouble.kind.as_str() {
-                    "cancelled" => Failure::Cancelled,
-                    "unavailable" | "timeout" => Failure::Unavailable,
-                    "corrupt" => Failure::Corrupt,
-                    _ => Failure::Final,
-                };
-                if failure != Failure::Cancelled {
-                    self.count(load.job, |stats| stats.failures += 1);
-                    let mut state = self.state.borrow_mut();
-                    for piece in &load.pieces {
-                        state.troubles.insert(piece.content, trouble.clone());
-                    }
-                }
-                action.failed(failure)
-            }
+            Err(trouble) => self.failed(action, &trouble),
         };
-        self.state.borrow_mut().cancels.remove(&id);
-        self.seat.ended(&completion, bytes);
+        self.seat.ended(&completion, took, bytes);
         self.step(Event::Completed(completion));
+    }
+
+    /// The completion of a load that failed so; who waits for its samples will hear why.
+    fn failed(&self, action: Action, trouble: &Trouble) -> Completion {
+        let failure = match trouble.kind.as_str() {
+            "cancelled" => Failure::Cancelled,
+            "unavailable" | "timeout" => Failure::Unavailable,
+            "corrupt" => Failure::Corrupt,
+            _ => Failure::Final,
+        };
+        if let (Command::Load(load), true) = (action.command(), failure != Failure::Cancelled) {
+            self.count(load.job, |stats| stats.failures += 1);
+            let mut state = self.state.borrow_mut();
+            for piece in &load.pieces {
+                state.troubles.insert(piece.content, trouble.clone());
+            }
+        }
+        action.failed(failure)
     }
 
     /// The object of a load, and what its bytes are checked by.

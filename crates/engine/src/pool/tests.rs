@@ -157,7 +157,7 @@ fn a_closed_pool_takes_no_step_and_keeps_nobodys_wants() {
     run(LONG, |node| async move {
         let (job, client) = job(&node, "first").await;
         job.want(&client.connection, 1, |request| samples(request, job.id, &[1, 2]));
-        assert_eq!(job.pool.state.borrow().cancels.len(), 2);
+        assert_eq!(job.pool.state.borrow().fetches.len(), 2);
         let log = || job.pool.state.borrow().plan.log().steps;
         let before = log();
         job.pool.close();
@@ -166,7 +166,7 @@ fn a_closed_pool_takes_no_step_and_keeps_nobodys_wants() {
         assert_eq!(log(), before);
         assert!(job.pool.state.borrow().wants.is_empty());
         // The loads notice, and change nothing.
-        until(|| job.pool.state.borrow().cancels.is_empty()).await;
+        until(|| job.pool.state.borrow().fetches.is_empty()).await;
         assert_eq!(log(), before);
     });
 }
@@ -234,7 +234,7 @@ fn settings_follow_from_the_terms() {
             timeout_s: 1e9,
             ..node.attachment(node.dataset("a", &[100; 8]))
         };
-        let terms = Terms::of(&attach, "endpoint".to_owned());
+        let terms = Terms::of(&attach, "endpoint".to_owned(), u32::MAX);
         let settings = terms.settings(777, &[1000, 1000]);
         let capacities: Vec<u64> = settings.tiers.iter().map(|tier| tier.capacity_bytes).collect();
         assert_eq!(
@@ -246,12 +246,12 @@ fn settings_follow_from_the_terms() {
         let other = |change: &dyn Fn(&mut Attach)| {
             let mut other = attach.clone();
             change(&mut other);
-            Terms::of(&other, "endpoint".to_owned()) == terms
+            Terms::of(&other, "endpoint".to_owned(), u32::MAX) == terms
         };
         assert!(
             other(&|it| it.ram_bytes = 5) && other(&|it| it.order.seed = 9) && other(&|it| it.session = "b".into())
         );
         assert!(!other(&|it| it.timeout_s = 1.0) && !other(&|it| it.disks.truncate(1)));
-        assert_ne!(Terms::of(&attach, "other".to_owned()), terms);
+        assert_ne!(Terms::of(&attach, "other".to_owned(), u32::MAX), terms);
     });
 }

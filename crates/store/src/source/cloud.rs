@@ -56,6 +56,7 @@ pub(crate) struct Progress {
     pub etag: Option<String>,
     pub first_byte: Duration,
     pub transfer: Duration,
+    pub connecting: Duration,
 }
 
 impl Bucket {
@@ -154,9 +155,11 @@ impl Bucket {
         sink: &mut S,
         progress: &mut Progress,
     ) -> Result<()> {
-        let start = Instant::now();
+        let begun = Instant::now();
         let rest = range.start + progress.bytes..range.end;
         let mut response = self.send("GET", key, Some(&rest), if_match, deadline).await?;
+        progress.connecting = response.connecting;
+        let start = begun + response.connecting;
         let Accepted { object_size, etag } = answer::check(&response, &rest, if_match)?;
         (progress.object_size, progress.etag) = (object_size, etag);
         let mut first = None;

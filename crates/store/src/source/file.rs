@@ -22,6 +22,8 @@ use tokio::time::Instant;
 /// System calls in progress at a time: enough to keep a parallel file system with 10 ms latency busy, well below the
 /// 512 threads that tokio's pool may have.
 const CALLS: usize = 128;
+/// Fetches that may wait for them: while one hands its bytes over, another one's call runs.
+pub(crate) const MOST_REQUESTS: u32 = 2 * CALLS as u32;
 
 // Large enough that the hand-over between threads costs little, small enough to stay in the cache until it is copied.
 const PIECE_BYTES: usize = 512 << 10;

@@ -25,10 +25,12 @@ pub(crate) use watch::Watch;
 use crate::{Error, ErrorKind, Result};
 use connect::Stream;
 use pool::Pool;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
 /// Times and sizes of a client.
@@ -62,6 +64,19 @@ pub(crate) struct Connection {
     reused: bool,
 }
 
+impl Connection {
+    fn new(stream: Stream) -> Self {
+        Connection {
+            stream,
+            pending: Vec::new(),
+            reused: false,
+        }
+    }
+}
+
+/// Longest turn of a new connection, of those of which a few are made at a time.
+const TURN: Duration = Duration::from_secs(1);
+
 /// A request as it goes over the wire: the head (and a small body), already encoded.
 pub(crate) struct Request<'a> {
     pub origin: &'a Origin,
@@ -92,36 +107,76 @@ impl Client {
     /// A kept connection that the server closed meanwhile is replaced by a new one without counting as a failure.
     pub async fn send(&self, request: Request<'_>, deadline: Instant) -> Result<Response> {
         let mut watch = Watch::new(request.origin, self.inner.limits.read_timeout, deadline);
-        if let Some(mut connection) = self.inner.pool.take(request.origin) {
-            match exchange(&mut connection, &request, &mut watch).await {
-                Ok(head) => return self.response(connection, head, &request, watch),
-                Err(Failure::Stale) => {}
+        let mut may_reuse = true;
+        loop {
+            let begun = Instant::now();
+            let limit = deadline.min(begun + self.inner.limits.connect_timeout);
+            let late = |_| {
+                Error::new(
+                    ErrorKind::Timeout,
+                    format!("connecting to {} took too long", request.origin),
+                )
+            };
+            let start = tokio::time::timeout_at(limit, self.start(request.origin, may_reuse));
+            let (kept, turn) = start.await.map_err(late)?;
+            let is_kept = kept.is_some();
+            let ended = {
+                let mut attempt = pin!(async {
+                    let mut connection = match kept {
+                        Some(connection) => connection,
+                        None => {
+                            let connect = tokio::time::timeout_at(limit, self.inner.connector.connect(request.origin));
+                            Connection::new(connect.await.map_err(late)??)
+                        }
+                    };
+                    watch.progress();
+                    let connecting = begun.elapsed();
+                    let head = exchange(&mut connection, &request, &mut watch).await?;
+                    Ok((connection, connecting, head))
+                });
+                // A turn ends with the first answer; where that hangs, it keeps nobody from trying for long.
+                match turn {
+                    None => attempt.await,
+                    Some(turn) => match tokio::time::timeout(TURN, &mut attempt).await {
+                        Ok(ended) => ended,
+                        Err(_) => {
+                            drop(turn);
+                            attempt.await
+                        }
+                    },
+                }
+            };
+            match ended {
+                Ok((connection, connecting, head)) => {
+                    return Response::new(connection, connecting, head, &request, watch, self.clone());
+                }
+                Err(Failure::Stale) if is_kept => may_reuse = false,
+                Err(Failure::Stale) => return Err(broken("the server closed the connection without an answer")),
                 Err(Failure::Other(error)) => return Err(error),
             }
         }
-        let limit = Instant::now() + self.inner.limits.connect_timeout;
-        let stream = tokio::time::timeout_at(limit.min(deadline), self.inner.connector.connect(request.origin));
-        let stream = stream.await.map_err(|_| {
-            Error::new(
-                ErrorKind::Timeout,
-                format!("connecting to {} took too long", request.origin),
-            )
-        })??;
-        watch.progress();
-        let mut connection = Connection {
-            stream,
-            pending: Vec::new(),
-            reused: false,
-        };
-        match exchange(&mut connection, &request, &mut watch).await {
-            Ok(head) => self.response(connection, head, &request, watch),
-            Err(Failure::Stale) => Err(broken("the server closed the connection without an answer")),
-            Err(Failure::Other(error)) => Err(error),
-        }
     }
 
-    fn response(&self, connection: Connection, head: Head, request: &Request<'_>, watch: Watch) -> Result<Response> {
-        Response::new(connection, head, request, watch, self.clone())
+    /// A kept connection, or else a turn to make one: what doesn't fit a server's queue it drops, and says so to nobody.
+    async fn start<'a>(
+        &self,
+        origin: &'a Origin,
+        may_reuse: bool,
+    ) -> (Option<Connection>, Option<SemaphorePermit<'a>>) {
+        let kept = || may_reuse.then(|| self.inner.pool.take(origin)).flatten();
+        if let Some(connection) = kept() {
+            return (Some(connection), None);
+        }
+        if let Ok(turn) = origin.turns().try_acquire() {
+            return (None, Some(turn));
+        }
+        // It is never closed.
+        let turn = origin.turns().acquire().await.ok();
+        // One that was let go meanwhile is as good.
+        match kept() {
+            Some(connection) => (Some(connection), None),
+            None => (None, turn),
+        }
     }
 
     fn give_back(&self, origin: &Origin, mut connection: Connection) {
@@ -135,6 +190,12 @@ enum Failure {
     /// The kept connection was dead before it delivered a byte: the request can be sent again.
     Stale,
     Other(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Other(error)
+    }
 }
 
 async fn exchange(connection: &mut Connection, request: &Request<'_>, watch: &mut Watch) -> Result<Head, Failure> {

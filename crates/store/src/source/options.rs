@@ -101,7 +101,7 @@ pub struct SourceOptions {
     pub read_timeout: Duration,
     /// How long an unused connection is kept. Default 20 s: S3 closes at about that age.
     pub idle_timeout: Duration,
-    /// Most unused connections kept per host. Default 256.
+    /// Most unused connections kept per host. Default 4096: as many as the engine has requests in flight at most.
     pub idle_connections: usize,
     /// Repetition of failed requests. Default [`Retry::default`].
     pub retry: Retry,
@@ -126,7 +126,7 @@ impl Default for SourceOptions {
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(20),
-            idle_connections: 256,
+            idle_connections: 4096,
             retry: Retry::default(),
             list_concurrency: 32,
             storage_options: BTreeMap::new(),

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
 // Big enough that a read takes what the socket holds, small enough to stay in the second-level cache between the
@@ -36,11 +37,14 @@ pub(crate) struct Response {
     keep: bool,
     watch: Watch,
     client: Client,
+    /// What the request waited for a connection.
+    pub connecting: Duration,
 }
 
 impl Response {
     pub(super) fn new(
         connection: Connection,
+        connecting: Duration,
         head: Head,
         request: &Request<'_>,
         watch: Watch,
@@ -59,6 +63,7 @@ impl Response {
             keep: !closes,
             watch,
             client,
+            connecting,
         };
         if response.framing == Framing::Done {
             response.finish();

@@ -12,15 +12,29 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, pki_types};
 
+/// Connections that are new at a time, without a first answer: as many as wait in the queue of a server that asks for no longer one (the backlog of
+/// `listen`).
+const AT_ONCE: usize = 128;
+
 /// Scheme, host and port: what a connection can be reused for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Origin {
     inner: Arc<OriginParts>,
+    turns: Arc<Semaphore>,
 }
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner == other.inner
+    }
+}
+
+impl Eq for Origin {}
 
 #[derive(Debug, PartialEq, Eq)]
 struct OriginParts {
@@ -52,7 +66,13 @@ impl Origin {
                 tls,
                 authority,
             }),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
         })
+    }
+
+    /// For whoever makes a connection.
+    pub fn turns(&self) -> &Semaphore {
+        &self.turns
     }
 
     /// What the Host field says: the port only when it is not the scheme's own.

@@ -1,0 +1,384 @@
+//! Who carries bytes: the threads that fetch.
+//!
+//! The scheduler's thread hands out [`Order`]s, and gets each back as [`Landed`]. A thread carries an order from its first byte to its last: connection, TLS,
+//! checksum, and the copy into the arena. Each has a runtime and connections of its own, so nothing is shared between them but the arena, where
+//! no two orders write to the same bytes. Orders and answers go through queues without locks, and whoever takes from one takes all that has gathered.
+//!
+//! With one carrier, it is the scheduler's own thread: where that has time for both, a hand-over would only cost. More are threads beside it
+//! ([`Carriers::want`]), and an order goes to the one with the fewest bytes under way.
+//!
+//! An order that is called off has ended when it comes back, and not before: until then its thread may write into the memory that it is for.
+
+use crate::scatter::Scatter;
+use foreload_store::index::ObjectRef;
+use foreload_store::{Error, Fetched, Source};
+use rustc_hash::FxHashMap;
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::LocalSet;
+use tokio::time::Instant;
+
+/// More threads than a network card feeds.
+pub const MOST: u32 = 64;
+/// Cores for each: a carrier is busy with 1 to 2 GB/s, and the cores are there for the training's own processes.
+const CORES_EACH: u32 = 4;
+/// Orders that a thread takes up before it looks at its connections again.
+const AT_ONCE: usize = 64;
+
+/// Names an order: its pool, and its action there.
+pub type Name = (u32, u64);
+
+/// A range to fetch, and where its bytes go.
+pub struct Order {
+    /// Its name, which no other order under way has.
+    pub name: Name,
+    /// Where from.
+    pub source: Source,
+    /// What.
+    pub object: ObjectRef,
+    /// Of the object.
+    pub range: Range<u64>,
+    /// When it has failed.
+    pub deadline: Instant,
+    /// Where to.
+    pub sink: Scatter,
+    /// Who is told.
+    pub back: UnboundedSender<Landed>,
+}
+
+/// An order that has ended: nobody writes into its memory any more.
+pub struct Landed {
+    /// The action in its pool.
+    pub action: u64,
+    /// What was asked for.
+    pub object: ObjectRef,
+    /// What came.
+    pub sink: Scatter,
+    /// How; `None`: it was called off.
+    pub fetched: Option<Result<Fetched, Error>>,
+    /// Time since it was handed out, but for what it waited for a connection.
+    pub took: Duration,
+}
+
+enum Message {
+    Carry(Box<Order>, Instant),
+    CallOff(Name),
+}
+
+/// What one thread has under way.
+#[derive(Clone, Default)]
+struct Hands(Rc<RefCell<FxHashMap<Name, Rc<Notify>>>>);
+
+impl Hands {
+    fn take(&self, message: Message) {
+        match message {
+            Message::Carry(order, since) => {
+                let called_off = Rc::new(Notify::new());
+                self.0.borrow_mut().insert(order.name, Rc::clone(&called_off));
+                tokio::task::spawn_local(carry(self.clone(), *order, since, called_off));
+            }
+            Message::CallOff(name) => {
+                if let Some(called_off) = self.0.borrow().get(&name) {
+                    called_off.notify_one();
+                }
+            }
+        }
+    }
+}
+
+async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<Notify>) {
+    let Order {
+        name,
+        source,
+        object,
+        range,
+        deadline,
+        mut sink,
+        back,
+    } = order;
+    let fetched = tokio::select! {
+        biased;
+        fetched = source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
+        () = called_off.notified() => None,
+    };
+    hands.0.borrow_mut().remove(&name);
+    let connecting = match &fetched {
+        Some(Ok(fetched)) => fetched.connecting,
+        _ => Duration::ZERO,
+    };
+    // Its pool may be gone.
+    let _ = back.send(Landed {
+        action: name.1,
+        object,
+        sink,
+        fetched,
+        took: since.elapsed().saturating_sub(connecting),
+    });
+}
+
+/// Carries what comes until nobody can send any more.
+async fn serve(mut inbox: UnboundedReceiver<Message>) {
+    let (hands, mut messages) = (Hands::default(), Vec::with_capacity(AT_ONCE));
+    while inbox.recv_many(&mut messages, AT_ONCE).await > 0 {
+        messages.drain(..).for_each(|message| hands.take(message));
+    }
+}
+
+/// A thread beside the scheduler's.
+struct Beside {
+    inbox: UnboundedSender<Message>,
+    bytes: Cell<u64>,
+}
+
+impl Beside {
+    fn start(number: usize) -> io::Result<Self> {
+        let (inbox, messages) = unbounded_channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new()
+            .name(format!("carrier-{number}"))
+            .spawn(move || LocalSet::new().block_on(&runtime, serve(messages)))?;
+        Ok(Beside {
+            inbox,
+            bytes: Cell::new(0),
+        })
+    }
+}
+
+/// Which of the carriers has an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carrier {
+    /// `None`: the scheduler's own thread.
+    beside: Option<usize>,
+    bytes: u64,
+}
+
+/// The carriers of an agent.
+#[derive(Default)]
+pub struct Carriers {
+    here: Hands,
+    beside: RefCell<Vec<Beside>>,
+}
+
+impl Carriers {
+    /// So many carriers from now on, if there aren't as many yet; one is the thread that calls.
+    ///
+    /// # Errors
+    /// When the system has no room for another thread; those that could be started are there.
+    pub fn want(&self, carriers: u32) -> io::Result<()> {
+        let mut beside = self.beside.borrow_mut();
+        let wanted = if carriers > 1 { carriers.min(MOST) as usize } else { 0 };
+        while beside.len() < wanted {
+            let next = Beside::start(beside.len())?;
+            beside.push(next);
+        }
+        Ok(())
+    }
+
+    /// Hands an order to the carrier that has the least to do.
+    #[must_use]
+    pub fn carry(&self, order: Order) -> Carrier {
+        let bytes = order.range.end - order.range.start;
+        let (beside, message) = (self.beside.borrow(), Message::Carry(Box::new(order), Instant::now()));
+        let idlest = beside.iter().enumerate().min_by_key(|(_, carrier)| carrier.bytes.get());
+        match idlest {
+            None => self.here.take(message),
+            Some((_, carrier)) => {
+                carrier.bytes.set(carrier.bytes.get() + bytes);
+                // It listens for as long as we can send.
+                let _ = carrier.inbox.send(message);
+            }
+        }
+        Carrier {
+            beside: idlest.map(|(at, _)| at),
+            bytes,
+        }
+    }
+
+    /// Calls an order off; it comes back soon.
+    pub fn call_off(&self, name: Name, carrier: Carrier) {
+        let message = Message::CallOff(name);
+        match carrier.beside {
+            None => self.here.take(message),
+            Some(at) => drop(self.beside.borrow()[at].inbox.send(message)),
+        }
+    }
+
+    /// An order has come back.
+    pub fn landed(&self, carrier: Carrier) {
+        if let Some(at) = carrier.beside {
+            let bytes = &self.beside.borrow()[at].bytes;
+            bytes.set(bytes.get() - carrier.bytes);
+        }
+    }
+}
+
+/// Carriers where nothing else is asked for: one for four of the cores that this process may use, which a control group's quota counts for too.
+#[must_use]
+pub fn usual() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (u32::try_from(cores).unwrap_or(MOST) / CORES_EACH).clamp(1, 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slots::Shared;
+    use foreload_plan::action::{Handle, Load, Piece, Source as From};
+    use foreload_plan::blocks::Content;
+    use foreload_store::SourceOptions;
+    use std::sync::Arc;
+
+    const LEN: u64 = 200_000;
+
+    /// Files, an arena with room for all of them, and a queue.
+    struct Place {
+        directory: tempfile::TempDir,
+        source: Source,
+        arena: Arc<Shared>,
+        back: UnboundedSender<Landed>,
+    }
+
+    fn byte(file: u64, at: u64) -> u8 {
+        (file * 37 + at * 11 % 251) as u8
+    }
+
+    impl Place {
+        fn new(files: u64) -> (Self, UnboundedReceiver<Landed>) {
+            let directory = tempfile::tempdir().expect("made");
+            for file in 0..files {
+                let bytes: Vec<u8> = (0..LEN).map(|at| byte(file, at)).collect();
+                std::fs::write(directory.path().join(file.to_string()), bytes).expect("written");
+            }
+            let root = format!("file://{}", directory.path().display());
+            let (back, landed) = unbounded_channel();
+            let place = Place {
+                source: Source::open(&root, &SourceOptions::default()).expect("a source"),
+                arena: Arc::new(Shared::new("t", (files + 1) * LEN, true).expect("memory")),
+                directory,
+                back,
+            };
+            (place, landed)
+        }
+
+        fn order(&self, file: u64) -> Order {
+            let piece = Piece {
+                content: Content::block(file),
+                handle: Handle {
+                    index: file as u32,
+                    generation: 0,
+                },
+                at: 0,
+                slot_offset: file * LEN,
+                len: LEN,
+                content_offset: 0,
+                content_len: LEN,
+            };
+            let load = Load {
+                job: 0,
+                source: From::Bucket,
+                object: file,
+                offset: 0,
+                len: LEN,
+                pieces: vec![piece],
+                deadline_ns: 0,
+                attempt: 0,
+                hedge: false,
+            };
+            Order {
+                name: (7, file),
+                source: self.source.clone(),
+                object: ObjectRef {
+                    key: file.to_string(),
+                    size: LEN,
+                    etag: None,
+                    version: None,
+                },
+                range: 0..LEN,
+                deadline: Instant::now() + Duration::from_secs(30),
+                sink: Scatter::new(Arc::clone(&self.arena), &load, &[]),
+                back: self.back.clone(),
+            }
+        }
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        LocalSet::new().block_on(&runtime.expect("a runtime"), test);
+    }
+
+    #[test]
+    fn each_order_comes_back_once_with_its_bytes_whoever_carries() {
+        for threads in [1, 2, 5] {
+            run(async {
+                let (place, mut landed) = Place::new(40);
+                let carriers = Carriers::default();
+                carriers.want(threads).expect("started");
+                let sent: Vec<Carrier> = (0..40).map(|file| carriers.carry(place.order(file))).collect();
+                let used: std::collections::BTreeSet<_> = sent.iter().map(|it| it.beside).collect();
+                assert_eq!(used.len(), threads as usize, "all have a part");
+                let mut seen = [false; 40];
+                for _ in 0..40 {
+                    let landed = landed.recv().await.expect("all come back");
+                    let at = landed.action as usize;
+                    assert!(landed.fetched.expect("not called off").is_ok() && !seen[at]);
+                    assert!(landed.sink.checksums().is_some());
+                    seen[at] = true;
+                    carriers.landed(sent[at]);
+                    let bytes = place.arena.map().bytes(landed.action * LEN, LEN).expect("inside");
+                    assert!((0..LEN).all(|i| bytes[i as usize] == byte(landed.action, i)));
+                }
+                assert!(carriers.beside.borrow().iter().all(|it| it.bytes.get() == 0));
+                assert!(landed.try_recv().is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn what_is_called_off_comes_back_and_nothing_is_written_after_that() {
+        for threads in [1, 3] {
+            run(async {
+                let (place, mut landed) = Place::new(1);
+                // A file that never ends: its reader waits for a writer.
+                let pipe = place.directory.path().join("1");
+                let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+                assert!(made.expect("ran").success());
+                let carriers = Carriers::default();
+                carriers.want(threads).expect("started");
+                let order = place.order(1);
+                let name = order.name;
+                let carrier = carriers.carry(order);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                assert!(landed.try_recv().is_err(), "it hangs");
+                carriers.call_off((7, 99), carrier);
+                carriers.call_off(name, carrier);
+                let landed = tokio::time::timeout(Duration::from_secs(10), landed.recv()).await;
+                assert!(landed.expect("soon").expect("back").fetched.is_none());
+                carriers.call_off(name, carrier);
+                // Lets the thread go that waits for the pipe's other end.
+                drop(std::fs::OpenOptions::new().read(true).write(true).open(&pipe));
+            });
+        }
+    }
+
+    #[test]
+    fn more_carriers_are_there_at_once_and_fewer_are_no_wish() {
+        run(async {
+            let (place, mut landed) = Place::new(3);
+            let carriers = Carriers::default();
+            let first = carriers.carry(place.order(0));
+            carriers.want(2).expect("started");
+            carriers.want(1).expect("nothing to do");
+            let second = carriers.carry(place.order(1));
+            assert_eq!((first.beside, second.beside), (None, Some(0)));
+            assert_eq!(carriers.carry(place.order(2)).beside, Some(1));
+            for _ in 0..3 {
+                assert!(landed.recv().await.is_some_and(|it| matches!(it.fetched, Some(Ok(_)))));
+            }
+        });
+    }
+}
