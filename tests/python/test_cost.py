@@ -163,6 +163,9 @@ def test_a_line_of_the_metrics_log_is_priced_too(home: Any, tmp_path: Path) -> N
 
     # The pause after the epoch is long enough for a line, which has all of it.
     line = json.loads(until(whole))
+    epochs = [json.loads(each) for each in log.read_text().splitlines() if '"epoch"' in each]
+    assert [(each["rank"], each["epoch"]) for each in epochs] == [(0, stats["epochs"][0])]
+    assert 0 < epochs[0]["epoch"]["au"] <= 1
     assert line["stats"]["requests"] == stats["requests"]
     assert usage_of_run(line, seconds=1).class_b_requests == stats["requests"] + stats["retries"] > 0
     del loader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import foreload as fl
 from foreload import errors
+from foreload._run.tally import EpochTally
 from foreload.torch import DataLoader, Dataset, Sampler, _reference
 from small import COUNT, content, number_of
 
@@ -585,6 +587,22 @@ def test_stats_tell_hits_and_stalls(home: Any) -> None:
     assert stats["bucket_reads"] == COUNT
     assert stats["ram_hits"] == 2 * COUNT
     assert all(0 <= epoch["first_batch_s"] <= epoch["stall_s"] <= epoch["wall_s"] + 1e-6 for epoch in stats["epochs"])
+    assert all(0 <= epoch["au"] <= 1 and 0 <= epoch["stall_share"] <= 1 for epoch in stats["epochs"])
+
+
+def test_utilisation_is_the_loop_s_share_of_all_but_the_first_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([105.0, 107.0, 110.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    tally = EpochTally(3, _begun=100.0)
+    assert (tally.au, tally.as_dict()["stall_share"]) == (None, None)
+    # Five seconds for the first batch; then 2 s of work and no wait, and 1 s of work and 2 of waiting.
+    tally.yielded(8, 5.0)
+    assert tally.au is None, "no step has a time yet"
+    tally.yielded(8, 0.0)
+    assert tally.au == 1.0
+    tally.yielded(8, 2.0)
+    assert tally.au == pytest.approx(3 / 5)
+    assert tally.as_dict()["stall_share"] == pytest.approx(7 / 10)
 
 
 @pytest.mark.parametrize("kind", ["plain", "workers", "persistent", "given", "arrays", "torch's"])

@@ -223,6 +223,7 @@ class NumpyIterator(Iterator[Batch]):
         report_notices(run.attachment())
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: run.ranks.world > 1)
         if found is None:
+            run.log(self._tally)
             if loader._repeat and loader._cursor.upcoming[0] < (loader._run.epochs or 0):
                 self._batches = None
                 return next(self)

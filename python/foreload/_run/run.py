@@ -6,9 +6,13 @@ checkpoint and back. A `Stream` is one epoch of it. The doors (`foreload.torch`,
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import logging
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from foreload import _core
@@ -18,6 +22,7 @@ from foreload._node.ranks import Ranks, say
 from foreload._run import dollars as _dollars
 from foreload._run.patience import Patience
 from foreload._run.position import numbers_in, spans_of
+from foreload._run.tally import EpochTally
 from foreload._settings import numbers as _numbers
 from foreload._settings.cache import Cache
 from foreload._settings.memory import keep_freed_memory
@@ -26,6 +31,7 @@ from foreload._settings.state import check_state
 from foreload._settings.tuning import Tuning, check_policy, check_tuning
 from foreload.errors import (
     ClosedError,
+    ForeloadError,
     InvalidError,
     StateError,
 )
@@ -266,6 +272,23 @@ class Run:
         # Of a mixture, the requests of which store are not counted: they have a price where it is the same everywhere.
         dollars = prices.pop() if len(prices) == 1 else None
         return answer if dollars is None else {**answer, "request_dollars": dollars}
+
+    def log(self, tally: EpochTally) -> None:
+        """Adds how this rank's epoch went to the metrics log, if there is one. What can't be said or written costs a line, never training."""
+        path = self.recipe.attach.get("metrics_log")
+        if path is None or not tally.ended():
+            return
+        with contextlib.suppress(OSError, ForeloadError):
+            line = {
+                "unix_s": time.time(),
+                "job": self.attachment().job().job,
+                "rank": self.rank,
+                "epoch": tally.as_dict(),
+                "stats": self.stats(),
+            }
+            # The agent appends to it, too: a line is one write.
+            with Path(path).open("ab", buffering=0) as log:
+                log.write(f"{json.dumps(line)}\n".encode())
 
 
 def check_belongs(state: dict[str, Any], order: Order) -> None:

@@ -574,6 +574,7 @@ class _Pass(Iterator[Any]):
         report_notices(run.attachment())
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
         if found is None:
+            run.log(self._tally)
             raise StopIteration
         number, batch = found
         loader._accord.had(run, loader._cursor.placed, epoch, self._had.batches)
