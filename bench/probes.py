@@ -168,6 +168,8 @@ def killed(job: str) -> dict[str, Any]:
 
 def interrupted(job: str) -> dict[str, Any]:
     """Waits for a batch that never comes, until Ctrl-C."""
+    # What a shell starts in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     loader, _ = doors(Job(**json.loads(job)))
     print("{}", flush=True)
     try:
