@@ -39,7 +39,7 @@ class Job:
         compute_s: How long a batch is computed on.
         epochs: Epochs to read.
         open_end: Whether the run goes on after them, so that it reads ahead into the next.
-        ram: The memory budget.
+        ram: The memory budget; empty: the default.
         disk: The disk tier, as `DIRECTORY:SIZE`.
         batches: Of the memory, what is for collated batches.
         staging: Of the memory, what passes through.
@@ -158,7 +158,7 @@ def doors(job: Job) -> tuple[Any, Any]:
     from foreload.torch import DataLoader, Dataset, Sampler
 
     samples = foreload.open(job.url, job.format, storage_options=job.options)
-    cache = foreload.Cache(ram=job.ram, disk=job.disk, batches=job.batches, staging=job.staging)
+    cache = foreload.Cache(ram=job.ram or None, disk=job.disk, batches=job.batches, staging=job.staging)
     epochs = None if job.open_end else job.epochs
     raw: Any = job.raw
     if job.door == "loader":

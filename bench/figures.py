@@ -21,6 +21,7 @@ from rich.table import Table
 from bench import machine, peers
 from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
 from bench.rows import cost, proofs, reuse, startup, throughput
+from bench.rows.cold import cold
 from bench.stage import ROOT, Stage
 
 RESULTS = ROOT / "bench" / "results"
@@ -36,6 +37,15 @@ FIGURES = [
             "loader / best peer on the same objects": Bar(least=1.0),
         },
         throughput.w1,
+    ),
+    *(
+        Figure(
+            f"cold-{size // 1000}k",
+            f"a cold epoch over {count:,} objects of {size // 1000} KB, default settings",
+            {f"{place}: loader / bound": Bar(least=least) for place in ("one core", "whole machine")},
+            cold(count, size),
+        )
+        for count, size, least in ((40_000, 110_000, 0.90), (12_000, 323_000, 0.90), (60_000, 10_000, 0.85))
     ),
     Figure(
         "w4",

@@ -1,0 +1,65 @@
+"""A whole cold epoch with default settings, beside the yardstick at whichever number of connections serves it best.
+
+The loader chooses everything itself: requests in flight, read-ahead, memory (half of what the machine leaves). Its rate is that of the epoch from the first
+request to the last batch, with the search for the knee in it. The bound is the link, or the yardstick where a core is slower than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from bench.client import Job
+from bench.registry import Result
+from bench.rows.throughput import rate
+from bench.stage import CLOUD, Stage, interleaved, options_of, ratios
+
+#: Connections that the yardstick is given.
+CONNECTIONS = (64, 128, 256, 512, 1024)
+
+
+def cold(count: int, size: int) -> Callable[[Stage], Result]:
+    """The figure for so many objects of so many bytes."""
+
+    def measure(stage: Stage) -> Result:
+        samples = stage.amount(count, count // 20)
+        rule = f"cold:{samples}x{size}"
+        link = CLOUD["total_bytes_per_s"] / size
+        result = Result(invalid=stage.gated())
+        with stage.bucket(rule) as bucket:
+            job = Job("s3://bench/cold", options_of(bucket), ram="")
+            for place, pinned in (("one core", True), ("whole machine", False)):
+                runs: dict[str, list[Any]] = {"loader": [], **{str(number): [] for number in CONNECTIONS}}
+
+                def yardstick(number: int, pinned: bool = pinned, runs: dict[str, list[Any]] = runs) -> float:
+                    options = [f"--synthetic={rule}", "--shuffle", f"--connections={number}"]
+                    runs[str(number)].append(stage.bare("get", *options, bucket=bucket, pinned=pinned))
+                    return float(runs[str(number)][-1]["samples_per_s"])
+
+                def loader(pinned: bool = pinned, runs: dict[str, list[Any]] = runs) -> float:
+                    return rate(job, stage, runs["loader"], pinned=pinned)
+
+                ours, *bare = interleaved(
+                    stage.pairs, loader, *(lambda number=number: yardstick(number) for number in CONNECTIONS)
+                )
+                best = max(bare, key=median)
+                bound = [min(link, each) for each in best]
+                result.read(f"{place}: loader / bound", *ratios(ours, bound))
+                result.read(f"{place}: loader", *ours, unit="samples/s")
+                for number, values in zip(CONNECTIONS, bare, strict=True):
+                    result.read(f"{place}: yardstick, {number} connections", *values, unit="samples/s")
+                result.raw[place] = runs
+        result.read("link", link, unit="samples/s")
+        result.settings = {
+            "profile": "cloud: 30 ms to the first byte (lognormal, sigma 0.3), 35 MB/s a connection, 1 GB/s in all, 30 ms to connect",
+            "data": rule,
+            "loader": "defaults: no setting is given but the batch of 64 and one epoch",
+            "bound": "the link, or the yardstick with the connections that serve it best (median), whichever is less",
+            "one core": f"CPU {stage.client_cpu}: agent, python; the yardstick too. The server has CPU {stage.server_cpu}",
+            "whole machine": "all CPUs for the client, of which the server takes one",
+            "repetitions": stage.pairs,
+        }
+        return result
+
+    return measure
