@@ -34,6 +34,10 @@ __all__ = ["ROOT", "Bucket", "Reader", "SlowFs", "Stage", "bare"]
 
 #: What the profile `cloud` allows, as crates/testkit has it.
 CLOUD = {"first_byte_s": 0.030, "sigma": 0.3, "connection_bytes_per_s": 35e6, "total_bytes_per_s": 1e9}
+#: The same in words.
+CLOUD_IN_WORDS = (
+    "cloud: 30 ms to the first byte (lognormal, sigma 0.3), 35 MB/s a connection, 1 GB/s in all, 30 ms to connect"
+)
 #: The share of it that the yardstick must reach for a run to count.
 GATE = 0.85
 #: Connections of the yardstick, and requests in flight of everything that is compared with it.

@@ -13,7 +13,7 @@ from typing import Any
 from bench.client import Job
 from bench.registry import Result
 from bench.rows.throughput import rate
-from bench.stage import CLOUD, Stage, interleaved, options_of, ratios
+from bench.stage import CLOUD, CLOUD_IN_WORDS, Stage, interleaved, options_of, ratios
 
 #: Connections that the yardstick is given.
 CONNECTIONS = (64, 128, 256, 512, 1024)
@@ -52,7 +52,7 @@ def cold(count: int, size: int) -> Callable[[Stage], Result]:
                 result.raw[place] = runs
         result.read("link", link, unit="samples/s")
         result.settings = {
-            "profile": "cloud: 30 ms to the first byte (lognormal, sigma 0.3), 35 MB/s a connection, 1 GB/s in all, 30 ms to connect",
+            "profile": CLOUD_IN_WORDS,
             "data": rule,
             "loader": "defaults: no setting is given but the batch of 64 and one epoch",
             "bound": "the link, or the yardstick with the connections that serve it best (median), whichever is less",

@@ -13,7 +13,7 @@ from typing import Any
 from bench import peers
 from bench.client import Job, fixed
 from bench.registry import Result
-from bench.stage import CONNECTIONS, SlowFs, Stage, interleaved, options_of, ratios
+from bench.stage import CLOUD_IN_WORDS, CONNECTIONS, SlowFs, Stage, interleaved, options_of, ratios
 
 PART = 8 << 20
 
@@ -28,7 +28,7 @@ def rate(job: Job, stage: Stage, records: list[Any], *, of: str = "samples", pin
 def settings_of(stage: Stage, **more: Any) -> dict[str, Any]:
     """What all rows here have in common."""
     return {
-        "profile": "cloud: 30 ms to the first byte (lognormal, sigma 0.3), 35 MB/s a connection, 1 GB/s in all, 30 ms to connect",
+        "profile": CLOUD_IN_WORDS,
         "server": f"CPU {stage.server_cpu}",
         "client": f"CPU {stage.client_cpu}: agent, python and workers; the yardstick too",
         "requests in flight": CONNECTIONS,
