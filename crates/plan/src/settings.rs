@@ -73,6 +73,11 @@ impl Default for Settings {
     }
 }
 
+/// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
+const SLOW_S: f64 = 0.25;
+/// Nor is one of which the bucket doesn't bring a multiple.
+const BRINGS: f64 = 2.0;
+
 /// Of a job's memory, what is for collated batches where nothing else is asked for: an eighth, 1 GiB at most.
 #[must_use]
 pub fn batch_bytes(ram_bytes: u64) -> u64 {
@@ -90,6 +95,14 @@ impl Settings {
         let most = (ram_bytes / 4).min(fast_link.max(batch_bytes.saturating_mul(8)));
         let asked = self.staging_bytes.unwrap_or(most).min(ram_bytes);
         asked.max(batch_bytes.saturating_mul(3).min(ram_bytes / 2))
+    }
+
+    /// Whether the bucket is asked for what a disk has, by what a read is expected to wait for each (seconds), and what each brings (in the same unit).
+    /// Paper 001 sec. 4 takes the fastest; a request to the bucket also costs money, so a cached copy is left only for a large gain. A long queue alone
+    /// doesn't count: at the begin of an epoch all that is read ahead may wait for a disk that is as fast as the bucket.
+    #[must_use]
+    pub fn leaves_disk(&self, disk_wait_s: f64, bucket_wait_s: f64, disk_brings: f64, bucket_brings: f64) -> bool {
+        disk_wait_s > (bucket_wait_s * self.cached_worth).max(SLOW_S) && bucket_brings > BRINGS * disk_brings
     }
 
     /// Bytes of the cells that blocks are cut by: with little memory less than is set, so that a few may pass through at once; 0 where the policy holds

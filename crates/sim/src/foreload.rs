@@ -55,11 +55,6 @@ struct Want {
     mb: f64,
 }
 
-/// A disk that answers within this many seconds is never left by the engine.
-const SLOW_S: f64 = 0.25;
-/// Nor is one of which the source doesn't bring a multiple.
-const BRINGS: f64 = 2.0;
-
 /// A way to a sample besides the source: MB/s, and when the sample would be there.
 type Other = (f64, f64);
 
@@ -301,7 +296,7 @@ impl<'a> Run<'a> {
     /// Whether the engine leaves a disk for the source.
     fn leaves(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
         let wait_s = self.nodes[want.node as usize].requests.wait_s();
-        done - at > (wait_s * Settings::default().cached_worth).max(SLOW_S) && self.source_mb_s() > BRINGS * mb_s
+        Settings::default().leaves_disk(done - at, wait_s, mb_s, self.source_mb_s())
     }
 
     /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.

@@ -10,7 +10,7 @@
 //! | halving | half as many | costs nothing | staying with the last that cost nothing |
 //! | raising | a fourth more | brings something; doubling where it brings a fourth | staying with the last that did |
 //! | lowering | a fourth less | costs nothing | staying, as after halving |
-//! | staying | nothing, for sixteen windows | | raising and lowering by turns, as the source may have changed; at once where the rate rose or fell |
+//! | staying | nothing, for two windows, and for twice as many after each probe, up to sixteen | | raising and lowering by turns, as the source may have changed; raising at once where the rate rose or fell |
 //!
 //! The bounds are no part of the search. [`ConcurrencySettings::MOST`] is what nobody needs more of; what memory, descriptors and threads allow is the
 //! carrier's to say ([`ConcurrencySettings::at_most`]), and what the source allows shows in what it refuses.

@@ -13,10 +13,6 @@ use crate::blocks::{Content, Held};
 use crate::catalog::Place;
 use crate::policy::Retention;
 
-/// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
-const SLOW_S: f64 = 0.25;
-/// Nor is one of which the bucket doesn't bring a multiple.
-const BRINGS: f64 = 2.0;
 /// A wanted read waits for memory that is being written to disk while a write has ended within this time.
 const DISK_PATIENCE_NS: u64 = 50_000_000;
 /// Neighbours looked at on either side of a sample whose block comes in part.
@@ -200,9 +196,7 @@ impl Scheduler {
         slot
     }
 
-    /// The disk tier to read a block, or `len` bytes of it, from: the fastest that has it, unless the bucket is faster by far (paper 001 sec. 4 takes the fastest;
-    /// a request to the bucket also costs money, so a cached copy is left only for a large gain). A long queue alone doesn't count: at the begin of an
-    /// epoch all that is read ahead may wait for a disk that is as fast as the bucket.
+    /// The disk tier to read a block, or `len` bytes of it, from: the fastest that has it, unless the bucket is faster by far.
     pub(super) fn best_tier(&self, block: u64, len: u64) -> Option<usize> {
         let bucket = &self.loads.lanes.bucket;
         let disk = |tier: usize| self.loads.lanes.of(Source::Disk(tier as u8));
@@ -210,8 +204,12 @@ impl Scheduler {
         let fastest = (0..self.tiers.len())
             .filter(holds)
             .min_by(|&a, &b| disk(a).wait_s(len).total_cmp(&disk(b).wait_s(len)))?;
-        let is_late = disk(fastest).wait_s(len) > (bucket.wait_s(len) * self.settings.cached_worth).max(SLOW_S);
-        let is_left = is_late && bucket.loads_per_s(len) > BRINGS * disk(fastest).loads_per_s(len);
+        let is_left = self.settings.leaves_disk(
+            disk(fastest).wait_s(len),
+            bucket.wait_s(len),
+            disk(fastest).loads_per_s(len),
+            bucket.loads_per_s(len),
+        );
         (!is_left).then_some(fastest)
     }
 
