@@ -389,7 +389,7 @@ fn deadline() -> tokio::time::Instant {
 }
 
 /// Writes a file so that it is either the old one or the new one, whatever happens.
-fn save(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn save(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;
     let new = path.with_extension(format!("new-{}", std::process::id()));

@@ -3,10 +3,12 @@
 //! The search takes a second or two. The next run starts where the last one stood, and searches on from there. The file is a hint and never more: a
 //! missing or damaged one knows nothing, and of two agents that write it at once one wins.
 
+use crate::dataset::save;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Its name in the cache directory.
 const NAME: &str = "knees.json";
@@ -27,6 +29,7 @@ struct Knee {
 #[derive(Clone, Debug)]
 pub struct Knees {
     path: PathBuf,
+    writing: Arc<Mutex<()>>,
 }
 
 impl Knees {
@@ -35,6 +38,7 @@ impl Knees {
     pub fn new(cache_dir: &Path) -> Self {
         Knees {
             path: cache_dir.join(NAME),
+            writing: Arc::default(),
         }
     }
 
@@ -60,6 +64,7 @@ impl Knees {
 
     /// Remembers what an endpoint is worth; where that can't be written, the next run searches from the start. Blocks.
     pub fn learn(&self, endpoint: &str, requests: u32) {
+        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = self.known();
         known.retain(|knee| knee.endpoint != endpoint);
         known.push(Knee {
@@ -67,14 +72,8 @@ impl Knees {
             requests,
         });
         known.drain(..known.len().saturating_sub(MOST));
-        let new = self.path.with_extension(format!("{}.new", std::process::id()));
-        let write = || -> io::Result<()> {
-            std::fs::write(&new, serde_json::to_vec_pretty(&known)?)?;
-            std::fs::rename(&new, &self.path)
-        };
-        if write().is_err() {
-            drop(std::fs::remove_file(&new));
-        }
+        // A run that can't write it down is none the worse.
+        let _ = serde_json::to_vec_pretty(&known).map(|text| save(&self.path, &text));
     }
 }
 
@@ -126,7 +125,7 @@ mod tests {
             knees.learn("e", 7);
             assert_eq!(knees.find("e"), Some(7));
         }
-        let nowhere = Knees::new(&dir.path().join("missing"));
+        let nowhere = Knees::new(&dir.path().join(NAME).join("missing"));
         nowhere.learn("e", 7);
         assert_eq!(nowhere.find("e"), None);
     }

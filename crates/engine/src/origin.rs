@@ -36,7 +36,7 @@ impl Origins {
     pub fn learn(&self) {
         let open = self.open.borrow();
         let found = open.values().filter_map(Weak::upgrade);
-        found.for_each(|origin| origin.learn());
+        found.filter_map(|origin| origin.lesson()).for_each(|learn| learn());
     }
 
     /// The origin at an endpoint: the one that other pools read from, or a new one.
@@ -92,11 +92,11 @@ impl Origin {
         }
     }
 
-    /// Writes down what the endpoint is worth. Blocks.
-    fn learn(&self) {
-        if let Some(requests) = self.shares.borrow().knee() {
-            self.knees.learn(&self.endpoint, requests);
-        }
+    /// Writes down what the endpoint is worth, if that was found out. Blocks when it is called.
+    fn lesson(&self) -> Option<impl FnOnce() + Send + use<>> {
+        let requests = self.shares.borrow().knee()?;
+        let (knees, endpoint) = (self.knees.clone(), self.endpoint.clone());
+        Some(move || knees.learn(&endpoint, requests))
     }
 
     /// Tells pools their shares until none has changed. What a pool does with its share may change those of others: they are told by the same loop.
@@ -141,12 +141,10 @@ impl Seat {
 
     /// The pool sends no more requests: its share goes to the others.
     pub fn leave(&self) {
-        let knee = self.origin.shares.borrow().knee();
         self.origin.shares.borrow_mut().leave(self.member);
         self.origin.pools.borrow_mut().remove(&self.member);
-        if let Some(requests) = knee {
-            let (knees, endpoint) = (self.origin.knees.clone(), self.origin.endpoint.clone());
-            drop(tokio::task::spawn_blocking(move || knees.learn(&endpoint, requests)));
+        if let Some(learn) = self.origin.lesson() {
+            drop(tokio::task::spawn_blocking(learn));
         }
         self.origin.tell();
     }

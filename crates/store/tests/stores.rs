@@ -6,6 +6,8 @@ use foreload_store::{Credentials, ErrorKind, Source, SourceOptions};
 use foreload_testkit::Bucket;
 use foreload_testkit::bucket::{Fault, Keys, Settings};
 use futures::StreamExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -206,4 +208,82 @@ async fn a_proxy_is_addressed_and_tells_when_it_wants_a_password() {
         "{asked}"
     );
     assert!(asked.contains("proxy-authorization: basic bwu6c2vjcmv0"), "{asked}");
+}
+
+/// A server that answers each request after a moment, but for those on its first `silent` connections. Its address, and the most connections that
+/// were new at a time, without a first answer of theirs.
+async fn slow(silent: usize) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let most = Arc::new(AtomicUsize::new(0));
+    let found = Arc::clone(&most);
+    tokio::spawn(async move {
+        let new = Arc::new(AtomicUsize::new(0));
+        for number in 0.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            most.fetch_max(new.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let new = Arc::clone(&new);
+            tokio::spawn(async move {
+                let mut is_new = true;
+                loop {
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        let Ok(byte) = stream.read_u8().await else { return };
+                        head.push(byte);
+                    }
+                    if number < silent {
+                        return std::future::pending().await;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    if std::mem::take(&mut is_new) {
+                        new.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    stream
+                        .write_all(PART.replace("Connection: close\r\n", "").as_bytes())
+                        .await
+                        .unwrap();
+                }
+            });
+        }
+    });
+    (format!("http://{address}"), found)
+}
+
+/// Fetches so many times at once; how many had bytes within the time.
+async fn at_once(endpoint: String, fetches: usize, within: Duration) -> usize {
+    let options = SourceOptions {
+        endpoint: Some(endpoint),
+        credentials: Some(Credentials::Anonymous),
+        ..SourceOptions::default()
+    };
+    let source = Source::open("gs://bench/data", &options).unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..fetches {
+        let source = source.clone();
+        tasks.spawn(async move {
+            let mut bytes = Vec::new();
+            let fetch = source.fetch("x", 2..5, None, soon(), &mut bytes);
+            let is_done = tokio::time::timeout(within, fetch)
+                .await
+                .is_ok_and(|fetched| fetched.is_ok());
+            usize::from(is_done && bytes == b"abc")
+        });
+    }
+    tasks.join_all().await.into_iter().sum()
+}
+
+#[tokio::test]
+async fn few_connections_are_new_at_a_time_and_each_fetch_has_one() {
+    let (endpoint, most) = slow(0).await;
+    assert_eq!(at_once(endpoint, 400, Duration::from_secs(5)).await, 400);
+    let most = most.load(Ordering::SeqCst);
+    assert!((64..=128).contains(&most), "{most}");
+}
+
+#[tokio::test]
+async fn connections_that_hang_keep_nobody_from_trying_for_long() {
+    let (endpoint, _) = slow(128).await;
+    // Less than the time after which a silent one is given up.
+    let done = at_once(endpoint, 200, Duration::from_secs(4)).await;
+    assert_eq!(done, 72);
 }
