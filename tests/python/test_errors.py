@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import foreload as fl
 from foreload import errors
 
 KINDS = {
@@ -42,3 +47,29 @@ def test_torch_can_raise_it_again_with_a_traceback_for_a_message(kind: str) -> N
     made = type(errors.of(kind, "x"))("Caught it in worker 1.\nTraceback ...")
     assert "Traceback" in str(made)
     assert made.sample is None
+
+
+@pytest.mark.parametrize(("given", "meant"), [("s3:/b/x", "s3://b/x"), ("gs:/b/*.tar", "gs://b")])
+def test_a_url_without_its_second_slash_is_asked_about(
+    home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=rf"did you mean {meant}"):
+        fl.open(given)
+    (tmp_path / "s3:" / "b" / "x").mkdir(parents=True)
+    (tmp_path / "s3:" / "b" / "x" / "a.bin").write_bytes(b"a")
+    assert len(fl.open("s3:/b/x")) == 1
+
+
+def test_a_damaged_shard_is_named_with_member_byte_and_remedy(home: Any, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for name in ("a.jpg", "b.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = 5
+            tar.addfile(member, io.BytesIO(b"12345"))
+    shard = bytearray((tmp_path / "s.tar").read_bytes())
+    shard[1024] ^= 1
+    (tmp_path / "s.tar").write_bytes(shard)
+    told = r's\.tar: .*checksum.*header at byte 1024, after member "a\.jpg" \(write or copy the shard again'
+    with pytest.raises(errors.CorruptError, match=told):
+        fl.open(str(tmp_path))

@@ -125,6 +125,13 @@ impl Error {
         self
     }
 
+    /// Adds to what happened where it did.
+    #[must_use]
+    pub(crate) fn with_place(mut self, place: impl fmt::Display) -> Self {
+        self.context.detail = format!("{}: {place}", self.context.detail);
+        self
+    }
+
     /// Keeps the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {

@@ -7,7 +7,7 @@ use super::settings::Cloud;
 use crate::{Error, Result};
 use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A parsed URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +47,17 @@ fn service(scheme: &str) -> Option<(Option<Cloud>, &'static str)> {
 pub fn scheme(url: &str) -> Option<&'static str> {
     url.split_once("://")
         .map_or(Some("file"), |(scheme, _)| Some(service(scheme)?.1))
+}
+
+/// The URL that somebody meant who left a slash out, where a path has a part that reads `s3:` or so.
+pub(crate) fn meant(path: &Path) -> Option<String> {
+    let text = path.to_str()?;
+    let is_meant = |part: &&str| part.strip_suffix(':').is_some_and(|scheme| service(scheme).is_some());
+    let scheme = text.split('/').find(is_meant)?;
+    let (_, rest) = text.split_once(&format!("{scheme}/"))?;
+    // A file's path begins with its slash.
+    let slash = if scheme.eq_ignore_ascii_case("file:") { "/" } else { "" };
+    Some(format!("{scheme}//{slash}{rest}"))
 }
 
 impl Address {
@@ -199,6 +210,21 @@ mod tests {
         assert_eq!(root("/tmp/a%20b"), "file:///tmp/a%2520b");
         for bad in ["s3://", "ftp://x/y", "https://h/x?sig=1"] {
             assert!(Address::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_slash_that_was_left_out_is_put_in() {
+        for (path, url) in [
+            ("/home/me/s3:/b/x", Some("s3://b/x")),
+            ("S3A:/b/x/y.tar", Some("S3A://b/x/y.tar")),
+            ("/w/https:/host:1/x", Some("https://host:1/x")),
+            ("/w/file:/tmp/x", Some("file:///tmp/x")),
+            ("/home/me/s3/b", None),
+            ("/home/ftp:/b", None),
+            ("/home/me/s3:", None),
+        ] {
+            assert_eq!(meant(Path::new(path)).as_deref(), url, "{path}");
         }
     }
 

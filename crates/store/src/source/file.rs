@@ -5,6 +5,7 @@
 //! again, and handed to the sink on the caller's thread. A file has a pseudo-ETag made of size and modification time in
 //! nanoseconds; it is compared before and after reading. Inodes don't count: many FUSE file systems number them anew at each mount.
 
+use super::address;
 use super::cloud::Progress;
 use super::{Entries, ObjectMeta, Sink};
 use crate::index::bare_etag;
@@ -58,8 +59,8 @@ impl Directory {
 
     pub async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectMeta> {
         let (path, key) = (self.path(key)?, key.to_owned());
-        let metadata = self.call(deadline, move || std::fs::metadata(path)).await?;
-        let metadata = metadata.map_err(|e| Error::io("looking it up", e))?;
+        let found = move || std::fs::metadata(&path).map_err(|e| io(&path, "looking it up", e));
+        let metadata = self.call(deadline, found).await??;
         if !metadata.is_file() {
             return Err(Error::new(ErrorKind::NotFound, "it is not a file"));
         }
@@ -96,7 +97,7 @@ impl Directory {
                 let is_first = file.is_none();
                 let file = match file {
                     Some(file) => file,
-                    None => File::open(path).map_err(|e| Error::io("opening it", e))?,
+                    None => File::open(&path).map_err(|e| io(&path, "opening it", e))?,
                 };
                 let mut etag = None;
                 if is_first {
@@ -198,6 +199,16 @@ fn describe(key: String, metadata: &Metadata) -> ObjectMeta {
     }
 }
 
+/// An error of the system; a file that isn't there may be meant to be in a bucket.
+fn io(path: &Path, step: impl std::fmt::Display, error: std::io::Error) -> Error {
+    let meant = Some(path).filter(|_| error.kind() == std::io::ErrorKind::NotFound);
+    let error = Error::io(step, error);
+    match meant.and_then(address::meant) {
+        Some(url) => error.with_remedy(format!("did you mean {url}?")),
+        None => error,
+    }
+}
+
 fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
     // Links may form a circle; no sane data set is deeper than this.
     if prefix.matches('/').count() > 64 {
@@ -206,7 +217,7 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
                 .with_remedy("does a link lead back to one of its parents?"),
         );
     }
-    let failed = |e| Error::io(format!("listing {}", path.display()), e);
+    let failed = |e| io(path, format!("listing {}", path.display()), e);
     let mut entries = Entries::default();
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let entry = entry.map_err(failed)?;

@@ -52,7 +52,41 @@ pub(crate) async fn scan(source: &Source, shard: &ObjectMeta, index_key: Option<
     walk(reader).await.map_err(context)
 }
 
-async fn walk(mut reader: Reader<'_>) -> Result<Scanned> {
+/// Where a walk has come to, for its errors.
+#[derive(Default)]
+struct Place {
+    /// The header that is looked at.
+    header: u64,
+    /// The file that it announces, once that is known.
+    member: Option<String>,
+    /// The file before it.
+    before: Option<String>,
+}
+
+impl Place {
+    fn explain(&self, error: Error) -> Error {
+        // What the source says of its own troubles has another place and another remedy.
+        if error.kind() != ErrorKind::Corrupt {
+            return error;
+        }
+        let at = self.header;
+        let place = match (&self.member, &self.before) {
+            (Some(member), _) => format!("member {member:?}, whose header is at byte {at}"),
+            (None, Some(before)) => format!("the header at byte {at}, after member {before:?}"),
+            (None, None) => format!("the header at byte {at}"),
+        };
+        error
+            .with_place(place)
+            .with_remedy("write or copy the shard again, or leave it out by a pattern")
+    }
+}
+
+async fn walk(reader: Reader<'_>) -> Result<Scanned> {
+    let mut place = Place::default();
+    step_through(reader, &mut place).await.map_err(|e| place.explain(e))
+}
+
+async fn step_through(mut reader: Reader<'_>, place: &mut Place) -> Result<Scanned> {
     let (mut grouper, mut is_ended) = (Grouper::default(), false);
     let (mut at, mut path, mut size_override) = (0, None::<String>, None::<u64>);
     for members in 0.. {
@@ -61,6 +95,7 @@ async fn walk(mut reader: Reader<'_>) -> Result<Scanned> {
                 "the tar archive has over {MAX_MEMBERS} members"
             )));
         }
+        place.header = at;
         // Some writers leave out the two blocks at the end.
         if reader.shard.size == at {
             break;
@@ -78,12 +113,15 @@ async fn walk(mut reader: Reader<'_>) -> Result<Scanned> {
             Entry::File { size, .. } => size_override.take().unwrap_or(*size),
             Entry::LongName { size } | Entry::Pax { size } | Entry::Other { size } => *size,
         };
+        if let Entry::File { name, .. } = &entry {
+            place.member = Some(path.take().unwrap_or_else(|| name.clone()));
+        }
         let end = data.checked_add(size).filter(|&end| end <= reader.shard.size);
         let end = end.ok_or_else(|| Error::corrupt("the tar archive is damaged: a member ends behind the archive"))?;
         match entry {
-            Entry::File { name, .. } => {
-                let name = path.take().unwrap_or(name);
-                grouper.member(&name, data, size)?;
+            Entry::File { .. } => {
+                let name = place.member.as_deref().unwrap_or_default();
+                grouper.member(name, data, size)?;
                 if name.ends_with(".cls") && size <= 20 {
                     let text = reader.range(data, size).await?;
                     if let Some(label) = std::str::from_utf8(text).ok().and_then(|t| t.trim().parse().ok()) {
@@ -103,6 +141,7 @@ async fn walk(mut reader: Reader<'_>) -> Result<Scanned> {
             }
             Entry::Other { .. } | Entry::End => {}
         }
+        place.before = place.member.take().or(place.before.take());
         at = end
             .checked_next_multiple_of(BLOCK)
             .ok_or_else(|| Error::corrupt("the tar archive is too large"))?;
@@ -236,6 +275,40 @@ mod tests {
         for end in [member - 100, member + 10, member + 512 + 2] {
             assert!(scan_bytes(&whole[..end]).is_err(), "{end}");
         }
+    }
+
+    #[test]
+    fn a_damaged_shard_is_told_by_member_and_byte_with_a_remedy() {
+        let long = format!("{}/x.jpg", "d".repeat(150));
+        let whole = archive(&[
+            ("a.jpg", b'0', vec![1; 700]),
+            ("././@LongLink", b'L', [long.as_bytes(), b"\0"].concat()),
+            ("truncated", b'0', vec![2; 700]),
+        ]);
+        // Header and data of the first, then those of the long name.
+        let (second, third) = (512 + 1024, 512 + 1024 + 1024);
+        let said = |bytes: &[u8]| scan_bytes(bytes).unwrap_err().to_string();
+        let mut damaged = whole.clone();
+        damaged[second + 1] ^= 1;
+        let message = said(&damaged);
+        assert!(
+            message.contains("s.tar: the tar archive is damaged: the checksum"),
+            "{message}"
+        );
+        assert!(message.contains(&format!("the header at byte {second}, after member \"a.jpg\"")));
+        assert!(message.ends_with("(write or copy the shard again, or leave it out by a pattern)"));
+        let message = said(&whole[..third + 600]);
+        assert!(
+            message.contains(&format!("member {long:?}, whose header is at byte {third}")),
+            "{message}"
+        );
+        let message = said(&whole[..third + 100]);
+        assert!(
+            message.contains(&format!("cut off: it ends within a block: the header at byte {third}")),
+            "{message}"
+        );
+        damaged[1] ^= 1;
+        assert!(said(&damaged).contains("does not match: the header at byte 0 ("));
     }
 
     #[test]
