@@ -266,6 +266,12 @@ impl DiskTier {
         Ok(reservation)
     }
 
+    /// Leaves so much of the file system free from now on.
+    #[cfg(test)]
+    pub(crate) fn keep_free(&mut self, bytes: u64) {
+        self.settings.keep_free_bytes = bytes;
+    }
+
     fn may_write(&mut self) -> Result<(), Refusal> {
         match self.paused {
             Some((until, refusal)) if Instant::now() < until => Err(refusal),

@@ -37,7 +37,7 @@ use foreload_plan::{Scheduler, replay};
 use parts::Parts;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,6 +155,10 @@ struct State {
     soon: bool,
     reported: FxHashMap<u64, Instant>,
     disk_trouble: Option<Instant>,
+    /// Disk tiers that have been said to take nothing for want of room.
+    without_room: BTreeSet<u8>,
+    /// Connections that have attached to a job of it.
+    listeners: Vec<Weak<Connection>>,
 }
 
 /// What jobs share.
@@ -236,6 +240,8 @@ impl Pool {
             soon: false,
             reported: FxHashMap::default(),
             disk_trouble: None,
+            without_room: BTreeSet::new(),
+            listeners: Vec::new(),
         };
         let (back, landed) = unbounded_channel();
         let pool = Rc::new_cyclic(|pool| Pool {
@@ -258,6 +264,25 @@ impl Pool {
         tokio::task::spawn_local(Rc::clone(&pool).watch());
         tokio::task::spawn_local(bytes::receive(Rc::downgrade(&pool), landed));
         Ok(pool)
+    }
+
+    /// A connection has attached to one of its jobs, and hears of what concerns them all.
+    pub fn listen(&self, connection: &Rc<Connection>) {
+        let mut state = self.state.borrow_mut();
+        let others = |known: &Weak<Connection>| known.strong_count() > 0 && !known.ptr_eq(&Rc::downgrade(connection));
+        state.listeners.retain(others);
+        state.listeners.push(Rc::downgrade(connection));
+    }
+
+    /// Tells everybody who is attached to one of its jobs.
+    fn tell_all(&self, trouble: &Trouble) {
+        let body = serde_json::to_string(trouble).unwrap_or_default();
+        let (state, jobs) = (self.state.borrow(), self.jobs.borrow());
+        for who in state.listeners.iter().filter_map(Weak::upgrade) {
+            if who.jobs.borrow().keys().any(|job| jobs.contains_key(job)) {
+                who.say(&Say::Notice { body: body.clone() });
+            }
+        }
     }
 
     /// A job joins, with what it reads but for the data sets, which are those of its streams.

@@ -202,25 +202,38 @@ impl Client {
     /// The next message of the agent but for notes of progress.
     pub async fn hear(&mut self) -> Say {
         loop {
+            self.take_in();
             if let Some(say) = self.heard.pop_front() {
                 return say;
             }
             self.stream.readable().await.expect("readable");
-            let mut buffer = [0; 4096];
+        }
+    }
+
+    /// Whether nothing has come that wasn't heard, but for notes of progress.
+    pub fn is_quiet(&mut self) -> bool {
+        self.take_in();
+        self.heard.is_empty()
+    }
+
+    /// Takes in what has come.
+    fn take_in(&mut self) {
+        let mut buffer = [0; 4096];
+        loop {
             match self.stream.try_read(&mut buffer) {
                 Ok(0) => panic!("the agent left"),
                 Ok(n) => self.frames.feed(&buffer[..n]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(error) => panic!("{error}"),
             }
-            let take = |frame: &[u8]| -> Result<(), Malformed> {
-                let say = Say::decode(frame)?;
-                let is_progress = matches!(say, Say::Progress { .. });
-                self.heard.extend((!is_progress).then_some(say));
-                Ok(())
-            };
-            self.frames.drain(take).expect("well-formed");
         }
+        let take = |frame: &[u8]| -> Result<(), Malformed> {
+            let say = Say::decode(frame)?;
+            let is_progress = matches!(say, Say::Progress { .. });
+            self.heard.extend((!is_progress).then_some(say));
+            Ok(())
+        };
+        self.frames.drain(take).expect("well-formed");
     }
 
     /// The kind of trouble that the next message tells.

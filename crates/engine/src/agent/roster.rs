@@ -89,6 +89,7 @@ impl Agent {
             job.join();
         }
         drop(jobs);
+        job.pool.listen(connection);
         let reply = Reply::Attached {
             job: job.id,
             cache_bytes: job.pool.cache.map().len(),

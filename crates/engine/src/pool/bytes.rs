@@ -7,7 +7,7 @@ use super::{Pool, key_of};
 use crate::carriers::{Carrier, Landed, Order};
 use crate::dataset::{Dataset, trouble};
 use crate::disk::{Entry, Refusal};
-use crate::protocol::{Say, Trouble};
+use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter};
 use crate::sync::Mutex;
 use foreload_plan::action::{Action, Command, Completion, Event, Failure, Load};
@@ -290,7 +290,11 @@ impl Pool {
                     if let Some(Err(refusal)) = &refused
                         && !stays
                     {
-                        self.note_disk_trouble(number, "writing to", refusal);
+                        if *refusal == Refusal::NoSpace {
+                            self.note_want_of_room(number, refusal);
+                        } else {
+                            self.note_disk_trouble(number, "writing to", refusal);
+                        }
                     }
                     self.end_later(if stays {
                         action.done(0, 0)
@@ -365,6 +369,13 @@ impl Pool {
         }
     }
 
+    /// Says once that a disk tier takes nothing for want of room: that lasts, and is worth knowing however short the run is.
+    fn note_want_of_room(&self, tier: u8, refusal: &Refusal) {
+        if self.state.borrow_mut().without_room.insert(tier) {
+            self.tell_of_disk(tier, "writing to", refusal);
+        }
+    }
+
     /// Says once a minute that a disk tier doesn't do what it should; training goes on without.
     pub(super) fn note_disk_trouble(&self, tier: u8, doing: &str, error: &dyn std::fmt::Display) {
         let mut state = self.state.borrow_mut();
@@ -375,6 +386,11 @@ impl Pool {
             return;
         }
         state.disk_trouble = Some(Instant::now());
+        drop(state);
+        self.tell_of_disk(tier, doing, error);
+    }
+
+    fn tell_of_disk(&self, tier: u8, doing: &str, error: &dyn std::fmt::Display) {
         let directory = self
             .terms
             .disks
@@ -384,12 +400,7 @@ impl Pool {
             "{doing} the disk cache at {directory}: {error}; what it doesn't hold is fetched again, training goes on"
         );
         eprintln!("foreload-agent: {message}");
-        let body = serde_json::to_string(&Trouble::new("unavailable", message)).unwrap_or_default();
-        for want in state.wants.values() {
-            if let Some(who) = want.who.upgrade() {
-                who.say(&Say::Notice { body: body.clone() });
-            }
-        }
+        self.tell_all(&Trouble::new("unavailable", message));
     }
 
     pub(super) fn end_later(self: &Rc<Self>, completion: foreload_plan::action::Completion) {
@@ -428,6 +439,7 @@ mod tests {
     use super::*;
     use crate::agent::node::{LONG, Node, bytes, leases, run, until};
     use crate::calls::{Attach, DiskShare};
+    use crate::protocol::Say;
     use foreload_plan::action::{Handle, Piece, Source};
 
     fn samples(request: u64, job: u32, samples: &[u64]) -> Event {

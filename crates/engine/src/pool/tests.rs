@@ -255,3 +255,54 @@ fn settings_follow_from_the_terms() {
         assert_ne!(Terms::of(&attach, "other".to_owned(), u32::MAX), terms);
     });
 }
+
+#[test]
+fn a_tier_without_room_is_told_once_to_everybody_who_is_attached() {
+    run(LONG, |node| async move {
+        let attach = Attach {
+            disks: vec![crate::calls::DiskShare {
+                directory: node.directory.path().join("tier"),
+                capacity_bytes: 64 << 20,
+                pinned: None,
+            }],
+            ..node.attachment(node.dataset("a", &[128 << 10; 32]))
+        };
+        let (mut reader, mut idle, mut stranger) = (node.client(), node.client(), node.client());
+        let (job, _) = node.attach(&reader, attach.clone()).await.expect("attached");
+        node.attach(&idle, attach).await.expect("attached");
+        let other = Attach {
+            session: "other".into(),
+            ..node.attachment(node.dataset("b", &[16 << 10; 16]))
+        };
+        node.attach(&stranger, other).await.expect("attached");
+        job.pool.tiers[0].borrow_mut().keep_free(u64::MAX);
+        let mut told = Vec::new();
+        // Twice through all of it: what memory doesn't hold is offered to the disk each time.
+        for request in 0..64 {
+            let sample = request % 32;
+            job.want(&reader.connection, request, |request| {
+                samples(request, job.id, &[sample])
+            });
+            loop {
+                match reader.hear().await {
+                    Say::Notice { body } => told.push(body),
+                    Say::Deliver { items, .. } => {
+                        let handles = items.iter().map(|item| item.handle).collect();
+                        let handles = reader.connection.unlease(job.id, handles);
+                        job.pool.step(Event::Release { handles });
+                        break;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let Say::Notice { body } = idle.hear().await else {
+            panic!("a notice")
+        };
+        assert_eq!(told, [body]);
+        assert!(told[0].contains("tier: its file system is full"), "{told:?}");
+        job.pool.note_disk_trouble(0, "reading from", &"it doesn't answer");
+        assert!(matches!(idle.hear().await, Say::Notice { body } if body.contains("answer")));
+        assert!(stranger.is_quiet());
+    });
+}
