@@ -7,7 +7,9 @@ exception of a kind. All of them survive pickling, because a worker of a loader 
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 
 __all__ = [
     "BugError",
@@ -29,6 +31,7 @@ __all__ = [
     "WaitingError",
     "name_sample",
     "of",
+    "report",
 ]
 
 
@@ -153,6 +156,25 @@ class BugError(ForeloadError, RuntimeError):
 
 class StalledWarning(RuntimeWarning):
     """A loader has waited longer than it should; the message says for what."""
+
+
+_LOG = logging.getLogger("foreload")
+
+
+def report(kind: str, message: str) -> None:
+    """Logs what the agent, or the connection to it, wants somebody to read, and warns of stalls.
+
+    The native half calls it too, while it waits.
+
+    Args:
+        kind: A word of the agent's.
+        message: The message.
+    """
+    if kind == "stalled":
+        _LOG.warning("%s", message)
+        warnings.warn(message, StalledWarning, stacklevel=3)
+    else:
+        _LOG.warning("%s: %s", kind, message)
 
 
 _CLASSES: dict[str, type[ForeloadError]] = {

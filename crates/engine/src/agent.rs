@@ -450,6 +450,7 @@ impl Agent {
                     Fds::None,
                 ))
             }
+            Call::Ping => Ok((Reply::Done, Fds::None)),
             Call::Open(open) => self.open(connection, id, open).await,
             Call::Subset { dataset, samples } => self.subset(connection, id, dataset, samples).await,
             Call::Hold { dataset } => {

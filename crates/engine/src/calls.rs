@@ -28,6 +28,8 @@ pub enum Call {
         /// Its process, for messages.
         pid: u32,
     },
+    /// For a sign of life: answered at once.
+    Ping,
     /// Opens a data set; the answer carries its index as a memfd.
     Open(Open),
     /// Some samples of a data set as a data set of its own; answered like [`Call::Open`].

@@ -2,7 +2,7 @@
 //!
 //! It has no thread and no runtime, so that fork, signals and interpreter exit are harmless. Several threads of a process may use one client: whoever
 //! waits first reads from the socket and puts what belongs to others into the inbox. Waiting wakes up every [`PULSE`] to let the caller look for
-//! signals. A forked child must not use its parent's client ([`ClientError::Forked`]); it connects anew.
+//! signals, and to pass on what there is to report of an agent that says nothing ([`reports`]). A forked child must not use its parent's client ([`ClientError::Forked`]); it connects anew.
 //!
 //! A client that finds no agent starts one: it executes the agent's program, which detaches itself, and connects until it answers.
 
@@ -12,12 +12,14 @@ mod interleave;
 mod mailbox;
 mod opened;
 mod peer;
+mod silence;
 mod start;
 #[cfg(test)]
 mod tests;
 
 pub use attached::Attached;
 pub use opened::Opened;
+pub use silence::reports;
 pub use start::{Place, own_directory};
 
 use crate::calls::{Call, Progress, Reply};
@@ -31,6 +33,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
+use silence::Due;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -433,12 +436,53 @@ impl Client {
                 inbox = self.read_into_inbox(nap);
             }
             if !inbox.mail.contains_key(&id) {
+                let due = inbox.silence.due();
                 drop(inbox);
+                if let Some(due) = due {
+                    self.mind_silence(due);
+                }
                 if !pulse() {
                     return Err(ClientError::Interrupted);
                 }
                 inbox = lock(&self.inbox);
             }
+        }
+    }
+
+    /// Asks an agent that says nothing for a sign of life, or reports it.
+    fn mind_silence(&self, due: Due) {
+        match due {
+            Due::Ask if self.ping() => {}
+            Due::Ask => lock(&self.inbox).silence.not_asked(),
+            Due::Tell(lasted) => silence::report(silence::trouble(self.peer_pid(), lasted)),
+        }
+    }
+
+    /// Sends a call whose answer nobody waits for; false where that would have to wait itself.
+    fn ping(&self) -> bool {
+        let id = self.next_id();
+        let Ok(body) = Call::Ping.body() else { return false };
+        lock(&self.inbox)
+            .forgotten
+            .insert(id, (Forgotten::Call, self.next_id()));
+        let frame = Ask::Call { id, body }.encode();
+        // Another thread may hold it for as long as a socket that nobody empties is full.
+        let sent = self.outbox.try_lock().is_ok_and(|_ours| {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            rustix::net::send(&self.stream, &frame, flags).is_ok_and(|sent| self.write(&frame[sent..]).is_ok())
+        });
+        if !sent {
+            lock(&self.inbox).forgotten.remove(&id);
+        }
+        sent
+    }
+
+    /// The agent's process; also before it has answered the greeting.
+    fn peer_pid(&self) -> u32 {
+        let asked = || rustix::net::sockopt::socket_peercred(&self.stream).ok();
+        match self.agent_pid {
+            0 => asked().map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs()),
+            pid => pid,
         }
     }
 
@@ -460,7 +504,13 @@ impl Client {
         let came = self.read(nap);
         let mut inbox = lock(&self.inbox);
         inbox.reading = false;
-        inbox.read_at = Some(Instant::now());
+        let now = Instant::now();
+        inbox.read_at = Some(now);
+        match &came {
+            Ok((bytes, _)) if bytes.is_empty() && !nap.is_zero() => inbox.silence.goes_on(now),
+            Ok((bytes, _)) if bytes.is_empty() => {}
+            _ => inbox.silence.ended(),
+        }
         if let Err(error) = came.and_then(|(bytes, fds)| inbox.sort(&bytes, fds)) {
             inbox.closed = Some(error.to_string());
         }

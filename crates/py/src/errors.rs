@@ -1,6 +1,6 @@
 //! Errors, as the exceptions of `foreload.errors`.
 
-use foreload_engine::client::ClientError;
+use foreload_engine::client::{self, ClientError};
 use foreload_engine::protocol::Trouble;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -46,14 +46,26 @@ pub fn numbers(array: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     PyBuffer::<u64>::get(array)?.to_vec(array.py())
 }
 
-/// Runs `work` without the GIL, with a pulse that looks for signals.
+/// Passes on what this process' clients have to report of their agents, to `foreload.errors.report`.
+fn report(py: Python<'_>) -> PyResult<()> {
+    for trouble in client::reports() {
+        let errors = py.import("foreload.errors")?;
+        errors
+            .getattr("report")?
+            .call1((trouble.kind.as_str(), trouble.message.as_str()))?;
+    }
+    Ok(())
+}
+
+/// Runs `work` without the GIL, with a pulse that looks for signals and for what is to be reported. Where a report is an exception, because warnings are
+/// errors, the wait ends with it.
 pub fn waiting<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ClientError> + Send,
 ) -> PyResult<T> {
     let mut raised = None;
     let result = py.detach(|| {
-        let mut pulse = || match Python::attach(|py| py.check_signals()) {
+        let mut pulse = || match Python::attach(|py| py.check_signals().and_then(|()| report(py))) {
             Ok(()) => true,
             Err(error) => {
                 raised = Some(error);

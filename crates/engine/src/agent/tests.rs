@@ -63,6 +63,7 @@ fn an_agent_of_another_version_is_no_partner() {
         let (welcome, _) = call(hello(VERSION)).await.expect("welcome");
         let id = client.connection.id;
         assert!(matches!(welcome, Reply::Welcome { connection, .. } if connection == id));
+        assert!(matches!(call(Call::Ping).await, Ok((Reply::Done, _))), "a sign of life");
         let refused = call(hello(VERSION + 1)).await.err().map(|trouble| trouble.kind);
         assert_eq!(refused.as_deref(), Some("invalid"));
     });

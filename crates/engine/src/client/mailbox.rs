@@ -3,6 +3,7 @@
 //! The agent answers under the number of the question. An answer that somebody waits for lies in the inbox until then; what comes for somebody who has
 //! given up is given back at once. Leases that are given back gather in the outbox until the next message.
 
+use super::silence::Silence;
 use crate::calls::{Progress, Reply};
 use crate::protocol::{Ask, Frames, Malformed, Say, Trouble};
 use foreload_plan::action::Handle;
@@ -31,6 +32,7 @@ pub(super) struct Inbox {
     /// Gives back what came for them all the same.
     pub(super) unwanted: Vec<Ask>,
     pub(super) closed: Option<String>,
+    pub(super) silence: Silence,
 }
 
 /// Something that was asked for, and nobody waits for any more.

@@ -320,3 +320,97 @@ fn of_a_dead_agent_only_what_living_processes_passed_on_is_adopted() {
     assert!(adopt(std::process::id()));
     worker.wait().expect("ended");
 }
+
+/// Limits of a silence that a test can wait for.
+fn short(client: &Client) {
+    let ms = Duration::from_millis;
+    lock(&client.inbox).silence = silence::Silence::with(ms(60), ms(200));
+}
+
+/// The number of a ping.
+fn ping_of(ask: &Ask) -> Option<u64> {
+    match ask {
+        Ask::Call { id, body } if body.contains("\"ping\"") => Some(*id),
+        _ => None,
+    }
+}
+
+/// What has been reported of an agent; other tests' reports lie in the same queue.
+fn reported(of: u32) -> Vec<Trouble> {
+    static ALL: std::sync::Mutex<Vec<Trouble>> = std::sync::Mutex::new(Vec::new());
+    let mut all = ALL.lock().expect("whole");
+    all.extend(reports());
+    let name = format!("process {of},");
+    let of_it = |report: &&Trouble| report.message.contains(&name);
+    all.iter().filter(of_it).cloned().collect()
+}
+
+/// A client whose agent greets it as a process of this number, and goes on with `act`.
+fn named<T: Send + 'static>(
+    pid: u32,
+    act: impl FnOnce(UnixStream, Frames) -> T + Send + 'static,
+) -> (Arc<Client>, JoinHandle<T>) {
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    let agent = std::thread::spawn(move || {
+        let mut frames = Frames::default();
+        welcome_of(pid, &mut theirs, &mut frames);
+        act(theirs, frames)
+    });
+    let client = Client::greet(ours, &mut || true).expect("greeted");
+    short(&client);
+    (client, agent)
+}
+
+#[test]
+fn an_agent_that_says_nothing_is_asked_and_reported_again_and_again() {
+    let pid = 0x3fff_0001;
+    let (client, agent) = named(pid, |mut stream, mut frames| {
+        let call = hear(&mut stream, &mut frames, call_of).expect("a call");
+        let ping = hear(&mut stream, &mut frames, ping_of).expect("a ping");
+        (stream, call, ping)
+    });
+    let waited = client.call(&Call::Status, &mut || reported(pid).len() < 3);
+    assert!(matches!(waited, Err(ClientError::Interrupted)), "{waited:?}");
+    let told = reported(pid);
+    assert!(told.iter().all(|report| report.kind == "stalled"), "{told:?}");
+    // A late answer ends the silence, and is nobody's.
+    let (mut stream, call, ping) = agent.join().expect("heard");
+    stream.write_all(&reply(ping, &Reply::Done)).expect("sent");
+    stream.write_all(&reply(call, &Reply::Done)).expect("sent");
+    while !lock(&client.inbox).forgotten.is_empty() {
+        client.glance();
+    }
+    let mut inbox = lock(&client.inbox);
+    assert!(inbox.mail.is_empty() && inbox.silence.due().is_none());
+}
+
+#[test]
+fn an_agent_that_answers_pings_alone_is_not_reported() {
+    let pid = 0x3fff_0002;
+    let (client, agent) = named(pid, |mut stream, mut frames| {
+        let call = hear(&mut stream, &mut frames, call_of).expect("a call");
+        for _ in 0..8 {
+            let ping = hear(&mut stream, &mut frames, ping_of).expect("a ping");
+            stream.write_all(&reply(ping, &Reply::Done)).expect("sent");
+        }
+        stream.write_all(&reply(call, &Reply::Done)).expect("sent");
+        stream
+    });
+    // Eight times as long as is asked after: more than twice what is reported.
+    client.call(&Call::Status, &mut || true).expect("answered");
+    assert!(reported(pid).is_empty());
+    assert!(lock(&client.inbox).forgotten.is_empty());
+    drop(agent.join());
+}
+
+#[test]
+fn a_full_socket_does_not_keep_a_silent_agent_from_being_reported() {
+    let pid = 0x3fff_0003;
+    let (client, agent) = named(pid, |stream, _| stream);
+    let full = |flags| while rustix::net::send(&client.stream, &[0; 4096], flags).is_ok() {};
+    full(SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let waited = client.wait(77, None, &mut || reported(pid).is_empty());
+    assert!(matches!(waited, Err(ClientError::Interrupted)), "{waited:?}");
+    assert!(lock(&client.inbox).forgotten.is_empty(), "it was never asked");
+    drop(agent.join());
+}
