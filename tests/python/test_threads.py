@@ -68,7 +68,7 @@ def collating(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_torchs_collate_function_runs_beside_the_loop(data: Any, collating: list[str]) -> None:
-    loader = DataLoader(data, 16, decode=head, cache=TINY)
+    loader = DataLoader(data, 16, decode=head, threads=2, cache=TINY)
     assert numbers(loader) == numbers(torch_data.DataLoader(Heads(), 16))  # type: ignore[arg-type] # it has all it takes
     assert len(collating) == len(loader)
     assert {name.partition("_")[0] for name in collating} == {"foreload-collate"}
@@ -333,6 +333,6 @@ def test_a_collate_that_takes_long_is_ended_by_the_time_out(data: Any, monkeypat
     monkeypatch.setattr(_parcel, "stacked", stacked)
     try:
         with pytest.raises(fl.errors.TimedOutError, match="the batch is still being collated"):
-            next(iter(DataLoader(data, 16, decode=head, timeout=0.5, cache=TINY)))
+            next(iter(DataLoader(data, 16, decode=head, threads=2, timeout=0.5, cache=TINY)))
     finally:
         come.set()

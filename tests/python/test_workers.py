@@ -397,14 +397,14 @@ def test_a_timeout_and_a_report_of_a_stall_are_of_decoding_too(home: Any, kind: 
     both = [[0, 1, 2, 3], [4, 5, 6, 7]]
     stalls = fl.Tuning(stall_s=0.5)
     with pytest.warns(errors.StalledWarning, match=r"waiting for .* sample 5 \(s3://.*to be decoded.*batch 1"):
-        assert two_batches(tuning=stalls, timeout=30) == both
+        assert two_batches(tuning=stalls, timeout=30, threads=2) == both
     # The loop's own call can't be ended.
-    with pytest.warns(errors.StalledWarning, match=r"\d\.\d s of it for sample 5 .*threads=0"):
+    with pytest.warns(errors.StalledWarning, match=r"\d\.\d s of it for sample 5 .*no time-out ends"):
         assert two_batches(tuning=stalls, threads=0) == both
-    with pytest.warns(errors.StalledWarning, match=r"\d\.\d s of it for sample 5 .*threads=0"):
+    with pytest.warns(errors.StalledWarning, match=r"\d\.\d s of it for sample 5 .*no time-out ends"):
         assert two_batches(timeout=1, threads=0) == both
     with pytest.raises(errors.TimedOutError, match=r"timeout=1 s: sample 5 .*still being decoded.*batch 1") as caught:
-        two_batches(timeout=1)
+        two_batches(timeout=1, threads=2)
     assert caught.value.sample == 5
     goes_on.set()
 

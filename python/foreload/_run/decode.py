@@ -27,6 +27,7 @@ from foreload import _core
 from foreload._node.source import Source
 from foreload._run.failed import Failed, attempted
 from foreload._run.patience import Patience
+from foreload._run.readings import Readings, sample_seed
 from foreload._settings import numbers as _numbers
 from foreload._settings.failures import Failures
 from foreload.errors import DecodeError, ForeloadError, InvalidError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from foreload._run.stream import Stream
 
 _LOG = logging.getLogger("foreload")
-_MASK = (1 << 64) - 1
 _MOST_THREADS = 1024
 _DRAWS = (
     "decode draws from the global random numbers, and in threads such draws would come in another order each time: the loop itself decodes, as under "
@@ -47,17 +47,6 @@ _DRAWS_CHOSEN = (
 )
 #: What stands for a sample that was left out.
 _SKIPPED: Any = object()
-
-
-def sample_seed(seed: int, epoch: int, sample: int) -> int:
-    """A seed of 63 bits for one reading of one sample (SplitMix64's finaliser over the three numbers)."""
-    state = 0
-    for number in (seed, epoch, sample):
-        state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
-    return state >> 1
 
 
 def global_states() -> tuple[object, ...]:
@@ -187,7 +176,7 @@ class Decoder:
         """From now on seeds the global generators for each sample: for worker processes, which decode one sample at a time."""
         self.seeders = (random.seed, lambda seed: np.random.seed(seed & 0xFFFFFFFF), *seeders)
 
-    def __call__(self, data: Any, sample: int, label: int | None, epoch: int | None) -> Any:
+    def __call__(self, data: Any, sample: int, label: int | None, epoch: int | None, reading: int = 0) -> Any:
         """Decodes one sample.
 
         Args:
@@ -196,6 +185,7 @@ class Decoder:
             label: Its label.
             epoch: The epoch; None: nobody says. Then the global generators are left as they are, and the sample's own seed is drawn when it
                 is asked for.
+            reading: Which reading of it in that epoch (`Readings`).
 
         Raises:
             DecodeError: It fails, and is not to be skipped.
@@ -205,7 +195,7 @@ class Decoder:
         if epoch is None:
             meta = Meta(self.source, sample, label, 0, lambda: sample_seed(self.seed, self._draw(), sample))
         else:
-            meta = Meta(self.source, sample, label, epoch, sample_seed(self.seed, epoch, sample))
+            meta = Meta(self.source, sample, label, epoch, sample_seed(self.seed, epoch, sample, reading))
             for seeder in self.seeders:
                 seeder(meta.seed)
         raw = data
@@ -220,11 +210,19 @@ class Decoder:
             return self._failed(error)
         except Exception as error:
             if self.is_data_set and not self.failures.skips:
-                error.add_note(f"sample {sample} ({self.source.where_of(sample)})")
+                self._noted(error, sample)
                 raise
             return self._failed(self._explain(error, meta), error)
         self.failures.succeeded()
         return data
+
+    def _noted(self, error: Exception, sample: int) -> None:
+        """Says which sample an error of the user's data set is of."""
+        of = f"sample {sample} ({self.source.where_of(sample)})"
+        if isinstance(error, StopIteration):
+            # In a generator it would be the end.
+            raise RuntimeError(f"{of}: __getitem__ raised StopIteration") from error  # noqa: TRY004
+        error.add_note(of)
 
     def _failed(self, error: ForeloadError, cause: BaseException | None = None) -> Any:
         error.__cause__ = cause
@@ -254,11 +252,18 @@ class Pairs(list[tuple[Any, int]]):
 
 #: From a decoded batch to what the loop gets, or to the same batch if the loop has to make it.
 Make = Callable[[Pairs], Any]
-#: What a batch consists of before: views of the bytes, samples, labels.
-Raw = tuple[Sequence[Any], Sequence[int], Sequence[int | None]]
+#: What a batch consists of before: views of the bytes, samples, labels; and which reading each is (`Readings`).
+Columns = tuple[Sequence[Any], Sequence[int], Sequence[int | None]]
+Raw = tuple[Sequence[Any], Sequence[int], Sequence[int | None], Sequence[int]]
 
 
-def columns_of(delivery: _core.Delivery) -> Raw:
+def raw_of(delivery: _core.Delivery, readings: Readings) -> Raw:
+    """A delivery as it is decoded."""
+    columns = columns_of(delivery)
+    return (*columns, readings.numbers(len(columns[1])))
+
+
+def columns_of(delivery: _core.Delivery) -> Columns:
     """A delivery as columns; copies of its bytes where so much memory is held already that a decoder which keeps its input would stall the loader."""
     return delivery.to_bytes() if delivery.copy else delivery.views(), delivery.samples, delivery.labels
 
@@ -266,7 +271,9 @@ def columns_of(delivery: _core.Delivery) -> Raw:
 def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Any:
     """Decodes a batch here and now."""
     rows = zip(*raw, strict=True)
-    return _kept((decoder(memoryview(view), sample, label, epoch), label) for view, sample, label in rows)
+    return _kept(
+        (decoder(memoryview(view), sample, label, epoch, reading), label) for view, sample, label, reading in rows
+    )
 
 
 def threads_of(given: int | None, decoder: Decoder) -> int:
@@ -328,7 +335,10 @@ First = tuple[int, "Raw | Failed", Any]
 
 def _undecoded(stream: Stream, beyond: Container[int]) -> Iterator[tuple[int, Raw | Failed]]:
     batches = (item for item in stream if item[0] not in beyond)
-    return ((number, found if isinstance(found, Failed) else columns_of(found)) for number, found in batches)
+    return (
+        (number, found if isinstance(found, Failed) else raw_of(found, stream.readings(number)))
+        for number, found in batches
+    )
 
 
 def _first(
@@ -341,12 +351,12 @@ def _first(
     number, raw = found
     if isinstance(raw, Failed):
         return number, raw, None
-    views, samples, labels = raw
+    views, samples, labels, readings = raw
     if not samples:
         return number, raw, None
     pool, before = ThreadPoolExecutor(1, thread_name_prefix="foreload-decode"), decoder.states()
     try:
-        task = pool.submit(attempted, decoder, memoryview(views[0]), samples[0], labels[0], epoch)
+        task = pool.submit(attempted, decoder, memoryview(views[0]), samples[0], labels[0], epoch, readings[0])
         value = patience.result(task, number, samples[0])
     finally:
         pool.shutdown(wait=False)
@@ -363,17 +373,17 @@ def in_the_loop(
 ) -> Iterator[tuple[int, Pairs | Failed]]:
     """Decodes batches where they are asked for, and reports it if that takes long."""
 
-    def timed(number: int, view: Any, sample: int, label: int | None) -> Any:
+    def timed(number: int, view: Any, sample: int, label: int | None, reading: int) -> Any:
         begun = time.monotonic()
-        value = decoder(memoryview(view), sample, label, epoch)
+        value = decoder(memoryview(view), sample, label, epoch, reading)
         patience.decoded(time.monotonic() - begun, number, sample)
         return value
 
     def rows(number: int, raw: Raw | Failed, *known: Any) -> Pairs | Failed:
         if isinstance(raw, Failed):
             return raw
-        rest = ((timed(number, *row), row[-1]) for row in islice(zip(*raw, strict=True), len(known), None))
-        made: Pairs | Failed = attempted(_kept, chain(zip(known, raw[-1], strict=False), rest))
+        rest = ((timed(number, *row), row[2]) for row in islice(zip(*raw, strict=True), len(known), None))
+        made: Pairs | Failed = attempted(_kept, chain(zip(known, raw[2], strict=False), rest))
         return made
 
     if first is not None:
@@ -432,13 +442,14 @@ class _Work:
             self._batches.append(_Batch(number, [], failed=raw))
             return
         tasks: list[tuple[Future[Any], int, int | None]] = []
-        for view, sample, label in zip(*raw, strict=True):
+        for view, sample, label, reading in zip(*raw, strict=True):
             if known and not tasks:
                 task: Future[Any] = Future()
                 task.set_result(known[0])
             else:
                 # An error in the future itself would hold the future by its traceback, and in the end the pass.
-                task = self._pool.submit(attempted, self._decoder, memoryview(view), sample, label, self._stream.epoch)
+                of_sample = (memoryview(view), sample, label, self._stream.epoch, reading)
+                task = self._pool.submit(attempted, self._decoder, *of_sample)
             tasks.append((task, sample, label))
         make = self._elsewhere()
         self._batches.append(_Batch(number, tasks, None if make is None else self._maker.submit(_made, tasks, make)))
@@ -455,7 +466,7 @@ class _Work:
                 break
             number = self._stream.pass_on()
             if number not in self._beyond:
-                self.begin(number, columns_of(delivery))
+                self.begin(number, raw_of(delivery, self._stream.readings(number)))
         self._stream.flush()
 
     def next(self, patience: Patience) -> tuple[int, Any] | None:

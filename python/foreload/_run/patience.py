@@ -83,7 +83,7 @@ class Patience:
         if total_s >= self._report_s:
             self._report(
                 f"decoding has taken {total_s:.1f} s of the loop, {took_s:.1f} s of it for {self._name(sample)} ({self._where}, batch {batch}); "
-                "with threads=0 no time-out ends it"
+                "the loop itself decodes, which no time-out ends: give threads= or num_workers="
             )
             self._report_s = total_s + self._stall_s
 

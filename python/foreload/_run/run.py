@@ -22,6 +22,7 @@ from foreload._node.ranks import Ranks, say
 from foreload._run import dollars as _dollars
 from foreload._run.patience import Patience
 from foreload._run.position import numbers_in, spans_of
+from foreload._run.readings import Readings
 from foreload._run.tally import EpochTally
 from foreload._settings import numbers as _numbers
 from foreload._settings.cache import Cache
@@ -225,6 +226,10 @@ class Run:
     def position(self, epoch: int, batch: int) -> int:  # noqa: ARG002 (of orders that know each epoch)
         """Where the plan has a batch."""
         return batch
+
+    def readings(self, epoch: int, batch: int) -> Readings:  # noqa: ARG002
+        """Which readings a batch's samples are: of an order of the plan's, epoch and sample say that."""
+        return Readings()
 
     def samples_in(self, epoch: int, batch: int) -> int:  # noqa: ARG002
         """Samples of this rank in a batch."""

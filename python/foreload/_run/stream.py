@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from foreload import _core
 from foreload._node.job import Attachment
 from foreload._run.failed import Failed
 from foreload._run.position import Cursor, Had
+from foreload._run.readings import Readings
 from foreload._run.run import Run
 from foreload._settings.failures import Failures
 from foreload.errors import (
@@ -33,9 +33,9 @@ from foreload.errors import (
     InvalidError,
     NoMemoryError,
     NotFoundError,
-    StalledWarning,
     TimedOutError,
     WaitingError,
+    report,
 )
 
 _LOG = logging.getLogger("foreload")
@@ -60,6 +60,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         first: The first batch.
         timeout_s: Longest wait for one batch; None: as long as the agent tries.
         failures: What to do with samples that can't be read.
+        again: How many passes of the same epoch came before.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         *,
         timeout_s: float | None = None,
         failures: Failures | None = None,
+        again: int = 0,
     ) -> None:
         self.run, self.epoch, self._lap = run, epoch, run.lap(epoch)
+        #: How many passes of the same epoch came before.
+        self.again = again
         self._process = os.getpid()
         self._timeout_s = timeout_s
         self._failures = failures or Failures()
@@ -150,6 +154,10 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         self._ready = None
         self._next += 1
         return self._next - 1
+
+    def readings(self, batch: int) -> Readings:
+        """Which readings a batch's samples are, for their randomness."""
+        return self.run.readings(self.epoch, batch)._replace(again=self.again)
 
     def flush(self) -> None:
         """Sends what was asked for and what was given back."""
@@ -269,11 +277,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
 def report_notices(attachment: Attachment) -> None:
     """Logs what the agent wants somebody to read, and warns of stalls."""
     for kind, message, _ in attachment.notices():
-        if kind == "stalled":
-            _LOG.warning("%s", message)
-            warnings.warn(message, StalledWarning, stacklevel=2)
-        else:
-            _LOG.warning("%s: %s", kind, message)
+        report(kind, message)
 
 
 class _LeftOut:

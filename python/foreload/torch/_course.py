@@ -57,7 +57,7 @@ class Turns:
         if isinstance(run, Flow):
             yield from self._flowing(run, epoch, first)
             return
-        begun, lap = run.begin(epoch, first), run.lap(epoch)
+        begun, lap, again = run.begin(epoch, first), run.lap(epoch), self._course.again
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
         starts = [] if lists is None else list(accumulate(map(len, lists), initial=0))
         try:
@@ -66,10 +66,11 @@ class Turns:
                 if batch in beyond:
                     continue
                 run.keep_up(epoch, batch)
+                readings = run.readings(epoch, batch)._replace(again=again)
                 if lists is not None:
-                    yield Turn(lists[batch], epoch, batch, lap, starts[batch])
+                    yield Turn(lists[batch], epoch, batch, lap, starts[batch], readings=readings)
                 else:
-                    yield Turn(run.plan.batch(lap, batch, run.rank), epoch, batch, lap)
+                    yield Turn(run.plan.batch(lap, batch, run.rank), epoch, batch, lap, readings=readings)
         except GeneratorExit:
             run.leave(begun)
             raise
@@ -81,7 +82,7 @@ class Turns:
         if not reading.reach(first):
             reading.fail()
             return
-        begun = run.begin(epoch, first)
+        begun, again = run.begin(epoch, first), self._course.again
         try:
             for batch in count(first):
                 if not reading.reach(batch):
@@ -90,7 +91,8 @@ class Turns:
                 run.keep_up(epoch, batch)
                 reading.forget(batch)
                 if batch not in self.beyond:
-                    yield Turn(reading.samples(batch), epoch, batch, 0, reads=reading.reads(batch))
+                    readings = reading.readings(batch)._replace(again=again)
+                    yield Turn(reading.samples(batch), epoch, batch, 0, reads=reading.reads(batch), readings=readings)
         finally:
             # The last lap is not read to its end.
             run.leave(begun)
@@ -156,6 +158,10 @@ class Course(Sampler):
             if self._known is None:
                 self._lists = self._listed(explicit, batch_size)
         self._waiting: tuple[int | None, _given.Drawn] | None = None
+        #: How many passes of the same epoch came before, because nobody set the sampler to another one.
+        self.again = 0
+        self._heeded = 0
+        self._loaded_again: int | None = None
         #: A state that the next pass goes on from, and where it says that a sampler of the user's stood.
         self._loaded: tuple[dict[str, Any], _given.Resumed] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
@@ -163,7 +169,7 @@ class Course(Sampler):
     def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _given.Lists:
         most, told = max(_LISTED, _LISTED_TIMES * len(self.data)), _length_of(sampler, batch_size)
         most = min(most, _LISTED_UNSIZED) if told is None or told > most else most
-        return _given.Lists(sampler, batch_size, self.drop_last, most, is_ours=is_ours)
+        return _given.Lists(sampler, batch_size, self.drop_last, most, len(self.data), is_ours=is_ours)
 
     def _place(self) -> _ranks.Ranks:
         if self._known is not None:
@@ -202,6 +208,9 @@ class Course(Sampler):
         self.cursor.load(epoch, batch, beyond)
         if self._ours is None and self._explicit is not None:
             _given.set_epoch(self._explicit, epoch)
+            self._loaded_again = again_in(state) if batch or beyond else 0
+            if self._lists is not None and self._lists.restore(state):
+                self._waiting = None
 
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
@@ -209,8 +218,13 @@ class Course(Sampler):
         if self._loaded is not None and self._is_placed(self._loaded[1]):
             return dict(self._loaded[0])
         if self._lists is not None and self._run is None:
-            return _given.unread(self.data, self._batch_size, cursor.epoch)
-        return self.run().state(cursor.epoch, cursor.batch, cursor.beyond)
+            self._lists.place = self._own_place()
+            return _given.unread(self.data, self._batch_size, cursor.epoch) | self._lists.state(None)
+        state = self.run().state(cursor.epoch, cursor.batch, cursor.beyond)
+        if self._lists is not None:
+            is_over = "positions" in state and state["position"] >= state["positions"]
+            state |= self._lists.state(None if is_over else cursor.epoch)
+        return {**state, "again": self.again} if self.again else state
 
     def _is_placed(self, resumed: _given.Resumed) -> bool:
         where, cursor = (resumed.epoch, resumed.batches), self.cursor
@@ -269,9 +283,19 @@ class Course(Sampler):
                     )
                 self.cursor.load(epoch, batch)
         elif self._explicit is not None:
-            told = _given.epoch_of(self._explicit)
-            if told is not None and told != self.cursor.upcoming[0]:
+            told, is_placed = _given.epoch_of(self._explicit), self._heeded != self.cursor.placed
+            upcoming = self.cursor.upcoming[0]
+            if told is not None and told != upcoming:
+                # Since the pass before, nobody has set another epoch.
+                is_again = told == self.cursor.epoch and not is_placed
+                self.again = self.again + 1 if is_again else 0
                 self.cursor.set_epoch(told)
+            elif self._loaded_again is not None:
+                self.again = self._loaded_again
+            elif is_placed or upcoming != self.cursor.epoch:
+                self.again = 0
+            self._loaded_again = None
+            self._heeded = self.cursor.placed
 
     @property
     def is_dealt(self) -> bool:
@@ -330,6 +354,7 @@ class Course(Sampler):
 
     def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
         if self._run is None:
+            lists.place = self._own_place()
             drawn = lists.draw(epoch)
             self._waiting = lists.told(epoch), drawn
             if drawn.rest is None and any(drawn.batches):
@@ -348,6 +373,11 @@ class Course(Sampler):
 
     def _keywords(self, epochs: int | None) -> dict[str, Any]:
         return {"epochs": epochs, "policy": self.policy, "tuning": self.tuning, "skip_large": self._skips}
+
+    def _own_place(self) -> tuple[int, int]:
+        """This process among those that may have a share of the epoch each, which a sampler of the user's deals out."""
+        place = place_of(*self._given, self._mesh, self._local)
+        return place.rank, place.world
 
     def _alone(self) -> Cache:
         """The budget of a job of this process alone: the processes of a node share theirs out."""
@@ -376,6 +406,7 @@ class Course(Sampler):
         run.supply(epoch, batches)
         if resumed is not None:
             resumed.check(epoch, sum(map(len, batches[: resumed.batches])))
+            resumed.check_list(run.lists.place, batches)
         ahead = run.lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
         if ahead is not None and run.misfit(epoch + 1, ahead) is None:
             run.supply(epoch + 1, ahead)
@@ -398,6 +429,18 @@ class Course(Sampler):
     def __iter__(self) -> Iterator[int]:
         """What a library sees that takes the loader apart."""
         yield from super().__iter__()
+
+
+def again_in(state: dict[str, Any]) -> int:
+    """How many passes of its epoch came before the one that a state is of.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    again = state.get("again", 0)
+    if not isinstance(again, int) or isinstance(again, bool) or not 0 <= again < 1 << 15:
+        raise StateError(f"the state is damaged: its again is {again!r:.60}, and would be a number from 0")
+    return again
 
 
 def _length_of(sampler: Any, batch_size: int | None) -> int | None:

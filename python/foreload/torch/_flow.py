@@ -19,6 +19,7 @@ from foreload import _core
 from foreload._data import dataset as _dataset
 from foreload._node.ranks import Ranks, Word
 from foreload._run.failed import Failed
+from foreload._run.readings import Readings
 from foreload._run.run import Run
 from foreload._run.stream import Stream
 from foreload._settings.cache import Cache
@@ -133,6 +134,10 @@ class Reading:
     def position(self, number: int) -> int:
         """Samples of the pass before a batch."""
         return self.had + self._starts.get(number, self._position)
+
+    def readings(self, number: int) -> Readings:
+        """Which readings a batch's samples are."""
+        return self._run.lists.readings(self.position(number))
 
     def samples_in(self, number: int) -> int:
         """Samples in a batch."""
@@ -267,3 +272,7 @@ class FlowStream(Stream):
 
     def _samples(self, batch: int) -> list[int]:
         return self._reading.samples(batch)
+
+    def readings(self, batch: int) -> Readings:
+        """Which readings a batch's samples are."""
+        return self._reading.readings(batch)._replace(again=self.again)

@@ -8,10 +8,12 @@ yields something else, that is what is read.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import operator
 import random
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain, islice
@@ -28,12 +30,14 @@ from foreload import _core
 from foreload._data import dataset as _dataset
 from foreload._node.ranks import Ranks, Word
 from foreload._run.position import numbers_in
+from foreload._run.readings import Readings
 from foreload._run.run import Run, check_belongs
 from foreload._run.stream import Stream
 from foreload._settings.cache import Cache
 from foreload._settings.order import Order
 from foreload._settings.state import check_state
 from foreload.errors import InvalidError, StateError
+from foreload.torch._randomness import Draw, state_in, text_of
 
 _LOG = logging.getLogger("foreload")
 
@@ -49,6 +53,7 @@ class Lists:
         batch_size: Samples in a batch; None: the sampler yields batches.
         drop_last: Whether to leave out a last batch that isn't full.
         most: Samples of a pass that are listed at most.
+        samples: Samples of the data set.
         is_ours: Whether the sampler is none of the user's, so that the loader sets its epochs.
     """
 
@@ -58,9 +63,11 @@ class Lists:
         batch_size: int | None,
         drop_last: bool,
         most: int,
+        samples: int,
         *,
         is_ours: bool = False,
     ) -> None:
+        self._samples = samples
         self.sampler, self.batch_size, self.drop_last, self.most = sampler, batch_size, drop_last, most
         self._is_ours = is_ours
         self._is_foreseeable = True
@@ -68,6 +75,78 @@ class Lists:
         self._told: int | None = None
         self._step = 1
         self._foreseen: tuple[int | None, list[list[int]]] | None = None
+        #: This process' rank, and how many there are.
+        self.place = (0, 1)
+        #: How the generators stood when the latest pass was drawn.
+        self._stood: dict[str, Any] | None = None
+        self._drawn_epoch: int | None = None
+        #: How they stood when the pass was drawn that is resumed.
+        self._restored: dict[str, Any] | None = None
+
+    def readings(self, position: int) -> Readings:
+        """Which readings the samples of a batch are that begins at this position of the rank's list."""
+        rank, world = self.place
+        return Readings(first=position * world + rank, step=world)
+
+    def state(self, epoch: int | None) -> dict[str, Any]:
+        """What the order depends on besides the sampler's arguments: its generators.
+
+        Args:
+            epoch: As they stood when its pass was drawn, if that is the latest one; None: as they stand between passes.
+        """
+        stood = self._stood if self._stood is not None and epoch == self._drawn_epoch else self._standing()
+        return {"of": list(self.place), "random": stood}
+
+    def _standing(self) -> dict[str, Any]:
+        return {
+            name: {"seed": generator.initial_seed(), "state": text_of(generator.get_state())}
+            for name, generator in self._generators()
+        }
+
+    def _generators(self) -> list[tuple[str, torch.Generator]]:
+        found = zip(("order", "sampler"), _parts(self.sampler), strict=False)
+        named = [(name, getattr(part, "generator", None)) for name, part in found]
+        return [(name, generator) for name, generator in named if isinstance(generator, torch.Generator)]
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """The next pass draws as the one that a state is of.
+
+        Returns:
+            Whether the state says how that was.
+
+        Raises:
+            StateError: It is damaged, or of a rank whose generator was seeded otherwise.
+        """
+        random = state.get("random")
+        if random is None:
+            return False
+        if not isinstance(random, dict):
+            raise StateError(f"the state is damaged: its generators' states are {random!r:.60}")
+        self._restored = {"random": random, "of": _place_in(state)}
+        return True
+
+    def _set(self, restored: dict[str, Any]) -> Draw | None:
+        """Puts the sampler's generators where they stood; what everybody's were, where it drew from them."""
+        random, is_own = restored["random"], restored["of"] == self.place
+        for name, generator in self._generators():
+            stood = random.get(name)
+            if stood is None:
+                continue
+            try:
+                seed, text = stood["seed"], stood["state"]
+            except (TypeError, KeyError) as error:
+                raise StateError(f"the state is damaged: a generator's state is {stood!r:.60}") from error
+            if not is_own and seed != generator.initial_seed():
+                rank, world = restored["of"]
+                raise StateError(
+                    f"the state was saved on rank {rank} of {world}, where the sampler's generator was seeded with {seed} and not with "
+                    f"{generator.initial_seed()}, as here: save a state on each rank, and load each rank's own"
+                )
+            try:
+                generator.set_state(state_in(text))
+            except RuntimeError as error:
+                raise StateError(f"the state is damaged: {error}") from error
+        return Draw.of(random["all"]) if is_own and "all" in random else None
 
     def told(self, epoch: int) -> int | None:
         """The epoch that the sampler yields next, when the loader's is this one; None: it doesn't say."""
@@ -85,7 +164,17 @@ class Lists:
         if told is not None and self._told is not None:
             self._step = told - self._told
         self._told = told
-        drawn = self._drawn(iter(self.sampler))
+        restored, self._restored = self._restored, None
+        everybodys = self._set(restored) if restored is not None else None
+        stood = self._standing()
+        with everybodys.again() if everybodys is not None else contextlib.nullcontext():
+            before = Draw.now()
+            drawn = self._drawn(iter(self.sampler))
+            after = Draw.now()
+        others = before.others if after.others_moved(before) else None
+        if drawn.rest is None and (others is not None or after.torch_moved(before)):
+            stood["all"] = Draw(before.torch_state, others).as_dict()
+        self._stood, self._drawn_epoch = stood, epoch
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is not None and foreseen[0] == told and foreseen[1] != drawn.batches:
             _LOG.warning(
@@ -125,13 +214,18 @@ class Lists:
                 return Drawn(batches, drawing)
         return Drawn(batches)
 
+    def _numbers(self, items: Iterable[Any]) -> list[int]:
+        """Numbers of samples; negative ones count from the end, as in a list."""
+        found, count = _numbers(items), self._samples
+        return [number + count if -count <= number < 0 else number for number in found]
+
     def _cut(self, items: Iterator[Any]) -> Iterator[list[int]]:
         """The batches, each when it is asked for."""
         if self.batch_size is None:
             for batch in items:
-                yield _numbers(_batch(batch))
+                yield self._numbers(_batch(batch))
             return
-        while batch := _numbers(islice(items, self.batch_size)):
+        while batch := self._numbers(islice(items, self.batch_size)):
             if self.drop_last and len(batch) < self.batch_size:
                 return
             yield batch
@@ -161,8 +255,25 @@ class Resumed:
         position: Samples in them.
     """
 
+    #: The rank and world of the process that saved it, and the digest of what it had read.
+    place: tuple[int, int] | None = None
+    digest: int | None = None
+
     def __init__(self, epoch: int, batches: int, position: int) -> None:
         self.epoch, self.batches, self.position = epoch, batches, position
+
+    def check_list(self, place: tuple[int, int], batches: list[list[int]]) -> None:
+        """Refuses to go on in a list whose beginning is another one than was read.
+
+        Raises:
+            StateError: It is.
+        """
+        if self.place == place and self.digest is not None and self.digest != _digest(batches[: self.batches]):
+            raise StateError(
+                f"the sampler's first {self.batches} batches of epoch {self.epoch} are others than those that were read before the state was saved: it draws "
+                "from something that the state doesn't know. Give it a torch.Generator as its `generator`, a set_epoch on which its order depends, or "
+                "bring it where it stood when that pass began"
+            )
 
     def check(self, epoch: int, samples: int) -> None:
         """Refuses to go on in an epoch that isn't cut as it was when the state was saved: samples would come twice, or never.
@@ -298,7 +409,19 @@ def resume(state: Any, dataset: _dataset.Dataset, size: int | None) -> tuple[Res
                 f"the state was saved after {position} samples; with batches of {size} no batch begins there. Choose a batch_size that divides {position}"
             )
     beyond = numbers_in(state.get("beyond", ""), 1 << 62)
-    return Resumed(epoch, batches, position), [number for number in beyond if number >= batches]
+    resumed = Resumed(epoch, batches, position)
+    if batches == state["batches"] and "list" in state:
+        check_state(state, "list")
+        resumed.place, resumed.digest = _place_in(state), state["list"]
+    return resumed, [number for number in beyond if number >= batches]
+
+
+def _place_in(state: dict[str, Any]) -> tuple[int, int]:
+    """The rank that a state was saved on, and how many there were."""
+    of = state.get("of")
+    if not isinstance(of, (list, tuple)) or len(of) != 2 or not all(type(number) is int for number in of):
+        raise StateError(f"the state is damaged: the rank that saved it is {of!r:.60}, and would be two numbers")
+    return of[0], of[1]
 
 
 def _parts(sampler: Any) -> list[Any]:
@@ -383,6 +506,11 @@ def _samples_of(batches: list[list[int]]) -> NDArray[np.uint64]:
     return np.fromiter(chain.from_iterable(batches), np.uint64, sum(map(len, batches)))
 
 
+def _digest(batches: list[list[int]], before: int = 0) -> int:
+    """A checksum of batches' samples, which goes on from that of the batches before."""
+    return zlib.crc32(_samples_of(batches).tobytes(), before)
+
+
 class GivenRun(Run):
     """A run whose epochs are supplied as they become known.
 
@@ -398,6 +526,7 @@ class GivenRun(Run):
         self._length = sum(map(len, first))
         #: By epoch: the list's lap, and the batches.
         self._laps: dict[int, tuple[int, list[list[int]]]] = {}
+        self._digested = (-1, 0, 0)
         global_batch = sizes.pop() if self.regular else 1
         order = order_of(dataset, self._length, global_batch)
         # Laps are not epochs: the agent reads ahead what it was given.
@@ -461,7 +590,24 @@ class GivenRun(Run):
         state = super().state(epoch, batches, beyond)
         if not self.regular and epoch in self._laps:
             state["position"] = self.position(epoch, batches)
+        if epoch in self._laps:
+            state["list"] = self._digest(epoch, batches)
         return {**state, "batches": batches}
+
+    def _digest(self, epoch: int, batches: int) -> int:
+        """Of what was read; only of what came since it was asked for the last time."""
+        lap, lists = self._laps[epoch]
+        known, had, digest = self._digested
+        if known != lap or had > batches:
+            had, digest = 0, 0
+        digest = _digest(lists[had:batches], digest)
+        self._digested = (lap, batches, digest)
+        return digest
+
+    def readings(self, epoch: int, batch: int) -> Readings:
+        """Which readings a batch's samples are: a sampler may yield a sample several times."""
+        first = batch * self.order.global_batch if self.regular else self.position(epoch, batch)
+        return self.lists.readings(first)
 
     def position(self, epoch: int, batch: int) -> int:
         """Where the plan has a batch: of unequal ones it counts the samples."""

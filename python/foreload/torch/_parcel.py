@@ -152,7 +152,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _is_alike(batch: Sequence[torch.Tensor]) -> bool:
     first = batch[0]
     return all(
-        tensor.shape == first.shape and tensor.dtype == first.dtype and not tensor.requires_grad for tensor in batch
+        isinstance(tensor, torch.Tensor)
+        and tensor.shape == first.shape
+        and tensor.dtype == first.dtype
+        and not tensor.requires_grad
+        for tensor in batch
     )
 
 

@@ -7,8 +7,10 @@ kept, for all worker processes together. Our own loader asks by a `Turn`, and ge
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -19,7 +21,8 @@ from torch.utils import data
 from foreload import _core
 from foreload._data import dataset as _dataset
 from foreload._node.job import Recipe, node_word, reader_recipe
-from foreload._run.decode import Decoder, columns_of, decoded, global_states
+from foreload._run.decode import Decoder, decoded, global_states, raw_of
+from foreload._run.readings import Readings
 from foreload._settings.cache import Cache, fixed
 from foreload._settings.failures import Failures, OnError
 from foreload.errors import (
@@ -50,6 +53,7 @@ class Turn(list[int]):
         lap: By which number plan and agent know the epoch.
         first: Where the batch is none of the plan's: the position of its first read in the epoch.
         reads: The reads' names, where they don't follow from that.
+        readings: Which readings of the samples these are.
     """
 
     def __init__(
@@ -60,12 +64,14 @@ class Turn(list[int]):
         lap: int,
         first: int | None = None,
         reads: list[tuple[int, int]] | None = None,
+        readings: Readings = Readings(),  # noqa: B008 (it doesn't change)
     ) -> None:
         super().__init__(samples)
         self.epoch, self.number, self.lap, self.first, self.reads = epoch, number, lap, first, reads
+        self.readings = readings
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Turn, (list(self), self.epoch, self.number, self.lap, self.first, self.reads)
+        return Turn, (list(self), self.epoch, self.number, self.lap, self.first, self.reads, self.readings)
 
 
 def names_of(samples: Sequence[int]) -> list[tuple[int, int]] | None:
@@ -97,14 +103,46 @@ def _states() -> object:
 
 
 def _detached(value: Any, raw: memoryview) -> Any:
-    """What a decoder made, with copies of tensors that lie in the sample's own memory: others read that, and writing to it ends the process."""
+    """What a decoder made, with copies of tensors and arrays that lie in the sample's own memory: others read that, and writing to it ends the process."""
     if isinstance(value, torch.Tensor):
         return value.clone() if _lies_in(value, raw) else value
-    if type(value) is dict:
-        return {name: _detached(each, raw) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_detached(each, raw) for each in value)
-    return type(value)._make(_detached(each, raw) for each in value) if hasattr(value, "_make") else value
+    if isinstance(value, np.ndarray):
+        lies_there = len(raw) > 0 and np.may_share_memory(value, np.frombuffer(raw, np.uint8))
+        return value.copy(order="K") if lies_there or not value.size else value
+    if isinstance(value, dict):
+        found = {name: _detached(each, raw) for name, each in value.items()}
+        return value if _are_same(found.values(), value.values()) else _like(value, found)
+    if isinstance(value, (list, tuple)):
+        items = [_detached(each, raw) for each in value]
+        if _are_same(items, value):
+            return value
+        if isinstance(value, list):
+            twin = copy.copy(value)
+            twin[:] = items
+            return twin
+        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        changed = {name: _detached(getattr(value, name), raw) for name in names}
+        if not _are_same(changed.values(), [getattr(value, name) for name in names]):
+            value = copy.copy(value)
+            for name, each in changed.items():
+                # A frozen one is this copy's own until it is handed over.
+                object.__setattr__(value, name, each)
+    return value
+
+
+def _are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(one is other for one, other in zip(some, others, strict=True))
+
+
+def _like(mapping: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of a class of the user's with other values."""
+    if type(mapping) is dict:
+        return found
+    twin = copy.copy(mapping)
+    twin.update(found)
+    return twin
 
 
 def _lies_in(tensor: torch.Tensor, raw: memoryview) -> bool:
@@ -280,7 +318,8 @@ class Dataset(data.Dataset[Item]):
         if not self.decoder.is_needed:
             self.failures.left_out(len(delivery))
             return Undecoded(delivery, self.raw, attachment)
-        pairs = decoded(columns_of(delivery), epoch_of(samples), self.decoder)
+        readings = samples.readings if isinstance(samples, Turn) else Readings()
+        pairs = decoded(raw_of(delivery, readings), epoch_of(samples), self.decoder)
         return Decoded(pairs, attachment, paired=self.paired)
 
     def _fetch(self, samples: Sequence[int], recipe: Recipe, rank: int) -> _core.Delivery:

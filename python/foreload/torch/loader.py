@@ -2,7 +2,7 @@
 
 A thin subclass that keeps torch's names and meanings. A data set that is none of ours is left to torch (`ForeignLoader`), and the loader has no
 course then. For one of ours, without worker processes (`num_workers=0`) batches come straight from the agent, which is
-the fastest way and needs no worker to wait for the network; `decode` and `transform` run in threads. With workers, torch's own
+the fastest way and needs no worker to wait for the network; `decode` and `transform` run in the loop or, where asked for, in threads. With workers, torch's own
 machinery runs over our `Dataset`. Either way this class counts what the loop has had, which is what a checkpoint must say.
 
 Iterating begins with the first batch, not with `iter()`: Lightning makes the iterator before it sets the epoch.
@@ -14,6 +14,7 @@ import copy
 import logging
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class DataLoader(ForeignLoader[T]):
         shuffle: Whether to shuffle.
         sampler: An order of one's own instead: any sampler of torch's protocol.
         batch_sampler: The same, in batches.
-        num_workers: Processes that decode; 0: threads of this process do.
+        num_workers: Processes that decode; 0: the loop does, or `threads` of this process.
         collate_fn: From a list of (x, label) to a batch. Default: torch's, into memory that is reused, by a thread where there are no workers.
         pin_memory: As in torch.
         drop_last: Whether to leave out a last batch that isn't full.
@@ -94,8 +95,8 @@ class DataLoader(ForeignLoader[T]):
             that any number of ranks can resume), `weights` (no repetition; `loss_weight` says how much this rank's mean loss counts).
         on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded. A batch of which none is left is left out; with
             several ranks, which must take equally many steps, it is an error.
-        threads: Threads that decode where there are no workers; 0: the loop decodes. Default: as many as there are CPUs, at most 8; none for a
-            `decode` that draws from the global random numbers. Given and above 0, a `collate_fn` runs in a thread of its own, too.
+        threads: Threads that decode where there are no workers, for a `decode` that bears them; a `collate_fn` then runs in a thread of its own, too.
+            Default: none, the loop decodes, in order, as under torch's loader.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
         snapshot_every_n_steps: Taken because torchdata's loader has it: a state is exact at each step.
@@ -178,6 +179,7 @@ class DataLoader(ForeignLoader[T]):
         dataset = found
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InvalidError(f"generator={generator!r}: give a torch.Generator")
+        self._shuffles_by_default = bool(shuffle) and seed is None and generator is None
         if seed is None:
             seed = generator.initial_seed() if generator is not None else 0
         given = {name: ours[name] for name in ("decode", "transform", "raw", "cache", "on_error")}
@@ -229,7 +231,8 @@ class DataLoader(ForeignLoader[T]):
             }
         )
         self._user_collates = collate_fn is not None
-        self._threads, self._chosen_threads = threads_of(threads, samples.decoder), threads is not None
+        # Whoever gives none has said nothing of a decoder that bears threads, and decodes as under torch's loader.
+        self._threads, self._chosen_threads = threads_of(threads or 0, samples.decoder), threads is not None
         self._cursor = course.cursor
         self._accord = Accord()
         self._turns = Turns(course)
@@ -454,7 +457,9 @@ class DataLoader(ForeignLoader[T]):
         kind: Any = FlowStream if isinstance(run, Flow) else Stream
         if isinstance(run, _given.GivenRun) and not run.regular:
             kind = _given.GivenStream
-        stream: Any = kind(run, epoch, first, timeout_s=self.timeout or None, failures=samples.failures)
+        course: Course = self._course  # type: ignore[assignment] # the data set is ours
+        keywords = {"timeout_s": self.timeout or None, "failures": samples.failures, "again": course.again}
+        stream: Any = kind(run, epoch, first, **keywords)
         attachment = run.attachment()
         yield from self._batches(stream, decoder, attachment, pins=self._pins())
 
@@ -546,8 +551,34 @@ class DataLoader(ForeignLoader[T]):
         return found.collated(parcel=False)
 
 
+#: Passes that have begun and not ended, and loaders of which it was said that they draw the same order.
+_UNDER_WAY: weakref.WeakSet[_Pass] = weakref.WeakSet()
+_NOTED: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+
+
 def _in_shared_memory(numbers: int) -> torch.Tensor:
     return torch.zeros(numbers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return] # torch's
+
+
+def _samples_of(loader: DataLoader[Any]) -> int:
+    samples: Any = loader.dataset
+    return len(samples)
+
+
+def _note_side_by_side(begun: _Pass) -> None:
+    """Says so when two shuffles are read side by side that draw the same order, because neither was given a seed: their i-th samples always meet."""
+    loader = begun._loader
+    for other in [each for each in _UNDER_WAY if each._loader is not loader]:
+        theirs = other._loader
+        is_alike = loader._shuffles_by_default and theirs._shuffles_by_default
+        if is_alike and _samples_of(theirs) == _samples_of(loader) and not {loader, theirs} & set(_NOTED):
+            _NOTED.update((loader, theirs))
+            _LOG.warning(
+                "two loaders of %d samples each are read side by side, with shuffle=True and without seed=: both draw the order of seed 0, so sample i of "
+                "one always comes with sample i of the other, and with the same random numbers; give each a seed of its own",
+                _samples_of(loader),
+            )
+    _UNDER_WAY.add(begun)
 
 
 class _Pass(Iterator[Any]):
@@ -569,11 +600,13 @@ class _Pass(Iterator[Any]):
         if self._batches is None or self._run is None:
             self._run, self._tally, self._batches = loader._start()
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
+            _note_side_by_side(self)
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
         # Before a batch is counted that an exception would lose, should warnings be exceptions.
         report_notices(run.attachment())
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
         if found is None:
+            _UNDER_WAY.discard(self)
             run.log(self._tally)
             raise StopIteration
         number, batch = found
