@@ -15,9 +15,9 @@ SAYS: dict[str, list[str]] = {
     "scenario-3-openimages": [
         "published: lower bound 2.13 h (compute time alone: `perfect` here), frequency 2.76 h (sec. 6.2); LBANN cannot",
         (
-            "2.75 h is also what a shared source allows: 500 GB at 146 MB/s, then five epochs of computing. Frequency places on "
-            "each node independently, so 6 % of the samples are cached nowhere and others on several nodes: it reads 847 GB "
-            "and ends later; locality-aware and foreload read each sample once"
+            "2.75 h is also what a shared source allows: 500 GB at 146 MB/s, then five epochs of computing. Frequency reads 847 GB: "
+            "threads of several nodes read the same sample from the source before any of them has it (switched off below), and nodes place "
+            "independently, so 6 % of the samples are cached nowhere; locality-aware and foreload read each sample once"
         ),
     ],
     "scenario-3-places": ["published: as with OpenImages; sigma is not printed (0 here)"],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,10 @@ class Simulator:
     """The `foreload-sim` program."""
 
     def __init__(self, program: Path | None) -> None:
-        self.program = program or ROOT / "target" / "release" / "foreload-sim"
+        #: What it was asked and what it answered, in order.
+        self.answers: list[dict[str, Any]] = []
+        target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+        self.program = program or target / "release" / "foreload-sim"
         if program is None:
             # A moment where it is up to date.
             subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "foreload-sim"], cwd=ROOT, check=True)
@@ -57,6 +61,8 @@ class Simulator:
         if done.returncode != 0:
             sys.exit(done.stderr)
         report: dict[str, Any] = json.loads(done.stdout)
+        words = [word.removeprefix(f"{ROOT}/") for word in command[1:]]
+        self.answers.append({"arguments": words, "report": report})
         return report
 
 
@@ -97,6 +103,11 @@ def scenario(sim: Simulator, name: str, policies: list[str]) -> None:
     hours = {r["policy"]: r["hours"] for r in report["results"] if r["supported"]}
     for line in published.scenario(name, hours, report["lower_bound_hours"]):
         print(f"- {line}")
+    if name == "scenario-3-openimages" and "frequency" in hours:
+        joined = sim.run(name, ["frequency"], {"source.overlap": "join"})["results"][0]["hours"]
+        print(
+            f"- overlap = join, so that a sample that somebody reads from the source is not read by others at the same time: frequency {joined:.3f} h"
+        )
     if name == "scenario-1":
         literal = sim.run(name, ["naive", "frequency"], {"source.share": "literal"})["results"]
         print(f"- share = literal: naive / frequency = {literal[0]['hours'] / literal[1]['hours']:.2f}")
@@ -241,14 +252,27 @@ def main() -> None:
     parser.add_argument("experiment", nargs="+", choices=[*bars, *studies, "all"])
     parser.add_argument("--policy", action="append", default=[], help="only these, for scenarios")
     parser.add_argument("--sim", type=Path, help="the foreload-sim program")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes what was simulated, with the commit")
     arguments = parser.parse_args()
     sim = Simulator(arguments.sim)
     chosen = [*bars, *studies] if "all" in arguments.experiment else arguments.experiment
+    results: dict[str, Any] = {}
     for name in chosen:
+        sim.answers = []
         if name in bars:
             scenario(sim, bars[name], arguments.policy)
         else:
             studies[name](sim)
+        results[name] = sim.answers
+    if arguments.json is not None:
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        found = {
+            "commit": commit,
+            "command": " ".join(["bench/papers/run.py", *arguments.experiment]),
+            "experiments": results,
+        }
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

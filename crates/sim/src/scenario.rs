@@ -164,11 +164,25 @@ pub struct Source {
     /// What one connection delivers at most.
     #[serde(default)]
     pub connection_mb_s: Option<f64>,
+    /// What a thread does that wants a sample which is being read from the source.
+    #[serde(default)]
+    pub overlap: Overlap,
 }
 
 /// Sixty-four: what one process keeps in flight before a bucket's own limits show.
 fn requests_in_flight() -> u32 {
     64
+}
+
+/// What a thread of the papers' policies does that wants a sample while another one reads it from the source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overlap {
+    /// It reads it, too: nobody has it yet (paper 001 sec. 5).
+    #[default]
+    Again,
+    /// It waits, and then takes it from whoever keeps it.
+    Join,
 }
 
 /// How readers share the source's throughput.

@@ -69,6 +69,7 @@ const SOURCE: Keys = &[
     ("latency_sigma", Kind::Number(0.0, 3.0)),
     ("requests_in_flight", COUNT),
     ("connection_mb_s", RATE),
+    ("overlap", Kind::OneOf(&["again", "join"])),
 ];
 const TIER: Keys = &[
     ("kind", Kind::OneOf(&["staging", "ram", "disk"])),
