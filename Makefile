@@ -16,8 +16,10 @@ CARGO ?= cargo
 # A submission must carry the Cargo.lock it was tested with; while working, cargo may extend it.
 LOCKED := $(if $(CI),--locked)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-# Arguments for pytest, such as `make test-python ARGS="-k resume -x"`.
+# Arguments for pytest, such as `make test-python ARGS="-k resume -x"`; with `-n 0` tests run one after the other.
 ARGS ?=
+# Python tests side by side: most of them wait for processes that start, so there are more than processors. Each takes half a gigabyte.
+JOBS ?= $(shell echo $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)))
 export VENV
 
 # Tests find the programs of the test kit here.
@@ -26,7 +28,7 @@ PYTEST = FORELOAD_TESTKIT_BIN=$(TESTKIT_BIN) $(PY) -m pytest
 
 # pytest exits with 5 when it collected nothing (and with 4 without the directory), which fails nothing.
 define pytest
-	status=0; if [ -d $(1) ]; then $(PYTEST) $(1) $(ARGS) || status=$$?; else status=5; fi; \
+	status=0; if [ -d $(1) ]; then $(PYTEST) $(1) $(2) $(ARGS) || status=$$?; else status=5; fi; \
 	if [ $$status -eq 5 ]; then echo "pytest: no tests in $(1)"; elif [ $$status -ne 0 ]; then exit $$status; fi
 endef
 
@@ -70,7 +72,7 @@ test-rust: ## The Rust tests alone.
 	$(CARGO) test $(LOCKED) -p foreload-engine --features shuttle --lib interleave
 
 test-python: develop testkit ## The Python tests alone (ARGS="-k NAME").
-	@$(call pytest,tests/python)
+	@$(call pytest,tests/python,-n $(JOBS) --dist worksteal)
 
 test-system: develop testkit wheel ## Processes, mounts, kills, the wheel; skips aloud, or fails with FORELOAD_REQUIRE=fuse,netns,...
 	@$(call pytest,tests/system)
