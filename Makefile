@@ -75,7 +75,7 @@ test-python: develop testkit ## The Python tests alone (ARGS="-k NAME").
 	@$(call pytest,tests/python,-n $(JOBS) --dist worksteal)
 
 test-system: develop testkit wheel ## Processes, mounts, kills, the wheel; skips aloud, or fails with FORELOAD_REQUIRE=fuse,netns,...
-	@$(call pytest,tests/system)
+	@$(call pytest,tests/system,-n 2 --dist loadfile)
 
 test-integrations: develop testkit ## Lightning, Accelerate, Transformers, JAX.
 	@tools/setup.sh dev integrations
