@@ -28,6 +28,8 @@ class Job:
         url: The data set.
         options: Its `storage_options`.
         format: Its format.
+        index: A saved index of it.
+        spool: Bytes on disk for what a scan of shards reads; empty: the default. With `0`, all of an epoch comes from the bucket.
         door: `loader` (foreload.torch.DataLoader), `stock` (torch's DataLoader over our Dataset and Sampler), `files` (torch's DataLoader over
             local files, without Foreload), `idle` (everything is imported and nothing read).
         workers: Worker processes.
@@ -51,6 +53,8 @@ class Job:
     url: str = ""
     options: dict[str, str] = field(default_factory=dict)
     format: str = "auto"
+    index: str = ""
+    spool: str = ""
     door: str = "loader"
     workers: int = 0
     persistent: bool = False
@@ -157,7 +161,10 @@ def doors(job: Job) -> tuple[Any, Any]:
     import foreload
     from foreload.torch import DataLoader, Dataset, Sampler
 
-    samples = foreload.open(job.url, job.format, storage_options=job.options)
+    if job.spool:
+        # The agent inherits it.
+        os.environ["FORELOAD_SPOOL"] = job.spool
+    samples = foreload.open(job.url, job.format, index=job.index or None, storage_options=job.options)
     cache = foreload.Cache(ram=job.ram or None, disk=job.disk, batches=job.batches, staging=job.staging)
     epochs = None if job.open_end else job.epochs
     raw: Any = job.raw
@@ -252,11 +259,14 @@ def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
 
 def run(job: Job) -> Iterator[dict[str, Any]]:
     """All epochs; the first answer says which processes there are."""
+    if job.door in ("loader", "stock"):
+        import foreload.torch  # noqa: F401 (what importing takes is no part of opening)
+    begun = time.perf_counter()
     loader, plan = doors(job)
     agent = 0
     if plan is not None:
         agent = plan.attachment().agent().pid
-    yield {"pid": os.getpid(), "agent": agent}
+    yield {"pid": os.getpid(), "agent": agent, "opened_s": time.perf_counter() - begun}
     if job.door == "idle":
         iterator = iter(loader)
         next(iterator)

@@ -22,6 +22,7 @@ from bench import machine, peers
 from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
 from bench.rows import cost, proofs, reuse, startup, throughput
 from bench.rows.cold import cold
+from bench.rows.shards import shards
 from bench.stage import ROOT, Stage
 
 RESULTS = ROOT / "bench" / "results"
@@ -56,6 +57,21 @@ FIGURES = [
             "MB/s / yardstick": Bar(least=0.90),
         },
         throughput.w4,
+    ),
+    Figure(
+        "shards",
+        "a shuffled epoch over 20 new tar shards of 100 MB, from before `open`, RAM 512 MB, disk >= data",
+        {
+            f"{place}, {name}: {what}": bar
+            for place in ("one core", "whole machine")
+            for name in ("no index", "saved index")
+            for what, bar in (
+                ("MB/s / link", Bar(least=0.80)),
+                ("requests / samples", Bar(most=1 / 20)),
+                ("bytes / data", Bar(most=1.02)),
+            )
+        },
+        shards,
     ),
     Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
     Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),

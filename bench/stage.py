@@ -56,11 +56,13 @@ class Reader:
 
     Attributes:
         epochs: What it said of each epoch.
+        opened_s: What came before the first: starting the agent, and opening the data set.
         peak_bytes: Most memory of its processes together, where that was sampled.
         workers: Most worker processes seen.
     """
 
     epochs: list[dict[str, Any]]
+    opened_s: float = 0.0
     peak_bytes: int = 0
     workers: int = 0
 
@@ -179,7 +181,7 @@ class Stage:
             if "pid" not in found:
                 reader.epochs.append(found)
                 continue
-            agent = found["agent"]
+            agent, reader.opened_s = found["agent"], found["opened_s"]
             if samples_memory:
                 watch = threading.Thread(target=self._watch, args=(reader, found["pid"], agent, over), daemon=True)
                 watch.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,19 @@ def test_a_damaged_shard_is_named_with_member_byte_and_remedy(home: Any, tmp_pat
     told = r's\.tar: .*checksum.*header at byte 1024, after member "a\.jpg" \(write or copy the shard again'
     with pytest.raises(errors.CorruptError, match=told):
         fl.open(str(tmp_path))
+
+
+def test_a_data_set_that_was_written_anew_is_noticed_when_it_is_opened(home: Any, tmp_path: Path) -> None:
+    def write(byte: bytes) -> None:
+        for number in range(40):
+            (tmp_path / f"{number:02}.bin").write_bytes(byte * (number + 1))
+
+    write(b"a")
+    first = fl.open(str(tmp_path))
+    assert bytes(first.read(3)) == b"aaaa"
+    write(b"b")
+    # What was listed or looked at just now isn't looked at again.
+    time.sleep(2.1)
+    with pytest.raises(errors.ChangedError, match="refresh=True"):
+        fl.open(str(tmp_path))
+    assert bytes(fl.open(str(tmp_path), refresh=True).read(3)) == b"bbbb"

@@ -388,6 +388,8 @@ pub struct Stats {
     pub requests: u64,
     /// Bytes asked of the bucket.
     pub requested_bytes: u64,
+    /// Bytes that a scan of shards had read already.
+    pub spooled_bytes: u64,
     /// GETs repeated after a failure.
     pub retries: u64,
     /// Twins sent after late GETs.

@@ -1,6 +1,8 @@
 //! An opened data set: its index and the source of its bytes.
 
 use crate::calls::{Open, Progress};
+use crate::disk::{self, DiskSettings};
+use crate::env;
 use crate::list::List;
 use crate::protocol::Trouble;
 use crate::slots::Shared;
@@ -8,9 +10,12 @@ use foreload_plan::Digest;
 use foreload_plan::catalog::{Catalog, MOST_RANGES, Place};
 use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
 use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, content_key};
-use foreload_store::{Credentials, Index, Source, SourceOptions};
+use foreload_store::{Credentials, ErrorKind, Index, Source, SourceOptions, Spool, source};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// A data set, opened.
 pub struct Dataset {
@@ -30,6 +35,10 @@ pub struct Dataset {
     pub changes: Option<Changes>,
     /// ETag of the saved index that was read.
     pub index_etag: Option<String>,
+    /// What was read of its shards to make the index.
+    pub spool: Option<Arc<Spool>>,
+    /// When its objects were last seen to be those of the index.
+    pub seen: Cell<Option<Instant>>,
 }
 
 /// What opening a data set comes to.
@@ -38,7 +47,14 @@ struct Found {
     origin: &'static str,
     changes: Option<Changes>,
     index_etag: Option<String>,
+    spool: Option<Spool>,
 }
+
+/// Objects that are looked at where a data set is opened by an index that was made before: in a bucket, a request each, all at the same time.
+const LOOKS: u64 = 16;
+/// For that long it isn't done again, as where all ranks of a node open it.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Told how far a long call is; only the latest step counts.
 pub type Reporter = tokio::sync::watch::Sender<Progress>;
@@ -156,6 +172,7 @@ impl Dataset {
             origin,
             changes,
             index_etag,
+            spool,
         } = find_index(&open, &options, cache_dir, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
         let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
@@ -169,7 +186,43 @@ impl Dataset {
             origin,
             changes,
             index_etag,
+            spool: spool.map(Arc::new),
+            seen: Cell::new((origin == "listed").then(Instant::now)),
         })
+    }
+
+    /// Looks at some of its objects, for somebody who opens it by an index that was made before. Who writes a data set anew mostly writes all of it, and
+    /// what lies in memory and on disks would be taken for it, without a request that could notice.
+    ///
+    /// # Errors
+    /// `changed`, with the object and what helps. What the source has to say of itself is left to the first fetch.
+    pub async fn look(&self) -> Result<(), Trouble> {
+        if self.seen.get().is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return Ok(());
+        }
+        let objects = self.index.objects();
+        let (some, deadline) = (objects.min(LOOKS), Instant::now() + LOOK_TIMEOUT);
+        // From the first to the last.
+        let looks = (0..some).map(|look| async move {
+            let object = self.index.object(look * (objects - 1) / (some - 1).max(1)).ok()?;
+            let is_gone = match self.source.head(&object.key, deadline).await {
+                Ok(found) => found.size != object.size || object.etag.is_some() && found.etag != object.etag,
+                Err(error) => error.kind() == ErrorKind::NotFound,
+            };
+            is_gone.then(|| self.source.url_of(&object.key))
+        });
+        match futures::future::join_all(looks).await.into_iter().flatten().next() {
+            None => {
+                self.seen.set(Some(Instant::now()));
+                Ok(())
+            }
+            Some(url) => Err(Trouble::new(
+                "changed",
+                format!(
+                    "{url} is another object than when the data set was listed, or is gone: open it with refresh=True, or run `foreload index --update`"
+                ),
+            )),
+        }
     }
 
     /// Whether the saved index that it was opened with is still the one that was read.
@@ -197,6 +250,8 @@ impl Dataset {
             origin: "subset",
             changes: None,
             index_etag: None,
+            spool: self.spool.clone(),
+            seen: self.seen.clone(),
         }
     }
 
@@ -268,7 +323,7 @@ async fn find_index(
     report: Reporter,
 ) -> Result<Found, Trouble> {
     let path = index_path(cache_dir, open);
-    let mut index_etag = None;
+    let (mut index_etag, mut spool) = (None, None);
     let known = match &open.index {
         Some(named) => {
             let (index, etag) = read_index(named, options).await?;
@@ -303,13 +358,9 @@ async fn find_index(
         Some((index, origin)) => (index, origin, None),
         None => {
             let build = build_options(open, &path)?;
-            (
-                format::build(&open.url, options, &build, &mut tell)
-                    .await
-                    .map_err(|e| trouble(&e))?,
-                "listed",
-                None,
-            )
+            spool = new_spool(open, cache_dir);
+            let built = format::build(&open.url, options, &build, spool.as_ref(), &mut tell).await;
+            (built.map_err(|e| trouble(&e))?, "listed", None)
         }
     };
     // A checksum may have been made of bytes that were damaged on their way: with `update` all are made again.
@@ -332,7 +383,19 @@ async fn find_index(
         origin,
         changes,
         index_etag,
+        spool: spool.filter(|spool| spool.bytes() > 0),
     })
+}
+
+/// Where what a scan reads of shards in a bucket goes: half of what the disk has for us, unless the user says how much. Without room, it is read again.
+fn new_spool(open: &Open, cache_dir: &Path) -> Option<Spool> {
+    let is_far = source::scheme(&open.url) != Some("file");
+    let usual = || {
+        let free = disk::free_bytes(cache_dir)?;
+        Some(free.saturating_sub(DiskSettings::KEEP_FREE_BYTES) / 2)
+    };
+    let most_bytes = env::spool_bytes().or_else(usual).filter(|&bytes| bytes > 0 && is_far)?;
+    Spool::new(cache_dir, most_bytes).ok()
 }
 
 fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {

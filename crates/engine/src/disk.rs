@@ -34,7 +34,7 @@ mod settings;
 mod tests;
 
 pub use scan::Damage;
-pub use segment::{Chore, Entry, FailedWrite, ReadError, Reservation, SegmentFile, Written};
+pub use segment::{Chore, Entry, FailedWrite, ReadError, Reservation, SegmentFile, Written, free_bytes};
 pub use settings::DiskSettings;
 
 use foreload_plan::scheduler::record_bytes;

@@ -1,7 +1,8 @@
 //! The environment variables that client and agent read, all of them.
 //!
 //! `FORELOAD_CACHE_DIR`: where indexes, logs and disk tiers go (default `~/.cache/foreload`). `FORELOAD_LINGER_S`: how long an agent outlives its last
-//! client. `FORELOAD_RUNTIME_DIR`: where sockets go. `FORELOAD_AGENT`: another agent executable.
+//! client. `FORELOAD_RUNTIME_DIR`: where sockets go. `FORELOAD_AGENT`: another agent executable. `FORELOAD_SPOOL`: bytes on disk for what a scan of
+//! shards reads.
 //! `FORELOAD_UNSTABLE_RECORD`: the agent records all decisions and proves at its end that it obeyed them. `FORELOAD_UNSTABLE_PANIC`: the agent panics
 //! when this URL is opened, for tests of what follows.
 
@@ -45,6 +46,12 @@ pub fn linger() -> Duration {
         .ok()
         .and_then(|text| text.parse::<f64>().ok());
     Duration::from_secs_f64(given.filter(|s| s.is_finite()).unwrap_or(60.0).clamp(0.0, 1e6))
+}
+
+/// Bytes on disk for what a scan reads, where the user says so.
+#[must_use]
+pub fn spool_bytes() -> Option<u64> {
+    std::env::var("FORELOAD_SPOOL").ok()?.trim().parse().ok()
 }
 
 /// Whether the agent records every decision and replays them at its end: for tests.

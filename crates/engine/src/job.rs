@@ -67,6 +67,8 @@ pub struct Job {
     waiting_since: Cell<Option<Instant>>,
     /// Requests so far.
     asked: Cell<u64>,
+    /// The epoch that its consumers came to first.
+    first_epoch: Cell<Option<u32>>,
     lists: RefCell<Lists>,
     active: Notify,
     ended: Notify,
@@ -129,6 +131,7 @@ impl Job {
             waiting: Cell::new(0),
             waiting_since: Cell::new(None),
             asked: Cell::new(0),
+            first_epoch: Cell::new(None),
             active: Notify::new(),
             ended: Notify::new(),
         });

@@ -633,10 +633,7 @@ impl Pool {
     fn carry_out(self: &Rc<Self>, action: Action) {
         match action.command() {
             Command::Load(load) => match load.source {
-                Source::Bucket => {
-                    self.count(load.job, |stats| stats.note_load(load, true));
-                    self.fetch(action);
-                }
+                Source::Bucket => self.fetch(action),
                 Source::Disk(tier) => {
                     let cancel = Rc::new(Notify::new());
                     self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));

@@ -110,6 +110,12 @@ impl Streams {
         &self.parts
     }
 
+    /// What scans have read of them isn't needed any more.
+    pub fn release_spools(&self) {
+        let spools = self.parts.iter().filter_map(|part| part.spool.as_ref());
+        spools.for_each(|spool| spool.release());
+    }
+
     /// Whether several samples lie in one object.
     #[must_use]
     pub fn is_packed(&self) -> bool {

@@ -14,6 +14,8 @@ mod lists;
 mod long;
 #[path = "agent/pools.rs"]
 mod pools;
+#[path = "agent/spools.rs"]
+mod spools;
 
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, Stats};

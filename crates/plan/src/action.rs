@@ -190,11 +190,7 @@ impl Action {
     pub fn done(self, latency_ns: u64, total_ns: u64) -> Completion {
         Completion {
             id: self.id,
-            outcome: Outcome::Done {
-                latency_ns,
-                total_ns,
-                throttled: false,
-            },
+            outcome: Outcome::Done(Told::Speed { latency_ns, total_ns }),
         }
     }
 
@@ -203,11 +199,16 @@ impl Action {
     pub fn done_throttled(self, latency_ns: u64, total_ns: u64) -> Completion {
         Completion {
             id: self.id,
-            outcome: Outcome::Done {
-                latency_ns,
-                total_ns,
-                throttled: true,
-            },
+            outcome: Outcome::Done(Told::Throttled { latency_ns, total_ns }),
+        }
+    }
+
+    /// It ended well without its source: the bytes lay somewhere else by chance, so nothing follows for those that come next.
+    #[must_use]
+    pub fn done_apart(self) -> Completion {
+        Completion {
+            id: self.id,
+            outcome: Outcome::Done(Told::Nothing),
         }
     }
 
@@ -230,12 +231,19 @@ pub struct Completion {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
-    Done {
-        latency_ns: u64,
-        total_ns: u64,
-        throttled: bool,
-    },
+    Done(Told),
     Failed(Failure),
+}
+
+/// What an action that ended well says of its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Told {
+    /// How soon the first byte came, and the last.
+    Speed { latency_ns: u64, total_ns: u64 },
+    /// The same, and that it wants fewer requests.
+    Throttled { latency_ns: u64, total_ns: u64 },
+    /// Nothing: it wasn't asked.
+    Nothing,
 }
 
 /// What happened.

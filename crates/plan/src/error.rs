@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// An epoch without a single batch.
     #[error(
-        "{samples} samples leave no position in an epoch: the tail rule drops what doesn't fill {unit} samples; pad, or use a smaller global batch"
+        "{samples} samples don't fill a global batch of {unit}, and what doesn't is dropped: use a smaller batch, or don't drop the last one"
     )]
     EmptyEpoch {
         /// Samples, or entries of the list, in an epoch.

@@ -323,7 +323,7 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     let refuse = |spec: OrderSpec| Order::new(&spec).expect_err("invalid").to_string();
     assert!(refuse(spec(OrderKind::Keyed, 0, 0, 1, Tail::Drop)).contains("no samples"));
     assert!(refuse(spec(OrderKind::Keyed, 5, 0, 0, Tail::Drop)).contains("global_batch"));
-    assert!(refuse(spec(OrderKind::Keyed, 5, 0, 8, Tail::Drop)).contains("5 samples leave no position"));
+    assert!(refuse(spec(OrderKind::Keyed, 5, 0, 8, Tail::Drop)).contains("5 samples don't fill"));
     assert!(refuse(spec(OrderKind::Keyed, 50, 0, 8, Tail::Pad { multiple: 3 })).contains("multiple of 3"));
     assert!(refuse(spec(OrderKind::TorchDistributed, 1 << 32, 0, 8, Tail::Drop)).contains("keyed"));
     assert!(refuse(spec(OrderKind::Contiguous { parts: 0 }, 5, 0, 1, Tail::Drop)).contains("parts"));

@@ -7,15 +7,18 @@
 //!
 //! The engine calls [`Source::fetch`] for what the plan orders; the command line calls [`format::build`]. Nothing here
 //! decides *what* to fetch or when, keeps a cache, or starts a runtime: every future runs on the caller's tokio
-//! runtime (a current-thread one suffices) and file I/O goes to tokio's blocking pool.
+//! runtime (a current-thread one suffices) and file I/O goes to tokio's blocking pool. What a scan had to read anyway is
+//! handed on in a [`spool`].
 
 mod env;
 pub mod error;
 pub mod format;
 pub mod index;
 pub mod source;
+pub mod spool;
 
 pub use error::{Error, ErrorKind, Result};
 pub use format::{BuildOptions, Format};
 pub use index::{Index, IndexBuilder, ObjectRange, ObjectRef, SampleRef};
 pub use source::{Credentials, Entries, Fetched, ObjectMeta, Retry, Sink, Source, SourceOptions};
+pub use spool::Spool;

@@ -350,7 +350,7 @@ impl Source {
                 let what = format!("the object has {size} bytes, indexed were {}", object.size);
                 let error = Error::new(ErrorKind::Changed, what).with_object(self.url_of(&object.key));
                 Err(error.with_range(range).with_remedy(
-                    "`foreload index --update` renews the index; a manifest's column of sizes must be right",
+                    "opening it with refresh=True, or `foreload index --update`, renews the index; a manifest's column of sizes must be right",
                 ))
             }
         }

@@ -29,7 +29,7 @@ fn options(bucket: &Bucket) -> SourceOptions {
 }
 
 async fn build(url: &str, source: &SourceOptions, options: &BuildOptions) -> Result<Index> {
-    format::build(url, source, options, &mut |_| {}).await
+    format::build(url, source, options, None, &mut |_| {}).await
 }
 
 fn synthetic(rules: &[&str]) -> Bucket {
@@ -301,7 +301,7 @@ async fn a_manifest_makes_samples_of_several_ranges_and_checksums_cover_all_of_t
             "line 2 of the manifest: bytes 51..51 lie outside",
             "data/b.bin",
         ),
-        (r#"["c.bin", 0, 1]"#, "the object is gone", "data/c.bin"),
+        (r#"["c.bin", 0, 1]"#, "there is no such object", "data/c.bin"),
     ] {
         let lines = format!("{{\"path\": \"a.bin\"}}\n{{\"ranges\": [[\"a.bin\", 0, 5], {line}]}}\n");
         bucket.put("bench", "data/bad.jsonl", lines).unwrap();

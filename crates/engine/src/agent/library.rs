@@ -103,7 +103,12 @@ impl Agent {
             if let (Some(number), true) = (opened, fresh) {
                 let dataset = self.dataset(number)?;
                 if open.digest.is_some() || dataset.is_current().await? {
-                    return self.opened(connection, number, &dataset);
+                    if open.digest.is_none() {
+                        dataset.look().await?;
+                    }
+                    // Nothing was listed for whoever asks now.
+                    let origin = if dataset.open.index.is_some() { "saved" } else { "cache" };
+                    return self.opened_from(connection, number, &dataset, origin);
                 }
             }
             // While it was looked whether the index is the one that was read, somebody else may have begun.
@@ -127,7 +132,16 @@ impl Agent {
         plain: &Open,
     ) -> Result<(Reply, Fds), Trouble> {
         let (asked, directory) = (open.clone(), self.settings.cache_dir.clone());
-        let opened = move |work: &Work| work.drive(Dataset::open(asked, &directory, work.report.clone()));
+        let opened = move |work: &Work| {
+            work.drive(async {
+                let is_new = asked.digest.is_none();
+                let dataset = Dataset::open(asked, &directory, work.report.clone()).await?;
+                if is_new && matches!(dataset.origin, "cache" | "saved") {
+                    dataset.look().await?;
+                }
+                Ok(dataset)
+            })
+        };
         let dataset = Rc::new(Dataset {
             open: plain.clone(),
             ..self.aside(connection, id, opened).await?
@@ -200,6 +214,16 @@ impl Agent {
 
     /// Answers with a data set that is known under a number; `said` knows how it was opened this time.
     pub(super) fn opened(&self, connection: &Connection, number: u32, said: &Dataset) -> Result<(Reply, Fds), Trouble> {
+        self.opened_from(connection, number, said, said.origin)
+    }
+
+    fn opened_from(
+        &self,
+        connection: &Connection,
+        number: u32,
+        said: &Dataset,
+        origin: &str,
+    ) -> Result<(Reply, Fds), Trouble> {
         let dataset = self.dataset(number)?;
         self.hold(connection, number);
         let reply = Reply::Opened {
@@ -210,7 +234,7 @@ impl Agent {
                 digest: dataset.digest(),
                 objects: dataset.index.objects(),
             }),
-            origin: said.origin.to_owned(),
+            origin: origin.to_owned(),
             changes: said.changes.map(|c| [c.unchanged, c.added, c.changed, c.removed]),
         };
         Ok((reply, Fds::Index(dataset)))

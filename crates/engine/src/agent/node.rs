@@ -108,6 +108,8 @@ impl Node {
             origin: "listed",
             changes: None,
             index_etag: None,
+            spool: None,
+            seen: std::cell::Cell::new(None),
         }))
     }
 

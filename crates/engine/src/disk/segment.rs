@@ -46,11 +46,7 @@ impl Shared {
 
     /// Asks the file system how much is free; one that doesn't say is taken to have room. Blocks.
     pub(super) fn measure(&self) {
-        let said = rustix::fs::statvfs(&self.dir);
-        let free = said
-            .ok()
-            .filter(|stat| stat.f_blocks > 0)
-            .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+        let free = free_bytes(&self.dir).unwrap_or(u64::MAX);
         self.free.store(free, Ordering::Relaxed);
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
@@ -69,6 +65,13 @@ impl Shared {
             segment.lock().handle = None;
         }
     }
+}
+
+/// What the file system of a directory has left; `None`: it doesn't say. Blocks.
+#[must_use]
+pub fn free_bytes(directory: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(directory).ok()?;
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// A segment file.

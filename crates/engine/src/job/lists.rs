@@ -35,6 +35,15 @@ impl Lists {
     }
 }
 
+/// The epoch that a consumer has come to.
+fn epoch_of(event: &Event) -> Option<u32> {
+    match event {
+        Event::Start { epoch, .. } | Event::WantBatch { epoch, .. } => Some(*epoch),
+        Event::WantReads { reads, .. } => reads.first().map(|read| read.0),
+        _ => None,
+    }
+}
+
 /// The first epoch of an event whose order isn't known.
 fn unknown(event: &Event, order: Option<&Order>) -> Option<u32> {
     let order = order?;
@@ -50,6 +59,7 @@ fn unknown(event: &Event, order: Option<&Order>) -> Option<u32> {
 impl Job {
     /// Takes what a consumer says, which may need the list of an epoch.
     pub fn hear(self: &Rc<Self>, event: Event) {
+        self.mind_epoch(&event);
         let has_list = {
             let lists = self.lists.borrow();
             let is_known = || self.order(|order| unknown(&event, order)).is_none();
@@ -60,6 +70,16 @@ impl Job {
         }
         self.lists.borrow_mut().waiting.push_back(event);
         self.make_lists();
+    }
+
+    /// Behind its first epoch, nothing is taken from what scans have read: it has been read once, and what is worth keeping is in the tiers.
+    fn mind_epoch(&self, event: &Event) {
+        let Some(epoch) = epoch_of(event) else { return };
+        let first = self.first_epoch.get().unwrap_or(epoch);
+        self.first_epoch.set(Some(first));
+        if epoch > first {
+            self.streams.release_spools();
+        }
     }
 
     /// Hears what waited, as far as the lists are there.

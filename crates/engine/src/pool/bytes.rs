@@ -14,6 +14,7 @@ use foreload_plan::action::{Action, Command, Completion, Event, Failure, Load};
 use foreload_plan::blocks::Content;
 use foreload_plan::library::Shelf;
 use foreload_store::index::ObjectRef;
+use foreload_store::{Error, ErrorKind, Sink, Spool};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError};
@@ -26,6 +27,50 @@ use tokio::time::Instant;
 const READ_BYTES: u64 = 1 << 20;
 /// Fetches that are taken back before clients are heard again.
 const AT_ONCE: usize = 32;
+
+/// How long a read of what a scan has read may take: then the bucket is asked, as long as the load has time for that.
+const SPOOL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether nobody waits any more for what a thread reads. Its slots may be another load's by then, so nothing is written after that.
+#[derive(Clone, Default)]
+struct GivenUp(Arc<Mutex<bool>>);
+
+impl GivenUp {
+    fn set(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// Writes, unless it is given up; whether it was written.
+    fn unless(&self, write: impl FnOnce() -> bool) -> bool {
+        let given_up = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        !*given_up && write()
+    }
+}
+
+/// A sink that takes nothing more once it is given up.
+struct Guarded {
+    sink: Scatter,
+    given_up: GivenUp,
+}
+
+impl Sink for Guarded {
+    fn write(&mut self, at: u64, frame: &[u8]) -> Result<(), Error> {
+        let mut written = Ok(());
+        let sink = &mut self.sink;
+        let is_written = self.given_up.unless(|| {
+            written = sink.write(at, frame);
+            written.is_ok()
+        });
+        match written {
+            Ok(()) if !is_written => Err(Error::new(ErrorKind::Closed, "nobody waits for it")),
+            written => written,
+        }
+    }
+
+    fn restart(&mut self) {
+        self.sink.restart();
+    }
+}
 
 /// What a load is checked by: where its contents are from, and their checksums.
 struct Proof {
@@ -51,30 +96,83 @@ pub(super) async fn receive(pool: Weak<Pool>, mut landed: UnboundedReceiver<Land
 }
 
 impl Pool {
-    /// Has a load fetched from the bucket.
+    /// Has a load fetched from the bucket, unless a scan has read it.
     pub(super) fn fetch(self: &Rc<Self>, action: Action) {
         let Command::Load(load) = action.command() else { return };
         self.state.borrow_mut().partial.expect(load);
+        let range = load.offset..load.offset + load.len;
         match self.object(load) {
             Err(trouble) => {
-                self.count(load.job, |stats| stats.note_requests(load, 0));
                 let completion = self.failed(action, &trouble);
                 self.end_later(completion);
             }
-            Ok((proof, object)) => {
-                let carrier = self.carriers.carry(Order {
-                    name: (self.id, action.id()),
-                    source: proof.dataset.source.clone(),
-                    object,
-                    range: load.offset..load.offset + load.len,
-                    deadline: self.begun + Duration::from_nanos(load.deadline_ns),
-                    sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
-                    back: self.back.clone(),
-                });
-                let fetch = Fetch { action, proof, carrier };
-                self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
-            }
+            Ok((proof, object)) => match &proof.dataset.spool {
+                Some(spool) if spool.has(&object, &range) => {
+                    let spool = Arc::clone(spool);
+                    self.take_from_spool(spool, action, proof, object);
+                }
+                _ => self.send(action, proof, object),
+            },
         }
+    }
+
+    /// Hands a load to a carrier.
+    fn send(&self, action: Action, proof: Proof, object: ObjectRef) {
+        let Command::Load(load) = action.command() else { return };
+        self.count(load.job, |stats| stats.note_load(load, true));
+        let carrier = self.carriers.carry(Order {
+            name: (self.id, action.id()),
+            source: proof.dataset.source.clone(),
+            object,
+            range: load.offset..load.offset + load.len,
+            deadline: self.begun + Duration::from_nanos(load.deadline_ns),
+            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+            back: self.back.clone(),
+        });
+        let fetch = Fetch { action, proof, carrier };
+        self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
+    }
+
+    /// Takes a load from what a scan has read. Where that isn't as it was fetched, or its disk is slow, the bucket is asked after all.
+    fn take_from_spool(self: &Rc<Self>, spool: Arc<Spool>, action: Action, proof: Proof, object: ObjectRef) {
+        let Command::Load(load) = action.command() else { return };
+        let (job, bytes, range) = (load.job, load.len, load.offset..load.offset + load.len);
+        let given_up = GivenUp::default();
+        let mut sink = Guarded {
+            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+            given_up: given_up.clone(),
+        };
+        let (pool, begun) = (Rc::clone(self), Instant::now());
+        let reading = {
+            let (spool, object) = (Arc::clone(&spool), object.clone());
+            tokio::task::spawn_blocking(move || {
+                let read = spool.read(&object, range, &mut sink);
+                read.is_ok_and(|is_there| is_there).then_some(sink.sink)
+            })
+        };
+        tokio::task::spawn_local(async move {
+            let read = tokio::time::timeout(SPOOL_PATIENCE, reading).await;
+            let Ok(Ok(Some(sink))) = read else {
+                if read.is_err() {
+                    given_up.set();
+                    spool.release();
+                }
+                if !pool.is_closed() {
+                    pool.send(action, proof, object);
+                }
+                return;
+            };
+            let Command::Load(load) = action.command() else { return };
+            let completion = match pool.check(load, &proof, &sink) {
+                Ok(()) => {
+                    pool.count(job, |stats| stats.spooled_bytes += bytes);
+                    action.done_apart()
+                }
+                Err(trouble) => pool.failed(action, &trouble),
+            };
+            pool.seat.ended(&completion, begun.elapsed(), bytes);
+            pool.step(Event::Completed(completion));
+        });
     }
 
     /// A fetch came back.
@@ -207,7 +305,7 @@ impl Pool {
                 (entry.len() == block.len).then_some((entry, from..from + piece.len))
             })
             .collect();
-        let given_up = Arc::new(Mutex::new(false));
+        let given_up = GivenUp::default();
         let (cache, pieces, pool, begun) = (
             Arc::clone(&self.cache),
             load.pieces.clone(),
@@ -215,15 +313,13 @@ impl Pool {
             Instant::now(),
         );
         let reading = {
-            let given_up = Arc::clone(&given_up);
+            let given_up = given_up.clone();
             tokio::task::spawn_blocking(move || {
                 let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
                 let mut buffer = vec![0; longest.min(READ_BYTES) as usize];
                 pieces.iter().zip(entries).all(|(piece, entry)| {
-                    let write = |at, bytes: &[u8]| {
-                        let given_up = given_up.lock().unwrap_or_else(PoisonError::into_inner);
-                        !*given_up && cache.write(piece.slot_offset + at, bytes).is_ok()
-                    };
+                    let write =
+                        |at, bytes: &[u8]| given_up.unless(|| cache.write(piece.slot_offset + at, bytes).is_ok());
                     entry.is_some_and(|(entry, range)| matches!(entry.read(range, &mut buffer, write), Ok(true)))
                 })
             })
@@ -246,7 +342,7 @@ impl Pool {
                     action.failed(Failure::Corrupt)
                 }
                 Err(failure) => {
-                    *given_up.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                    given_up.set();
                     if failure == Failure::Unavailable {
                         pool.note_disk_trouble(tier, "reading from", &"it doesn't answer");
                     }

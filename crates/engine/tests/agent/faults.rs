@@ -253,3 +253,34 @@ fn a_missing_bucket_and_wrong_keys_are_told_apart() {
     }
     node.end();
 }
+
+#[test]
+fn a_data_set_that_was_written_anew_is_noticed_when_it_is_opened_again() {
+    let node = Node::new("img:64x1KB-2KB,classes=2,ext=jpg");
+    let (_, index) = node.open("s3://bench/img", false).expect("opened");
+    let (bucket, directory) = node.end();
+    let node = Node::over(bucket, directory);
+    node.open("s3://bench/img", false).expect("it is as it was");
+    let (bucket, directory) = node.end();
+    let key = index.object(63).expect("an object").key;
+    assert!(bucket.touch("bench", &format!("img/{key}")));
+    let node = Node::over(bucket, directory);
+    let Err(ClientError::Trouble(trouble)) = node.open("s3://bench/img", false) else {
+        panic!("it was replaced")
+    };
+    assert_eq!(trouble.kind, "changed");
+    assert!(trouble.message.contains(&key) && trouble.message.contains("refresh=True"));
+    let open = Open {
+        refresh: true,
+        ..node.opening("s3://bench/img", false)
+    };
+    let (dataset, index) = opened(
+        node.client()
+            .call(&Call::Open(open), &mut calm())
+            .expect("listed again"),
+    );
+    let job = node.attach(&node.client(), dataset, &index, |_| ());
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    drop(job);
+    node.end();
+}

@@ -15,7 +15,7 @@
 //! The bounds are no part of the search. [`ConcurrencySettings::MOST`] is what nobody needs more of; what memory, descriptors and threads allow is the
 //! carrier's to say ([`ConcurrencySettings::at_most`]), and what the source allows shows in what it refuses.
 
-use crate::action::{Failure, Outcome};
+use crate::action::{Failure, Outcome, Told};
 use serde::{Deserialize, Serialize};
 
 /// Limits on requests in flight to one source.
@@ -201,9 +201,10 @@ impl Concurrency {
     /// One request for `bytes` ended at `now_ns`, `took_ns` after it was issued, or had a connection: what that says about the source.
     pub(crate) fn ended(&mut self, now_ns: u64, took_ns: u64, bytes: u64, outcome: Outcome) {
         match outcome {
-            Outcome::Done { throttled, .. } => {
+            Outcome::Done(Told::Nothing) => {}
+            Outcome::Done(told) => {
                 self.done(now_ns, took_ns, bytes);
-                self.look_at(now_ns, throttled);
+                self.look_at(now_ns, matches!(told, Told::Throttled { .. }));
             }
             Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, true),
             Outcome::Failed(_) => {}

@@ -12,7 +12,7 @@
 //! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead |
 
 use super::flights::Pending;
-use crate::action::{Failure, Outcome, Source};
+use crate::action::{Failure, Outcome, Source, Told};
 use crate::flow::{Breaker, Concurrency, Demand, Twins};
 use crate::model::{Estimate, Pinned};
 use crate::settings::{Settings, TierSettings};
@@ -194,9 +194,8 @@ impl Lane {
         }
         let ratio = took_ns as f64 / 1e9 / self.estimate.expected_s(bytes).max(1e-9);
         match outcome {
-            Outcome::Done {
-                latency_ns, total_ns, ..
-            } => {
+            Outcome::Done(Told::Nothing) => {}
+            Outcome::Done(Told::Speed { latency_ns, total_ns } | Told::Throttled { latency_ns, total_ns }) => {
                 self.estimate
                     .observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
                 self.twins.ended(ratio);
@@ -282,11 +281,10 @@ mod tests {
     use super::*;
     use crate::flow::ConcurrencySettings;
 
-    const DONE: Outcome = Outcome::Done {
+    const DONE: Outcome = Outcome::Done(Told::Speed {
         latency_ns: 1_000_000,
         total_ns: 2_000_000,
-        throttled: false,
-    };
+    });
 
     fn lanes(tiers: usize) -> Lanes {
         let tier = TierSettings {

@@ -316,7 +316,7 @@ impl Scheduler {
         self.loads.written_ns = self.now_ns;
         let held = &mut self.tiers[usize::from(write.tier)];
         match outcome {
-            Outcome::Done { .. } => held.insert(write.block, write.len),
+            Outcome::Done(_) => held.insert(write.block, write.len),
             Outcome::Failed(_) => held.abandon(write.len),
         }
         self.residents.get_mut(write.handle.index).writes -= 1;
@@ -332,7 +332,7 @@ impl Scheduler {
             return;
         }
         let result = match outcome {
-            Outcome::Done { .. } => Ok(()),
+            Outcome::Done(_) => Ok(()),
             Outcome::Failed(failure) => Err(failure),
         };
         let (rival, attempt) = (flight.rival(), flight.pending.attempt);

@@ -48,7 +48,7 @@ pub async fn update(
     };
     let (present, idx, mut notes) = match found {
         None | Some(Found::Manifest(_)) => {
-            let new = build(url, source_options, &options, progress.report).await?;
+            let new = build(url, source_options, &options, None, progress.report).await?;
             let changes = compare(old, &all_objects(&new)?)?.1;
             return Ok((new, changes));
         }
@@ -85,7 +85,7 @@ pub async fn update(
     }
     let new: Vec<ObjectMeta> = present.into_iter().filter(|o| !kept.contains(&o.key)).collect();
     match old.format() {
-        Format::Tar => notes = add_shards(&mut builder, &source, new, &idx, &options, progress).await?,
+        Format::Tar => notes = add_shards(&mut builder, &source, (new, &idx), &options, None, progress).await?,
         format => add_objects(&mut builder, format, &new, &classes)?,
     }
     builder.options(recorded(&options, None, &notes)?);

@@ -168,8 +168,10 @@ fn unchanged(file: &File, range: &Range<u64>, asked: Option<&str>) -> Result<(St
         rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted).map_err(|e| Error::io("looking it up", e.into()))?;
     let (size, time) = (found.stx_size, found.stx_mtime);
     let etag = etag(size, time.tv_sec, i64::from(time.tv_nsec));
-    let changed =
-        |how: String| Error::new(ErrorKind::Changed, how).with_remedy("`foreload index --update` renews the index");
+    let changed = |how: String| {
+        Error::new(ErrorKind::Changed, how)
+            .with_remedy("opening it with refresh=True, or `foreload index --update`, renews the index")
+    };
     if let Some(asked) = asked.filter(|asked| bare_etag(asked) != bare_etag(&etag)) {
         return Err(changed(format!(
             "the file was changed: it is {etag}, indexed was {asked}"

@@ -268,12 +268,12 @@ fn refusing(control: &mut Concurrency, from_ns: u64, rounds: u32, is_refused: im
             let throttled = is_refused(number, i);
             number += 1;
             control.wanted_more();
-            let done = Outcome::Done {
-                latency_ns: 30_000_000,
-                total_ns: 33_000_000,
-                throttled,
+            let (latency_ns, total_ns) = (30_000_000, 33_000_000);
+            let told = match throttled {
+                true => Told::Throttled { latency_ns, total_ns },
+                false => Told::Speed { latency_ns, total_ns },
             };
-            control.ended(now + 33_000_000 + u64::from(i), 33_000_000, 110_000, done);
+            control.ended(now + total_ns + u64::from(i), total_ns, 110_000, Outcome::Done(told));
         }
         now += 33_000_000;
         if round >= rounds / 2 {

@@ -4,12 +4,19 @@
 //! headers inside it cost nothing more, and the next one outside begins the next window. How large a window is depends
 //! on what was found: with small members a long one holds many headers and saves round trips; with large members a
 //! short one saves bytes. Skipping pays from about the bytes that a connection delivers during a round trip.
+//!
+//! Small members make a walk read everything. With a [`Spool`], the shard is then fetched in parts, some ahead of the walk, and what was read is there
+//! for the first epoch. Who meets a member that is larger than a part goes on with windows.
 
 use super::group::{Grouper, Sample};
 use super::header::{self, BLOCK, Entry, MAX_NAME_BYTES, MAX_PAX_BYTES};
 use super::sidecar;
 use crate::source::{ObjectMeta, Source};
+use crate::spool::{self, Spool};
 use crate::{Error, ErrorKind, Result};
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesOrdered;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -28,8 +35,13 @@ pub(crate) struct Scanned {
     pub is_ended: bool,
 }
 
-/// Samples of a shard, from the `.idx` file beside it or from its headers.
-pub(crate) async fn scan(source: &Source, shard: &ObjectMeta, index_key: Option<&str>) -> Result<Scanned> {
+/// Samples of a shard, from the `.idx` file beside it or from its headers; what is read for that goes to a spool, so many parts at a time.
+pub(crate) async fn scan(
+    source: &Source,
+    shard: &ObjectMeta,
+    index_key: Option<&str>,
+    spool: Option<(&Spool, usize)>,
+) -> Result<Scanned> {
     let context = |e: Error| e.with_object(source.url_of(&shard.key));
     if let Some(key) = index_key {
         let (text, _) = source.read(key, 1 << 30, Instant::now() + TIMEOUT).await?;
@@ -48,6 +60,9 @@ pub(crate) async fn scan(source: &Source, shard: &ObjectMeta, index_key: Option<
         start: 0,
         bytes: Vec::new(),
         window: LONG_WINDOW,
+        parts: spool
+            .filter(|(spool, _)| spool.admit(shard))
+            .map(|(spool, most)| Parts::new(spool, most)),
     };
     walk(reader).await.map_err(context)
 }
@@ -159,6 +174,49 @@ struct Reader<'a> {
     start: u64,
     bytes: Vec<u8>,
     window: u64,
+    /// Where it is fetched in parts.
+    parts: Option<Parts<'a>>,
+}
+
+/// A shard that goes to a spool in parts.
+struct Parts<'a> {
+    spool: &'a Spool,
+    /// Those under way, in order.
+    underway: FuturesOrdered<BoxFuture<'a, Result<()>>>,
+    asked: u64,
+    there: u64,
+    /// How many are under way at a time, and at most. The first one is alone: it tells how large the members are.
+    ahead: usize,
+    most_ahead: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(spool: &'a Spool, most_ahead: usize) -> Self {
+        Parts {
+            spool,
+            underway: FuturesOrdered::new(),
+            asked: 0,
+            there: 0,
+            ahead: 1,
+            most_ahead,
+        }
+    }
+
+    /// Waits until all parts up to a byte of the shard are there.
+    async fn reach(&mut self, source: &'a Source, shard: &'a ObjectMeta, end: u64) -> Result<()> {
+        let all = shard.size.div_ceil(spool::PART);
+        while self.there * spool::PART < end {
+            while self.asked < all && self.underway.len() < self.ahead {
+                self.underway
+                    .push_back(Box::pin(self.spool.fill(source, shard, self.asked)));
+                self.asked += 1;
+            }
+            self.underway.next().await.transpose()?;
+            self.there += 1;
+            self.ahead = (2 * self.ahead).min(self.most_ahead);
+        }
+        Ok(())
+    }
 }
 
 impl Reader<'_> {
@@ -182,13 +240,15 @@ impl Reader<'_> {
     async fn range(&mut self, at: u64, length: u64) -> Result<&[u8]> {
         let inside = at >= self.start && at + length <= self.start + self.bytes.len() as u64;
         if !inside {
-            let end = at.saturating_add(length.max(self.window)).min(self.shard.size);
             self.bytes.clear();
-            let deadline = Instant::now() + TIMEOUT;
-            let etag = self.shard.etag.as_deref();
-            self.source
-                .fetch(&self.shard.key, at..end, etag, deadline, &mut self.bytes)
-                .await?;
+            if !self.spooled(at, length).await? {
+                let end = at.saturating_add(length.max(self.window)).min(self.shard.size);
+                let deadline = Instant::now() + TIMEOUT;
+                let etag = self.shard.etag.as_deref();
+                self.source
+                    .fetch(&self.shard.key, at..end, etag, deadline, &mut self.bytes)
+                    .await?;
+            }
             self.start = at;
         }
         let from = (at - self.start) as usize;
@@ -197,8 +257,27 @@ impl Reader<'_> {
             .ok_or_else(|| Error::corrupt("the tar archive ends inside a header"))
     }
 
-    /// A large member makes the next window short, a small one long.
+    /// Takes bytes from the spool, if the shard goes there, and if that can still be written to.
+    async fn spooled(&mut self, at: u64, length: u64) -> Result<bool> {
+        let Some(parts) = &mut self.parts else { return Ok(false) };
+        let end = at.saturating_add(length.max(SHORT_WINDOW)).min(self.shard.size);
+        let reached = parts.reach(self.source, self.shard, end).await;
+        match reached.and_then(|()| parts.spool.look(self.shard, at..end, &mut self.bytes)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Closed => {
+                self.parts = None;
+                self.bytes.clear();
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A large member makes the next window short, a small one long; behind one that is larger than a part, the shard is no longer fetched as a whole.
     fn learn(&mut self, member_size: u64) {
+        if member_size > spool::PART {
+            self.parts = None;
+        }
         if member_size > LONG_WINDOW {
             self.window = SHORT_WINDOW;
         } else if member_size > SHORT_WINDOW * 4 {
@@ -235,7 +314,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let shard = source.head("s.tar", Instant::now() + TIMEOUT).await.unwrap();
-            scan(&source, &shard, None).await.map(|found| found.samples)
+            scan(&source, &shard, None, None).await.map(|found| found.samples)
         })
     }
 

@@ -71,7 +71,7 @@ fn kind_of(status: u16, code: &str) -> (ErrorKind, &'static str) {
         (_, "NoSuchBucket" | "ContainerNotFound") => (K::NotFound, NO_BUCKET),
         (404 | 410, _) => (
             K::NotFound,
-            "the object is gone: `foreload index --update` renews the index",
+            "there is no such object: check its name; where the data set was listed before, opening it with refresh=True, or `foreload index --update`, renews the index",
         ),
         (401 | 403, _) => (
             K::Denied,
@@ -79,11 +79,11 @@ fn kind_of(status: u16, code: &str) -> (ErrorKind, &'static str) {
         ),
         (412, _) => (
             K::Changed,
-            "the object was replaced: `foreload index --update` renews the index",
+            "the object was replaced: opening it with refresh=True, or `foreload index --update`, renews the index",
         ),
         (416, _) => (
             K::Changed,
-            "the object is shorter than indexed: `foreload index --update` renews the index",
+            "the object is shorter than indexed: opening it with refresh=True, or `foreload index --update`, renews the index",
         ),
         (408 | 500 | 502 | 504, _) => (K::Unavailable, ""),
         (503, _) => (K::Throttled, ""),
@@ -161,7 +161,7 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
             ErrorKind::Changed,
             format!("the object has ETag {got}, indexed was {asked}"),
         )
-        .with_remedy("`foreload index --update` renews the index"));
+        .with_remedy("opening it with refresh=True, or `foreload index --update`, renews the index"));
     }
     Ok(Accepted { object_size, etag })
 }
@@ -214,7 +214,7 @@ mod tests {
             region.contains("say \"us\" & go") && region.contains("set `region`"),
             "{region}"
         );
-        assert!(said(404, "NoSuchKey", Asked::Object).contains("the object is gone"));
+        assert!(said(404, "NoSuchKey", Asked::Object).contains("there is no such object"));
         assert!(said(404, "InvalidAccessKey", Asked::Listing).contains("check the bucket's name"));
         assert!(said(403, "InvalidTokenId", Asked::Object).contains("session token are wrong"));
         assert_eq!(
