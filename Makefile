@@ -18,8 +18,8 @@ LOCKED := $(if $(CI),--locked)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 # Arguments for pytest, such as `make test-python ARGS="-k resume -x"`; with `-n 0` tests run one after the other.
 ARGS ?=
-# Python tests side by side: most of them wait for processes that start, so there are more than processors. Each takes half a gigabyte.
-JOBS ?= $(shell echo $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)))
+# Python tests side by side: most of them wait for processes that start. Each takes half a gigabyte.
+JOBS ?= $(shell echo $$(($$(nproc) < 8 ? $$(nproc) : 8)))
 export VENV
 
 # Tests find the programs of the test kit here.

@@ -654,9 +654,10 @@ def test_plan_predicts_what_limits_and_what_helps(run: Command, tmp_path: Path) 
 def test_sizes_and_times_are_written_for_people() -> None:
     from foreload.cli.output import human_bytes, human_count, human_seconds
 
-    assert [human_seconds(value) for value in (2e-6, 0.01, 3.0, 61, 7300)] == [
+    assert [human_seconds(value) for value in (2e-6, 0.01, 0.9999, 3.0, 61, 7300)] == [
         "2 µs",
         "10 ms",
+        "1 s",
         "3 s",
         "1 min 1 s",
         "2 h 1 min",

@@ -235,8 +235,8 @@ def test_another_global_batch_resumes_where_a_batch_begins(data: Any) -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"seed": 3}, "seed 2 instead of 3"),
-        ({"shuffle": False}, "order keyed instead of sequential"),
+        ({"seed": 3}, "seed 2 in the state, 3 here"),
+        ({"shuffle": False}, "order keyed in the state, sequential here"),
         ({"order": "torch"}, "torch_random"),
     ],
 )
@@ -357,7 +357,7 @@ def test_batches_beyond_those_of_the_first_epoch_are_left_out(data: Any) -> None
 
     loader = make(data, shuffle=False, batch_size=1, batch_sampler=Epochs())
     loader.load_state_dict(
-        {**loader.state_dict(), "version": 2, "epoch": 1, "batches": 1, "position": 1, "beyond": "4"}
+        {**loader.state_dict(), "version": 2, "epoch": 1, "told": 1, "batches": 1, "position": 1, "beyond": "4"}
     )
     assert samples_of(loader) == [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -137,6 +137,14 @@ class Mixture(Dataset):
         raise InvalidError(
             "select, filter, split and slices are for the streams of a mixture: give parts of them as streams"
         )
+
+    def split(self, shares: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:  # noqa: ARG002
+        """Not of a mixture.
+
+        Raises:
+            InvalidError: Always.
+        """
+        return {"": self.select(())}
 
     def apart(self) -> Mixture:
         """The same mixture for one loader, whose order doesn't concern other readers of it."""

@@ -14,6 +14,7 @@ from foreload._data.dataset import Dataset
 from foreload._node import ranks as _ranks
 from foreload._run.ahead import Ahead
 from foreload._run.decode import Decoder, decoded_batches, threads_of
+from foreload._run.ending import close_at_exit
 from foreload._run.failed import Failed, attempted
 from foreload._run.position import Cursor, Had
 from foreload._run.run import Run, check_run
@@ -157,7 +158,7 @@ class NumpyLoader:
         Raises:
             StateError: The state belongs to another run.
         """
-        self._cursor.load(*self._run.resume(state))
+        self._cursor.load(*self._run.resume(state), of=state["epoch"])
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -199,6 +200,7 @@ class NumpyIterator(Iterator[Batch]):
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._tally = EpochTally(0)
         self._had = Had(0)
+        self._is_empty = False
 
     def _begin(self) -> Iterator[tuple[int, Any]]:
         """The pass begins with its first batch, so that an epoch may be set and a state loaded until then."""
@@ -218,7 +220,11 @@ class NumpyIterator(Iterator[Batch]):
             if loader._repeat and loader._cursor.upcoming == (loader._run.epochs, 0):
                 # The state was saved when the run was over.
                 raise StopIteration
+            self._is_empty = self._is_empty or loader._cursor.takes_rest()
+            if self._is_empty:
+                raise StopIteration
             self._batches = self._begin()
+            close_at_exit(self._batches)
         run, epoch = loader._run, self._tally.epoch
         report_notices(run.attachment())
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: run.ranks.world > 1)

@@ -38,5 +38,10 @@ def attempted(make: Callable[..., Any], *given: Any) -> Any:
         return make(*given)
     except TimedOutError:
         raise
+    except StopIteration as error:
+        # The loop would take it for the end of the pass.
+        stopped = RuntimeError("what makes the batch raised StopIteration, a collate_fn or a data set")
+        stopped.__cause__ = error
+        return Failed(stopped)
     except Exception as error:  # noqa: BLE001 (raised where the loop asks)
         return Failed(error)

@@ -64,9 +64,13 @@ class Cursor:
         #: next one was placed since.
         self._begun: tuple[tuple[int, int], frozenset[int]] | None = None
         self._taken, self._looks = 0, 0
+        #: The epoch that was over where the loaded state was saved, and whether the next pass is what is left of it: nothing.
+        self._over: int | None = None
+        self._is_rest = False
 
     def begin(self) -> tuple[int, int]:
         """A pass begins: its epoch and first batch; `beyond` is to be left out."""
+        self._over = None
         self._looks = self._looks + 1 if self._forget_look() else 0
         if self._looks == 2:
             _LOG.warning(
@@ -97,13 +101,22 @@ class Cursor:
         """The loop has had the whole pass."""
         self._begun = None
 
-    def set_epoch(self, epoch: int) -> None:
-        """The next pass is of this epoch; one that is to be resumed goes on where it was.
+    def set_epoch(self, epoch: int, *, again: bool = False) -> None:
+        """The next pass is of this epoch; one that is to be resumed goes on where it was, which may be its end.
+
+        Args:
+            epoch: The epoch.
+            again: Whether it is read once more if the state that was loaded was saved at its end.
 
         Raises:
             InvalidError: It is no epoch.
         """
         epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
+        self._is_rest = epoch == self._over and not again
+        if self._is_rest:
+            _LOG.info("set_epoch(%d): the state that was loaded was saved at its end, so nothing is left of it", epoch)
+            self.placed += 1
+            return
         is_between = self._begun is None
         self._forget_look()
         self.placed += 1
@@ -119,8 +132,23 @@ class Cursor:
                 self.epoch, self.batch = self._next
                 self.beyond = frozenset()
 
-    def load(self, epoch: int, batch: int, beyond: Iterable[int] = ()) -> None:
-        """The next pass goes on here."""
+    def takes_rest(self) -> bool:
+        """Whether the pass that begins is what is left of an epoch that was over: then it has no batch, and the next one goes on."""
+        is_rest, self._is_rest = self._is_rest, False
+        self._over = None if is_rest else self._over
+        return is_rest
+
+    def load(self, epoch: int, batch: int, beyond: Iterable[int] = (), *, of: int | None = None) -> None:
+        """The next pass goes on here.
+
+        Args:
+            epoch: The epoch.
+            batch: Its first batch.
+            beyond: Batches after that one that are left out.
+            of: The epoch that the state is of: where it is the one before, that was over.
+        """
+        self._over = of if of is not None and of < epoch else None
+        self._is_rest = False
         self._begun = None
         self.placed += 1
         self.epoch, self.batch = self._next = (epoch, batch)

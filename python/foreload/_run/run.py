@@ -311,7 +311,7 @@ def check_belongs(state: dict[str, Any], order: Order) -> None:
     here = {"dataset": order.dataset, "samples": order.samples, "kind": order.name, "seed": order.seed}
     names = {"dataset": "data set (digest)", "samples": "samples", "kind": "order", "seed": "seed"}
     differing = [
-        f"{text} {state.get(name)} instead of {here[name]}"
+        f"{text} {state.get(name)} in the state, {here[name]} here"
         for name, text in names.items()
         if state.get(name) != here[name]
     ]

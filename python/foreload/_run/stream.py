@@ -41,6 +41,8 @@ from foreload.errors import (
 _LOG = logging.getLogger("foreload")
 #: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
 _AHEAD = 2
+#: An agent that ends again before so many batches have come is ended by something that goes on.
+_PROGRESS = 8
 #: Larger batches are not made ahead: 64 MiB take 15 ms, and a third copy beside the loop's two would cost more memory than that is worth.
 _AHEAD_BYTES = 64 << 20
 #: A sample can't be had, and may be left out.
@@ -83,7 +85,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         self._next, self._asked, self._count = first, first, len(run)
         self._wants: deque[tuple[_core.Job, int]] = deque()
         self._ready: _core.Delivery | None = None
-        self._reconnected = False
+        self._reconnected_at: int | None = None
         #: Names this pass at its attachment, without keeping it alive.
         self._token = object()
         #: Whether another pass over the same loader has begun: the agent follows that one, and answers this one by the samples' numbers.
@@ -240,10 +242,10 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         return self._wait(self._job, self._job.want_samples(self.run.rank, samples))
 
     def _reconnect(self, error: ClosedError) -> _core.Delivery:
-        """Goes on with a new agent, once: if that ends too, something ends it."""
-        if self._reconnected:
+        """Goes on with a new agent: if that ends before it has brought some batches, something ends it."""
+        if self._reconnected_at is not None and self._next - self._reconnected_at < _PROGRESS:
             raise error
-        self._reconnected = True
+        self._reconnected_at = self._next
         _LOG.warning("%s; going on at epoch %d, batch %d", str(error), self.epoch, self._next)
         self._wants.clear()
         self._ready, self._asked = None, self._next

@@ -129,9 +129,10 @@ def human_seconds(seconds: float) -> str:
         >>> human_seconds(0.0042), human_seconds(75), human_seconds(7260)
         ('4.2 ms', '1 min 15 s', '2 h 1 min')
     """
-    if seconds < 0.001:
+    # Rounded to three digits, a little less than a second is one.
+    if seconds < 0.0009995:
         return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"

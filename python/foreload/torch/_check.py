@@ -39,7 +39,7 @@ def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) 
         InvalidError: One can't be obeyed.
     """
     if isinstance(num_workers, bool) or not hasattr(num_workers, "__index__") or num_workers < 0:
-        raise InvalidError(f"num_workers={num_workers!r}: give 0 (threads of this process decode) or more")
+        raise InvalidError(f"num_workers={num_workers!r}: give 0 (the loop decodes) or more")
     numbers = int(num_workers), _numbers.real("timeout", timeout)
     if given["raw"] not in FORMS:
         raise InvalidError(f"raw={given['raw']!r}: give one of {', '.join(FORMS)}")

@@ -60,6 +60,7 @@ class Turns:
         begun, lap, again = run.begin(epoch, first), run.lap(epoch), self._course.again
         lists = run.batches[epoch] if isinstance(run, _given.GivenRun) and not run.regular else None
         starts = [] if lists is None else list(accumulate(map(len, lists), initial=0))
+        held = _given.Held(run, epoch)
         try:
             # Epochs of a sampler's own batches may have fewer than others.
             for batch in range(first, len(run if lists is None else lists)):
@@ -74,6 +75,8 @@ class Turns:
         except GeneratorExit:
             run.leave(begun)
             raise
+        finally:
+            del held
 
     def _flowing(self, run: Flow, epoch: int, first: int) -> Iterator[Turn]:
         reading = run.reading
@@ -161,7 +164,8 @@ class Course(Sampler):
         #: How many passes of the same epoch came before, because nobody set the sampler to another one.
         self.again = 0
         self._heeded = 0
-        self._loaded_again: int | None = None
+        #: How a state left the sampler that the next pass goes on with.
+        self._left: _given.Left | None = None
         #: A state that the next pass goes on from, and where it says that a sampler of the user's stood.
         self._loaded: tuple[dict[str, Any], _given.Resumed] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
@@ -189,6 +193,7 @@ class Course(Sampler):
         """The next pass is of this epoch."""
         super().set_epoch(epoch)
         self.cursor.set_epoch(epoch)
+        self._left = None
         if self._ours is None and self._explicit is not None:
             _given.set_epoch(self._explicit, epoch)
 
@@ -205,26 +210,40 @@ class Course(Sampler):
             resumed, beyond = _given.resume(state, self.data, self._batch_size)
             epoch, batch = resumed.epoch, resumed.batches
             self._loaded = dict(state), resumed
-        self.cursor.load(epoch, batch, beyond)
-        if self._ours is None and self._explicit is not None:
-            _given.set_epoch(self._explicit, epoch)
-            self._loaded_again = again_in(state) if batch or beyond else 0
-            if self._lists is not None and self._lists.restore(state):
+        self.cursor.load(epoch, batch, beyond, of=state["epoch"])
+        if self._ours is not None or self._explicit is None:
+            return
+        self._left = _given.Left(self._explicit, state, epoch, is_within=bool(batch or beyond))
+        if self._lists is not None:
+            self._lists.place = self._own_place()
+            if self._lists.restore(state, is_within=self._left.is_within):
                 self._waiting = None
+            if epoch != state["epoch"] and self._loaded is not None:
+                # It was over: the loader stands at the beginning of the next one.
+                known: dict[str, Any] = {name: state[name] for name in ("of", "random") if name in state}
+                self._loaded = {**_given.unread(self.data, self._batch_size, epoch), **known}, self._loaded[1]
 
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
         cursor = self.cursor
         if self._loaded is not None and self._is_placed(self._loaded[1]):
-            return dict(self._loaded[0])
+            return {**self._loaded[0], **self._set_to()}
         if self._lists is not None and self._run is None:
             self._lists.place = self._own_place()
-            return _given.unread(self.data, self._batch_size, cursor.epoch) | self._lists.state(None)
+            unread = _given.unread(self.data, self._batch_size, cursor.epoch)
+            return unread | self._lists.state(None) | self._set_to()
         state = self.run().state(cursor.epoch, cursor.batch, cursor.beyond)
         if self._lists is not None:
             is_over = "positions" in state and state["position"] >= state["positions"]
             state |= self._lists.state(None if is_over else cursor.epoch)
-        return {**state, "again": self.again} if self.again else state
+        return state | self._set_to()
+
+    def _set_to(self) -> dict[str, int]:
+        """Which epoch a sampler of the user's is set to, and how often that was read before."""
+        if self._ours is not None or self._explicit is None:
+            return {}
+        told, again = _given.epoch_of(self._explicit), self._left.again if self._left is not None else self.again
+        return ({} if told is None else {"told": told}) | ({"again": again} if again else {})
 
     def _is_placed(self, resumed: _given.Resumed) -> bool:
         where, cursor = (resumed.epoch, resumed.batches), self.cursor
@@ -285,16 +304,19 @@ class Course(Sampler):
         elif self._explicit is not None:
             told, is_placed = _given.epoch_of(self._explicit), self._heeded != self.cursor.placed
             upcoming = self.cursor.upcoming[0]
-            if told is not None and told != upcoming:
+            left, self._left = self._left, None
+            if left is not None and left.is_as_left():
+                # Nobody has set an epoch since the state was loaded.
+                self.again = left.again
+                if told is not None and told != upcoming:
+                    self.cursor.set_epoch(told, again=True)
+            elif told is not None and (told != upcoming or left is not None):
                 # Since the pass before, nobody has set another epoch.
                 is_again = told == self.cursor.epoch and not is_placed
                 self.again = self.again + 1 if is_again else 0
                 self.cursor.set_epoch(told)
-            elif self._loaded_again is not None:
-                self.again = self._loaded_again
             elif is_placed or upcoming != self.cursor.epoch:
                 self.again = 0
-            self._loaded_again = None
             self._heeded = self.cursor.placed
 
     @property
@@ -375,9 +397,9 @@ class Course(Sampler):
         return {"epochs": epochs, "policy": self.policy, "tuning": self.tuning, "skip_large": self._skips}
 
     def _own_place(self) -> tuple[int, int]:
-        """This process among those that may have a share of the epoch each, which a sampler of the user's deals out."""
+        """This process among those that may have a share of the epoch each, which a sampler of the user's deals out: as that says, or the launcher."""
         place = place_of(*self._given, self._mesh, self._local)
-        return place.rank, place.world
+        return _given.place_in(self._explicit) or (place.rank, place.world)
 
     def _alone(self) -> Cache:
         """The budget of a job of this process alone: the processes of a node share theirs out."""
@@ -406,7 +428,7 @@ class Course(Sampler):
         run.supply(epoch, batches)
         if resumed is not None:
             resumed.check(epoch, sum(map(len, batches[: resumed.batches])))
-            resumed.check_list(run.lists.place, batches)
+            resumed.check_list(run.lists.place, _given.digest(batches[: resumed.batches]))
         ahead = run.lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
         if ahead is not None and run.misfit(epoch + 1, ahead) is None:
             run.supply(epoch + 1, ahead)
@@ -429,18 +451,6 @@ class Course(Sampler):
     def __iter__(self) -> Iterator[int]:
         """What a library sees that takes the loader apart."""
         yield from super().__iter__()
-
-
-def again_in(state: dict[str, Any]) -> int:
-    """How many passes of its epoch came before the one that a state is of.
-
-    Raises:
-        StateError: It is damaged.
-    """
-    again = state.get("again", 0)
-    if not isinstance(again, int) or isinstance(again, bool) or not 0 <= again < 1 << 15:
-        raise StateError(f"the state is damaged: its again is {again!r:.60}, and would be a number from 0")
-    return again
 
 
 def _length_of(sampler: Any, batch_size: int | None) -> int | None:

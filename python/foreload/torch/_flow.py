@@ -52,8 +52,10 @@ class Reading:
         # The run has this pass, and is to go with its last loader, not when the next circle is looked for.
         self._run: Flow = weakref.proxy(run)
         self._batches, self.epoch = batches, epoch
-        #: Samples in the batches that the loop has had.
-        self.had = sum(map(len, islice(batches, first)))
+        #: Samples in the batches that the loop has had, and by batch the digest of those before it.
+        had = list(islice(batches, first))
+        self.had = sum(map(len, had))
+        self._digests = {first: _given.digest(had)}
         #: The number of the next batch to be drawn; samples that were drawn, and of them those that no lap was made of yet.
         self.end, self._position = first, 0
         self._waiting: list[int] = []
@@ -93,7 +95,9 @@ class Reading:
         number, self.end = self.end, self.end + 1
         self._position += len(batch)
         self._samples[number], self._starts[number + 1] = batch, self._position
-        self._starts.pop(number - _REMEMBERED, None)
+        self._digests[number + 1] = _given.digest([batch], self._digests[number])
+        for places in (self._starts, self._digests):
+            places.pop(number - _REMEMBERED, None)
         self._waiting += batch
         while len(self._waiting) >= self._run.length:
             self._supply(self._waiting[: self._run.length])
@@ -130,6 +134,10 @@ class Reading:
         """The names of a batch's reads."""
         places = (divmod(at, self._run.length) for at in range(self._starts[number], self._starts[number + 1]))
         return [(self._laps[lap], position) for lap, position in places]
+
+    def digest(self, number: int) -> int | None:
+        """Names the samples of all batches before one; None: that is long ago, or to come."""
+        return self._digests.get(number)
 
     def position(self, number: int) -> int:
         """Samples of the pass before a batch."""
@@ -175,6 +183,7 @@ class Flow(Run):
         self.reading = Reading(self, epoch, batches, first)
         if resumed is not None:
             resumed.check(epoch, self.reading.had)
+            resumed.check_list(self.lists.place, self.reading.digest(first) or 0)
         self.reading.reach(first)
         self._at = self.reading.name(first)
 
@@ -196,9 +205,13 @@ class Flow(Run):
         """A checkpoint: batches and samples that the loop has had."""
         reading = self.reading
         state = {**super().state(epoch, 0, beyond), "batches": batches}
-        del state["positions"]
+        # Of a pass that is read as it goes nobody knows the end.
+        for name in ("positions", "list"):
+            state.pop(name, None)
         if reading is not None and reading.epoch == epoch:
-            state["position"] = reading.position(batches)
+            state["position"], digest = reading.position(batches), reading.digest(batches)
+            if digest is not None:
+                state["list"] = digest
             if reading.is_ended and batches == reading.end:
                 # The epoch is over.
                 state["positions"] = state["position"]

@@ -13,6 +13,7 @@ import copy
 import logging
 import operator
 import random
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -37,7 +38,7 @@ from foreload._settings.cache import Cache
 from foreload._settings.order import Order
 from foreload._settings.state import check_state
 from foreload.errors import InvalidError, StateError
-from foreload.torch._randomness import Draw, state_in, text_of
+from foreload.torch._randomness import GENERATORS, Draw, put_back, standing
 
 _LOG = logging.getLogger("foreload")
 
@@ -98,18 +99,26 @@ class Lists:
         return {"of": list(self.place), "random": stood}
 
     def _standing(self) -> dict[str, Any]:
-        return {
-            name: {"seed": generator.initial_seed(), "state": text_of(generator.get_state())}
-            for name, generator in self._generators()
-        }
+        return {name: standing(generator) for name, generator in self._generators()}
 
-    def _generators(self) -> list[tuple[str, torch.Generator]]:
-        found = zip(("order", "sampler"), _parts(self.sampler), strict=False)
-        named = [(name, getattr(part, "generator", None)) for name, part in found]
-        return [(name, generator) for name, generator in named if isinstance(generator, torch.Generator)]
+    def _generators(self) -> list[tuple[str, Any]]:
+        """What the sampler has to draw from, and samplers among its attributes have, by name."""
+        found: dict[str, Any] = {}
+        for name, part in zip(("order", "sampler"), _parts(self.sampler), strict=False):
+            found[name] = getattr(part, "generator", None)
+            for attribute, value in sorted(getattr(part, "__dict__", {}).items()):
+                own = value if isinstance(value, GENERATORS) else getattr(value, "generator", None)
+                if isinstance(value, (*GENERATORS, data.Sampler)) and not any(own is known for known in found.values()):
+                    found[f"{name}.{attribute}"] = own
+        return [(name, generator) for name, generator in found.items() if isinstance(generator, GENERATORS)]
 
-    def restore(self, state: dict[str, Any]) -> bool:
-        """The next pass draws as the one that a state is of.
+    def restore(self, state: dict[str, Any], *, is_within: bool) -> bool:
+        """The next pass draws as the one that a state is of, or as the one after it would have drawn.
+
+        Args:
+            state: The state.
+            is_within: Whether it goes on within a pass. Between passes the generators stand again as they stood, at once: whoever draws from
+                them before the sampler does, as a loader that shares one, drew from them then, too.
 
         Returns:
             Whether the state says how that was.
@@ -123,6 +132,9 @@ class Lists:
         if not isinstance(random, dict):
             raise StateError(f"the state is damaged: its generators' states are {random!r:.60}")
         self._restored = {"random": random, "of": _place_in(state)}
+        if not is_within:
+            self._set(self._restored)
+            self._restored = None
         return True
 
     def _set(self, restored: dict[str, Any]) -> Draw | None:
@@ -132,20 +144,14 @@ class Lists:
             stood = random.get(name)
             if stood is None:
                 continue
-            try:
-                seed, text = stood["seed"], stood["state"]
-            except (TypeError, KeyError) as error:
-                raise StateError(f"the state is damaged: a generator's state is {stood!r:.60}") from error
-            if not is_own and seed != generator.initial_seed():
+            seed = stood.get("seed") if isinstance(stood, dict) else None
+            if not is_own and isinstance(generator, torch.Generator) and seed not in (None, generator.initial_seed()):
                 rank, world = restored["of"]
                 raise StateError(
                     f"the state was saved on rank {rank} of {world}, where the sampler's generator was seeded with {seed} and not with "
                     f"{generator.initial_seed()}, as here: save a state on each rank, and load each rank's own"
                 )
-            try:
-                generator.set_state(state_in(text))
-            except RuntimeError as error:
-                raise StateError(f"the state is damaged: {error}") from error
+            put_back(generator, stood)
         return Draw.of(random["all"]) if is_own and "all" in random else None
 
     def told(self, epoch: int) -> int | None:
@@ -262,17 +268,30 @@ class Resumed:
     def __init__(self, epoch: int, batches: int, position: int) -> None:
         self.epoch, self.batches, self.position = epoch, batches, position
 
-    def check_list(self, place: tuple[int, int], batches: list[list[int]]) -> None:
+    def check_list(self, place: tuple[int, int], digest: int) -> None:
         """Refuses to go on in a list whose beginning is another one than was read.
+
+        Args:
+            place: This process' rank, and how many there are.
+            digest: Of the sampler's first `batches` batches.
 
         Raises:
             StateError: It is.
         """
-        if self.place == place and self.digest is not None and self.digest != _digest(batches[: self.batches]):
+        if self.digest is None or self.place is None or self.digest == digest:
+            return
+        if self.place == place:
             raise StateError(
                 f"the sampler's first {self.batches} batches of epoch {self.epoch} are others than those that were read before the state was saved: it draws "
                 "from something that the state doesn't know. Give it a torch.Generator as its `generator`, a set_epoch on which its order depends, or "
                 "bring it where it stood when that pass began"
+            )
+        if self.place[1] != place[1]:
+            # Other ranks read other lists, of which this state says nothing: samples would come twice, or never.
+            raise StateError(
+                f"the sampler deals each epoch among {place[1]} ranks, and the state was saved within an epoch that was dealt among {self.place[1]}: go on "
+                f"with {self.place[1]} ranks, or save states between epochs. A sampler that is known to deal all of the data set, such as a "
+                "DistributedSampler given as sampler=, goes on with any number of ranks"
             )
 
     def check(self, epoch: int, samples: int) -> None:
@@ -410,10 +429,60 @@ def resume(state: Any, dataset: _dataset.Dataset, size: int | None) -> tuple[Res
             )
     beyond = numbers_in(state.get("beyond", ""), 1 << 62)
     resumed = Resumed(epoch, batches, position)
-    if batches == state["batches"] and "list" in state:
+    if "list" in state:
+        # Of the samples, however they are cut into batches.
         check_state(state, "list")
         resumed.place, resumed.digest = _place_in(state), state["list"]
     return resumed, [number for number in beyond if number >= batches]
+
+
+class _Mark(int):
+    """The number of an epoch that nobody has set a sampler to but a state that was loaded."""
+
+
+class Left:
+    """How a state left a sampler of the user's: what the pass that begins is, as long as nobody sets an epoch.
+
+    Args:
+        sampler: The sampler, which is set to the epoch that the state knows.
+        state: The state.
+        epoch: Where it goes on.
+        is_within: Whether that is within a pass.
+
+    Attributes:
+        again: How many passes of the same epoch come before the one that begins.
+
+    Raises:
+        StateError: It is damaged.
+    """
+
+    def __init__(self, sampler: Any, state: dict[str, Any], epoch: int, *, is_within: bool) -> None:
+        told = state.get("told", epoch)
+        self.again = state.get("again", 0)
+        for name, number in (("told", told), ("again", self.again)):
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 31:
+                raise StateError(f"the state is damaged: its {name} is {number!r:.60}, and would be a number from 0")
+        if epoch != state["epoch"]:
+            # It was over. Where the sampler was set to no other one, that is read again.
+            self.again = self.again + 1 if told == state["epoch"] else 0
+        self.is_within = is_within
+        self._sampler, self._mark = sampler, _Mark(told)
+        set_epoch(sampler, self._mark)
+        self._is_marked = _set_to(sampler) is self._mark
+
+    def is_as_left(self) -> bool:
+        """Whether nobody has set an epoch since."""
+        found = _set_to(self._sampler)
+        return found is self._mark if self._is_marked else found is None or operator.index(found) == self._mark
+
+
+def place_in(sampler: Any) -> tuple[int, int] | None:
+    """Rank and number of ranks that a sampler deals an epoch among; None: it doesn't say."""
+    for part in _parts(sampler):
+        found = getattr(part, "rank", None), getattr(part, "num_replicas", None)
+        if all(isinstance(number, int) and not isinstance(number, bool) for number in found):
+            return found[0], found[1]  # type: ignore[return-value] # they are numbers
+    return None
 
 
 def _place_in(state: dict[str, Any]) -> tuple[int, int]:
@@ -431,10 +500,15 @@ def _parts(sampler: Any) -> list[Any]:
 
 def epoch_of(sampler: Any) -> int | None:
     """The epoch that a sampler is set to; None: it doesn't say."""
+    epoch = _set_to(sampler)
+    return None if epoch is None else int(operator.index(epoch))
+
+
+def _set_to(sampler: Any) -> Any:
     for part in _parts(sampler):
         epoch: Any = getattr(part, "epoch", None) if hasattr(part, "set_epoch") else None
         if hasattr(epoch, "__index__") and not isinstance(epoch, bool):
-            return operator.index(epoch)
+            return epoch
     return None
 
 
@@ -506,7 +580,7 @@ def _samples_of(batches: list[list[int]]) -> NDArray[np.uint64]:
     return np.fromiter(chain.from_iterable(batches), np.uint64, sum(map(len, batches)))
 
 
-def _digest(batches: list[list[int]], before: int = 0) -> int:
+def digest(batches: list[list[int]], before: int = 0) -> int:
     """A checksum of batches' samples, which goes on from that of the batches before."""
     return zlib.crc32(_samples_of(batches).tobytes(), before)
 
@@ -526,6 +600,8 @@ class GivenRun(Run):
         self._length = sum(map(len, first))
         #: By epoch: the list's lap, and the batches.
         self._laps: dict[int, tuple[int, list[list[int]]]] = {}
+        #: Passes that are read, whose lists are needed however many began since.
+        self.under_way: weakref.WeakSet[Any] = weakref.WeakSet()
         self._digested = (-1, 0, 0)
         global_batch = sizes.pop() if self.regular else 1
         order = order_of(dataset, self._length, global_batch)
@@ -566,7 +642,8 @@ class GivenRun(Run):
         samples = _samples_of(batches)
         lap = last + 1
         # The one before may be read yet, and what was foreseen wrongly lies between.
-        self._laps = {known: kept for known, kept in self._laps.items() if kept[0] >= lap - 2}
+        read = {each.epoch for each in self.under_way}
+        self._laps = {known: kept for known, kept in self._laps.items() if kept[0] >= lap - 2 or known in read}
         self._laps[epoch] = (lap, batches)
         self.plan.supply(lap, samples)
         self.attachment().supply(lap, samples)
@@ -597,12 +674,12 @@ class GivenRun(Run):
     def _digest(self, epoch: int, batches: int) -> int:
         """Of what was read; only of what came since it was asked for the last time."""
         lap, lists = self._laps[epoch]
-        known, had, digest = self._digested
+        known, had, before = self._digested
         if known != lap or had > batches:
-            had, digest = 0, 0
-        digest = _digest(lists[had:batches], digest)
-        self._digested = (lap, batches, digest)
-        return digest
+            had, before = 0, 0
+        found = digest(lists[had:batches], before)
+        self._digested = (lap, batches, found)
+        return found
 
     def readings(self, epoch: int, batch: int) -> Readings:
         """Which readings a batch's samples are: a sampler may yield a sample several times."""
@@ -624,12 +701,22 @@ class GivenRun(Run):
         )
 
 
+class Held:
+    """Keeps the list of a pass that is read elsewhere, for as long as it lives."""
+
+    def __init__(self, run: Run, epoch: int) -> None:
+        self.epoch = epoch
+        if isinstance(run, GivenRun):
+            run.under_way.add(self)
+
+
 class GivenStream(Stream):
     """Batches of unequal sizes, asked for by their reads."""
 
     def __init__(self, run: GivenRun, epoch: int, first: int, **keywords: Any) -> None:
         self._lists = run.batches[epoch]
         super().__init__(run, epoch, first, **keywords)
+        run.under_way.add(self)
         self._count = len(self._lists)
 
     def _want(self, job: _core.Job, batch: int) -> int:

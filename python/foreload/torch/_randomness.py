@@ -36,6 +36,52 @@ def state_in(text: Any) -> torch.Tensor:
         raise StateError(f"the state is damaged: a generator's state is {text!r:.60}") from error
 
 
+#: What a sampler may draw from.
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def standing(generator: Any) -> dict[str, Any]:
+    """How a generator stands, in plain numbers and strings."""
+    if isinstance(generator, torch.Generator):
+        return {"seed": generator.initial_seed(), "state": text_of(generator.get_state())}
+    if isinstance(generator, random.Random):
+        version, words, gauss = generator.getstate()
+        return {"state": [version, list(words), gauss]}
+    state: Any = (
+        generator.get_state(legacy=False)
+        if isinstance(generator, np.random.RandomState)
+        else generator.bit_generator.state
+    )
+    return {"state": _plain(state)}
+
+
+def put_back(generator: Any, stood: Any) -> None:
+    """Puts a generator where it stood.
+
+    Raises:
+        StateError: What is said of it is damaged.
+    """
+    try:
+        state = stood["state"]
+        if isinstance(generator, torch.Generator):
+            generator.set_state(state_in(state))
+        elif isinstance(generator, random.Random):
+            version, words, gauss = state
+            generator.setstate((version, tuple(words), gauss))
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(state)
+        else:
+            generator.bit_generator.state = state
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise StateError(f"the state is damaged: a generator's state is {stood!r:.60}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
 class Draw:
     """Everybody's generators at one moment.
 
@@ -111,6 +157,16 @@ class Draw:
             return cls(state_in(state["torch"]), others)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state is damaged: generators' states are {state!r:.60}") from error
+
+
+@contextlib.contextmanager
+def going_on() -> Iterator[None]:
+    """Torch's generator stays where it stood: what the pass that is resumed drew from it at its beginning was drawn then."""
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ Iterating begins with the first batch, not with `iter()`: Lightning makes the it
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import time
@@ -27,6 +28,7 @@ from foreload._data import dataset as _dataset
 from foreload._node.job import Attachment
 from foreload._run.ahead import Ahead
 from foreload._run.decode import Decoder, Pairs, decoded_batches, threads_of
+from foreload._run.ending import close_at_exit
 from foreload._run.failed import Failed, attempted
 from foreload._run.position import Had
 from foreload._run.run import Run, check_run
@@ -42,6 +44,7 @@ from foreload.torch._batch import Form, Found, Undecoded
 from foreload.torch._course import Course, Turns
 from foreload.torch._flow import Flow, FlowStream
 from foreload.torch._foreign import ForeignLoader, T
+from foreload.torch._randomness import going_on
 from foreload.torch.dataset import Dataset
 from foreload.torch.sampler import Sampler
 
@@ -384,12 +387,16 @@ class DataLoader(ForeignLoader[T]):
         )
         return super(ForeignLoader, twin)._get_iterator()
 
-    def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]]:
+    def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]] | None:
+        """A pass begins; None: it is what is left of an epoch that is over."""
         course: Course = self._course  # type: ignore[assignment] # the data set is ours
         self._cursor.is_dealt = course.is_dealt
         course.heed()
+        if self._cursor.takes_rest():
+            return None
         epoch, first = self._cursor.begin()
-        self._draw_base_seed()
+        with going_on() if first or self._cursor.beyond else contextlib.nullcontext():
+            self._draw_base_seed()
         before = course.run(epoch)
         run = course.begin(epoch)
         if run is not before and self._end_workers():
@@ -590,6 +597,7 @@ class _Pass(Iterator[Any]):
         self._run: Run | None = None
         self._tally = EpochTally(0)
         self._had = Had(0)
+        self._is_empty = False
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -598,7 +606,12 @@ class _Pass(Iterator[Any]):
         loader = self._loader
         begun = time.perf_counter()
         if self._batches is None or self._run is None:
-            self._run, self._tally, self._batches = loader._start()
+            started = None if self._is_empty else loader._start()
+            if started is None:
+                self._is_empty = True
+                raise StopIteration
+            self._run, self._tally, self._batches = started
+            close_at_exit(self._batches)
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
             _note_side_by_side(self)
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several

@@ -234,6 +234,8 @@ class Sampler(DistributedSampler[int]):
 
     def _reads(self) -> Iterator[int]:
         """A pass; it begins with its first sample."""
+        if self._cursor.takes_rest():
+            return
         epoch, first = self._cursor.begin()
         run = self._run = self.run().going_on(epoch)
         skip, self._skip = self._skip, 0
@@ -301,7 +303,7 @@ class Sampler(DistributedSampler[int]):
             )
         border = position if is_over else whole * run.order.global_batch
         epoch, batch, _ = run.resume({**state, "order": "", "position": border})
-        self._cursor.load(epoch, batch)
+        self._cursor.load(epoch, batch, of=state["epoch"])
         self._skip = self._yielded = 0 if is_over else rest // run.ranks.world
 
     def __getstate__(self) -> dict[str, Any]:
