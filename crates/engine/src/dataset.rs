@@ -4,6 +4,7 @@ use crate::calls::{Open, Progress};
 use crate::disk::{self, DiskSettings};
 use crate::env;
 use crate::list::List;
+use crate::memory;
 use crate::protocol::Trouble;
 use crate::slots::Shared;
 use foreload_plan::Digest;
@@ -387,12 +388,13 @@ async fn find_index(
     })
 }
 
-/// Where what a scan reads of shards in a bucket goes: half of what the disk has for us, unless the user says how much. Without room, it is read again.
+/// Where what a scan reads of shards in a bucket goes. Unless the user says how much that may be, it is an eighth of the memory that is left: so much the
+/// page cache takes without waiting for the disk (it waits from a sixth or so), which may be slower than the network. And half of what the disk has for us.
 fn new_spool(open: &Open, cache_dir: &Path) -> Option<Spool> {
     let is_far = source::scheme(&open.url) != Some("file");
     let usual = || {
-        let free = disk::free_bytes(cache_dir)?;
-        Some(free.saturating_sub(DiskSettings::KEEP_FREE_BYTES) / 2)
+        let free = disk::free_bytes(cache_dir)?.saturating_sub(DiskSettings::KEEP_FREE_BYTES);
+        Some((free / 2).min(memory::available_bytes()? / 8))
     };
     let most_bytes = env::spool_bytes().or_else(usual).filter(|&bytes| bytes > 0 && is_far)?;
     Spool::new(cache_dir, most_bytes).ok()
