@@ -84,7 +84,8 @@ impl Spool {
         let (Some(end), Some(_), Some(_)) = (end, &state.file, &shard.etag) else {
             return false;
         };
-        state.promised = end.next_multiple_of(PART);
+        // On pages of their own.
+        state.promised = end.next_multiple_of(4096);
         let parts = shard.size.div_ceil(PART) as usize;
         let shelved = Shard {
             size: shard.size,
@@ -443,7 +444,7 @@ mod tests {
     #[test]
     fn a_shard_gets_room_or_is_left_out_and_all_of_it_goes_back() {
         let directory = tempfile::tempdir().unwrap();
-        let spool = Spool::new(directory.path(), 3 * PART).unwrap();
+        let spool = Spool::new(directory.path(), 2 * PART + 4096).unwrap();
         let shard = |key: &str, size, etag: Option<&str>| ObjectMeta {
             key: key.to_owned(),
             size,
@@ -456,7 +457,7 @@ mod tests {
         assert!(!spool.admit(&shard("c", PART, None)), "nobody could say what it is");
         assert!(spool.admit(&shard("d", PART, Some("e"))));
         let at: BTreeSet<u64> = spool.state().shards.values().map(|shard| shard.at).collect();
-        assert_eq!(at, BTreeSet::from([0, 2 * PART]), "no two share a byte");
+        assert_eq!(at, BTreeSet::from([0, PART + 4096]), "no two share a byte");
         assert_eq!(
             std::fs::read_dir(directory.path()).unwrap().count(),
             0,

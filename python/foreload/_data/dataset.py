@@ -73,6 +73,37 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         DeniedError: The store refuses the credentials.
         InvalidError: The URL or an option can't be understood, or the index is of another URL.
     """
+    return opened(
+        url,
+        format,
+        storage_options=storage_options,
+        credential_provider=credential_provider,
+        index=index,
+        refresh=refresh,
+        extensions=extensions,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+
+
+def opened(
+    url: str | os.PathLike[str],
+    format: str = "auto",  # noqa: A002
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    credential_provider: Provider | None = None,
+    index: str | os.PathLike[str] | None = None,
+    refresh: bool = False,
+    extensions: Sequence[str] = (),
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    stale: bool = False,
+) -> Dataset:
+    """Opens a data set as `open` does; `stale`: as it was listed, though it may be another by now, for who brings it up to date.
+
+    Raises:
+        ForeloadError: As `open`.
+    """
     paths = {"url": url, "index": index, "cache_dir": cache_dir}
     _check_types(paths, format, refresh, extensions, storage_options)
     address = _address.absolute(url)
@@ -85,11 +116,12 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         "index": None if index is None else _address.index_file(index),
         "refresh": bool(refresh),
         "extensions": [suffix.lstrip(".") for suffix in extensions],
+        "stale": stale,
     }
     credentials = None if credential_provider is None else Credentials(credential_provider)
     source = Source(_agent.cache_directory(cache_dir), call, credentials, progress=progress)
     try:
-        opened = source.opened()
+        whole = source.opened()
     except CorruptError as error:
         if index is None:
             raise
@@ -101,8 +133,8 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
             f"{error}; a data set is a directory or prefix: if {address} is a single object, name its directory, or a manifest that lists it"
         ) from None
     if index is not None:
-        _address.check_root(address, opened.index)
-    for note, warns in opened.index.notes():
+        _address.check_root(address, whole.index)
+    for note, warns in whole.index.notes():
         if warns:
             _LOG.warning("%s: %s", address, note)
     return Dataset(source)

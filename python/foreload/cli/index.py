@@ -55,7 +55,7 @@ def index(
     given = options.storage_options(endpoint_url, profile, anonymous, option)
     arguments: dict[str, Any] = {"format": format, "extensions": extension or []}
     begun = time.perf_counter()
-    dataset = open_dataset(url, given, **arguments)
+    dataset = open_dataset(url, given, stale=update, **arguments)
     value: dict[str, Any] = {}
     if update or checksum:
         before = dataset

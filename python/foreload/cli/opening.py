@@ -15,15 +15,15 @@ def open_dataset(url: str, given: dict[str, str], *, quiet: bool = False, **argu
         url: Its URL.
         given: Storage options of the command line.
         quiet: Show no bar.
-        arguments: Further arguments of `foreload.open`.
+        arguments: Further arguments of `foreload.open`, and `stale`: whether it may be another by now.
 
     Returns:
         The data set.
     """
-    import foreload
+    from foreload._data.dataset import opened
 
     with Reporter() if quiet else Bar() as bar:
-        return foreload.open(url, storage_options=given, progress=bar, **arguments)
+        return opened(url, storage_options=given, progress=bar, **arguments)
 
 
 def reopen(dataset: "Dataset", **fields: bool) -> "Dataset":
@@ -41,7 +41,7 @@ def reopen(dataset: "Dataset", **fields: bool) -> "Dataset":
 
     with Bar() as bar:
         # Whatever it has then.
-        call = {**dataset.source.call, "digest": None, **fields}
+        call = {**dataset.source.call, "digest": None, "stale": False, **fields}
         source = Source(dataset.source.cache_dir, call, progress=bar)
         source.opened()
         return Dataset(source)

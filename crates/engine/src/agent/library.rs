@@ -87,6 +87,7 @@ impl Agent {
             refresh: false,
             update: false,
             checksum: false,
+            stale: false,
             digest: None,
             ..open.clone()
         };
@@ -103,7 +104,7 @@ impl Agent {
             if let (Some(number), true) = (opened, fresh) {
                 let dataset = self.dataset(number)?;
                 if open.digest.is_some() || dataset.is_current().await? {
-                    if open.digest.is_none() {
+                    if open.digest.is_none() && !open.stale {
                         dataset.look().await?;
                     }
                     // Nothing was listed for whoever asks now.
@@ -134,7 +135,7 @@ impl Agent {
         let (asked, directory) = (open.clone(), self.settings.cache_dir.clone());
         let opened = move |work: &Work| {
             work.drive(async {
-                let is_new = asked.digest.is_none();
+                let is_new = asked.digest.is_none() && !asked.stale;
                 let dataset = Dataset::open(asked, &directory, work.report.clone()).await?;
                 if is_new && matches!(dataset.origin, "cache" | "saved") {
                     dataset.look().await?;
