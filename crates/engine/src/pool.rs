@@ -41,8 +41,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 /// Steps kept for a report when something goes wrong.
@@ -178,6 +178,8 @@ pub struct Pool {
     carriers: Rc<Carriers>,
     /// Where fetches come back.
     back: UnboundedSender<Landed>,
+    /// Turns of reading what scans have read.
+    spool_reads: Arc<Semaphore>,
     /// Bytes of the cache arena that the plan may use now.
     budget: Cell<u64>,
     state: RefCell<State>,
@@ -253,6 +255,7 @@ impl Pool {
             cache: Arc::new(cache),
             jobs: RefCell::default(),
             tiers,
+            spool_reads: Arc::new(Semaphore::new(bytes::SPOOL_READS)),
             budget: Cell::new(settings.ram_bytes),
             settings,
             state: RefCell::new(state),
