@@ -32,6 +32,13 @@ class Failed:
             del error
 
 
+def _stopped(error: StopIteration) -> RuntimeError:
+    # Made here: in the frame that the error's traceback leads to, it would be a circle, and hold the pass until it is collected.
+    stopped = RuntimeError("what makes the batch raised StopIteration, a collate_fn or a data set")
+    stopped.__cause__ = error
+    return stopped
+
+
 def attempted(make: Callable[..., Any], *given: Any) -> Any:
     """What a function makes, or what is to be raised in its place. A time-out is of the pass, which what takes too long holds up."""
     try:
@@ -40,8 +47,6 @@ def attempted(make: Callable[..., Any], *given: Any) -> Any:
         raise
     except StopIteration as error:
         # The loop would take it for the end of the pass.
-        stopped = RuntimeError("what makes the batch raised StopIteration, a collate_fn or a data set")
-        stopped.__cause__ = error
-        return Failed(stopped)
+        return Failed(_stopped(error))
     except Exception as error:  # noqa: BLE001 (raised where the loop asks)
         return Failed(error)
