@@ -13,6 +13,8 @@ pub(crate) struct Attempts {
     deadline: Instant,
     pub made: u32,
     corrupt: u32,
+    /// Why the attempt before failed.
+    before: Option<Error>,
 }
 
 impl Attempts {
@@ -22,6 +24,7 @@ impl Attempts {
             deadline,
             made: 0,
             corrupt: 0,
+            before: None,
         }
     }
 
@@ -42,8 +45,11 @@ impl Attempts {
             || self.retry.attempts.is_some_and(|most| self.made >= most)
             || Instant::now() + pause >= self.deadline
         {
-            return Err(error);
+            // The deadline cuts the last attempt short; why there had to be another one says more.
+            let before = self.before.take().filter(|_| error.kind() == ErrorKind::Timeout);
+            return Err(before.unwrap_or(error));
         }
+        self.before = Some(error);
         tokio::time::sleep(pause).await;
         Ok(())
     }
