@@ -160,16 +160,6 @@ class Draw:
 
 
 @contextlib.contextmanager
-def going_on() -> Iterator[None]:
-    """Torch's generator stays where it stood: what the pass that is resumed drew from it at its beginning was drawn then."""
-    before = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
-@contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
     """Puts everybody's generators back at the end."""
     before = Draw.now()

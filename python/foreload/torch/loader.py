@@ -44,7 +44,7 @@ from foreload.torch._batch import Form, Found, Undecoded
 from foreload.torch._course import Course, Turns
 from foreload.torch._flow import Flow, FlowStream
 from foreload.torch._foreign import ForeignLoader, T
-from foreload.torch._randomness import going_on
+from foreload.torch._randomness import unnoticed
 from foreload.torch.dataset import Dataset
 from foreload.torch.sampler import Sampler
 
@@ -395,7 +395,8 @@ class DataLoader(ForeignLoader[T]):
         if self._cursor.takes_rest():
             return None
         epoch, first = self._cursor.begin()
-        with going_on() if first or self._cursor.beyond else contextlib.nullcontext():
+        # What a pass that is resumed draws at its beginning was drawn then.
+        with unnoticed() if first or self._cursor.beyond else contextlib.nullcontext():
             self._draw_base_seed()
         before = course.run(epoch)
         run = course.begin(epoch)
