@@ -90,6 +90,11 @@ def test_help_lists_every_verb_without_torch_or_a_process() -> None:
         assert f" {verb} " in ran.stdout
 
 
+def test_the_package_run_as_a_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "foreload", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("foreload ")
+
+
 def test_help_is_quick() -> None:
     def cpu_s(code: str) -> float:
         begun = sum(os.times()[2:4])

@@ -301,7 +301,7 @@ def test_results_and_the_lists_of_wrap_are_listed_and_cleared(run: Command, home
     assert used.get(3) == b"three"
     used.close()
     assert run("cache", "clear", "--disk", tmp_path, "--yes") == 0
-    assert "results of 1 data sets" in run.out
+    assert "1 disk tier, results of 1 data set" in run.out
     assert run.json("cache", "ls", "--disk", tmp_path)["bytes"] == 0
 
 

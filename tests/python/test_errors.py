@@ -62,6 +62,17 @@ def test_a_url_without_its_second_slash_is_asked_about(
     assert len(fl.open("s3:/b/x")) == 1
 
 
+def test_a_place_that_is_not_there_is_told_with_what_is(home: Any, tmp_path: Path) -> None:
+    for name in ("train", "val", ".hidden", "a", "b", "c", "d"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    with pytest.raises(errors.NotFoundError, match=r"set is there, and has a, b, c, d, train, and 1 more"):
+        fl.open(tmp_path / "set" / "trian" / "deep")
+    with pytest.raises(errors.NotFoundError, match=r"set/train is there, and has nothing"):
+        fl.open(tmp_path / "set" / "train" / "cat")
+    with pytest.raises(errors.NotFoundError, match=r"nothing is there \(the place was reached and holds no object"):
+        fl.open(tmp_path / "set")
+
+
 def test_a_damaged_shard_is_named_with_member_byte_and_remedy(home: Any, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for name in ("a.jpg", "b.jpg"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from foreload._settings import environment as _environment
 from foreload._settings.memory import available_bytes
 from foreload._settings.sizes import format_bytes, parse_bytes
 from foreload._settings.tuning import check_policy
+from foreload.torch import DataLoader
 
 
 @pytest.mark.parametrize("name", ["errors", "_settings.sizes", "_settings.cache", "_settings.tuning"])
@@ -280,8 +282,51 @@ def test_a_loader_that_reads_a_share_says_so_once(
     for name, value in SLURM.items():
         no_torchrun.setenv(name, value)
     for place in (ranks.find(), ranks.find(5, 8), ranks.find()):
-        ranks.say(place)
+        ranks.say(place, is_shuffled=True)
     assert caplog.text.count("rank 5 of 8 (SLURM_PROCID and SLURM_STEP_NUM_TASKS)") == 1
+
+
+@pytest.mark.parametrize(("rank", "shuffle", "warns"), [(0, False, True), (1, False, False), (0, True, False)])
+def test_under_torchrun_rank_0_warns_of_a_loader_in_order_that_reads_a_share(
+    no_torchrun: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    data: fl.Dataset,
+    rank: int,
+    shuffle: bool,
+    warns: bool,
+) -> None:
+    ranks.say.cache_clear()
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}.items():
+        no_torchrun.setenv(name, str(value))
+    loader = DataLoader(data, batch_size=5, shuffle=shuffle)
+    assert len(loader) == math.ceil(len(data) / 2 / 5)
+    said = [it.message for it in caplog.records if it.levelname == "WARNING"]
+    assert [f"rank {rank} of 2" in it and "without shuffle, too, reads that rank's share" in it for it in said] == (
+        [True] * warns
+    )
+    caplog.clear()
+    everything = DataLoader(data, batch_size=5, shuffle=shuffle, dp_rank=0, dp_size=1)
+    assert (len(everything), caplog.text) == (math.ceil(len(data) / 5), "")
+
+
+def test_half_a_place_is_refused_when_the_loader_is_made(data: fl.Dataset) -> None:
+    with pytest.raises(errors.InvalidError, match="dp_rank= is given without dp_size=: give dp_rank and dp_size"):
+        DataLoader(data, dp_rank=1)
+    with pytest.raises(errors.InvalidError, match="dp_size= is given without dp_rank="):
+        DataLoader(data, dp_size=2)
+
+
+def test_a_disk_tier_without_directory_or_beyond_its_disk_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(errors.InvalidError, match=r"'200MB' names no directory; write DIRECTORY:SIZE.*:200MB"):
+        fl.Cache(disk="200MB")
+    with pytest.raises(errors.InvalidError, match=r"'/nvme/x' names no size"):
+        fl.Cache(disk="/nvme/x")
+    for _ in range(2):
+        fl.Cache(ram="16MB", disk=[f"{tmp_path}/not/yet:900TB", f"{tmp_path}/small:1MB"]).fixed()
+    assert caplog.text.count("is to hold 900 TB, and its file system has") == 1
+    assert "small" not in caplog.text
 
 
 def test_a_mesh_tells_the_data_ranks(no_torchrun: pytest.MonkeyPatch) -> None:

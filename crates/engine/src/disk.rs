@@ -58,7 +58,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 #[non_exhaustive]
 pub enum DiskError {
     /// Another process uses the directory.
-    #[error("the cache directory {dir} is in use by process {owner}: stop it or choose another directory")]
+    #[error("the directory {dir} of a disk tier is in use by process {owner}: stop it or choose another directory")]
     Locked {
         /// The directory.
         dir: PathBuf,
@@ -69,7 +69,7 @@ pub enum DiskError {
     #[error("{0}")]
     Invalid(String),
     /// The directory can't be made, listed or locked.
-    #[error("cannot use the cache directory {dir}: {source}")]
+    #[error("the directory {dir} can't be used as a disk tier: {source}")]
     Io {
         /// The directory.
         dir: PathBuf,

@@ -128,8 +128,7 @@ def find(
     Raises:
         InvalidError: Only one of `dp_rank` and `dp_size` is given, they contradict each other, or a dimension of the mesh may be either.
     """
-    if (dp_rank is None) != (dp_size is None):
-        raise InvalidError("give dp_rank and dp_size together")
+    check_named(dp_rank, dp_size)
     plain: tuple[int, ...] = ()
     variables = ""
     if dp_rank is not None and dp_size is not None:
@@ -148,6 +147,18 @@ def find(
         local = tuple(sorted(_numbers.count("local_ranks", each) for each in local_ranks))
     word = word or Word()
     return Ranks(rank, world, local, word.of(shared=len(local) > 1), word, variables)
+
+
+def check_named(dp_rank: int | None, dp_size: int | None) -> None:
+    """Looks whether a place that is given is given whole.
+
+    Raises:
+        InvalidError: One of the two is missing.
+    """
+    if (dp_rank is None) == (dp_size is None):
+        return
+    given, missing = ("dp_size", "dp_rank") if dp_rank is None else ("dp_rank", "dp_size")
+    raise InvalidError(f"{given}= is given without {missing}=: give dp_rank and dp_size together, or neither")
 
 
 def _of_mesh(mesh: Any) -> tuple[int, int]:
@@ -182,13 +193,20 @@ def _splits_data(name: str) -> bool:
 
 
 @functools.cache
-def say(ranks: Ranks) -> None:
-    """Says once what a loader does that nobody told it to: of a program that each task runs for itself, each would read a part only."""
-    if ranks.world > 1 and ranks.variables:
-        _LOG.log(
-            logging.INFO if ranks.variables == _launcher.TORCHRUN else logging.WARNING,
-            "this process is rank %d of %d (%s): its loaders read that rank's share; with dp_rank=0, dp_size=1 a loader reads everything",
-            ranks.rank,
-            ranks.world,
-            ranks.variables,
-        )
+def say(ranks: Ranks, *, is_shuffled: bool) -> None:
+    """Says once what a loader does that nobody told it to: of a program that each task runs for itself, each would read a part only.
+
+    Under torchrun a share of what is shuffled is what everybody expects. A loader in order may be meant to read everything on every rank, as one that
+    validates does with torch's class, so there rank 0 warns.
+    """
+    if ranks.world == 1 or not ranks.variables:
+        return
+    is_expected = ranks.variables == _launcher.TORCHRUN and (is_shuffled or ranks.rank > 0)
+    _LOG.log(
+        logging.INFO if is_expected else logging.WARNING,
+        "this process is rank %d of %d (%s): a loader%s reads that rank's share; with dp_rank=0, dp_size=1 it reads everything",
+        ranks.rank,
+        ranks.world,
+        ranks.variables,
+        "" if is_shuffled else " without shuffle, too,",
+    )

@@ -75,7 +75,7 @@ class Run:
         settings: dict[str, Any] | None = None,
         skip_large: bool = False,
     ) -> None:
-        say(ranks)
+        say(ranks, is_shuffled=order.is_shuffled)
         self.cache = cache
         self.dataset, self.order, self.ranks, self.uneven, self.epochs = dataset, order, ranks, uneven, epochs
         try:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import shutil
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from typing import Any
 from foreload import _core
 from foreload._settings import environment as _environment
 from foreload._settings.memory import available_bytes
-from foreload._settings.sizes import parse_bytes
+from foreload._settings.sizes import format_bytes, parse_bytes
 from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")
@@ -97,6 +99,8 @@ class Cache:
 
         Loaders that live at the same time don't promise the same memory twice: the second takes half of what the first leaves.
         """
+        for directory, size in self.disks():
+            _note_if_smaller(directory, size)
         named = self.ram if self.ram is not None else _environment.get("FORELOAD_RAM")
         if named is not None:
             given, ram = parse_bytes(named, self._ram_name()), self.ram_bytes(share)
@@ -147,8 +151,34 @@ def fixed(cache: Cache | None) -> Cache:
     return (cache or Cache()).fixed()
 
 
+@functools.cache
+def _note_if_smaller(directory: str, size: int) -> None:
+    """Says once that a disk tier is to be larger than the file system of its directory, which may be made only later."""
+    there = next((it for it in (Path(directory), *Path(directory).parents) if it.is_dir()), Path("/"))
+    try:
+        whole = shutil.disk_usage(there).total
+    except OSError:
+        return
+    if size > whole:
+        _LOG.warning(
+            "the disk tier %s is to hold %s, and its file system has %s in all: it holds what fits, less the 1 GiB that stays free",
+            directory,
+            format_bytes(size),
+            format_bytes(whole),
+        )
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return parse_bytes(text) > 0
+    except InvalidError:
+        return False
+
+
 def _disk(text: str, what: str) -> tuple[str, int]:
     directory, colon, size = text.rpartition(":")
+    if not colon and _is_size(text):
+        raise InvalidError(f"{what}: {text!r} names no directory; write DIRECTORY:SIZE, such as /nvme/foreload:{text}")
     if not colon or not directory:
         raise InvalidError(f"{what}: {text!r} names no size; write DIRECTORY:SIZE, such as /nvme/foreload:500GB")
     return str(Path(directory).expanduser().absolute()), parse_bytes(size, what)

@@ -17,6 +17,8 @@ from foreload.errors import InvalidError
 
 #: What `order=` takes, besides a kind of the plan written out as a dict.
 NAMES = ("keyed", "torch", "torch-distributed", "torch-random", "sequential", "contiguous", "strided")
+#: Those that are the same in every epoch.
+_SAME = ("sequential", "contiguous", "strided")
 _MASK = (1 << 64) - 1
 
 
@@ -71,6 +73,11 @@ class Order:
         """The kind's name."""
         return self.kind if isinstance(self.kind, str) else next(iter(self.kind))
 
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self.name not in _SAME
+
 
 def kind_of(name: str, world: int, *, shuffle: bool, draws: str = "loader_each_epoch") -> str | dict[str, Any]:
     """The plan's kind for what a loader was asked for.
@@ -117,7 +124,7 @@ def check_shuffle(name: str, shuffle: bool) -> None:
     Raises:
         InvalidError: It doesn't.
     """
-    if shuffle and name in ("sequential", "contiguous", "strided"):
+    if shuffle and name in _SAME:
         raise InvalidError(
             f"order={name!r} and shuffle=True exclude each other: that order doesn't shuffle; leave one out"
         )

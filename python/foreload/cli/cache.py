@@ -75,7 +75,10 @@ def clear(disk: Disk = None, yes: Yes = False, as_json: options.AsJson = False) 
         "results": len(found["results"]) - len(in_use),
         "in_use": in_use,
     }
-    text = f"{output.human_bytes(freed)} freed: {value['indexes']} indexes, {value['tiers']} disk tiers, results of {value['results']} data sets"
+    indexes = output.counted(len(found["indexes"]), "index file")
+    tiers = output.counted(len(found["tiers"]), "disk tier")
+    results = output.counted(len(found["results"]) - len(in_use), "data set")
+    text = f"{output.human_bytes(freed)} freed: {indexes}, {tiers}, results of {results}"
     text += "".join(f"\n{path} stays: a process has it open" for path in in_use)
     output.emit(value, lambda console: console.print(text), as_json=as_json)
 

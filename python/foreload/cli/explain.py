@@ -28,7 +28,12 @@ BatchSize = Annotated[
 World = Annotated[int, typer.Option("--world", min=1, help="Data ranks.", rich_help_panel=_PANEL)]
 Seed = Annotated[int, typer.Option("--seed", help="The loader's seed.", rich_help_panel=_PANEL)]
 OrderName = Annotated[
-    str, typer.Option("--order", help="keyed, torch, sequential, contiguous or strided.", rich_help_panel=_PANEL)
+    str,
+    typer.Option(
+        "--order",
+        help="keyed, torch, torch-distributed, torch-random, sequential, contiguous or strided.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="The loader's shuffle.", rich_help_panel=_PANEL)]
 DropLast = Annotated[bool, typer.Option("--drop-last", help="The loader's drop_last.", rich_help_panel=_PANEL)]

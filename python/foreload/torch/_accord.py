@@ -28,8 +28,6 @@ from foreload.errors import InvalidError
 _LOG = logging.getLogger("foreload")
 #: How long a rank waits before it refuses another plan: the other one may still have a loader of its own in hand, and come to this one then.
 _PATIENCE_S = 10.0
-#: Orders that are the same in every epoch.
-_SAME = ("sequential", "contiguous", "strided")
 #: What differs between plans, in words.
 _WORDS = {
     "data": "data set",
@@ -87,7 +85,7 @@ class Accord:
         if self._batches != 2:
             return
         here = {"rank": rank, "plan": plan, **_facts(run)}
-        shuffled = "in order" if run.order.name in _SAME else "shuffled"
+        shuffled = "shuffled" if run.order.is_shuffled else "in order"
         alike = f"foreload/plan/{run.dataset.url}/{run.order.global_batch // run.ranks.world}/{shuffled}"
         there = json.loads(store.compare_set(alike, "", json.dumps(here)))
         if alike in _known or there["plan"] in _known or _comes(store, f"foreload/begun/{plan}/{there['rank']}"):
@@ -111,7 +109,7 @@ class Accord:
         number = run.ranks.word.number(run.plan.digest) if run.ranks.word is not None else 0
         stretch = f"foreload/pass/{run.plan.digest}/{number}/{placed}"
         last, self._last = self._last, (stretch, epoch, batches)
-        if run.order.name in _SAME:
+        if not run.order.is_shuffled:
             return
         if last is not None and last[0] == stretch and last[1] + 1 == epoch and last[2] < len(run):
             store.set(f"{stretch}/{last[1]}/left", f"{rank} {last[2]}")

@@ -26,6 +26,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 from foreload import _core
 from foreload._data import dataset as _dataset
 from foreload._node.job import Attachment
+from foreload._node.ranks import check_named
 from foreload._run.ahead import Ahead
 from foreload._run.decode import Decoder, Pairs, decoded_batches, threads_of
 from foreload._run.ending import close_at_exit
@@ -206,6 +207,7 @@ class DataLoader(ForeignLoader[T]):
             samples.decoder.detach = None
         if num_workers:
             samples.failures.share(_in_shared_memory(num_workers))
+        check_named(dp_rank, dp_size)
         course = self._course = self._choose(
             samples,
             in_batch,

@@ -117,7 +117,9 @@ pub(super) async fn find(
         named::look_up(source, &pattern::expand(names)?, options.concurrency, progress).await?
     };
     if objects.is_empty() {
-        return Err(Error::new(ErrorKind::NotFound, "nothing is there").with_object(source.url_of(names)));
+        return Err(Error::new(ErrorKind::NotFound, "nothing is there")
+            .with_object(source.url_of(names))
+            .with_remedy("the place was reached and holds no object: check its name"));
     }
     if names.is_empty() && options.format.is_none_or(|f| f == Format::Manifest) {
         let own = |o: &&ObjectMeta| o.key.starts_with("manifest.") && is_manifest(&o.key);

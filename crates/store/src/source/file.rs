@@ -211,6 +211,36 @@ fn io(path: &Path, step: impl std::fmt::Display, error: std::io::Error) -> Error
     }
 }
 
+/// Names of neighbours in an error, and entries of their directory that are looked at for them.
+const MOST_NEIGHBOURS: usize = 5;
+const MOST_LOOKED_AT: usize = 1000;
+
+/// Of a path that leads nowhere: how far it leads, and what is there.
+fn nearest(path: &Path) -> String {
+    let there = path
+        .ancestors()
+        .skip(1)
+        .find(|it| it.is_dir())
+        .unwrap_or(Path::new("/"));
+    let entries = std::fs::read_dir(there).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .take(MOST_LOOKED_AT)
+        .map(|it| it.file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort();
+    let (shown, rest) = (
+        names.len().min(MOST_NEIGHBOURS),
+        names.len().saturating_sub(MOST_NEIGHBOURS),
+    );
+    let what = match (shown, rest) {
+        (0, _) => "nothing".to_owned(),
+        (_, 0) => names.join(", "),
+        _ => format!("{}, and {rest} more", names[..shown].join(", ")),
+    };
+    format!("{} is there, and has {what}", there.display())
+}
+
 fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
     // Links may form a circle; no sane data set is deeper than this.
     if prefix.matches('/').count() > 64 {
@@ -219,7 +249,15 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
                 .with_remedy("does a link lead back to one of its parents?"),
         );
     }
-    let failed = |e| io(path, format!("listing {}", path.display()), e);
+    let failed = |e: std::io::Error| {
+        let is_elsewhere = e.kind() != std::io::ErrorKind::NotFound || address::meant(path).is_some();
+        let error = io(path, format!("listing {}", path.display()), e);
+        if is_elsewhere {
+            error
+        } else {
+            error.with_remedy(nearest(path))
+        }
+    };
     let mut entries = Entries::default();
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let entry = entry.map_err(failed)?;

@@ -29,6 +29,9 @@ fn classify(head: &Head, body: &str, asked: Asked) -> Error {
         .map(|m| {
             quick_xml::escape::unescape(m)
                 .unwrap_or(m.into())
+                .lines()
+                .next()
+                .unwrap_or_default()
                 .chars()
                 .take(300)
                 .collect::<String>()
@@ -192,6 +195,15 @@ mod tests {
         ] {
             assert_eq!(content_range(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn of_a_long_message_the_first_line_is_told() {
+        let mut head = b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec();
+        let head = Head::parse(&mut head).unwrap().unwrap();
+        let body = "<Error><Code>SignatureDoesNotMatch</Code><Message>It differs from the canonical request:\nGET\n/\n</Message></Error>";
+        let told = classify(&head, body, Asked::Object).to_string();
+        assert!(told.contains("canonical request: (") && !told.contains('\n'), "{told}");
     }
 
     #[test]
