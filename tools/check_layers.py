@@ -69,7 +69,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "_run",
         "_calibrate",
         "torch jax lightning hf",
-        "cli",
+        "cli __main__",
     )
 )
 
