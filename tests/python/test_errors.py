@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import tarfile
@@ -13,6 +14,9 @@ import pytest
 
 import foreload as fl
 from foreload import errors
+from foreload._node import agent as _agent
+from foreload.torch import DataLoader
+from small import until
 
 KINDS = {
     "invalid": ValueError,
@@ -101,3 +105,38 @@ def test_a_data_set_that_was_written_anew_is_noticed_when_it_is_opened(home: Any
     with pytest.raises(errors.ChangedError, match="refresh=True"):
         fl.open(str(tmp_path))
     assert bytes(fl.open(str(tmp_path), refresh=True).read(3)) == b"bbbb"
+
+
+def test_a_log_that_cannot_be_written_costs_lines_and_no_agent(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.cache_dir.mkdir(parents=True)
+    (home.cache_dir / "agent.log").symlink_to("/dev/full")
+    # So that there is something to say: no index can be saved.
+    (home.cache_dir / "indexes").write_bytes(b"")
+    for name in ("train", "fixed"):
+        data = fl.open(f"s3://data/{name}")
+        pid = data.source.opened().agent.pid
+        assert sum(len(labels) for _, labels in DataLoader(data, 16, cache=fl.Cache(ram="32MB"))) == len(data)
+        assert data.source.opened().agent.pid == pid
+    # What it says at its end nobody can look for.
+    monkeypatch.setattr(home, "log", lambda: "pools replay to equality")
+
+
+def test_an_agent_without_a_log_serves(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home.cache_dir / "agent.log").mkdir(parents=True)
+    assert len(fl.open("s3://data/flat")) == 10
+    monkeypatch.setattr(home, "log", lambda: "pools replay to equality")
+
+
+def test_an_agent_that_ends_at_its_start_is_not_waited_for(home: Any) -> None:
+    fl.open("s3://data/flat")
+    (lock,) = home.runtime_dir.glob("*.lock")
+    _agent._agents.clear()
+    gc.collect()
+    until(lambda: not home.is_served(), 20)
+    lock.unlink()
+    lock.mkdir()
+    begun = time.monotonic()
+    with pytest.raises(errors.ClosedError, match=r"(?s)ended with exit status: 1.*\.lock: Is a directory"):
+        fl.open("s3://data/flat")
+    assert time.monotonic() - begun < 5
+    lock.rmdir()

@@ -21,6 +21,7 @@ use crate::pool::{Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use aside::Work;
 use foreload_plan::action::Event;
+use foreload_store::spool::Room;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,6 +29,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -78,6 +80,8 @@ pub struct Agent {
     tiers: RefCell<FxHashMap<PathBuf, SharedTier>>,
     origins: Origins,
     carriers: Rc<Carriers>,
+    /// What is promised to shards that are scanned, of all data sets together.
+    spools: Arc<Room>,
     next: Cell<u64>,
     last_seen: Cell<Instant>,
     retire: Cell<bool>,
@@ -134,6 +138,7 @@ impl Agent {
             tiers: RefCell::default(),
             origins: Origins::new(&settings.cache_dir),
             carriers: Rc::default(),
+            spools: Arc::default(),
             next: Cell::new(1),
             last_seen: Cell::new(Instant::now()),
             retire: Cell::new(false),
@@ -170,7 +175,7 @@ impl Agent {
                     Ok((stream, _)) => drop(tokio::task::spawn_local(Rc::clone(&self).attend(stream))),
                     Err(error) if is_shortage(&error) => {
                         if !std::mem::replace(&mut told_of_shortage, true) {
-                            eprintln!("foreload-agent: a client has to wait: {error}; raise `ulimit -n`");
+                            crate::log::say!("a client has to wait: {error}; raise `ulimit -n`");
                         }
                         tokio::time::sleep(SHORTAGE_PAUSE).await;
                     }
@@ -202,7 +207,7 @@ impl Agent {
             tokio::task::spawn_local(async move { connection.drain().await })
         };
         if let Err(error) = Rc::clone(&self).listen(&connection).await {
-            eprintln!("foreload-agent: connection {id}: {error}");
+            crate::log::say!("connection {id}: {error}");
         }
         self.part(&connection);
         drain.abort();
@@ -229,7 +234,7 @@ impl Agent {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     if e.kind() == io::ErrorKind::Other {
-                        eprintln!("foreload-agent: connection {} ends: {e}", connection.id);
+                        crate::log::say!("connection {} ends: {e}", connection.id);
                     }
                     return Ok(());
                 }
@@ -423,10 +428,7 @@ impl Agent {
             }
         };
         if let Err(error) = sent {
-            eprintln!(
-                "foreload-agent: connection {} ends, for it can't be answered: {error}",
-                connection.id
-            );
+            crate::log::say!("connection {} ends, for it can't be answered: {error}", connection.id);
             connection.shut();
         }
     }
@@ -567,7 +569,7 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
         agent.end_jobs();
         if let Some(replayed) = replayed {
             let pools = replayed.map_err(|difference| io::Error::other(format!("REPLAY DIFFERS: {difference}")))?;
-            eprintln!("foreload-agent: {pools} pools replay to equality");
+            crate::log::say!("{pools} pools replay to equality");
         }
         served
     })

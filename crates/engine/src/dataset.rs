@@ -11,6 +11,7 @@ use foreload_plan::Digest;
 use foreload_plan::catalog::{Catalog, MOST_RANGES, Place};
 use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
 use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, content_key};
+use foreload_store::spool::Room;
 use foreload_store::{Credentials, ErrorKind, Index, Source, SourceOptions, Spool, source};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -162,7 +163,7 @@ impl Dataset {
     ///
     /// # Errors
     /// [`Trouble`] with what the store said.
-    pub async fn open(open: Open, cache_dir: &Path, report: Reporter) -> Result<Self, Trouble> {
+    pub async fn open(open: Open, cache_dir: &Path, room: Arc<Room>, report: Reporter) -> Result<Self, Trouble> {
         assert!(
             crate::env::panic_at().is_none_or(|url| url != open.url),
             "FORELOAD_UNSTABLE_PANIC"
@@ -174,7 +175,7 @@ impl Dataset {
             changes,
             index_etag,
             spool,
-        } = find_index(&open, &options, cache_dir, report).await?;
+        } = find_index(&open, &options, cache_dir, room, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
         let source = Source::open(index.root(), &options).map_err(|e| trouble(&e))?;
         let shared = Arc::new(shared(&index)?);
@@ -321,6 +322,7 @@ async fn find_index(
     open: &Open,
     options: &SourceOptions,
     cache_dir: &Path,
+    room: Arc<Room>,
     report: Reporter,
 ) -> Result<Found, Trouble> {
     let path = index_path(cache_dir, open);
@@ -359,7 +361,7 @@ async fn find_index(
         Some((index, origin)) => (index, origin, None),
         None => {
             let build = build_options(open, &path)?;
-            spool = new_spool(open, cache_dir);
+            spool = new_spool(open, cache_dir, room)?;
             let built = format::build(&open.url, options, &build, spool.as_ref(), &mut tell).await;
             (built.map_err(|e| trouble(&e))?, "listed", None)
         }
@@ -377,7 +379,7 @@ async fn find_index(
     if (origin == "listed" || origin == "updated")
         && let Err(error) = save(&path, index.as_bytes())
     {
-        eprintln!("foreload-agent: can't save the index at {}: {error}", path.display());
+        crate::log::say!("can't save the index at {}: {error}", path.display());
     }
     Ok(Found {
         index,
@@ -390,14 +392,17 @@ async fn find_index(
 
 /// Where what a scan reads of shards in a bucket goes. Unless the user says how much that may be, it is an eighth of the memory that is left: so much the
 /// page cache takes without waiting for the disk (it waits from a sixth or so), which may be slower than the network. And half of what the disk has for us.
-fn new_spool(open: &Open, cache_dir: &Path) -> Option<Spool> {
+/// Both are for all data sets of the agent together.
+fn new_spool(open: &Open, cache_dir: &Path, room: Arc<Room>) -> Result<Option<Spool>, Trouble> {
     let is_far = source::scheme(&open.url) != Some("file");
     let usual = || {
         let free = disk::free_bytes(cache_dir)?.saturating_sub(DiskSettings::KEEP_FREE_BYTES);
-        Some((free / 2).min(memory::available_bytes()? / 8))
+        // What spools hold was free before.
+        Some(((free + room.bytes()) / 2).min(memory::available_bytes()? / 8))
     };
-    let most_bytes = env::spool_bytes().or_else(usual).filter(|&bytes| bytes > 0 && is_far)?;
-    Spool::new(cache_dir, most_bytes).ok()
+    let named = env::spool_bytes().map_err(|why| Trouble::new("invalid", why))?;
+    let most_bytes = named.or_else(usual).filter(|&bytes| bytes > 0 && is_far);
+    Ok(most_bytes.and_then(|bytes| Spool::new(cache_dir, bytes, room).ok()))
 }
 
 fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {

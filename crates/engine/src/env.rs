@@ -48,10 +48,46 @@ pub fn linger() -> Duration {
     Duration::from_secs_f64(given.filter(|s| s.is_finite()).unwrap_or(60.0).clamp(0.0, 1e6))
 }
 
-/// Bytes on disk for what a scan reads, where the user says so.
-#[must_use]
-pub fn spool_bytes() -> Option<u64> {
-    std::env::var("FORELOAD_SPOOL").ok()?.trim().parse().ok()
+/// Bytes on disk for what scans read, where the user says so.
+///
+/// # Errors
+/// What is wrong with what he says, for him.
+pub fn spool_bytes() -> Result<Option<u64>, String> {
+    let Ok(text) = std::env::var("FORELOAD_SPOOL") else {
+        return Ok(None);
+    };
+    let wrong = || {
+        format!(
+            "the variable FORELOAD_SPOOL: {text:?} is no size; write a number of bytes, or for example 32GB or 512MiB, and 0 for no spool"
+        )
+    };
+    match text.trim() {
+        "" => Ok(None),
+        size => bytes_of(size).map(Some).ok_or_else(wrong),
+    }
+}
+
+/// A size as people write it: 17, 1.5GB, 64 MiB.
+fn bytes_of(text: &str) -> Option<u64> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().ok()?;
+    let unit = unit.trim().to_ascii_uppercase();
+    let unit = unit.strip_suffix('B').unwrap_or(&unit);
+    let (letter, base) = unit.strip_suffix('I').map_or((unit, 1000.0), |letter| (letter, 1024.0));
+    let power = match letter {
+        "" if base == 1000.0 => 0,
+        "K" => 1,
+        "M" => 2,
+        "G" => 3,
+        "T" => 4,
+        "P" => 5,
+        _ => return None,
+    };
+    let bytes = number * f64::powi(base, power);
+    (bytes < f64::powi(2.0, 60)).then_some(bytes as u64)
 }
 
 /// Whether the agent records every decision and replays them at its end: for tests.
@@ -70,4 +106,19 @@ pub fn panic_at() -> Option<String> {
 #[must_use]
 pub fn agent() -> Option<PathBuf> {
     path("FORELOAD_AGENT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes_of;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let sizes = ["0", "17", "1k", "1 KiB", "32GB", "0.5gib", "1.5 TB"];
+        let bytes = [0, 17, 1000, 1024, 32_000_000_000, 1 << 29, 1_500_000_000_000];
+        assert_eq!(sizes.map(bytes_of), bytes.map(Some));
+        for wrong in ["-1", "none", "1e6", "1GBB", "GB", "1.2.3", "2000P", "1iB"] {
+            assert_eq!(bytes_of(wrong), None, "{wrong}");
+        }
+    }
 }

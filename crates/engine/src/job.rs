@@ -67,8 +67,8 @@ pub struct Job {
     waiting_since: Cell<Option<Instant>>,
     /// Requests so far.
     asked: Cell<u64>,
-    /// The epoch that its consumers came to first.
-    first_epoch: Cell<Option<u32>>,
+    /// The last epoch that its consumers came to.
+    last_epoch: Cell<Option<u32>>,
     lists: RefCell<Lists>,
     active: Notify,
     ended: Notify,
@@ -131,7 +131,7 @@ impl Job {
             waiting: Cell::new(0),
             waiting_since: Cell::new(None),
             asked: Cell::new(0),
-            first_epoch: Cell::new(None),
+            last_epoch: Cell::new(None),
             active: Notify::new(),
             ended: Notify::new(),
         });
@@ -356,6 +356,9 @@ impl Job {
             return;
         }
         self.life.set(Life::Closed);
+        if !self.streams.is_choice() {
+            self.let_spools_go();
+        }
         self.pool.part(self);
         self.active.notify_one();
         self.ended.notify_one();

@@ -5,6 +5,9 @@
 //! [`connection`] that asked. Pools that read from one endpoint share its limit on requests ([`origin`]). [`client`] is the other side of the [`protocol`]: it runs in the user's process, has no thread
 //! and no runtime, and maps the arenas. Nothing here decides what to fetch, when, or where to keep it.
 
+// A line that can't be written would panic: see `log`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 pub mod agent;
 pub mod batches;
 pub mod calls;
@@ -18,6 +21,7 @@ pub mod env;
 pub mod job;
 pub mod knees;
 pub mod list;
+pub mod log;
 pub mod memory;
 pub mod origin;
 pub mod pool;

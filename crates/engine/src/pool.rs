@@ -224,8 +224,9 @@ impl Pool {
             Trouble::new(
                 "no-memory",
                 format!(
-                    "making an arena of {} bytes: {error}. It takes addresses for all of the machine's memory: raise the limit of `ulimit -v`",
-                    settings.ram_bytes
+                    "making an arena of {} bytes: {error}. It takes addresses for all of the machine's memory: raise the limit of `ulimit -{}`",
+                    settings.ram_bytes,
+                    if error.kind() == std::io::ErrorKind::FileTooLarge { 'f' } else { 'v' }
                 ),
             )
         })?;

@@ -110,10 +110,16 @@ impl Streams {
         &self.parts
     }
 
-    /// What scans have read of them isn't needed any more.
-    pub fn release_spools(&self) {
+    /// Whether it is some of the samples of a data set that others may read more of.
+    #[must_use]
+    pub fn is_choice(&self) -> bool {
+        self.parts.iter().any(|part| part.list.is_some())
+    }
+
+    /// What scans have read of them goes, where nearly all of it was taken.
+    pub fn release_read_spools(&self) {
         let spools = self.parts.iter().filter_map(|part| part.spool.as_ref());
-        spools.for_each(|spool| spool.release());
+        spools.filter(|spool| spool.is_read()).for_each(|spool| spool.release());
     }
 
     /// Whether several samples lie in one object.

@@ -6,7 +6,7 @@
 //!
 //! The file has no name, so nothing is left of it whatever happens to the process. It takes no more than it was allowed: a shard that doesn't fit is
 //! scanned without. A disk that fails or is full ends it, and costs nothing but the requests that it would have saved. The engine makes one for each
-//! data set that it opens, and lets it go with the first epoch ([`Spool::release`]).
+//! data set that it opens, all in one [`Room`], and lets it go ([`Spool::release`]) once it [is read](Spool::is_read) and whoever read it is through.
 
 use crate::source::{ObjectMeta, Sink, Source};
 use crate::{Error, ErrorKind, ObjectRef, Result};
@@ -18,7 +18,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -32,9 +32,35 @@ const BUFFER: u64 = 1 << 20;
 /// For one part: as long as for any window of a scan.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Of sixteen stretches that are there, how many must have been taken for all to count as read: headers, and members that nobody asks for, never are.
+const READ_OF_16: u64 = 14;
+
+/// What all spools of a process have promised to shards, together.
+#[derive(Default)]
+pub struct Room(AtomicU64);
+
+impl Room {
+    /// Takes bytes where no more than `most_bytes` are taken then.
+    fn take(&self, bytes: u64, most_bytes: u64) -> bool {
+        let taken = |now: u64| now.checked_add(bytes).filter(|&then| then <= most_bytes);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are promised now.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A file of what was read of shards.
 pub struct Spool {
     most_bytes: u64,
+    room: Arc<Room>,
     state: Mutex<State>,
 }
 
@@ -42,6 +68,7 @@ struct State {
     /// `None`: it has been let go, or its disk has failed.
     file: Option<Arc<File>>,
     shards: FxHashMap<Box<str>, Shard>,
+    /// Where the next shard begins, which is what they take of the room.
     promised: u64,
 }
 
@@ -50,19 +77,33 @@ struct Shard {
     size: u64,
     etag: Option<String>,
     at: u64,
-    /// The checksums of the stretches of each part that is there.
-    parts: Vec<Option<Box<[u32]>>>,
+    parts: Vec<Option<Part>>,
+}
+
+/// A part that is there.
+struct Part {
+    /// The checksum of each stretch.
+    sums: Box<[u32]>,
+    /// Which stretches somebody has taken something of.
+    taken: [u64; (PART / STRETCH / 64) as usize],
+}
+
+impl Part {
+    fn taken(&self) -> u64 {
+        self.taken.iter().map(|bits| u64::from(bits.count_ones())).sum()
+    }
 }
 
 impl Spool {
-    /// A file in a directory, for `most_bytes` of shards.
+    /// A file in a directory, for shards as long as all spools of the room have no more than `most_bytes`.
     ///
     /// # Errors
     /// What the system says.
-    pub fn new(directory: &Path, most_bytes: u64) -> io::Result<Self> {
+    pub fn new(directory: &Path, most_bytes: u64, room: Arc<Room>) -> io::Result<Self> {
         let file = unnamed(directory)?;
         Ok(Spool {
             most_bytes,
+            room,
             state: Mutex::new(State {
                 file: Some(Arc::new(file)),
                 shards: FxHashMap::default(),
@@ -79,19 +120,22 @@ impl Spool {
     pub(crate) fn admit(&self, shard: &ObjectMeta) -> bool {
         let mut state = self.state();
         let at = state.promised;
-        let end = at.checked_add(shard.size).filter(|&end| end <= self.most_bytes);
+        // On pages of their own.
+        let bytes = shard.size.checked_next_multiple_of(4096);
         // Without an ETag nobody could say later that the object is still this one.
-        let (Some(end), Some(_), Some(_)) = (end, &state.file, &shard.etag) else {
+        let (Some(bytes), Some(_), Some(_)) = (bytes, &state.file, &shard.etag) else {
             return false;
         };
-        // On pages of their own.
-        state.promised = end.next_multiple_of(4096);
+        if !self.room.take(bytes, self.most_bytes) {
+            return false;
+        }
+        state.promised += bytes;
         let parts = shard.size.div_ceil(PART) as usize;
         let shelved = Shard {
             size: shard.size,
             etag: shard.etag.clone(),
             at,
-            parts: vec![None; parts],
+            parts: std::iter::repeat_with(|| None).take(parts).collect(),
         };
         state.shards.insert(shard.key.as_str().into(), shelved);
         true
@@ -124,7 +168,8 @@ impl Spool {
         }
         let sums = filler.sums.finish();
         if let Some(shelved) = self.state().shards.get_mut(shard.key.as_str()) {
-            shelved.parts[part as usize] = Some(sums);
+            let taken = Default::default();
+            shelved.parts[part as usize] = Some(Part { sums, taken });
         }
         Ok(())
     }
@@ -174,6 +219,9 @@ impl Spool {
             sink.write(from - range.start, &buffer[(from - at) as usize..(to - at) as usize])?;
             at = end;
         }
+        if let Some(shard) = self.state().shards.get_mut(object.key.as_str()) {
+            shard.take(&range);
+        }
         Ok(true)
     }
 
@@ -209,10 +257,26 @@ impl Spool {
         shards.map(Shard::bytes).sum()
     }
 
-    /// Gives its room back to the file system.
+    /// Whether nearly all of it has been taken at least once.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        let state = self.state();
+        let parts = || state.shards.values().flat_map(|shard| shard.parts.iter().flatten());
+        let all: u64 = parts().map(|part| part.sums.len() as u64).sum();
+        16 * parts().map(Part::taken).sum::<u64>() >= READ_OF_16 * all
+    }
+
+    /// Gives its room back, here and to the file system.
     pub fn release(&self) {
         let mut state = self.state();
         (state.file, state.shards) = (None, FxHashMap::default());
+        self.room.give(std::mem::take(&mut state.promised));
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -230,11 +294,21 @@ impl Shard {
 
     fn sum(&self, stretch: u64) -> Option<u32> {
         let part = self.parts.get((stretch * STRETCH / PART) as usize)?.as_ref()?;
-        part.get((stretch % (PART / STRETCH)) as usize).copied()
+        part.sums.get((stretch % (PART / STRETCH)) as usize).copied()
+    }
+
+    /// Notes that a range was taken.
+    fn take(&mut self, range: &Range<u64>) {
+        for stretch in range.start / STRETCH..range.end.div_ceil(STRETCH) {
+            if let Some(Some(part)) = self.parts.get_mut((stretch * STRETCH / PART) as usize) {
+                let bit = stretch % (PART / STRETCH);
+                part.taken[(bit / 64) as usize] |= 1 << (bit % 64);
+            }
+        }
     }
 
     fn bytes(&self) -> u64 {
-        let there = (0..).zip(&self.parts).filter(|(_, sums)| sums.is_some());
+        let there = (0..).zip(&self.parts).filter(|(_, part)| part.is_some());
         there.map(|(part, _)| PART.min(self.size - part * PART)).sum()
     }
 }
@@ -353,7 +427,7 @@ mod tests {
             let bytes: Vec<u8> = (0..SIZE).map(|at| (at * 7 % 251) as u8 ^ (at >> 14) as u8).collect();
             std::fs::write(directory.path().join("s.tar"), &bytes).unwrap();
             let source = Source::open(directory.path().to_str().unwrap(), &SourceOptions::default()).unwrap();
-            let spool = Spool::new(directory.path(), SIZE).unwrap();
+            let spool = Spool::new(directory.path(), 2 * SIZE, Arc::default()).unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let shard = runtime.unwrap().block_on(async {
                 let shard = source.head("s.tar", Instant::now() + TIMEOUT).await.unwrap();
@@ -426,6 +500,21 @@ mod tests {
     }
 
     #[test]
+    fn it_is_read_when_nearly_all_stretches_were_taken_and_not_when_some_were_taken_often() {
+        let place = Place::new(&[0, 1]);
+        assert!(!place.spool.is_read());
+        for _ in 0..20 {
+            assert!(place.read(0..PART + STRETCH).is_some());
+        }
+        assert!(!place.spool.is_read(), "half of it");
+        assert!(place.read(PART + STRETCH..PART + 191 * STRETCH).is_some());
+        assert!(!place.spool.is_read(), "447 of 512");
+        assert!(place.read(PART + 191 * STRETCH..PART + 191 * STRETCH + 1).is_some());
+        assert!(place.spool.is_read(), "448 of 512");
+        assert!(Place::new(&[]).spool.is_read(), "there is nothing");
+    }
+
+    #[test]
     fn a_byte_that_has_changed_on_disk_is_never_handed_out_as_right() {
         for changed in [0, STRETCH, PART + 5, SIZE - 1] {
             let place = Place::new(&[0, 1, 2]);
@@ -444,7 +533,8 @@ mod tests {
     #[test]
     fn a_shard_gets_room_or_is_left_out_and_all_of_it_goes_back() {
         let directory = tempfile::tempdir().unwrap();
-        let spool = Spool::new(directory.path(), 2 * PART + 4096).unwrap();
+        let room = Arc::new(Room::default());
+        let spool = Spool::new(directory.path(), 2 * PART + 4096, Arc::clone(&room)).unwrap();
         let shard = |key: &str, size, etag: Option<&str>| ObjectMeta {
             key: key.to_owned(),
             size,
@@ -463,8 +553,17 @@ mod tests {
             0,
             "it has no name"
         );
+        let next = Spool::new(directory.path(), 2 * PART + 8192, Arc::clone(&room)).unwrap();
+        assert!(
+            next.admit(&shard("g", 4096, Some("e"))) && !next.admit(&shard("h", 1, Some("e"))),
+            "one room"
+        );
         spool.release();
         assert!(!spool.admit(&shard("f", 1, Some("e"))));
+        assert_eq!(room.bytes(), 4096);
+        assert!(next.admit(&shard("h", PART, Some("e"))));
+        drop((spool, next));
+        assert_eq!(room.bytes(), 0);
         let place = Place::new(&[0]);
         place.spool.release();
         assert_eq!((place.spool.bytes(), place.read(0..1)), (0, None));

@@ -7,6 +7,7 @@ use foreload_store::spool::PART;
 use foreload_store::{Credentials, Index, SourceOptions, Spool};
 use foreload_testkit::Bucket;
 use foreload_testkit::bucket::{Class, Settings};
+use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
@@ -65,7 +66,7 @@ fn compared(index: &Index, spool: &Spool, bucket: &Bucket) -> u64 {
 async fn a_scan_asks_for_each_part_once_and_the_spool_has_all_of_it() {
     let bucket = bucket("shards:3x250x20000-60000,tar");
     let directory = tempfile::tempdir().unwrap();
-    let spool = Spool::new(directory.path(), 100 * MIB).unwrap();
+    let spool = Spool::new(directory.path(), 100 * MIB, Arc::default()).unwrap();
     bucket.reset_counts();
     let index = scanned(&bucket, Some(&spool)).await;
     let (parts, bytes) = parts_and_bytes(&index);
@@ -80,7 +81,7 @@ async fn a_scan_asks_for_each_part_once_and_the_spool_has_all_of_it() {
 async fn shards_beyond_its_room_are_scanned_without_it() {
     let bucket = bucket("shards:3x100x20000-60000,tar");
     let directory = tempfile::tempdir().unwrap();
-    let spool = Spool::new(directory.path(), 5 * MIB).unwrap();
+    let spool = Spool::new(directory.path(), 5 * MIB, Arc::default()).unwrap();
     let index = scanned(&bucket, Some(&spool)).await;
     assert_eq!(compared(&index, &spool, &bucket), 100, "one of three");
     assert_eq!(scanned(&bucket, None).await.digest(), index.digest());
@@ -90,7 +91,7 @@ async fn shards_beyond_its_room_are_scanned_without_it() {
 async fn a_shard_of_large_members_is_skipped_through() {
     let bucket = bucket("shards:1x8x9000000,tar");
     let directory = tempfile::tempdir().unwrap();
-    let spool = Spool::new(directory.path(), 100 * MIB).unwrap();
+    let spool = Spool::new(directory.path(), 100 * MIB, Arc::default()).unwrap();
     bucket.reset_counts();
     let index = scanned(&bucket, Some(&spool)).await;
     assert!(bucket.counts().bytes_sent < 3 * PART, "{:?}", bucket.counts());

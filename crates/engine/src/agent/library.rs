@@ -133,10 +133,11 @@ impl Agent {
         plain: &Open,
     ) -> Result<(Reply, Fds), Trouble> {
         let (asked, directory) = (open.clone(), self.settings.cache_dir.clone());
+        let room = Arc::clone(&self.spools);
         let opened = move |work: &Work| {
             work.drive(async {
                 let is_new = asked.digest.is_none() && !asked.stale;
-                let dataset = Dataset::open(asked, &directory, work.report.clone()).await?;
+                let dataset = Dataset::open(asked, &directory, room, work.report.clone()).await?;
                 if is_new && matches!(dataset.origin, "cache" | "saved") {
                     dataset.look().await?;
                 }

@@ -251,7 +251,7 @@ impl Agent {
             && !pool.is_closed()
             && let Err(difference) = pool.replay()
         {
-            eprintln!("foreload-agent: REPLAY DIFFERS: {difference}");
+            crate::log::say!("REPLAY DIFFERS: {difference}");
         }
         pool.close();
         self.pools.borrow_mut().retain(|other| !Rc::ptr_eq(other, pool));

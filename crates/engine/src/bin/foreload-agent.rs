@@ -4,22 +4,29 @@
 
 use foreload_engine::agent::{AgentSettings, run};
 use foreload_engine::client::own_directory;
+use foreload_engine::log;
 use rustix::fs::FlockOperation;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+/// Whoever starts an agent looks so often, and with such pauses, whether it serves or has ended.
+const START_LOOKS: u32 = 500;
+const START_LOOK: Duration = Duration::from_millis(1);
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, verb, socket, cache_dir, linger_s] = arguments.as_slice() else {
-        eprintln!("usage: foreload-agent start|serve SOCKET CACHE_DIR LINGER_S (clients start it by themselves)");
+        log::line(format_args!(
+            "usage: foreload-agent start|serve SOCKET CACHE_DIR LINGER_S (clients start it by themselves)"
+        ));
         return ExitCode::from(2);
     };
     let Some(linger) = linger_s.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()) else {
-        eprintln!("foreload-agent: {linger_s} is no number of seconds");
+        log::line(format_args!("{linger_s} is no number of seconds"));
         return ExitCode::from(2);
     };
     let settings = AgentSettings {
@@ -29,28 +36,40 @@ fn main() -> ExitCode {
         record: foreload_engine::env::record(),
     };
     let ended = match verb.as_str() {
-        "start" => detach(&arguments),
+        "start" => detach(&arguments, Path::new(socket)),
         "serve" => serve(settings),
         _ => Err(io::Error::other(format!("unknown verb {verb}"))),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("foreload-agent: {error}");
+            log::line(format_args!("{error}"));
             ExitCode::FAILURE
         }
     }
 }
 
 /// Starts the same program as `serve` in a session of its own: signals of the user's terminal don't reach it, and the user's process has no child.
-fn detach(arguments: &[String]) -> io::Result<()> {
+///
+/// One that ends before anybody can reach it has failed, and whoever waits for it need not wait on.
+fn detach(arguments: &[String], socket: &Path) -> io::Result<()> {
     let program = std::env::current_exe()?;
-    Command::new(program)
+    let mut agent = Command::new(program)
         .arg("serve")
         .args(&arguments[2..])
         .current_dir("/")
-        .spawn()
-        .map(drop)
+        .spawn()?;
+    for _ in 0..START_LOOKS {
+        if let Some(status) = agent.try_wait()? {
+            let why = || io::Error::other(format!("the agent ended with {status} before it served anybody"));
+            return if status.success() { Ok(()) } else { Err(why()) };
+        }
+        if UnixStream::connect(socket).is_ok() {
+            break;
+        }
+        std::thread::sleep(START_LOOK);
+    }
+    Ok(())
 }
 
 /// A panic ends the agent, whatever task or thread it is in. A runtime goes on without a task that panicked, and whoever waits for it would wait for
@@ -71,10 +90,10 @@ fn raise_descriptors() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        eprintln!(
-            "foreload-agent: the limit on open files stays {:?}: {error}",
+        log::line(format_args!(
+            "the limit on open files stays {:?}: {error}",
             limit.current
-        );
+        ));
     }
 }
 
@@ -86,11 +105,14 @@ fn serve(settings: AgentSettings) -> io::Result<()> {
     let directory = settings.socket.parent().unwrap_or(Path::new("/"));
     own_directory(directory)?;
     std::fs::create_dir_all(&settings.cache_dir)?;
+    let lock = settings.socket.with_extension("lock");
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", lock.display()));
     let lock = std::fs::OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
-        .open(settings.socket.with_extension("lock"))?;
+        .open(&lock)
+        .map_err(named)?;
     // The kernel drops the lock with the process, however it ends: nothing to clean up. Who doesn't get it leaves the place to who has it.
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(());

@@ -133,10 +133,12 @@ fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, ClientError> {
 
 fn start(place: &Place) -> Result<(), ClientError> {
     let failed = |e: io::Error| ClientError::NoAgent(format!("starting {}: {e}", place.program.display()));
-    let log = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
+    // An agent without a log is better than none: the cache directory may be read-only, or its disk full.
+    let mut appending = std::fs::OpenOptions::new();
+    appending.create(true).append(true);
+    let log = appending
         .open(place.log())
+        .or_else(|_| appending.open("/dev/null"))
         .map_err(failed)?;
     let status = Command::new(&place.program)
         .arg("start")

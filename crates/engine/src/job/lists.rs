@@ -72,13 +72,23 @@ impl Job {
         self.make_lists();
     }
 
-    /// Behind its first epoch, nothing is taken from what scans have read: it has been read once, and what is worth keeping is in the tiers.
+    /// Behind its first epoch it may need nothing more of what scans have read.
     fn mind_epoch(&self, event: &Event) {
         let Some(epoch) = epoch_of(event) else { return };
-        let first = self.first_epoch.get().unwrap_or(epoch);
-        self.first_epoch.set(Some(first));
-        if epoch > first {
-            self.streams.release_spools();
+        let last = self.last_epoch.get();
+        self.last_epoch.set(last.max(Some(epoch)));
+        if last.is_some_and(|last| last < epoch) {
+            self.let_spools_go();
+        }
+    }
+
+    /// What scans have read goes when it has served: as many samples were delivered as an epoch has, or nearly, and nearly all of it was taken. What is
+    /// worth keeping is in the tiers then. Whoever only looks at batches, or reads some of the samples, leaves it to those after him.
+    pub fn let_spools_go(&self) {
+        let here = self.attach.ranks.len() as u64;
+        let share = self.streams.len() * here / u64::from(self.attach.world).max(1);
+        if 8 * self.stats.borrow().samples >= 7 * share {
+            self.streams.release_read_spools();
         }
     }
 

@@ -42,7 +42,7 @@ impl MetricsLog {
         match std::fs::OpenOptions::new().create(true).append(true).open(path) {
             Ok(file) => Some(MetricsLog(file)),
             Err(error) => {
-                eprintln!("foreload-agent: no metrics log at {}: {error}", path.display());
+                crate::log::say!("no metrics log at {}: {error}", path.display());
                 None
             }
         }

@@ -508,7 +508,7 @@ impl Pool {
         let message = format!(
             "{doing} the disk cache at {directory}: {error}; what it doesn't hold is fetched again, training goes on"
         );
-        eprintln!("foreload-agent: {message}");
+        crate::log::say!("{message}");
         self.tell_all(&Trouble::new("unavailable", message));
     }
 

@@ -55,7 +55,7 @@ impl Pool {
         let next = bounds.next(now, used, left);
         if next != now {
             let whole = bounds.asked;
-            eprintln!("foreload-agent: {left} bytes of memory are left; the budget is {next} of {whole} bytes");
+            crate::log::say!("{left} bytes of memory are left; the budget is {next} of {whole} bytes");
             self.set_budget(next);
         } else if used > now + now / 64 {
             // After a shrinkage other parts of the arena are used, and those that were have their memory still.
@@ -104,7 +104,7 @@ impl Pool {
                 Cause::Order => "the order of the next epoch is not known".to_owned(),
             };
             let message = format!("waiting for {seconds:.1} s for {what}: {cause}");
-            eprintln!("foreload-agent: job {}: {message}", job.id);
+            crate::log::say!("job {}: {message}", job.id);
             if let Some(who) = state.wants.get(&waiting.request).and_then(|want| want.who.upgrade()) {
                 let body = serde_json::to_string(&Trouble {
                     sample: waiting.sample,

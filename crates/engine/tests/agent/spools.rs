@@ -101,3 +101,36 @@ fn a_scan_through_faults_hands_on_what_is_right() {
     drop(job);
     node.end();
 }
+
+#[test]
+fn whoever_looks_or_reads_a_part_leaves_the_rest_to_those_after_him() {
+    let node = Node::new(RULE);
+    let (dataset, index) = node.open("s3://bench/t", false).expect("opened");
+    let scanned = gets(&node);
+    let (part, of_part) = node.chosen(dataset, &(0..36).collect::<Vec<_>>());
+    let attach = |dataset, index: &Index, session: &str| {
+        let session = session.to_owned();
+        node.attach(&node.another(), dataset, index, |a| {
+            a.session = session;
+            a.ram_bytes = 4 << 20;
+            a.staging_bytes = Some(1 << 20);
+        })
+    };
+    // A tenth of the samples, twice: the second epoch may need the bucket for what its memory doesn't hold.
+    let few = attach(part, &of_part, "few");
+    for epoch in 0..2 {
+        read_epoch(&node, &few, &of_part, "t", &spec(&of_part), epoch);
+    }
+    drop(few);
+    let job = attach(dataset, &index, "all");
+    for epoch in 0..3 {
+        let want = job.want_batch(0, epoch, 0).expect("sent");
+        let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
+        release(&job, &items);
+    }
+    let before = gets(&node);
+    read_epoch(&node, &job, &index, "t", &spec(&index), 3);
+    assert_eq!(gets(&node), before, "of {scanned} requests of the scan");
+    drop(job);
+    node.end();
+}

@@ -6,7 +6,7 @@
 //! short one saves bytes. Skipping pays from about the bytes that a connection delivers during a round trip.
 //!
 //! Small members make a walk read everything. With a [`Spool`], the shard is then fetched in parts, some ahead of the walk, and what was read is there
-//! for the first epoch. Who meets a member that is larger than a part goes on with windows.
+//! for the first epoch. A member that is larger than a part is skipped, and the walk goes on with windows until it has met enough small ones again.
 
 use super::group::{Grouper, Sample};
 use super::header::{self, BLOCK, Entry, MAX_NAME_BYTES, MAX_PAX_BYTES};
@@ -24,6 +24,11 @@ use tokio::time::Instant;
 const LONG_WINDOW: u64 = 1 << 20;
 // Header, a small member such as a label, and the next header.
 const SHORT_WINDOW: u64 = 4 << 10;
+/// So many bytes of small members, or so many in a row, and the rest of the shard is taken to be like them.
+const PACKED_BYTES: u64 = LONG_WINDOW;
+const PACKED_MEMBERS: u32 = 32;
+/// What gzip and zstd write first.
+const PACKERS: [&[u8]; 2] = [&[0x1f, 0x8b], &[0x28, 0xb5, 0x2f, 0xfd]];
 /// Most members in one shard.
 const MAX_MEMBERS: u64 = 100_000_000;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -60,6 +65,7 @@ pub(crate) async fn scan(
         start: 0,
         bytes: Vec::new(),
         window: LONG_WINDOW,
+        small: (PACKED_BYTES, PACKED_MEMBERS),
         parts: spool
             .filter(|(spool, _)| spool.admit(shard))
             .map(|(spool, most)| Parts::new(spool, most)),
@@ -118,7 +124,14 @@ async fn step_through(mut reader: Reader<'_>, place: &mut Place) -> Result<Scann
         if reader.shard.size < at.saturating_add(BLOCK) {
             return Err(Error::corrupt("the tar archive is cut off: it ends within a block"));
         }
-        let entry = header::parse(&reader.block(at).await?)?;
+        let block = reader.block(at).await?;
+        if at == 0 && PACKERS.iter().any(|mark| block.starts_with(mark)) {
+            return Err(
+                Error::invalid("it is compressed, whatever its name says, and cannot be read in random order")
+                    .with_remedy("store it uncompressed: images hardly shrink anyway"),
+            );
+        }
+        let entry = header::parse(&block)?;
         let data = at + BLOCK;
         let size = match &entry {
             Entry::End => {
@@ -174,6 +187,8 @@ struct Reader<'a> {
     start: u64,
     bytes: Vec<u8>,
     window: u64,
+    /// Bytes and number of the small members since the last large one.
+    small: (u64, u32),
     /// Where it is fetched in parts.
     parts: Option<Parts<'a>>,
 }
@@ -183,6 +198,7 @@ struct Parts<'a> {
     spool: &'a Spool,
     /// Those under way, in order.
     underway: FuturesOrdered<BoxFuture<'a, Result<()>>>,
+    /// The part after the last that was asked for, and the one after the last that is there. Those before are there too, but for what was skipped.
     asked: u64,
     there: u64,
     /// How many are under way at a time, and at most. The first one is alone: it tells how large the members are.
@@ -202,8 +218,19 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Waits until all parts up to a byte of the shard are there.
-    async fn reach(&mut self, source: &'a Source, shard: &'a ObjectMeta, end: u64) -> Result<()> {
+    /// Calls off what is under way: it lies in a member that is skipped.
+    fn pause(&mut self) {
+        self.underway = FuturesOrdered::new();
+        (self.asked, self.ahead) = (self.there, 1);
+    }
+
+    /// Waits until all parts of a range are there. Ranges go forward; what lies between two of them, beyond what was asked for, is skipped.
+    async fn reach(&mut self, source: &'a Source, shard: &'a ObjectMeta, at: u64, end: u64) -> Result<()> {
+        let first = at / spool::PART;
+        if first > self.asked {
+            self.pause();
+            (self.asked, self.there) = (first, first);
+        }
         let all = shard.size.div_ceil(spool::PART);
         while self.there * spool::PART < end {
             while self.asked < all && self.underway.len() < self.ahead {
@@ -259,9 +286,12 @@ impl Reader<'_> {
 
     /// Takes bytes from the spool, if the shard goes there, and if that can still be written to.
     async fn spooled(&mut self, at: u64, length: u64) -> Result<bool> {
-        let Some(parts) = &mut self.parts else { return Ok(false) };
+        let is_packed = self.small.0 >= PACKED_BYTES || self.small.1 >= PACKED_MEMBERS;
+        let Some(parts) = self.parts.as_mut().filter(|_| is_packed) else {
+            return Ok(false);
+        };
         let end = at.saturating_add(length.max(SHORT_WINDOW)).min(self.shard.size);
-        let reached = parts.reach(self.source, self.shard, end).await;
+        let reached = parts.reach(self.source, self.shard, at, end).await;
         match reached.and_then(|()| parts.spool.look(self.shard, at..end, &mut self.bytes)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Closed => {
@@ -273,10 +303,15 @@ impl Reader<'_> {
         }
     }
 
-    /// A large member makes the next window short, a small one long; behind one that is larger than a part, the shard is no longer fetched as a whole.
+    /// A large member makes the next window short, a small one long. Behind one that is larger than a part, parts wait for enough small ones.
     fn learn(&mut self, member_size: u64) {
         if member_size > spool::PART {
-            self.parts = None;
+            self.small = (0, 0);
+            if let Some(parts) = &mut self.parts {
+                parts.pause();
+            }
+        } else {
+            self.small = (self.small.0.saturating_add(member_size), self.small.1.saturating_add(1));
         }
         if member_size > LONG_WINDOW {
             self.window = SHORT_WINDOW;
@@ -290,8 +325,11 @@ impl Reader<'_> {
 mod tests {
     use super::super::header::tests::block;
     use super::*;
+    use crate::ObjectRef;
     use crate::source::SourceOptions;
+    use crate::spool::PART;
     use proptest::prelude::*;
+    use std::sync::Arc;
 
     fn archive(members: &[(&str, u8, Vec<u8>)]) -> Vec<u8> {
         let mut out = Vec::new();
@@ -388,6 +426,81 @@ mod tests {
         );
         damaged[1] ^= 1;
         assert!(said(&damaged).contains("does not match: the header at byte 0 ("));
+    }
+
+    /// A shard of members of these lengths, by the names of their numbers, scanned with a spool: what it holds, and which members of it the spool has.
+    fn spooled(lengths: &[u64]) -> (Vec<Sample>, Vec<bool>, u64) {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut bytes, mut at) = (Vec::new(), Vec::new());
+        for (number, &length) in lengths.iter().enumerate() {
+            bytes.extend_from_slice(&block(&format!("{number}.bin"), length, b'0'));
+            at.push(bytes.len() as u64);
+            bytes.resize((bytes.len() + length as usize).next_multiple_of(512), number as u8);
+        }
+        std::fs::write(directory.path().join("s.tar"), &bytes).unwrap();
+        let source = Source::open(directory.path().to_str().unwrap(), &SourceOptions::default()).unwrap();
+        let spool = Spool::new(directory.path(), u64::MAX, Arc::default()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let shard = source.head("s.tar", Instant::now() + TIMEOUT).await.unwrap();
+            let found = scan(&source, &shard, None, Some((&spool, 4))).await.unwrap();
+            let plain = scan(&source, &shard, None, None).await.unwrap();
+            assert_eq!(found.samples, plain.samples);
+            let object = ObjectRef {
+                key: shard.key.clone(),
+                size: shard.size,
+                etag: shard.etag.clone(),
+                version: None,
+            };
+            let has = at.iter().zip(lengths).map(|(&at, &length)| {
+                let (range, mut read) = (at..at + length, Vec::new());
+                let is_there = spool.read(&object, range.clone(), &mut read).unwrap();
+                assert!(!is_there || read == bytes[range.start as usize..range.end as usize]);
+                is_there
+            });
+            let has = has.collect();
+            (found.samples, has, spool.bytes())
+        })
+    }
+
+    #[test]
+    fn behind_a_member_that_is_larger_than_a_part_small_ones_go_to_the_spool_again() {
+        for big in [0, 60, 119] {
+            let lengths: Vec<u64> = (0..120).map(|n| if n == big { 4 * PART } else { 100_000 }).collect();
+            let (_, has, bytes) = spooled(&lengths);
+            assert!(!has[big]);
+            let left_out = has.iter().filter(|&&has| !has).count();
+            assert!(left_out <= 1 + 11, "{left_out} for {big}");
+            assert!(bytes <= 120 * 100_600 + 2 * PART, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_compressed_shard_is_told_so() {
+        let mut gzip = vec![0x1f, 0x8b, 8, 0];
+        gzip.resize(2000, 7);
+        let message = scan_bytes(&gzip).unwrap_err().to_string();
+        assert!(
+            message.contains("it is compressed, whatever its name says"),
+            "{message}"
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn any_shard_holds_the_same_with_a_spool(kinds in proptest::collection::vec((0..8u8, 0..600_000u64), 1..60)) {
+            let lengths: Vec<u64> = kinds
+                .iter()
+                .map(|&(kind, length)| match kind {
+                    0 => PART + 1 + length,
+                    1 => PART - 512 * (length % 3),
+                    2..5 => length % 3000,
+                    _ => length,
+                })
+                .collect();
+            spooled(&lengths);
+        }
     }
 
     #[test]
