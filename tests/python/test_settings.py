@@ -412,3 +412,24 @@ def test_a_runtime_directory_of_another_machine_is_left_aside(monkeypatch: pytes
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         assert _core.runtime_dir() == Path(short) / "foreload"
     assert _core.runtime_dir() == Path(tempfile.gettempdir()) / f"foreload-{os.getuid()}"
+
+
+@pytest.mark.parametrize("rank", [None, "abc"])
+def test_half_a_launchers_place_is_refused(no_torchrun: pytest.MonkeyPatch, data: fl.Dataset, rank: str | None) -> None:
+    no_torchrun.setenv("WORLD_SIZE", "4")
+    if rank is not None:
+        no_torchrun.setenv("RANK", rank)
+    said = "no RANK" if rank is None else "RANK='abc', which is no number"
+    with pytest.raises(errors.InvalidError, match=f"WORLD_SIZE=4, and {said}.*dp_rank= and dp_size="):
+        len(DataLoader(data, 5, shuffle=True))
+    assert len(DataLoader(data, 5, dp_rank=1, dp_size=2)) == math.ceil(len(data) / 2 / 5)
+    no_torchrun.setenv("WORLD_SIZE", "1")
+    assert len(DataLoader(data, 5)) == math.ceil(len(data) / 5)
+
+
+def test_a_filter_that_keeps_nothing_says_what_it_was_asked(data: fl.Dataset) -> None:
+    with pytest.raises(
+        errors.InvalidError,
+        match=r"none of \d+ samples is kept; the first is called with key '.*', label \d and \d+ bytes",
+    ):
+        data.filter(lambda key, label, length: False)

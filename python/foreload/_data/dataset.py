@@ -357,7 +357,12 @@ class Dataset:
         if not callable(keep):
             raise InvalidError(f"filter: {keep!r} can't be called; give keep(key, label, length)")
         index = self._index
-        return self.select([i for i in range(len(self)) if keep(index.key(i), index.label(i), index.length(i))])
+        kept = [i for i in range(len(self)) if keep(index.key(i), index.label(i), index.length(i))]
+        if not kept:
+            raise InvalidError(
+                f"filter: none of {len(self)} samples is kept; the first is called with key {index.key(0)!r}, label {index.label(0)} and {index.length(0)} bytes"
+            )
+        return self.select(kept)
 
     def split(self, shares: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
         """Divides the data set at random, so that each sample is in one part.

@@ -29,6 +29,7 @@ class Place:
         local: The numbers of those on this node.
         session: What they call themselves, unlike any others on this node.
         variables: Which variables say so.
+        doubt: What they leave open, in words; empty: nothing.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class Place:
     local: tuple[int, ...]
     session: str
     variables: str
+    doubt: str = ""
 
 
 def place() -> Place | None:
@@ -47,6 +49,10 @@ def _torchrun() -> Place | None:
     rank, world = _environment.number("RANK"), _environment.number("WORLD_SIZE")
     if rank is None and world is None:
         return None
+    doubt = ""
+    if rank is None and (world or 1) > 1:
+        found = _environment.get("RANK")
+        doubt = f"WORLD_SIZE={world}, and {'no RANK' if found is None else f'RANK={found!r}, which is no number'}"
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     session = "-".join(_environment.get(name) or "" for name in names)
     rank, world = rank or 0, world or 1
@@ -54,7 +60,7 @@ def _torchrun() -> Place | None:
     if _environment.number("LOCAL_WORLD_SIZE") is None:
         # Batch scripts often set RANK, WORLD_SIZE and LOCAL_RANK by hand from the launcher's own variables, which say more.
         local = next((it.local for it in _launched() if (it.rank, it.world) == (rank, world)), local)
-    return Place(rank, world, local, session, TORCHRUN)
+    return Place(rank, world, local, session, TORCHRUN, doubt)
 
 
 def _launched() -> Iterator[Place]:

@@ -82,6 +82,7 @@ class Ranks:
         session: What the processes of this node's share of the job call it, together with the word's number.
         word: The loader's word.
         variables: Which variables of the environment say so; empty: none do.
+        doubt: What they leave open, in words; empty: nothing.
     """
 
     rank: int = 0
@@ -90,6 +91,7 @@ class Ranks:
     session: str = ""
     word: Word | None = field(default=None, repr=False, compare=False)
     variables: str = field(default="", compare=False)
+    doubt: str = field(default="", compare=False)
 
     def session_of(self, order: str) -> str:
         """What tells the job of a loader with this order, named by its digest, from all others."""
@@ -130,7 +132,7 @@ def find(
     """
     check_named(dp_rank, dp_size)
     plain: tuple[int, ...] = ()
-    variables = ""
+    variables = doubt = ""
     if dp_rank is not None and dp_size is not None:
         world = _numbers.count("dp_size", dp_size, 1, _MOST_RANKS)
         rank = _numbers.count("dp_rank", dp_rank)
@@ -139,14 +141,14 @@ def find(
     else:
         told = _launcher.place()
         rank, world, plain = (0, 1, (0,)) if told is None else (told.rank, told.world, told.local)
-        variables = "" if told is None else told.variables
+        variables, doubt = ("", "") if told is None else (told.variables, told.doubt)
     local = plain or (rank,)
     if local_ranks is not None:
         if not isinstance(local_ranks, Iterable):
             raise InvalidError(f"local_ranks={local_ranks!r}: give the data ranks of this node, such as [0, 1]")
         local = tuple(sorted(_numbers.count("local_ranks", each) for each in local_ranks))
     word = word or Word()
-    return Ranks(rank, world, local, word.of(shared=len(local) > 1), word, variables)
+    return Ranks(rank, world, local, word.of(shared=len(local) > 1), word, variables, doubt)
 
 
 def check_named(dp_rank: int | None, dp_size: int | None) -> None:
@@ -198,7 +200,15 @@ def say(ranks: Ranks, *, is_shuffled: bool) -> None:
 
     Under torchrun a share of what is shuffled is what everybody expects. A loader in order may be meant to read everything on every rank, as one that
     validates does with torch's class, so there rank 0 warns.
+
+    Raises:
+        InvalidError: The environment says how many ranks there are, and not which one this is: all would read the same share.
     """
+    if ranks.doubt:
+        raise InvalidError(
+            f"the environment has {ranks.doubt}: each process would read the same share. Start it with torchrun, set both or neither, or give dp_rank= "
+            "and dp_size="
+        )
     if ranks.world == 1 or not ranks.variables:
         return
     is_expected = ranks.variables == _launcher.TORCHRUN and (is_shuffled or ranks.rank > 0)

@@ -315,6 +315,11 @@ def check_belongs(state: dict[str, Any], order: Order) -> None:
         for name, text in names.items()
         if state.get(name) != here[name]
     ]
+    if {state.get("kind"), order.name} == {"torch_random", "torch_distributed"}:
+        # What `order="torch"` means on one rank and on several.
+        differing.append(
+            "order='torch' is another order on one rank than on several; order='torch-distributed' is the same on all numbers of ranks"
+        )
     other = "other weights or another length of an epoch" if order.name == "mixture" else "another version of the order"
     raise StateError(f"the state belongs to another run: {'; '.join(differing) or other}")
 

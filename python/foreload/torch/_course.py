@@ -207,7 +207,7 @@ class Course(Sampler):
         if run is not None and self._lists is None:
             epoch, batch, beyond = run.resume(state)
         else:
-            resumed, beyond = _given.resume(state, self.data, self._batch_size)
+            resumed, beyond = _given.resume(state, self.data, self._batch_size, self._own_place()[1])
             epoch, batch = resumed.epoch, resumed.batches
             self._loaded = dict(state), resumed
         self.cursor.load(epoch, batch, beyond, of=state["epoch"])
@@ -300,7 +300,11 @@ class Course(Sampler):
                         f"the sampler's state was saved after {had} samples of this rank, which is within a batch of {self.batch_size}; choose a "
                         "batch_size that divides it"
                     )
-                self.cursor.load(epoch, batch)
+                if had:
+                    self.cursor.load(epoch, batch)
+                else:
+                    # Whether that is another one than the loader's state is of, its cursor knows.
+                    self.cursor.set_epoch(epoch)
         elif self._explicit is not None:
             told, is_placed = _given.epoch_of(self._explicit), self._heeded != self.cursor.placed
             upcoming = self.cursor.upcoming[0]

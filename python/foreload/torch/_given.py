@@ -38,7 +38,7 @@ from foreload._settings.cache import Cache
 from foreload._settings.order import Order
 from foreload._settings.state import check_state
 from foreload.errors import InvalidError, StateError
-from foreload.torch._randomness import GENERATORS, Draw, put_back, standing
+from foreload.torch._randomness import Draw, generators_within, put_back, standing
 
 _LOG = logging.getLogger("foreload")
 
@@ -102,15 +102,8 @@ class Lists:
         return {name: standing(generator) for name, generator in self._generators()}
 
     def _generators(self) -> list[tuple[str, Any]]:
-        """What the sampler has to draw from, and samplers among its attributes have, by name."""
-        found: dict[str, Any] = {}
-        for name, part in zip(("order", "sampler"), _parts(self.sampler), strict=False):
-            found[name] = getattr(part, "generator", None)
-            for attribute, value in sorted(getattr(part, "__dict__", {}).items()):
-                own = value if isinstance(value, GENERATORS) else getattr(value, "generator", None)
-                if isinstance(value, (*GENERATORS, data.Sampler)) and not any(own is known for known in found.values()):
-                    found[f"{name}.{attribute}"] = own
-        return [(name, generator) for name, generator in found.items() if isinstance(generator, GENERATORS)]
+        """What the sampler has to draw from, and samplers within it have, by name."""
+        return list(generators_within(dict(zip(("order", "sampler"), _parts(self.sampler), strict=False))).items())
 
     def restore(self, state: dict[str, Any], *, is_within: bool) -> bool:
         """The next pass draws as the one that a state is of, or as the one after it would have drawn.
@@ -131,7 +124,7 @@ class Lists:
             return False
         if not isinstance(random, dict):
             raise StateError(f"the state is damaged: its generators' states are {random!r:.60}")
-        self._restored = {"random": random, "of": _place_in(state)}
+        self._restored = {"random": random, "of": place_in_state(state)}
         if not is_within:
             self._set(self._restored)
             self._restored = None
@@ -396,13 +389,14 @@ def unread(dataset: _dataset.Dataset, size: int | None, epoch: int) -> dict[str,
     return {**state, "global_batch": order.global_batch, **told}
 
 
-def resume(state: Any, dataset: _dataset.Dataset, size: int | None) -> tuple[Resumed, list[int]]:
+def resume(state: Any, dataset: _dataset.Dataset, size: int | None, here: int) -> tuple[Resumed, list[int]]:
     """Where a state goes on, which nobody needs to ask the sampler for.
 
     Args:
         state: The state.
         dataset: The data set.
         size: Samples of a batch; None: the sampler decides.
+        here: How many ranks there are.
 
     Returns:
         Epoch, batches and samples that the loop has had, and the batches beyond them that it has had, too.
@@ -424,6 +418,13 @@ def resume(state: Any, dataset: _dataset.Dataset, size: int | None) -> tuple[Res
             )
         batches, rest = divmod(position, size)
         if rest:
+            saved_on = place_in_state(state)[1] if "of" in state else here
+            if saved_on != here:
+                raise StateError(
+                    f"the state was saved on one of {saved_on} ranks after {position} samples of its own, and no batch of {size} begins there on one of "
+                    f"{here}: go on with {saved_on} ranks and their batch size, or save states between epochs. A sampler that is known to deal all of the "
+                    "data set, such as a DistributedSampler given as sampler=, goes on with any number of ranks"
+                )
             raise StateError(
                 f"the state was saved after {position} samples; with batches of {size} no batch begins there. Choose a batch_size that divides {position}"
             )
@@ -432,7 +433,7 @@ def resume(state: Any, dataset: _dataset.Dataset, size: int | None) -> tuple[Res
     if "list" in state:
         # Of the samples, however they are cut into batches.
         check_state(state, "list")
-        resumed.place, resumed.digest = _place_in(state), state["list"]
+        resumed.place, resumed.digest = place_in_state(state), state["list"]
     return resumed, [number for number in beyond if number >= batches]
 
 
@@ -485,7 +486,7 @@ def place_in(sampler: Any) -> tuple[int, int] | None:
     return None
 
 
-def _place_in(state: dict[str, Any]) -> tuple[int, int]:
+def place_in_state(state: dict[str, Any]) -> tuple[int, int]:
     """The rank that a state was saved on, and how many there were."""
     of = state.get("of")
     if not isinstance(of, (list, tuple)) or len(of) != 2 or not all(type(number) is int for number in of):

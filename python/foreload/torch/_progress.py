@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,8 +22,8 @@ from foreload._run.position import numbers_in, spans_of
 from foreload._run.tally import EpochTally
 from foreload.errors import StateError
 from foreload.torch import _feed, _given
-from foreload.torch._randomness import Draw, generators_of, state_in, text_of, unnoticed
-from foreload.torch.sampler import Sampler
+from foreload.torch._randomness import Draw, generators_of, put_back, standing, unnoticed
+from foreload.torch.sampler import Sampler, place_of
 
 #: The layout of a state.
 VERSION = 1
@@ -80,6 +82,9 @@ class Progress:
         self._stood: dict[int, dict[str, Any]] = {}
         self.drawn = 0
         self._is_drawing = False
+        #: What names the samples that were drawn so far, and by number those before the next batch; None: they have no names that last.
+        self._list: int | None = 0
+        self._lists: dict[int, int | None] = {}
         goes_on = loaded is not None and not loaded["_iterator_finished"] and self._is_of(loaded)
         #: The state that is gone on from, where it is of this pass.
         self.resumed = loaded if goes_on else None
@@ -89,7 +94,7 @@ class Progress:
             self._restore(loaded, goes_on=goes_on)
             if goes_on or is_kept:
                 self.workers = _workers_in(loaded)
-        self._begun = {name: generator.get_state() for name, generator in self._generators.items()}
+        self._begun = {name: standing(generator) for name, generator in self._generators.items()}
         self._before = self._draws.get("loader") or Draw.now()
         self._sampled: Draw | None = None
 
@@ -107,9 +112,9 @@ class Progress:
     def _restore(self, state: dict[str, Any], *, goes_on: bool) -> None:
         random = state["random"]
         self._is_seeded = random["seeded"]
-        for name, text in random["own"].items():
+        for name, stood in random["own"].items():
             if name in self._generators:
-                self._generators[name].set_state(state_in(text))
+                put_back(self._generators[name], stood)
         self._draws = {name: Draw.of(random[name]) for name in ("loader", "sampler") if random.get(name)}
         planned: Any = _sampler_of(self.order)
         if isinstance(planned, Sampler) and "planned" in state["sampler"]:
@@ -126,15 +131,21 @@ class Progress:
         self.beyond = frozenset(numbers_in(state["beyond"], 1 << 62))
         self.drawn, self._left_out = self.had, self.beyond
         if self._is_stated(state):
+            self._list = None
             replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
             self.samples = self.samples * state["sampler"]["replicas"] // replicas
             self._stood[self.had - 1] = {name: state["sampler"][name] for name in _PARTS if name in state["sampler"]}
             return
         self._skip = self._batches_to_skip(state)
+        if state["samples"] and "of" in state and state["list"] is not None:
+            self._check = _given.Resumed(self.tally.epoch, self.had, self.samples)
+            self._check.place, self._check.digest = _given.place_in_state(state), state["list"]
 
     _skip = 0
     _left_out: frozenset[int] = frozenset()
     _resume_drawing: Any = None
+    #: What must have been read before a resumed pass goes on.
+    _check: _given.Resumed | None = None
 
     def _is_stated(self, state: dict[str, Any]) -> bool:
         """Whether a sampler itself goes on where it stood."""
@@ -151,6 +162,12 @@ class Progress:
         replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
         if (size, replicas) == (state["batch_size"], state["sampler"]["replicas"]):
             return self.had
+        here = _length_of(self.order)
+        if here is not None and not self.beyond and self.had >= (state.get("batches") or self.had + 1):
+            # The loop has had the epoch's last batch: nothing is left of it, however it is cut.
+            self.had = self.drawn = here
+            self.samples = len(_sampler_of(self.order))
+            return here
         position = samples * int(state["sampler"]["replicas"])
         batches, rest = divmod(position, size * replicas)
         if rest or self.beyond:
@@ -193,6 +210,7 @@ class Progress:
         if self._is_iterable:
             return index
         self.asked[number] = index
+        self._lists[number + 1] = self._list
         parts = _stated(self.order, drawing)
         if parts:
             self._stood[number] = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
@@ -207,7 +225,11 @@ class Progress:
             before = Draw.now()
             try:
                 for _ in range(self._skip):
-                    next(drawing)
+                    self._take(drawing)
+                check, self._check = self._check, None
+                if check is not None and self._list is not None:
+                    check.check_list(self._place(), self._list)
+                self._lists[self.had] = self._list
                 return self._next(drawing)
             finally:
                 after = Draw.now()
@@ -216,11 +238,25 @@ class Progress:
                     self._sampled = Draw(before.torch_state, others)
 
     def _next(self, drawing: Iterator[Any]) -> Any:
-        index = next(drawing)
+        index = self._take(drawing)
         while self.drawn in self._left_out:
             self.drawn += 1
-            index = next(drawing)
+            index = self._take(drawing)
         return index
+
+    def _take(self, drawing: Iterator[Any]) -> Any:
+        index = next(drawing)
+        if self._list is not None and not self._is_iterable:
+            self._list = _named(index, self._list)
+        return index
+
+    def _place(self) -> tuple[int, int]:
+        """This process among those that a sampler deals an epoch among: as that says, or the launcher."""
+        place = _given.place_in(self.order)
+        if place is None:
+            told = place_of(None, None)
+            place = told.rank, told.world
+        return place
 
     # Having.
 
@@ -235,6 +271,7 @@ class Progress:
             self.beyond -= {self.had}
             self.had += 1
         self._stood = {number: stood for number, stood in self._stood.items() if number >= self.had - 1}
+        self._lists = {number: found for number, found in self._lists.items() if number >= self.had}
 
     # The state.
 
@@ -257,8 +294,12 @@ class Progress:
             "batch_size": getattr(self.order, "batch_size", None),
             "is_iterable": is_iterable(loader),
             "sampler": {"epoch": self.told, "replicas": getattr(sampler, "num_replicas", 1), **parts},
+            "batches": _length_of(self.order),
             "random": self._random(loader),
         }
+        if not self._is_iterable and not isinstance(sampler, DistributedSampler):
+            # A distributed sampler's state is the same on all ranks, and its epoch and seed say what it yields.
+            state |= {"of": list(self._place()), "list": self._lists.get(self.had)}
         return {**state, **self._of_data(loader)}
 
     def _random(self, loader: Any) -> dict[str, Any]:
@@ -268,9 +309,8 @@ class Progress:
                 seeded=loader.persistent_workers,
                 others=self._sampled is not None and self._sampled.others is not None,
             )
-        own = {name: text_of(state) for name, state in self._begun.items()}
-        found: dict[str, Any] = {"own": own, "seeded": self._is_seeded}
-        if loader.num_workers and "loader" not in own:
+        found: dict[str, Any] = {"own": self._begun, "seeded": self._is_seeded}
+        if loader.num_workers and "loader" not in self._begun:
             found["loader"] = Draw(self._before.torch_state).as_dict()
         sampled = self._sampled if self._is_drawing else self._draws.get("sampler") or Draw.now()
         if sampled is not None:
@@ -303,9 +343,28 @@ def state_of_reader(dataset: Any, iterator: Any, *, ended: bool) -> dict[str, An
 
 def random_now(loader: Any, *, seeded: bool = False, others: bool = False) -> dict[str, Any]:
     """The generators between two passes."""
-    own = {name: text_of(generator.get_state()) for name, generator in generators_of(loader).items()}
+    own = {name: standing(generator) for name, generator in generators_of(loader).items()}
     now = Draw.now()
     return {"own": own, "seeded": seeded, "loader": Draw(now.torch_state, now.others if others else None).as_dict()}
+
+
+def _named(index: Any, before: int) -> int | None:
+    """A checksum of samples' numbers, or names, after that of those before; None: there is one that has none."""
+    for each in index if isinstance(index, (list, tuple)) else [index]:
+        if not isinstance(each, (int, str)):
+            if not hasattr(each, "__index__"):
+                return None
+            each = operator.index(each)
+        before = zlib.crc32(f"{each} ".encode(), before)
+    return before
+
+
+def _length_of(order: Any) -> int | None:
+    """Batches of a pass, as far as the sampler says it."""
+    try:
+        return len(order)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def is_iterable(loader: Any) -> bool:

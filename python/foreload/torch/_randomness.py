@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import data
 
 from foreload.errors import StateError
 
@@ -56,13 +57,13 @@ def standing(generator: Any) -> dict[str, Any]:
 
 
 def put_back(generator: Any, stood: Any) -> None:
-    """Puts a generator where it stood.
+    """Puts a generator where it stood; of one of torch's its state alone will do.
 
     Raises:
         StateError: What is said of it is damaged.
     """
     try:
-        state = stood["state"]
+        state: Any = stood if isinstance(stood, str) else stood["state"]
         if isinstance(generator, torch.Generator):
             generator.set_state(state_in(state))
         elif isinstance(generator, random.Random):
@@ -169,17 +170,46 @@ def unnoticed() -> Iterator[None]:
         before.set()
 
 
-def generators_of(loader: Any) -> dict[str, torch.Generator]:
+def generators_of(loader: Any) -> dict[str, Any]:
     """The generators that a loader has for itself: its own, and those of its samplers. One that is several of these is named once."""
     batches = getattr(loader, "batch_sampler", None)
-    owners = {
-        "loader": loader,
-        "batch_sampler": batches,
-        "sampler": getattr(batches, "sampler", None) or loader.sampler,
-    }
-    found: dict[str, torch.Generator] = {}
-    for name, owner in owners.items():
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not known for known in found.values()):
-            found[name] = generator
+    samplers = {"batch_sampler": batches, "sampler": getattr(batches, "sampler", None) or loader.sampler}
+    own = getattr(loader, "generator", None)
+    found = {"loader": own} if isinstance(own, torch.Generator) else {}
+    return found | {name: each for name, each in generators_within(samplers).items() if each is not own}
+
+
+#: Samplers within samplers are looked into so deep, and so many that one has in a list.
+_DEEPEST, _MOST = 4, 100
+
+
+def generators_within(samplers: Mapping[str, Any]) -> dict[str, Any]:
+    """The generators that samplers have among their attributes, and samplers within them have, by name. One that is several of these is named once."""
+    found: dict[str, Any] = {}
+    visited = {id(sampler) for sampler in samplers.values()}
+
+    def note(name: str, value: Any) -> None:
+        if isinstance(value, GENERATORS) and all(value is not known for known in found.values()):
+            found[name] = value
+
+    def visit(name: str, part: Any, deep: int) -> None:
+        note(name, getattr(part, "generator", None))
+        for attribute, value in sorted(getattr(part, "__dict__", {}).items()):
+            note(f"{name}.{attribute}", value)
+            several = enumerate(value[:_MOST]) if isinstance(value, (list, tuple)) else [("", value)]
+            for at, each in several:
+                if deep and _is_sampler(each) and id(each) not in visited:
+                    visited.add(id(each))
+                    visit(f"{name}.{attribute}{at}", each, deep - 1)
+
+    for name, sampler in samplers.items():
+        if sampler is not None:
+            visit(name, sampler, _DEEPEST)
     return found
+
+
+def _is_sampler(value: Any) -> bool:
+    """Whether something within a sampler may be one: what is iterated, and no data."""
+    is_iterated = hasattr(type(value), "__iter__") and hasattr(value, "__dict__")
+    others = (data.Dataset, data.DataLoader, torch.nn.Module, torch.Tensor)
+    return isinstance(value, data.Sampler) or (is_iterated and not isinstance(value, others))

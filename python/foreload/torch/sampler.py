@@ -63,7 +63,10 @@ def place_of(
     group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is None and rank is None and device_mesh is None and group:
         told = _ranks.find(local_ranks=local_ranks, word=word)
-        if (told.rank, told.world) == (torch.distributed.get_rank(), torch.distributed.get_world_size()):
+        if not told.doubt and (told.rank, told.world) == (
+            torch.distributed.get_rank(),
+            torch.distributed.get_world_size(),
+        ):
             return told
         num_replicas, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     return _ranks.find(rank, num_replicas, device_mesh, local_ranks, word)

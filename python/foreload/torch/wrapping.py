@@ -221,6 +221,11 @@ def _files(dataset: Any, uri_of: Callable[[int], Any] | None, root: Any, options
         return options.named([_names(uri_of(at), at) for at in range(len(dataset))])
     if isinstance(dataset, data.Subset):
         return _files(dataset.dataset, None, root, options).select(list(dataset.indices))
+    if isinstance(dataset, data.IterableDataset):
+        raise InvalidError(
+            f"wrap: {type(dataset).__name__} is iterable and has no samples by number, so nothing can be read ahead: give it to foreload.torch.DataLoader as "
+            "it is, which passes it through, or open its files with foreload.open"
+        )
     if not (hasattr(dataset, "samples") and callable(getattr(dataset, "loader", None))):
         raise InvalidError(
             f"wrap: {type(dataset).__name__} has no `samples` and `loader` as torchvision's folders have; say which files a sample is made "

@@ -1,0 +1,223 @@
+"""Samplers with generators wherever they keep them, over data sets of ours and of anybody: a resumed pass is what it would have been, or it is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, TensorDataset
+
+import foreload as fl
+from foreload import errors
+from foreload.torch import DataLoader, Sampler
+from small import COUNT
+
+TINY = fl.Cache(ram="32MB")
+
+
+class Drawing:
+    """A sampler of no class of torch's, with a generator under some name."""
+
+    def __init__(self, generator: Any, name: str = "rng", count: int = COUNT) -> None:
+        self._name, self.count = name, count
+        setattr(self, name, generator)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        own = getattr(self, self._name)
+        if isinstance(own, torch.Generator):
+            return iter(torch.randperm(self.count, generator=own).tolist())
+        if isinstance(own, random.Random):
+            return iter(own.sample(range(self.count), self.count))
+        return iter(own.permutation(self.count).tolist())
+
+
+class Within:
+    """A sampler that takes its samples from others, which it has under some name, alone or in a list."""
+
+    def __init__(self, name: str, inner: Any) -> None:
+        self._name = name
+        setattr(self, name, inner)
+
+    def _all(self) -> list[Any]:
+        found = getattr(self, self._name)
+        return found if isinstance(found, list) else [found]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._all()))
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for inner in self._all() for number in reversed(list(inner)))
+
+
+def a_torch() -> torch.Generator:
+    return torch.Generator().manual_seed(4)
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "torch's": lambda: Drawing(a_torch(), "g"),
+    "NumPy's": lambda: Drawing(np.random.default_rng(4)),
+    "NumPy's old": lambda: Drawing(np.random.RandomState(4)),
+    "Python's": lambda: Drawing(random.Random(4)),
+    "within": lambda: Within("inner", Drawing(np.random.default_rng(4))),
+    "within a private one": lambda: Within("_base", Within("source", Drawing(a_torch(), "g"))),
+    "torch's own within": lambda: Within("base", RandomSampler(range(COUNT), generator=a_torch())),
+    "in a list": lambda: Within(
+        "parts", [Drawing(np.random.default_rng(n), count=COUNT // 2 - 3 * n) for n in range(2)]
+    ),
+}
+
+
+def loader_of(data: Any, sampler: Any, size: int = 8, **keywords: Any) -> Any:
+    if isinstance(data, fl.Dataset):
+        keywords |= {"cache": TINY, "decode": lambda raw, meta: meta.sample}
+    return DataLoader(data, size, sampler=sampler, **keywords)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [[int(number) for number in batch[0]] for batch in batches]
+
+
+@pytest.fixture(params=["ours", "anybody's"])
+def any_data(request: pytest.FixtureRequest, data: Any) -> Any:
+    return data if request.param == "ours" else TensorDataset(torch.arange(COUNT))
+
+
+@pytest.mark.parametrize("at", ["within", "between"])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_generators_stand_where_they_stood_whatever_has_them(any_data: Any, kind: str, at: str) -> None:
+    loader = loader_of(any_data, SAMPLERS[kind]())
+    list(loader)
+    state = loader.state_dict()
+    passes: list[list[list[int]]] = [[], []]
+    for number in range(2):
+        for batch in loader:
+            passes[number] += numbers([batch])
+            if at == "within" and not number and len(passes[0]) == 3:
+                state = loader.state_dict()
+    if at == "within":
+        del passes[0][:3]
+    again = loader_of(any_data, SAMPLERS[kind]())
+    again.load_state_dict(state)
+    assert [numbers(again), numbers(again)] == passes
+
+
+class Hidden(Drawing):
+    """One whose generator nobody finds."""
+
+    def __init__(self) -> None:
+        own = np.random.default_rng(4)
+        super().__init__(type("Box", (), {"permutation": staticmethod(own.permutation)})())
+
+
+def test_whoever_draws_from_something_unknown_is_refused_within_a_pass(any_data: Any) -> None:
+    loader = loader_of(any_data, Hidden())
+    list(loader)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    again = loader_of(any_data, Hidden())
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(errors.StateError, match="draws from something that the state doesn't know"):
+        list(again)
+
+
+class Share:
+    """A sampler that deals by itself, and nobody knows it."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.generator, self.rank, self.num_replicas = a_torch(), rank, ranks
+
+    def __len__(self) -> int:
+        return len(range(self.rank, COUNT, self.num_replicas))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(COUNT, generator=self.generator).tolist()[self.rank :: self.num_replicas])
+
+
+@pytest.mark.parametrize("size", [16, 8])
+def test_a_sampler_that_deals_by_itself_is_refused_on_another_number_of_ranks(any_data: Any, size: int) -> None:
+    loader = loader_of(any_data, Share(1, 2))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+
+    def go_on() -> None:
+        again = loader_of(any_data, Share(0, 1), size)
+        again.load_state_dict(loader.state_dict())
+        list(again)
+
+    with pytest.raises(errors.StateError, match="go on with 2 ranks"):
+        go_on()
+    same = loader_of(any_data, Share(1, 2))
+    same.load_state_dict(loader.state_dict())
+    assert numbers(same) == numbers(batches)
+
+
+@pytest.mark.parametrize("samples", [36, 37, 40])
+def test_of_an_epoch_whose_last_batch_was_had_nothing_is_left_on_fewer_ranks(samples: int) -> None:
+    values: Any = TensorDataset(torch.arange(samples))
+    two: Any = DistributedSampler(values, 2, 0, seed=5)
+    loader: Any = DataLoader(values, 6, sampler=two)
+    two.set_epoch(0)
+    states = [loader.state_dict() for _ in loader]
+    one: Any = DistributedSampler(values, 1, 0, seed=5)
+    again: Any = DataLoader(values, 12, sampler=one)
+    again.load_state_dict(states[-1])
+    one.set_epoch(0)
+    assert not list(again)
+    one.set_epoch(1)
+    assert sorted(number for batch in numbers(again) for number in batch) == list(range(samples))
+    if samples == 36:
+        again.load_state_dict(states[0])
+        one.set_epoch(0)
+        assert len(list(again)) == 2
+
+
+@pytest.mark.parametrize("order", ["l", "s", "ls", "sl", "sL", "lL", "sLs", ""])
+def test_our_sampler_goes_on_where_the_loaders_state_says_whoever_sets_the_epoch(data: Any, order: str) -> None:
+    def made() -> Any:
+        return loader_of(data, Sampler(data, seed=2))
+
+    loader = made()
+    read: list[list[int]] = []
+    state: dict[str, Any] = {}
+    for epoch in range(3):
+        if order:
+            loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            read += numbers([batch])
+            if epoch == 1 and len(read) == len(loader) + 3:
+                state = loader.state_dict()
+    again = made()
+    for step in order if "L" in order else f"L{order}":
+        if step == "L":
+            again.load_state_dict(state)
+        else:
+            {"l": again, "s": again.sampler}[step].set_epoch(1)
+    assert numbers(again) == read[len(loader) + 3 : 2 * len(loader)]
+    if order:
+        again.sampler.set_epoch(2)
+    assert numbers(again) == read[2 * len(loader) :]
+
+
+def test_a_batch_sampler_over_a_sampler_that_draws_is_resumed(any_data: Any) -> None:
+    def made() -> Any:
+        order = BatchSampler(Within("inner", Drawing(np.random.default_rng(4))), 8, drop_last=False)
+        keywords: dict[str, Any] = {"cache": TINY, "decode": lambda raw, meta: meta.sample}
+        return DataLoader(any_data, batch_sampler=order, **(keywords if isinstance(any_data, fl.Dataset) else {}))
+
+    loader = made()
+    list(loader)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    again = made()
+    again.load_state_dict(loader.state_dict())
+    assert numbers(again) == numbers(batches)
