@@ -22,6 +22,7 @@ from bench import machine, peers
 from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
 from bench.rows import cost, proofs, reuse, startup, throughput
 from bench.rows.cold import cold
+from bench.rows.mlperf import retinanet
 from bench.rows.shards import shards
 from bench.stage import ROOT, Stage
 
@@ -47,6 +48,12 @@ FIGURES = [
             cold(count, size),
         )
         for count, size, least in ((40_000, 110_000, 0.90), (12_000, 323_000, 0.90), (60_000, 10_000, 0.85))
+    ),
+    Figure(
+        "retinanet",
+        "RetinaNet-shaped accelerators (B200) that a client core feeds at AU >= 85 % in every epoch, unverified",
+        {"one core: accelerators / core": Bar(least=2)},
+        retinanet,
     ),
     Figure(
         "w4",

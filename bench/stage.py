@@ -97,8 +97,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.scratch = Path(tempfile.mkdtemp(prefix="foreload-bench-"))
-        cpus = sorted(os.sched_getaffinity(0))
-        self.server_cpu, self.client_cpu = cpus[0], cpus[-1]
+        self.cpus = sorted(os.sched_getaffinity(0))
+        self.server_cpu, self.client_cpu = self.cpus[0], self.cpus[-1]
         self._numbers = itertools.count()
         self._gate: dict[str, float] | None = None
 

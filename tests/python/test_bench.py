@@ -9,11 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from small import COUNT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,3 +131,35 @@ def test_memory_is_counted_once_though_shared_and_also_where_nobody_has_mapped_i
     # In a process that shares little with others, whose ends would change its share.
     counts = f"import os, signal\nfrom bench import machine\n{inspect.getsource(count_memory)}\ncount_memory()"
     subprocess.run([sys.executable, "-c", counts], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("most", range(9))
+def test_the_most_accelerators_that_are_fed_are_found_and_nobody_runs_twice(most: int) -> None:
+    mlperf = load("bench.mlperf.__main__")
+    ran: list[int] = []
+
+    def epochs_of(count: int) -> list[dict[str, float]]:
+        ran.append(count)
+        # The first epoch is as good as the second, or there is no utilisation.
+        return [{"au": 0.9 if count <= most else 0.5}, {"au": 0.99}]
+
+    fed, tried = mlperf.most_fed(mlperf.LOADS["retinanet"], epochs_of, 6)
+    assert fed == min(most, 6)
+    assert sorted(tried) == sorted(ran)
+    assert max(ran) <= 6
+
+
+def test_emulated_accelerators_read_each_their_share_or_say_what_went_wrong(
+    home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The accelerators' processes look where this one does.
+    monkeypatch.syspath_prepend(str(ROOT))
+    emulated = load("bench.mlperf.__main__").emulated
+    task = load("bench.mlperf.accelerator").Task("s3://data/fixed", 2, 10, 0.01, epochs=2, ram="32MB", checks=True)
+    epochs = emulated(task)
+    assert [epoch["steps"] for epoch in epochs] == [COUNT // 20] * 2
+    assert all(0 < epoch["least_au"] <= epoch["au"] < 1 for epoch in epochs)
+    with pytest.raises(RuntimeError, match=r"accelerator [01]: InvalidError: .*use a smaller batch"):
+        emulated(replace(task, batch=100_000))
+    with pytest.raises(RuntimeError, match=r"NotFoundError: .*nothing is there"):
+        emulated(replace(task, url="s3://data/absent"))
