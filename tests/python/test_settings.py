@@ -427,6 +427,16 @@ def test_half_a_launchers_place_is_refused(no_torchrun: pytest.MonkeyPatch, data
     assert len(DataLoader(data, 5)) == math.ceil(len(data) / 5)
 
 
+@pytest.mark.parametrize("launched", [SLURM, OPEN_MPI])
+def test_a_script_may_set_world_size_where_the_launcher_says_the_rank(
+    no_torchrun: pytest.MonkeyPatch, data: fl.Dataset, launched: dict[str, str]
+) -> None:
+    for name, value in {**launched, "WORLD_SIZE": "8"}.items():
+        no_torchrun.setenv(name, value)
+    assert (ranks.find().rank, ranks.find().world) == (5, 8)
+    assert len(DataLoader(data, 5)) == math.ceil(len(data) / 8 / 5)
+
+
 def test_a_filter_that_keeps_nothing_says_what_it_was_asked(data: fl.Dataset) -> None:
     with pytest.raises(
         errors.InvalidError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,6 +61,23 @@ def a_torch() -> torch.Generator:
     return torch.Generator().manual_seed(4)
 
 
+class Several(Drawing):
+    """One that draws from the second of several generators, or by a method."""
+
+    def __init__(self, several: Any, which: Any) -> None:
+        self.several, self.which, self.count = several, which, COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        found = self.several[self.which]
+        return iter((found if callable(found) else found.permutation)(self.count).tolist())
+
+
+class Slotted(Drawing):
+    """One without a dict."""
+
+    __slots__ = ("rng",)
+
+
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: Drawing(a_torch(), "g"),
     "NumPy's": lambda: Drawing(np.random.default_rng(4)),
@@ -68,6 +86,10 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "within": lambda: Within("inner", Drawing(np.random.default_rng(4))),
     "within a private one": lambda: Within("_base", Within("source", Drawing(a_torch(), "g"))),
     "torch's own within": lambda: Within("base", RandomSampler(range(COUNT), generator=a_torch())),
+    "generators in a list": lambda: Several([None, np.random.default_rng(4)], 1),
+    "generators in a dict": lambda: Several({"a": np.random.default_rng(4)}, "a"),
+    "a generator's method": lambda: Several((np.random.default_rng(4).permutation,), 0),
+    "in a slot": lambda: Slotted(np.random.default_rng(4)),
     "in a list": lambda: Within(
         "parts", [Drawing(np.random.default_rng(n), count=COUNT // 2 - 3 * n) for n in range(2)]
     ),
@@ -221,3 +243,64 @@ def test_a_batch_sampler_over_a_sampler_that_draws_is_resumed(any_data: Any) -> 
     again = made()
     again.load_state_dict(loader.state_dict())
     assert numbers(again) == numbers(batches)
+
+
+class Lazy:
+    """A sampler that draws from everybody's generator, sample by sample."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(COUNT, ())) for _ in range(COUNT))
+
+
+@pytest.mark.parametrize("begins", ["where the loop left off", "elsewhere"])
+def test_a_sampler_that_draws_batch_by_batch_goes_on_where_everybodys_generator_stands(begins: str) -> None:
+    values: Any = TensorDataset(torch.arange(COUNT))
+    torch.manual_seed(3)
+    loader: Any = DataLoader(values, 8, sampler=Lazy())
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state, stood = loader.state_dict(), torch.get_rng_state()
+    rest = numbers(batches)
+    again: Any = DataLoader(values, 8, sampler=Lazy())
+    torch.manual_seed(4)
+    if begins == "where the loop left off":
+        torch.set_rng_state(stood)
+    again.load_state_dict(state)
+    if begins == "elsewhere":
+        with pytest.raises(errors.StateError, match=r"draws batch by batch .* restore them \(torch.set_rng_state\)"):
+            list(again)
+    else:
+        assert numbers(again) == rest
+
+
+BATCHES: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: [torch.tensor(range(first, first + 8)) for first in range(0, 48, 8)],
+    "arrays": lambda: np.array_split(np.random.default_rng(4).permutation(COUNT), 9),
+    "a matrix": lambda: np.random.default_rng(4).permutation(200).reshape(25, 8),
+    "a matrix of torch's": lambda: torch.randperm(200, generator=a_torch()).reshape(25, 8),
+    "objects": lambda: [[object(), object()]] * 4,
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches_may_be_of_any_type_as_under_torchs_loader(kind: str) -> None:
+    class Named:
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, name: Any) -> list[int]:
+            return [int(operator.index(name)) if hasattr(name, "__index__") else 1]
+
+    values: Any = Named()
+    plain = numbers(torch.utils.data.DataLoader(values, batch_sampler=BATCHES[kind]()))
+    loader: Any = DataLoader(values, batch_sampler=BATCHES[kind]())
+    batches = iter(loader)
+    first = numbers(next(batches) for _ in range(3))
+    again: Any = DataLoader(values, batch_sampler=BATCHES[kind]())
+    again.load_state_dict(loader.state_dict())
+    assert first + numbers(batches) == plain
+    assert first + numbers(again) == plain

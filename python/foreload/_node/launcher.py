@@ -51,6 +51,9 @@ def _torchrun() -> Place | None:
         return None
     doubt = ""
     if rank is None and (world or 1) > 1:
+        if any(it.world == world for it in _launched()):
+            # A script has it for itself, and takes its rank from the launcher, which says both.
+            return None
         found = _environment.get("RANK")
         doubt = f"WORLD_SIZE={world}, and {'no RANK' if found is None else f'RANK={found!r}, which is no number'}"
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")

@@ -221,21 +221,26 @@ class Progress:
         draw = self._draws.pop("sampler", None)
         if self._resume_drawing is not None and _feed.has_state(drawing):
             drawing.load_state_dict(copy.deepcopy(self._resume_drawing))  # type: ignore[attr-defined]
+        outside = Draw.now()
         with draw.again() if draw is not None else contextlib.nullcontext():
             before = Draw.now()
             try:
                 for _ in range(self._skip):
                     self._take(drawing)
+                skipped = Draw.now()
                 check, self._check = self._check, None
                 if check is not None and self._list is not None:
                     check.check_list(self._place(), self._list)
                 self._lists[self.had] = self._list
-                return self._next(drawing)
+                index = self._next(drawing)
             finally:
                 after = Draw.now()
                 others = before.others if after.others_moved(before) else None
                 if others is not None or after.torch_moved(before):
                     self._sampled = Draw(before.torch_state, others)
+        if self._skip:
+            _go_on_drawing(outside, before, skipped, after)
+        return index
 
     def _next(self, drawing: Iterator[Any]) -> Any:
         index = self._take(drawing)
@@ -348,15 +353,48 @@ def random_now(loader: Any, *, seeded: bool = False, others: bool = False) -> di
     return {"own": own, "seeded": seeded, "loader": Draw(now.torch_state, now.others if others else None).as_dict()}
 
 
+def _go_on_drawing(outside: Draw, begun: Draw, skipped: Draw, after: Draw) -> None:
+    """What a sampler draws batch by batch from everybody's generators goes on where it was, or not at all.
+
+    Args:
+        outside: As they stand for everybody.
+        begun: As they stood when the pass began, which was drawn again since.
+        skipped: As the batches that the loop has had left them.
+        after: As the next one did.
+
+    Raises:
+        StateError: The sampler draws so, and they stand where neither the pass began nor the loop left off.
+    """
+    by_torch, by_others = after.torch_moved(skipped), after.others_moved(skipped)
+
+    def stand(there: Draw) -> bool:
+        return not (by_torch and outside.torch_moved(there)) and not (by_others and outside.others_moved(there))
+
+    if not (by_torch or by_others) or stand(begun):
+        return
+    if not stand(skipped):
+        raise StateError(
+            "the sampler draws batch by batch from torch's own generator, or Python's or NumPy's, and those stand where neither the pass began nor the loop "
+            "left off: restore them (torch.set_rng_state) before the pass goes on, without workers, or give the sampler a generator of its own"
+        )
+    Draw(after.torch_state if by_torch else outside.torch_state, after.others if by_others else None).set()
+
+
 def _named(index: Any, before: int) -> int | None:
     """A checksum of samples' numbers, or names, after that of those before; None: there is one that has none."""
-    for each in index if isinstance(index, (list, tuple)) else [index]:
-        if not isinstance(each, (int, str)):
-            if not hasattr(each, "__index__"):
-                return None
-            each = operator.index(each)
-        before = zlib.crc32(f"{each} ".encode(), before)
-    return before
+    if hasattr(index, "tolist"):
+        index = index.tolist()
+    if isinstance(index, (list, tuple)):
+        found: int | None = before
+        for each in index:
+            found = None if found is None else _named(each, found)
+        return found
+    if not isinstance(index, (int, str)):
+        try:
+            index = operator.index(index)
+        except TypeError:
+            return None
+    return zlib.crc32(f"{index} ".encode(), before)
 
 
 def _length_of(order: Any) -> int | None:

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -194,10 +195,10 @@ def generators_within(samplers: Mapping[str, Any]) -> dict[str, Any]:
 
     def visit(name: str, part: Any, deep: int) -> None:
         note(name, getattr(part, "generator", None))
-        for attribute, value in sorted(getattr(part, "__dict__", {}).items()):
-            note(f"{name}.{attribute}", value)
-            several = enumerate(value[:_MOST]) if isinstance(value, (list, tuple)) else [("", value)]
-            for at, each in several:
+        for attribute, value in sorted(_attributes(part).items()):
+            for at, each in _elements(value):
+                # A method of a generator's draws from it, too.
+                note(f"{name}.{attribute}{at}", getattr(each, "__self__", each) if callable(each) else each)
                 if deep and _is_sampler(each) and id(each) not in visited:
                     visited.add(id(each))
                     visit(f"{name}.{attribute}{at}", each, deep - 1)
@@ -206,6 +207,23 @@ def generators_within(samplers: Mapping[str, Any]) -> dict[str, Any]:
         if sampler is not None:
             visit(name, sampler, _DEEPEST)
     return found
+
+
+def _attributes(part: Any) -> dict[str, Any]:
+    slots = [name for kind in type(part).__mro__ for name in _several(vars(kind).get("__slots__", ()))]
+    return {name: getattr(part, name) for name in slots if hasattr(part, name)} | getattr(part, "__dict__", {})
+
+
+def _several(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _elements(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value[:_MOST]))
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", each) for key, each in islice(value.items(), _MOST)]
+    return [("", value)]
 
 
 def _is_sampler(value: Any) -> bool:
