@@ -304,3 +304,32 @@ def test_batches_may_be_of_any_type_as_under_torchs_loader(kind: str) -> None:
     again.load_state_dict(loader.state_dict())
     assert first + numbers(batches) == plain
     assert first + numbers(again) == plain
+
+
+@pytest.mark.parametrize("loads", ["train", "train first", "train last"])
+@pytest.mark.parametrize("at", [1, 5])
+def test_two_loaders_with_one_generator_go_on_together(loads: str, at: int) -> None:
+    def made() -> tuple[Any, Any]:
+        shared = a_torch()
+        train: Any = TensorDataset(torch.arange(20))
+        check: Any = TensorDataset(torch.arange(6))
+        return DataLoader(train, 4, shuffle=True, generator=shared), DataLoader(check, 2, generator=shared)
+
+    train, check = made()
+    read: list[list[int]] = []
+    states: list[Any] = []
+    for _ in range(3):
+        for batch in train:
+            read += numbers([batch])
+            if len(read) == at:
+                states = [train.state_dict(), check.state_dict()]
+        list(check)
+    again, checking = made()
+    pairs = [(again, states[0]), (checking, states[1])]
+    for loader, state in {"train": pairs[:1], "train first": pairs, "train last": pairs[::-1]}[loads]:
+        loader.load_state_dict(state)
+    found: list[list[int]] = []
+    for _ in range(3):
+        found += numbers(again)
+        list(checking)
+    assert found == read[at:]

@@ -233,11 +233,12 @@ class Endless(Sampler[int]):
     """Says no length, and draws from something that no state knows."""
 
     def __init__(self, seed: int) -> None:
-        self.draw = np.random.default_rng(seed).integers
+        hidden = np.random.default_rng(seed)
+        self.draw = lambda: int(hidden.integers(COUNT))
 
     def __iter__(self) -> Iterator[int]:
         while True:
-            yield int(self.draw(COUNT))
+            yield self.draw()
 
 
 def test_a_sampler_that_is_read_as_it_goes_is_refused_where_it_draws_otherwise(data: Any) -> None:

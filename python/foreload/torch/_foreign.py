@@ -22,7 +22,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from foreload.errors import StalledWarning, StateError
 from foreload.torch import _feed, _given
 from foreload.torch._kept import Kept
-from foreload.torch._progress import Progress, is_iterable, random_now
+from foreload.torch._progress import Progress, is_iterable, own_now, put_back_own, random_now
 
 _LOG = logging.getLogger("foreload")
 # Torch's iterators and a loader's progress are parts of the loader.
@@ -53,7 +53,11 @@ class ForeignLoader(data.DataLoader[T]):
             StateError: With `in_order=False` nobody knows which batches of an iterable data set the loop has had, unless that has a state.
         """
         if self._loaded is not None:
-            return copy.deepcopy(self._loaded)
+            loaded = copy.deepcopy(self._loaded)
+            if loaded["_iterator_finished"]:
+                # Others may have drawn from a generator that they share with this loader.
+                loaded["random"]["own"].update(own_now(self))
+            return loaded
         progress = self._progress
         if progress is not None:
             is_mixed = self._is_iterable and self.num_workers > 1 and not self.in_order and not progress.workers
@@ -93,6 +97,9 @@ class ForeignLoader(data.DataLoader[T]):
             iterator._shutdown_workers()
             self._iterator = None
         self._loaded = copy.deepcopy(state_dict)
+        if self._loaded["_iterator_finished"]:
+            # At once: whoever shares a generator with this loader, and draws from it before its pass begins, did so then, too.
+            put_back_own(self, self._loaded)
         epoch = state_dict["sampler"]["epoch"]
         if epoch is not None:
             _given.set_epoch(self._index_sampler, epoch)

@@ -66,7 +66,6 @@ class Progress:
         self.order = loader._index_sampler  # noqa: SLF001 (torch's name for it)
         self.told = _given.epoch_of(self.order)
         self.tally = EpochTally(number if self.told is None else self.told)
-        self._generators = generators_of(loader)
         self._is_iterable = is_iterable(loader)
         #: Batches that the loop has had, and samples in them; the numbers of those that came before others.
         self.had = self.samples = 0
@@ -91,10 +90,10 @@ class Progress:
         self._draws: dict[str, Draw] = {}
         self._is_seeded = is_seeded
         if loaded is not None and (goes_on or loaded["_iterator_finished"]):
-            self._restore(loaded, goes_on=goes_on)
+            self._restore(loader, loaded, goes_on=goes_on)
             if goes_on or is_kept:
                 self.workers = _workers_in(loaded)
-        self._begun = {name: standing(generator) for name, generator in self._generators.items()}
+        self._begun = own_now(loader)
         self._before = self._draws.get("loader") or Draw.now()
         self._sampled: Draw | None = None
 
@@ -109,12 +108,11 @@ class Progress:
 
     # Going on.
 
-    def _restore(self, state: dict[str, Any], *, goes_on: bool) -> None:
+    def _restore(self, loader: Any, state: dict[str, Any], *, goes_on: bool) -> None:
         random = state["random"]
         self._is_seeded = random["seeded"]
-        for name, stood in random["own"].items():
-            if name in self._generators:
-                put_back(self._generators[name], stood)
+        if goes_on:
+            put_back_own(loader, state)
         self._draws = {name: Draw.of(random[name]) for name in ("loader", "sampler") if random.get(name)}
         planned: Any = _sampler_of(self.order)
         if isinstance(planned, Sampler) and "planned" in state["sampler"]:
@@ -346,11 +344,31 @@ def state_of_reader(dataset: Any, iterator: Any, *, ended: bool) -> dict[str, An
     return _feed.state_of(dataset, iterator, ended=ended, is_iterable=iterator is not None)
 
 
+def own_now(loader: Any) -> dict[str, Any]:
+    """How the generators stand that a loader has for itself."""
+    return {name: standing(generator) for name, generator in generators_of(loader).items()}
+
+
+def put_back_own(loader: Any, state: dict[str, Any]) -> None:
+    """Puts the generators that a loader has for itself where a state says that they stood.
+
+    Raises:
+        StateError: The state is damaged.
+    """
+    found = generators_of(loader)
+    for name, stood in state["random"]["own"].items():
+        if name in found:
+            put_back(found[name], stood)
+
+
 def random_now(loader: Any, *, seeded: bool = False, others: bool = False) -> dict[str, Any]:
     """The generators between two passes."""
-    own = {name: standing(generator) for name, generator in generators_of(loader).items()}
     now = Draw.now()
-    return {"own": own, "seeded": seeded, "loader": Draw(now.torch_state, now.others if others else None).as_dict()}
+    return {
+        "own": own_now(loader),
+        "seeded": seeded,
+        "loader": Draw(now.torch_state, now.others if others else None).as_dict(),
+    }
 
 
 def _go_on_drawing(outside: Draw, begun: Draw, skipped: Draw, after: Draw) -> None:
