@@ -129,13 +129,14 @@ class OwnDraws(Sampler[int]):
     """Draws from something that no state knows."""
 
     def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed).sample
+        hidden = random.Random(seed)
+        self.draw = lambda: hidden.sample(range(COUNT), 60)
 
     def __len__(self) -> int:
         return 60
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.draw(range(COUNT), 60))
+        return iter(self.draw())
 
 
 def test_a_sampler_that_draws_otherwise_than_before_is_refused(data: Any) -> None:

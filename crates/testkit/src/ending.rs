@@ -18,8 +18,10 @@ pub fn announce(path: &Path, text: &str) -> io::Result<()> {
     std::fs::rename(&draft, path)
 }
 
-/// Completes on SIGTERM, SIGINT, or (when asked for) as soon as stdin is closed.
-pub async fn requested(until_eof: bool) {
+/// Completes on SIGTERM, SIGINT, or (when asked for) as soon as stdin is closed; at once when `begin` fails.
+///
+/// `begin` is called when a signal would be noticed: whoever hears from it that the process is ready may send one.
+pub async fn requested(until_eof: bool, begin: impl FnOnce() -> bool) {
     let (eof, at_eof) = tokio::sync::oneshot::channel::<()>();
     if until_eof {
         // Stdin can't be polled when it is a file, so a thread blocks on it; it ends with us.
@@ -36,6 +38,9 @@ pub async fn requested(until_eof: bool) {
     else {
         return;
     };
+    if !begin() {
+        return;
+    }
     tokio::select! {
         _ = at_eof => {}
         _ = terminate.recv() => {}

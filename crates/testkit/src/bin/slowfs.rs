@@ -59,14 +59,19 @@ fn run(cli: &Cli) -> Result<(), String> {
         .build()
         .map_err(failed)?;
     let mount = Mount::new(&cli.source, &cli.target, settings).map_err(failed)?;
-    if let Some(path) = &cli.ready_file {
-        let text = format!(
-            "{}\n",
-            serde_json::json!({ "mount": cli.target, "pid": std::process::id() })
-        );
-        ending::announce(path, &text).map_err(|error| format!("{}: {error}", path.display()))?;
-    }
-    runtime.block_on(ending::requested(cli.until_eof));
+    let mut begun = Ok(());
+    let begin = || {
+        if let Some(path) = &cli.ready_file {
+            let text = format!(
+                "{}\n",
+                serde_json::json!({ "mount": cli.target, "pid": std::process::id() })
+            );
+            begun = ending::announce(path, &text).map_err(|error| format!("{}: {error}", path.display()));
+        }
+        begun.is_ok()
+    };
+    runtime.block_on(ending::requested(cli.until_eof, begin));
+    begun?;
     mount
         .unmount()
         .map_err(|error| format!("can't unmount {target}: {error}"))

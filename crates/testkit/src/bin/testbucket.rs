@@ -145,11 +145,16 @@ impl Serve {
         if let (Some(path), Some(pem)) = (&self.ca_file, &server.ca_pem) {
             announce(path, pem)?;
         }
-        if let Some(path) = &self.ready_file {
-            announce(path, &format!("{ready}\n"))?;
-        }
-        println!("{ready}");
-        let ran = server.run(ending::requested(self.until_eof));
+        let mut begun = Ok(());
+        let begin = || {
+            if let Some(path) = &self.ready_file {
+                begun = announce(path, &format!("{ready}\n"));
+            }
+            println!("{ready}");
+            begun.is_ok()
+        };
+        let ran = server.run(ending::requested(self.until_eof, begin));
+        begun?;
         ran.map_err(|source| Error::Io {
             what: "its socket".into(),
             source,
