@@ -147,6 +147,35 @@ class Stage:
         """A command on the client's CPU."""
         return ["taskset", "-c", str(self.client_cpu), *command]
 
+    def module(self, name: str, *arguments: str, pinned: bool = False) -> dict[str, Any]:
+        """Runs a module of ours in surroundings of its own.
+
+        Args:
+            name: The module.
+            arguments: Its arguments.
+            pinned: Whether it runs on the client's CPU alone.
+
+        Returns:
+            The last line that it prints, which is JSON.
+
+        Raises:
+            RuntimeError: It failed; the message has what it printed last.
+        """
+        command = [sys.executable, "-m", name, *arguments]
+        with self.surroundings() as environment:
+            ran = subprocess.run(
+                self.pinned(*command) if pinned else command,
+                env=environment,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if ran.returncode:
+            raise RuntimeError(f"{name} {' '.join(arguments[:1])} failed: {ran.stderr.strip()[-1500:]}")
+        found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        return found
+
     def read(self, job: Job, *, pinned: bool = True, samples_memory: bool = False) -> Reader:
         """Runs a client with a cold cache.
 

@@ -26,11 +26,6 @@ class Load:
     compute_s: float
     least_au: float
 
-    @property
-    def samples_per_s(self) -> float:
-        """What one accelerator takes that never waits."""
-        return self.batch / self.compute_s
-
 
 LOADS = {
     load.name: load

@@ -147,20 +147,7 @@ def handover(stage: Stage) -> Result:
 
 def probe(stage: Stage, verb: str, arguments: dict[str, Any], *, pinned: bool = False) -> dict[str, Any]:
     """Runs a probe in surroundings of its own and returns what it found."""
-    with stage.surroundings() as environment:
-        command = [sys.executable, "-m", "bench.probes", verb, json.dumps(arguments)]
-        ran = subprocess.run(
-            stage.pinned(*command) if pinned else command,
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if ran.returncode:
-        raise RuntimeError(f"the probe {verb} failed: {ran.stderr.strip()[-1500:]}")
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    return stage.module("bench.probes", verb, json.dumps(arguments), pinned=pinned)
 
 
 def interrupted(stage: Stage, workers: int) -> float:

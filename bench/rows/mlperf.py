@@ -7,13 +7,11 @@ the profile `cloud` on a CPU of its own.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 from bench.mlperf.__main__ import LABEL
 from bench.mlperf.loads import LOADS
 from bench.registry import Result
-from bench.stage import CLOUD_IN_WORDS, ROOT, Stage, options_of
+from bench.stage import CLOUD_IN_WORDS, Stage, options_of
 
 #: Steps of an epoch and accelerator.
 STEPS = 80
@@ -31,31 +29,18 @@ def retinanet(stage: Stage) -> Result:
         for place, pinned, cores in (("one core", True, 1), ("whole machine", False, len(stage.cpus))):
             fed = []
             for _ in range(stage.pairs):
-                command = [
-                    sys.executable,
-                    "-m",
+                found = stage.module(
                     "bench.mlperf",
                     load.name,
                     "--accelerators=most",
                     f"--limit={MOST}",
                     "--json",
-                ]
-                command += [
                     "--url=s3://bench/r{n}",
                     f"--options={json.dumps(options_of(bucket))}",
                     f"--steps={steps}",
                     "--over-ram=5",
-                ]
-                with stage.surroundings() as environment:
-                    ran = subprocess.run(
-                        stage.pinned(*command) if pinned else command,
-                        env=environment,
-                        cwd=ROOT,
-                        check=True,
-                        capture_output=True,
-                        text=True,
-                    )
-                found = json.loads(ran.stdout)
+                    pinned=pinned,
+                )
                 result.raw.setdefault(place, []).append(found)
                 fed.append(found["fed"] / cores)
             result.read(f"{place}: accelerators / core", *fed)
