@@ -52,7 +52,7 @@ def retinanet(stage: Stage) -> Result:
     result.notes.append(LABEL)
     result.settings = {
         "profile": CLOUD_IN_WORDS,
-        "load": f"{load.batch} samples of {load.sample_bytes} bytes a step of {1000 * load.compute_s} ms, AU >= {load.least_au} in each of two epochs",
+        "load": f"{load.batch} samples of {load.sample_bytes} bytes a step of {1000 * load.compute_s:g} ms, AU >= {load.least_au} in each of two epochs",
         "data": f"{steps} steps for each accelerator, five times the memory budget; each has its share, a barrier ends each step",
         "loader": "defaults, but for the memory budget",
         "one core": f"CPU {stage.client_cpu}: all accelerators, and the agent. The server has CPU {stage.server_cpu}",
