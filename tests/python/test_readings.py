@@ -129,8 +129,8 @@ class OwnDraws(Sampler[int]):
     """Draws from something that no state knows."""
 
     def __init__(self, seed: int) -> None:
-        hidden = random.Random(seed)
-        self.draw = lambda: hidden.sample(range(COUNT), 60)
+        hidden = [random.Random(seed)]
+        self.draw = lambda: hidden[0].sample(range(COUNT), 60)
 
     def __len__(self) -> int:
         return 60

@@ -78,6 +78,68 @@ class Slotted(Drawing):
     __slots__ = ("rng",)
 
 
+class Holder:
+    """An object that is no sampler, and has a generator."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+
+class Held(Drawing):
+    """One that draws from a generator of an object that it holds."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder, self.count = holder, COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.holder.rng.permutation(self.count).tolist())
+
+
+def of_class() -> Any:
+    """A sampler whose class has the generator."""
+
+    class Shared(Drawing):
+        rng = np.random.default_rng(4)
+
+        def __init__(self) -> None:
+            self._name, self.count = "rng", COUNT
+
+    return Shared()
+
+
+def of_function() -> Any:
+    """A sampler whose code draws from a variable of the function around it, within a comprehension."""
+    rng = random.Random(4)
+
+    class Around(Drawing):
+        def __init__(self) -> None:
+            self.count = COUNT
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([at for _, at in sorted((rng.random(), at) for at in range(self.count))])
+
+    return Around()
+
+
+MODULES = np.random.default_rng(4)
+
+
+class OfModule(Drawing):
+    """One that draws from a variable of its module."""
+
+    def __init__(self) -> None:
+        self.count = COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(MODULES.permutation(self.count).tolist())
+
+
+def of_module() -> Any:
+    """One such, whose generator is as new."""
+    MODULES.bit_generator.state = np.random.default_rng(4).bit_generator.state
+    return OfModule()
+
+
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: Drawing(a_torch(), "g"),
     "NumPy's": lambda: Drawing(np.random.default_rng(4)),
@@ -89,6 +151,10 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "generators in a list": lambda: Several([None, np.random.default_rng(4)], 1),
     "generators in a dict": lambda: Several({"a": np.random.default_rng(4)}, "a"),
     "a generator's method": lambda: Several((np.random.default_rng(4).permutation,), 0),
+    "of an object": lambda: Held(Holder(np.random.default_rng(4))),
+    "of its class": of_class,
+    "of the function around it": of_function,
+    "of its module": of_module,
     "in a slot": lambda: Slotted(np.random.default_rng(4)),
     "in a list": lambda: Within(
         "parts", [Drawing(np.random.default_rng(n), count=COUNT // 2 - 3 * n) for n in range(2)]
@@ -333,3 +399,56 @@ def test_two_loaders_with_one_generator_go_on_together(loads: str, at: int) -> N
         found += numbers(again)
         list(checking)
     assert found == read[at:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [1, 3, 4])
+def test_who_draws_within_a_pass_from_a_generator_that_it_shares_goes_on_too(
+    any_data: Any, workers: int, at: int
+) -> None:
+    def made() -> tuple[Any, Any]:
+        shared = np.random.default_rng(4)
+        pair = (Drawing(shared, count=40), Drawing(shared, count=6))
+        return tuple(loader_of(any_data, sampler, num_workers=workers) for sampler in pair)  # type: ignore[return-value] # two
+
+    def read(train: Any, check: Any, had: int) -> list[Any]:
+        found: list[Any] = []
+        for epoch in range(3):
+            for batch in train:
+                had += 1
+                found += numbers([batch])
+                if had == 2:
+                    list(check)
+                if epoch == 0 and had == at:
+                    states.append((train.state_dict(), check.state_dict()))
+            found += numbers(check)
+        return found
+
+    states: list[Any] = []
+    plain = read(*made(), 0)
+    again, checking = made()
+    for loader, state in zip((again, checking), states[0], strict=True):
+        loader.load_state_dict(state)
+    states = [None]
+    assert read(again, checking, at) == plain[at:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [1, 3, 9, 10])
+def test_what_workers_were_asked_for_ahead_is_drawn_once(workers: int, at: int) -> None:
+    # Torch's sampler draws at the end of a pass, too, and one with replacement draws in between.
+    def made() -> Any:
+        generator = a_torch()
+        values: Any = TensorDataset(torch.arange(40))
+        sampler = RandomSampler(range(40), replacement=True, generator=generator)
+        return DataLoader(values, 4, sampler=sampler, num_workers=workers, generator=generator)
+
+    loader = made()
+    batches = iter(loader)
+    first = numbers(next(batches) for _ in range(at))
+    state = loader.state_dict()
+    rest = numbers(batches) + numbers(loader)
+    again = made()
+    again.load_state_dict(state)
+    assert len(first) == at
+    assert numbers(again) + numbers(again) == rest

@@ -233,8 +233,8 @@ class Endless(Sampler[int]):
     """Says no length, and draws from something that no state knows."""
 
     def __init__(self, seed: int) -> None:
-        hidden = np.random.default_rng(seed)
-        self.draw = lambda: int(hidden.integers(COUNT))
+        hidden = [np.random.default_rng(seed)]
+        self.draw = lambda: int(hidden[0].integers(COUNT))
 
     def __iter__(self) -> Iterator[int]:
         while True:

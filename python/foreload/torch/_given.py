@@ -81,6 +81,8 @@ class Lists:
         #: How the generators stood when the latest pass was drawn.
         self._stood: dict[str, Any] | None = None
         self._drawn_epoch: int | None = None
+        #: Whether it has more than was listed of it, which it draws later.
+        self._draws_on = False
         #: How they stood when the pass was drawn that is resumed.
         self._restored: dict[str, Any] | None = None
 
@@ -95,8 +97,12 @@ class Lists:
         Args:
             epoch: As they stood when its pass was drawn, if that is the latest one; None: as they stand between passes.
         """
-        stood = self._stood if self._stood is not None and epoch == self._drawn_epoch else self._standing()
-        return {"of": list(self.place), "random": stood}
+        now = self._standing()
+        if self._stood is None or epoch != self._drawn_epoch:
+            return {"of": list(self.place), "random": now}
+        # Whoever shares a generator with the sampler may have drawn from it since.
+        since = {} if self._draws_on else {"since": now}
+        return {"of": list(self.place), "random": self._stood | since}
 
     def _standing(self) -> dict[str, Any]:
         return {name: standing(generator) for name, generator in self._generators()}
@@ -147,6 +153,11 @@ class Lists:
             put_back(generator, stood)
         return Draw.of(random["all"]) if is_own and "all" in random else None
 
+    def _put_back(self, stood: dict[str, Any]) -> None:
+        for name, generator in self._generators():
+            if name in stood:
+                put_back(generator, stood[name])
+
     def told(self, epoch: int) -> int | None:
         """The epoch that the sampler yields next, when the loader's is this one; None: it doesn't say."""
         return epoch if self._is_ours else epoch_of(self.sampler)
@@ -170,6 +181,9 @@ class Lists:
             before = Draw.now()
             drawn = self._drawn(iter(self.sampler))
             after = Draw.now()
+        self._draws_on = drawn.rest is not None
+        if restored is not None and not self._draws_on:
+            self._put_back(restored["random"].get("since", {}))
         others = before.others if after.others_moved(before) else None
         if drawn.rest is None and (others is not None or after.torch_moved(before)):
             stood["all"] = Draw(before.torch_state, others).as_dict()

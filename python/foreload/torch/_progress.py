@@ -11,7 +11,9 @@ import contextlib
 import copy
 import operator
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -94,12 +96,16 @@ class Progress:
             if goes_on or is_kept:
                 self.workers = _workers_in(loaded)
         self._begun = own_now(loader)
+        #: What the sampler was asked for again and the workers weren't: it goes on from where it stood when the state was saved.
+        self._ahead: deque[Any] = deque()
+        #: Batches that it was asked for, those before a resume too; and whether it has said that there are no more.
+        self._taken, self._has_ended = 0, False
         self._before = self._draws.get("loader") or Draw.now()
         self._sampled: Draw | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # An iterator of the data set's belongs to this process.
-        return {**self.__dict__, "reader": None}
+        return {**self.__dict__, "reader": None, "_generators": {}}
 
     def _is_of(self, loaded: dict[str, Any]) -> bool:
         if self.told is None or isinstance(_sampler_of(self.order), Sampler):
@@ -135,11 +141,17 @@ class Progress:
             self._stood[self.had - 1] = {name: state["sampler"][name] for name in _PARTS if name in state["sampler"]}
             return
         self._skip = self._batches_to_skip(state)
+        if self._skip == state["_num_yielded"]:
+            self._asked_ahead = random.get("ahead")
+            self._generators = generators_of(loader)
         if state["samples"] and "of" in state and state["list"] is not None:
             self._check = _given.Resumed(self.tally.epoch, self.had, self.samples)
             self._check.place, self._check.digest = _given.place_in_state(state), state["list"]
 
     _skip = 0
+    #: What the sampler was asked for when the state was saved, and how the generators stood then that are put back there.
+    _asked_ahead: dict[str, Any] | None = None
+    _generators: Mapping[str, Any] = MappingProxyType({})
     _left_out: frozenset[int] = frozenset()
     _resume_drawing: Any = None
     #: What must have been read before a resumed pass goes on.
@@ -225,6 +237,7 @@ class Progress:
             try:
                 for _ in range(self._skip):
                     self._take(drawing)
+                self._ask_ahead(drawing)
                 skipped = Draw.now()
                 check, self._check = self._check, None
                 if check is not None and self._list is not None:
@@ -248,10 +261,37 @@ class Progress:
         return index
 
     def _take(self, drawing: Iterator[Any]) -> Any:
-        index = next(drawing)
+        index = self._ahead.popleft() if self._ahead else self._asked(drawing)
         if self._list is not None and not self._is_iterable:
             self._list = _named(index, self._list)
         return index
+
+    def _asked(self, drawing: Iterator[Any]) -> Any:
+        if self._has_ended:
+            raise StopIteration
+        try:
+            index = next(drawing)
+        except StopIteration:
+            self._has_ended = True
+            raise
+        self._taken += 1
+        return index
+
+    def _ask_ahead(self, drawing: Iterator[Any]) -> None:
+        """Asks the sampler for what it had been asked for when the state was saved, and has its generators stand as they stood then.
+
+        Workers are ahead of the loop, and whoever shares a generator with this loader may have drawn from it within the pass.
+        """
+        ahead, self._asked_ahead = self._asked_ahead, None
+        if ahead is None:
+            return
+        with contextlib.suppress(StopIteration):
+            while self._taken < ahead["drawn"] or (ahead["ended"] and not self._has_ended):
+                self._ahead.append(self._asked(drawing))
+        for name, generator in self._generators.items():
+            if name in ahead["own"]:
+                put_back(generator, ahead["own"][name])
+        self._generators = {}
 
     def _place(self) -> tuple[int, int]:
         """This process among those that a sampler deals an epoch among: as that says, or the launcher."""
@@ -318,6 +358,8 @@ class Progress:
         sampled = self._sampled if self._is_drawing else self._draws.get("sampler") or Draw.now()
         if sampled is not None:
             found["sampler"] = sampled.as_dict()
+        if self._is_drawing and not self._is_iterable:
+            found["ahead"] = {"drawn": self._taken, "ended": self._has_ended, "own": own_now(loader)}
         return found
 
     def _of_data(self, loader: Any) -> dict[str, Any]:

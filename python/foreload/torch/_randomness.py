@@ -12,6 +12,7 @@ import contextlib
 import random
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -185,12 +186,16 @@ _DEEPEST, _MOST = 4, 100
 
 
 def generators_within(samplers: Mapping[str, Any]) -> dict[str, Any]:
-    """The generators that samplers have among their attributes, and samplers within them have, by name. One that is several of these is named once."""
+    """The generators that samplers draw from, by name; one that has several names is named once.
+
+    They are attributes of the samplers, of their classes, and of samplers and other objects that they hold, or variables that their code names, of its
+    module or of the function around it.
+    """
     found: dict[str, Any] = {}
     visited = {id(sampler) for sampler in samplers.values()}
 
     def note(name: str, value: Any) -> None:
-        if isinstance(value, GENERATORS) and all(value is not known for known in found.values()):
+        if isinstance(value, GENERATORS) and all(value is not known for known in (*found.values(), *_everybodys())):
             found[name] = value
 
     def visit(name: str, part: Any, deep: int) -> None:
@@ -202,6 +207,11 @@ def generators_within(samplers: Mapping[str, Any]) -> dict[str, Any]:
                 if deep and _is_sampler(each) and id(each) not in visited:
                     visited.add(id(each))
                     visit(f"{name}.{attribute}{at}", each, deep - 1)
+                elif _is_held(each):
+                    for inner, held in sorted(vars(each).items()):
+                        note(f"{name}.{attribute}{at}.{inner}", held)
+        for variable, value in sorted(_variables(part).items()):
+            note(f"{name}:{variable}", value)
 
     for name, sampler in samplers.items():
         if sampler is not None:
@@ -226,8 +236,43 @@ def _elements(value: Any) -> list[tuple[Any, Any]]:
     return [("", value)]
 
 
+def _everybodys() -> tuple[Any, ...]:
+    """The generators behind the functions of `random`, NumPy and torch, which a `Draw` keeps."""
+    return random.random.__self__, np.random.random.__self__, torch.default_generator  # type: ignore[attr-defined] # they are methods
+
+
+#: What a sampler holds and doesn't draw from.
+_DATA = (data.Dataset, data.DataLoader, torch.nn.Module, torch.Tensor)
+
+
+def _is_held(value: Any) -> bool:
+    """Whether something may have a generator of its own."""
+    return hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, *_DATA)) and not callable(value)
+
+
+def _variables(part: Any) -> dict[str, Any]:
+    """What a sampler's class has, and what its code names outside: its module's variables, and those of a function around it."""
+    kinds = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
+    found: dict[str, Any] = {}
+    for kind in reversed(kinds):
+        found |= vars(kind)
+    functions = [each for each in (*found.values(), *_attributes(part).values()) if isinstance(each, FunctionType)]
+    for function in functions:
+        named = _names_in(function.__code__)
+        found |= {name: value for name, value in function.__globals__.items() if name in named}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing is in it yet
+                found[name] = cell.cell_contents
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """What code names, and code within it."""
+    within = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names_in, within))
+
+
 def _is_sampler(value: Any) -> bool:
     """Whether something within a sampler may be one: what is iterated, and no data."""
     is_iterated = hasattr(type(value), "__iter__") and hasattr(value, "__dict__")
-    others = (data.Dataset, data.DataLoader, torch.nn.Module, torch.Tensor)
-    return isinstance(value, data.Sampler) or (is_iterated and not isinstance(value, others))
+    return isinstance(value, data.Sampler) or (is_iterated and not isinstance(value, _DATA))
