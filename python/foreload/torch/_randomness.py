@@ -199,24 +199,35 @@ def generators_within(samplers: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = value
 
     def visit(name: str, part: Any, deep: int) -> None:
-        note(name, getattr(part, "generator", None))
-        for attribute, value in sorted(_attributes(part).items()):
-            for at, each in _elements(value):
-                # A method of a generator's draws from it, too.
-                note(f"{name}.{attribute}{at}", getattr(each, "__self__", each) if callable(each) else each)
-                if deep and _is_sampler(each) and id(each) not in visited:
-                    visited.add(id(each))
-                    visit(f"{name}.{attribute}{at}", each, deep - 1)
-                elif _is_held(each):
-                    for inner, held in sorted(vars(each).items()):
-                        note(f"{name}.{attribute}{at}.{inner}", held)
-        for variable, value in sorted(_variables(part).items()):
-            note(f"{name}:{variable}", value)
+        for label, value in _within_reach(part):
+            note(f"{name}{label}", value)
+        for label, each in _parts(part):
+            if deep and _is_sampler(each) and id(each) not in visited:
+                visited.add(id(each))
+                visit(f"{name}{label}", each, deep - 1)
 
     for name, sampler in samplers.items():
         if sampler is not None:
             visit(name, sampler, _DEEPEST)
     return found
+
+
+def _within_reach(part: Any) -> Iterator[tuple[str, Any]]:
+    """What a sampler may draw from, by name, but for what samplers within it do."""
+    yield "", getattr(part, "generator", None)
+    for label, each in _parts(part):
+        # A method of a generator's draws from it, too.
+        yield label, getattr(each, "__self__", each) if callable(each) else each
+        for name, held in _held_by(each):
+            yield f"{label}.{name}", held
+    for name, value in sorted(_variables(part).items()):
+        yield f":{name}", value
+
+
+def _parts(part: Any) -> list[tuple[str, Any]]:
+    """A sampler's attributes, and what is in those that are lists, by name."""
+    attributes = sorted(_attributes(part).items())
+    return [(f".{name}{at}", each) for name, value in attributes for at, each in _elements(value)]
 
 
 def _attributes(part: Any) -> dict[str, Any]:
@@ -245,9 +256,10 @@ def _everybodys() -> tuple[Any, ...]:
 _DATA = (data.Dataset, data.DataLoader, torch.nn.Module, torch.Tensor)
 
 
-def _is_held(value: Any) -> bool:
-    """Whether something may have a generator of its own."""
-    return hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, *_DATA)) and not callable(value)
+def _held_by(value: Any) -> list[tuple[str, Any]]:
+    """What an object has that may have a generator of its own."""
+    is_held = hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, *_DATA)) and not callable(value)
+    return sorted(vars(value).items()) if is_held else []
 
 
 def _variables(part: Any) -> dict[str, Any]:
