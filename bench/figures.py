@@ -105,7 +105,12 @@ FIGURES = [
     Figure(
         "epoch2-disk",
         "epoch 2, data fits the disk but not RAM, page cache dropped",
-        {"requests in epoch 2": Bar(most=0), "samples/s / O_DIRECT at depth 32": Bar(least=0.8)},
+        {
+            "requests in epoch 2": Bar(most=0),
+            "samples/s / O_DIRECT at depth 32": Bar(least=0.8),
+            "samples/s / O_DIRECT at its best depth": Bar(least=0.9),
+            "bytes read from the device / bytes from disk": Bar(least=1.0, most=1.05),
+        },
         reuse.disk,
     ),
     Figure(
@@ -120,6 +125,8 @@ FIGURES = [
         {
             "driver / yardstick, plain": Bar(most=1.5),
             "driver / yardstick, TLS": Bar(most=1.3),
+            "driver / yardstick, plain, into fresh memory": Bar(most=1.5),
+            "driver / yardstick, TLS, into fresh memory": Bar(most=1.3),
             "bytes path - yardstick": Bar(most=60),
             "bytes path / obstore": Bar(most=0.5),
         },
@@ -148,13 +155,17 @@ FIGURES = [
     Figure(
         "rss",
         "memory beyond the budget, at a data set of ten times the budget",
-        {"beyond the budget, 0 workers": Bar(most=64), "beyond the budget, 2 workers": Bar(most=64)},
+        {
+            f"{what}beyond the budget, {workers} workers": Bar(most=64)
+            for what in ("", "full caches, ")
+            for workers in (0, 2)
+        },
         startup.rss,
     ),
     Figure(
         "agent",
         "starting an agent; waking a client",
-        {"cold start": Bar(most=150), "wake-up": Bar(most=50)},
+        {"cold start": Bar(most=150), "wake-up": Bar(most=50), "wake-up after 5 ms of sleep": Bar(most=80)},
         startup.agent,
     ),
     Figure(

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import machine
 from bench.client import Job, doors, retire
 
 
@@ -29,27 +30,41 @@ def cold_start() -> dict[str, Any]:
     return found
 
 
-def round_trip(job: str) -> dict[str, Any]:
-    """Asks for single samples that are in memory."""
+def round_trip(job: str, pause_s: float = 0.0, calls: int = 5000) -> dict[str, Any]:
+    """Asks for single samples that are in memory.
+
+    Args:
+        job: What is read before, a `Job` as JSON.
+        pause_s: Between two calls; both processes sleep meanwhile.
+        calls: How many.
+
+    Returns:
+        `us` and `p99_us` of a call; `cpu_us` of both processes for one, with its pause; `bare_us` of a byte that goes and comes, after such pauses too.
+    """
     loader, run = doors(Job(**json.loads(job)))
     for _ in loader:
         pass
     attachment = run.attachment()
-    times = []
-    for number in range(5000):
+    pid, times = attachment.agent().pid, []
+    cpu_s = time.process_time() + machine.cpu_seconds(pid)
+    for number in range(calls):
+        if pause_s:
+            time.sleep(pause_s)
         begun = time.perf_counter()
         attachment.samples(run.rank, [number % 256])
         times.append(time.perf_counter() - begun)
+    cpu_s = time.process_time() + machine.cpu_seconds(pid) - cpu_s
     retire()
     times.sort()
     return {
         "us": statistics.median(times) * 1e6,
         "p99_us": times[len(times) * 99 // 100] * 1e6,
-        "bare_us": bare_round_trip(),
+        "cpu_us": cpu_s / calls * 1e6,
+        "bare_us": bare_round_trip(pause_s, calls),
     }
 
 
-def bare_round_trip() -> float:
+def bare_round_trip(pause_s: float, calls: int) -> float:
     """Microseconds in which a byte goes to another process, which waits for it, and back: what the machine itself takes."""
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -60,7 +75,9 @@ def bare_round_trip() -> float:
         os._exit(0)
     theirs.close()
     times = []
-    for _ in range(5000):
+    for _ in range(calls):
+        if pause_s:
+            time.sleep(pause_s)
         begun = time.perf_counter()
         ours.send(b".")
         ours.recv(1)

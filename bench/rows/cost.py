@@ -31,11 +31,14 @@ def cpu(stage: Stage) -> Result:
     for tls in (False, True):
         with stage.bucket(rule, tls=tls) as bucket:
             runs = _CpuRuns(stage, bucket, rule, count)
-            bare, agent, path, fresh = interleaved(stage.pairs, runs.yardstick, runs.driver, runs.whole, runs.fresh)
+            bare, new, agent, path, fresh = interleaved(
+                stage.pairs, runs.yardstick, runs.new_yardstick, runs.driver, runs.whole, runs.fresh
+            )
             obstore = [] if tls else _obstore(stage, bucket, count)
         kind = "TLS" if tls else "plain"
         result.read(f"driver / yardstick, {kind}", *ratios(agent, bare))
         result.read(f"driver / yardstick, {kind}, into fresh memory", *ratios(fresh, bare))
+        result.read(f"driver / yardstick, {kind}, both into fresh memory", *ratios(fresh, new))
         for label, values in (("yardstick", bare), ("driver", agent), ("bytes path", path)):
             result.read(f"{label}, {kind}", *values, unit="us/sample")
         if not tls:
@@ -60,12 +63,15 @@ class _CpuRuns:
 
     def __init__(self, stage: Stage, bucket: Bucket, rule: str, count: int) -> None:
         self.stage, self.bucket, self.rule, self.count = stage, bucket, rule, count
-        self.records: dict[str, list[Any]] = {"yardstick": [], "view": [], "bytes": [], "fresh": []}
+        self.records: dict[str, list[Any]] = {"yardstick": [], "new": [], "view": [], "bytes": [], "fresh": []}
 
-    def yardstick(self) -> float:
-        options = [f"--synthetic={self.rule}", "--shuffle", f"--connections={CONNECTIONS}"]
-        self.records["yardstick"].append(self.stage.bare("get", *options, bucket=self.bucket))
-        return float(self.records["yardstick"][-1]["cpu_s"] / self.count * 1e6)
+    def yardstick(self, name: str = "yardstick", *more: str) -> float:
+        options = [f"--synthetic={self.rule}", "--shuffle", f"--connections={CONNECTIONS}", *more]
+        self.records[name].append(self.stage.bare("get", *options, bucket=self.bucket))
+        return float(self.records[name][-1]["cpu_s"] / self.count * 1e6)
+
+    def new_yardstick(self) -> float:
+        return self.yardstick("new", "--fresh")
 
     def driver(self) -> float:
         return per_sample_us(self._read("view", "view"), "agent")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from bench.client import Job
@@ -76,13 +78,22 @@ def agent(stage: Stage) -> Result:
     with stage.bucket("wake:256x1000", profile="fast") as bucket:
         job = Job("s3://bench/wake", options_of(bucket), ram="64MB").json()
         colds = [probe(stage, "cold-start", {})["ms"] for _ in range(stage.amount(max(10, stage.pairs), 2))]
-        trips = [probe(stage, "round-trip", {"job": job}) for _ in range(stage.pairs)]
+        trips, slept = [], []
+        for _ in range(stage.pairs):
+            trips.append(probe(stage, "round-trip", {"job": job}))
+            slept.append(probe(stage, "round-trip", {"job": job, "pause_s": 0.005, "calls": 1000}))
     result.read("cold start", *colds, unit="ms")
     result.read("wake-up", *[found["us"] for found in trips], unit="us")
     result.read("bare socket pair", *[found["bare_us"] for found in trips], unit="us")
+    result.read("CPU of a call", *[found["cpu_us"] for found in trips], unit="us")
+    result.read("wake-up after 5 ms of sleep", *[found["us"] for found in slept], unit="us")
+    result.read("bare socket pair after 5 ms of sleep", *[found["bare_us"] for found in slept], unit="us")
+    result.read("CPU of a call after 5 ms of sleep", *[found["cpu_us"] for found in slept], unit="us")
     result.settings = {
         "cold start": "from the call to a connection that has been answered; nothing ran before",
-        "wake-up": "median round trip for one sample in memory: the client's request wakes the agent, its answer wakes the client. An upper bound",
+        "wake-up": "median round trip for one sample in memory, call after call: the client spins for up to 50 us before it sleeps, and mostly needn't",
+        "after 5 ms of sleep": "the same with a pause before each call, so that the agent and the CPU are asleep when it comes",
+        "CPU of a call": "of client and agent, spinning and pauses included",
         "bare socket pair": "median round trip of one byte between two processes that wait for it: what the machine takes without us",
     }
     return result
@@ -115,8 +126,36 @@ def rss(stage: Stage) -> Result:
                     {"loaded": loaded.peak_bytes, "idle": bare.peak_bytes}
                 )
             result.read(f"beyond the budget, {workers} workers", *beyond, unit="MB")
+        for workers in (0, 2):
+            full = Job(
+                "s3://bench/big",
+                options_of(bucket),
+                door="stock" if workers else "loader",
+                workers=workers,
+                persistent=bool(workers),
+                raw="tensor",
+                consume="sum",
+                epochs=3,
+                open_end=True,
+                ram=str(budget),
+            )
+            beyond = []
+            for _ in range(max(1, stage.pairs - 2)):
+                tier = stage.directory()
+                loaded = stage.read(replace(full, disk=f"{tier}:{2 * budget}"), pinned=False, samples_memory=True)
+                bare = stage.read(Job(door="idle", workers=workers), pinned=False, samples_memory=True)
+                shutil.rmtree(tier)
+                kept = loaded.last["stats"]["ram_hits"] * 110_000 / budget
+                if not stage.quick and kept < 0.3:
+                    raise RuntimeError(f"only {kept:.2f} of the budget held what an epoch found in it")
+                beyond.append((loaded.peak_bytes - bare.peak_bytes - budget) / 1e6 - _WORKER_MB * workers)
+                result.raw.setdefault(f"full caches, {workers} workers", []).append(
+                    {"loaded": loaded.peak_bytes, "idle": bare.peak_bytes, "kept": kept, "epochs": loaded.epochs}
+                )
+            result.read(f"full caches, beyond the budget, {workers} workers", *beyond, unit="MB")
     result.settings = {
         "budget": budget,
+        "full caches": "three epochs with a disk tier of twice the budget, uint8 tensors that are collated and added up",
         "data": f"{count} samples of 110,000 bytes: ten times the budget",
         "measured": "highest sum of PSS of python, workers and agent, and of shared memory that none of them has mapped, 20 times a second, minus that of the same processes without loading, minus the budget "
         f"and {_WORKER_MB:g} MB for each worker",

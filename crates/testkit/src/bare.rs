@@ -36,15 +36,6 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// A connection failed.
-    #[error("{what}: {source}")]
-    Http {
-        /// The object or the address.
-        what: String,
-        /// Why.
-        #[source]
-        source: hyper::Error,
-    },
     /// An answer is not what was asked for.
     #[error("{object}: expected {expected}, got {got}")]
     Answer {

@@ -1,22 +1,26 @@
 //! Signed ranged GETs over kept-alive connections.
+//!
+//! HTTP/1.1 by hand: a request is written in one piece, the head of the answer is parsed where it lies, and the body is read to where it stays. There
+//! is no client below that could be made cheaper than this.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use bytes::{Buf as _, Bytes};
 use crc_fast::{CrcAlgorithm, Digest};
-use http_body_util::{BodyExt as _, Empty};
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::LocalSet;
 
 use super::{Clock, Error, Range, Report, touched};
 use crate::{sigv4, stamp, tls};
+
+/// Bytes of an answer that are read before its head is known; a body's first ones among them are copied.
+const HEAD: usize = 2 << 10;
+/// Headers of an answer at most.
+const HEADERS: usize = 48;
 
 /// Where to read from and how.
 #[derive(Clone, Debug)]
@@ -110,7 +114,7 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
         crc: Cell::new(0),
     });
     let opening = (0..connections).map(|_| open(&shared.host, connector.as_ref()));
-    let senders = futures::future::try_join_all(opening).await?;
+    let streams = futures::future::try_join_all(opening).await?;
     let new = |_| {
         if shared.settings.fresh {
             vec![0; per_connection]
@@ -118,12 +122,20 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
             touched(per_connection)
         }
     };
-    let memory: Vec<Vec<u8>> = senders.iter().map(new).collect();
+    let memory: Vec<Vec<u8>> = streams.iter().map(new).collect();
     let clock = Clock::start();
-    let tasks: Vec<_> = senders
+    let tasks: Vec<_> = streams
         .into_iter()
         .zip(memory)
-        .map(|(sender, memory)| tokio::task::spawn_local(read(Rc::clone(&shared), sender, memory)))
+        .map(|(stream, memory)| {
+            let shared = Rc::clone(&shared);
+            tokio::task::spawn_local(async move {
+                match stream {
+                    Stream::Plain(stream) => read(shared, stream, memory).await,
+                    Stream::Tls(stream) => read(shared, *stream, memory).await,
+                }
+            })
+        })
         .collect();
     for task in tasks {
         task.await
@@ -133,11 +145,17 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
     Ok(Report::new(connections, requests, bytes, &clock, crc))
 }
 
-async fn open(host: &str, connector: Option<&tokio_rustls::TlsConnector>) -> Result<SendRequest<Empty<Bytes>>, Error> {
+/// A connection.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+}
+
+async fn open(host: &str, connector: Option<&tokio_rustls::TlsConnector>) -> Result<Stream, Error> {
     let stream = TcpStream::connect(host).await.map_err(Error::io(host))?;
     stream.set_nodelay(true).map_err(Error::io(host))?;
     let Some(connector) = connector else {
-        return handshake(host, stream).await;
+        return Ok(Stream::Plain(stream));
     };
     let name = host
         .rsplit_once(':')
@@ -146,31 +164,15 @@ async fn open(host: &str, connector: Option<&tokio_rustls::TlsConnector>) -> Res
     let name = rustls::pki_types::ServerName::try_from(name.to_owned())
         .map_err(|error| Error::Setting(format!("{host}: {error}")))?;
     let stream = connector.connect(name, stream).await.map_err(Error::io(host))?;
-    handshake(host, stream).await
-}
-
-async fn handshake<S>(host: &str, stream: S) -> Result<SendRequest<Empty<Bytes>>, Error>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    let failed = |source| Error::Http {
-        what: host.into(),
-        source,
-    };
-    let (sender, connection) = http1::Builder::new()
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(failed)?;
-    tokio::task::spawn_local(async move {
-        // What goes wrong here is reported by the request that it happens to.
-        let _ = connection.await;
-    });
-    Ok(sender)
+    Ok(Stream::Tls(Box::new(stream)))
 }
 
 /// Reads range after range on one connection, into its memory from begin to end and around; or on into new memory, and the old one stays.
-async fn read(shared: Rc<Shared>, mut sender: SendRequest<Empty<Bytes>>, mut memory: Vec<u8>) -> Result<(), Error> {
-    let (mut at, mut filled) = (0, Vec::new());
+async fn read<S>(shared: Rc<Shared>, mut stream: S, mut memory: Vec<u8>) -> Result<(), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut at, mut filled, mut request) = (0, Vec::new(), String::new());
     loop {
         let Some(range) = shared.waiting.borrow_mut().pop_front() else {
             return Ok(());
@@ -183,7 +185,8 @@ async fn read(shared: Rc<Shared>, mut sender: SendRequest<Empty<Bytes>>, mut mem
                 filled.push(std::mem::replace(&mut memory, new));
             }
         }
-        let crc = fetch(&shared, &mut sender, &range, &mut memory[at..at + size]).await?;
+        shared.write_request(&range, &mut request);
+        let crc = fetch(&mut stream, &request, &range, &mut memory[at..at + size]).await?;
         at += size;
         shared.crc.set(shared.crc.get() ^ crc);
         shared.bytes.set(shared.bytes.get() + range.size);
@@ -191,53 +194,100 @@ async fn read(shared: Rc<Shared>, mut sender: SendRequest<Empty<Bytes>>, mut mem
     }
 }
 
-async fn fetch(
-    shared: &Shared,
-    sender: &mut SendRequest<Empty<Bytes>>,
-    range: &Range,
-    slot: &mut [u8],
-) -> Result<u32, Error> {
-    let failed = |source| Error::Http {
-        what: range.key.clone(),
-        source,
-    };
+/// Asks for a range and reads the answer; the checksum of its body.
+async fn fetch<S>(stream: &mut S, request: &str, range: &Range, slot: &mut [u8]) -> Result<u32, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let wrong = |expected: String, got: String| Error::Answer {
         object: range.key.clone(),
         expected,
         got,
     };
-    sender.ready().await.map_err(failed)?;
-    let request = shared.request(range)?;
-    let response = sender.send_request(request).await.map_err(failed)?;
-    if range.size > 0 && response.status() != StatusCode::PARTIAL_CONTENT {
-        return Err(wrong("status 206".into(), response.status().to_string()));
+    let ended = || wrong(format!("{} bytes", range.size), "the end of the connection".into());
+    stream
+        .write_all(request.as_bytes())
+        .await
+        .map_err(Error::io(&range.key))?;
+    stream.flush().await.map_err(Error::io(&range.key))?;
+    let (mut head, mut read) = ([0; HEAD], 0);
+    let Head { status, length, end } = loop {
+        match stream.read(&mut head[read..]).await.map_err(Error::io(&range.key))? {
+            0 => return Err(ended()),
+            more => read += more,
+        }
+        if let Some(parsed) = Head::of(&head[..read]).map_err(|got| wrong("an answer in HTTP/1.1".into(), got))? {
+            break parsed;
+        }
+    };
+    if range.size > 0 && status != 206 {
+        return Err(wrong("status 206".into(), status.to_string()));
     }
-    let mut body = response.into_body();
+    if length != range.size {
+        return Err(wrong(format!("{} bytes", range.size), format!("{length} bytes")));
+    }
+    let early = &head[end..read];
+    if early.len() > slot.len() {
+        return Err(wrong(
+            format!("{} bytes", range.size),
+            format!("{} or more", early.len()),
+        ));
+    }
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    let mut filled = 0;
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(failed)?.into_data() else {
-            continue;
-        };
-        let room = slot.get_mut(filled..filled + data.remaining()).ok_or_else(|| {
-            wrong(
-                format!("{} bytes", range.size),
-                format!("{} or more", filled + data.len()),
-            )
-        })?;
-        room.copy_from_slice(&data);
-        digest.update(room);
-        filled += data.len();
-    }
-    if filled != slot.len() {
-        return Err(wrong(format!("{} bytes", range.size), format!("{filled} bytes")));
+    slot[..early.len()].copy_from_slice(early);
+    digest.update(early);
+    let mut filled = early.len();
+    while filled < slot.len() {
+        let more = stream.read(&mut slot[filled..]).await.map_err(Error::io(&range.key))?;
+        if more == 0 {
+            return Err(ended());
+        }
+        digest.update(&slot[filled..filled + more]);
+        filled += more;
     }
     Ok(digest.finalize() as u32)
 }
 
+/// What the head of an answer says.
+struct Head {
+    status: u16,
+    /// Bytes of the body.
+    length: u64,
+    /// Bytes of the head.
+    end: usize,
+}
+
+impl Head {
+    /// Parses one; none: it isn't here yet.
+    ///
+    /// # Errors
+    ///
+    /// It isn't one, is too long, or doesn't say how long the body is.
+    fn of(bytes: &[u8]) -> Result<Option<Self>, String> {
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+        let mut response = httparse::Response::new(&mut headers);
+        let parsed = response.parse(bytes).map_err(|error| error.to_string())?;
+        let httparse::Status::Complete(end) = parsed else {
+            return match bytes.len() < HEAD {
+                true => Ok(None),
+                false => Err(format!("a head of more than {HEAD} bytes")),
+            };
+        };
+        let length = response
+            .headers
+            .iter()
+            .find(|header| header.name.eq_ignore_ascii_case("content-length"))
+            .and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
+        match (response.code, length) {
+            (Some(status), Some(length)) => Ok(Some(Self { status, length, end })),
+            _ => Err("a head without Content-Length".into()),
+        }
+    }
+}
+
 impl Shared {
     /// A signed request. The signing key is derived once a day.
-    fn request(&self, range: &Range) -> Result<Request<Empty<Bytes>>, Error> {
+    fn write_request(&self, range: &Range, to: &mut String) {
         let path = sigv4::encode_path(&format!("/{}/{}", self.settings.bucket, range.key));
         let bytes = match range.size {
             0 => None,
@@ -258,19 +308,42 @@ impl Shared {
             );
         }
         let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
-        let authorization = format!(
-            "{} Credential={}/{},SignedHeaders={},Signature={}",
+        to.clear();
+        let _ = write!(
+            to,
+            "GET {path} HTTP/1.1\r\nauthorization: {} Credential={}/{},SignedHeaders={},Signature={}\r\n",
             sigv4::ALGORITHM,
             self.settings.access_key,
             signer.1.scope(),
             names.join(";"),
             signer.1.sign(&now, &canonical),
         );
-        let mut request = Request::get(&path).header("authorization", authorization);
         for (name, value) in headers {
-            request = request.header(name, value);
+            let _ = write!(to, "{name}: {value}\r\n");
         }
-        let malformed = |error| Error::Setting(format!("{}: {error}", range.key));
-        request.body(Empty::new()).map_err(malformed)
+        to.push_str("\r\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_known_once_it_is_whole_and_says_how_long_the_body_is() {
+        let whole = b"HTTP/1.1 206 Partial Content\r\nETag: x\r\ncontent-LENGTH: 12\r\n\r\nbo";
+        for cut in 0..whole.len() - 2 {
+            assert!(Head::of(&whole[..cut]).expect("a beginning").is_none());
+        }
+        let head = Head::of(whole).expect("a head").expect("whole");
+        assert_eq!((head.status, head.length, head.end), (206, 12, whole.len() - 2));
+    }
+
+    #[test]
+    fn what_is_no_head_is_told() {
+        assert!(Head::of(b"SSH-2.0\r\n").is_err());
+        assert!(Head::of(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+        let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(HEAD));
+        assert!(Head::of(&long.as_bytes()[..HEAD]).is_err());
     }
 }
