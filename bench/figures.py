@@ -50,6 +50,12 @@ FIGURES = [
         for count, size, least in ((40_000, 110_000, 0.90), (12_000, 323_000, 0.90), (60_000, 10_000, 0.85))
     ),
     Figure(
+        "cold-hard",
+        "the same over 20,000 objects of 110 KB, TLS, from a bucket that starts slowly, refuses, closes and has a tail",
+        {f"{place}: loader / bound": Bar(least=0.90) for place in ("one core", "whole machine")},
+        cold(20_000, 110_000, hard=True),
+    ),
+    Figure(
         "retinanet",
         "RetinaNet-shaped accelerators (B200) that a client core feeds at AU >= 85 % in every epoch, unverified",
         {"one core: accelerators / core": Bar(least=2)},

@@ -7,6 +7,7 @@ request to the last batch, with the search for the knee in it. The bound is the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -19,18 +20,37 @@ from bench.stage import CLOUD, CLOUD_IN_WORDS, Stage, interleaved, options_of, r
 CONNECTIONS = (64, 128, 256, 512, 1024)
 
 
-def cold(count: int, size: int) -> Callable[[Stage], Result]:
-    """The figure for so many objects of so many bytes."""
+#: Requests a second that the hard profile serves; it answers 503 to more (what AWS documents for GETs of a prefix).
+RATE = 5500
+
+
+def cold(count: int, size: int, *, hard: bool = False) -> Callable[[Stage], Result]:
+    """The figure for so many objects of so many bytes.
+
+    Args:
+        count: Objects.
+        size: Bytes of each.
+        hard: Whether connections start slowly, speak TLS and are closed after 100 requests, one response of a thousand takes a second more, and what
+            exceeds `RATE` is refused. The loader is measured without twins then, too.
+    """
 
     def measure(stage: Stage) -> Result:
         samples = stage.amount(count, count // 20)
         rule = f"cold:{samples}x{size}"
         link = CLOUD["total_bytes_per_s"] / size
+        server: dict[str, Any] = {}
+        if hard:
+            link = min(link, RATE)
+            server = {"profile": "cloud-hard", "tls": True, "faults": [{"kind": "rate_limit", "per_s": RATE}]}
         result = Result(invalid=stage.gated())
-        with stage.bucket(rule) as bucket:
+        with stage.bucket(rule, **server) as bucket:
             job = Job("s3://bench/cold", options_of(bucket), ram="")
             for place, pinned in (("one core", True), ("whole machine", False)):
-                runs: dict[str, list[Any]] = {"loader": [], **{str(number): [] for number in CONNECTIONS}}
+                runs: dict[str, list[Any]] = {
+                    "loader": [],
+                    "no twins": [],
+                    **{str(number): [] for number in CONNECTIONS},
+                }
 
                 def yardstick(number: int, pinned: bool = pinned, runs: dict[str, list[Any]] = runs) -> float:
                     options = [f"--synthetic={rule}", "--shuffle", f"--connections={number}"]
@@ -40,19 +60,28 @@ def cold(count: int, size: int) -> Callable[[Stage], Result]:
                 def loader(pinned: bool = pinned, runs: dict[str, list[Any]] = runs) -> float:
                     return rate(job, stage, runs["loader"], pinned=pinned)
 
-                ours, *bare = interleaved(
-                    stage.pairs, loader, *(lambda number=number: yardstick(number) for number in CONNECTIONS)
+                def alone(pinned: bool = pinned, runs: dict[str, list[Any]] = runs) -> float:
+                    without = replace(job, attach={"hedge_per_cent": 0})
+                    return rate(without, stage, runs["no twins"], pinned=pinned) if hard else 0.0
+
+                ours, single, *bare = interleaved(
+                    stage.pairs, loader, alone, *(lambda number=number: yardstick(number) for number in CONNECTIONS)
                 )
                 best = max(bare, key=median)
                 bound = [min(link, each) for each in best]
                 result.read(f"{place}: loader / bound", *ratios(ours, bound))
                 result.read(f"{place}: loader", *ours, unit="samples/s")
+                if hard:
+                    result.read(f"{place}: loader without twins", *single, unit="samples/s")
+                    for name in ("hedges", "hedges_won", "retries"):
+                        result.read(f"{place}: {name}", *[float(run["stats"][name]) for run in runs["loader"]])
                 for number, values in zip(CONNECTIONS, bare, strict=True):
                     result.read(f"{place}: yardstick, {number} connections", *values, unit="samples/s")
                 result.raw[place] = runs
         result.read("link", link, unit="samples/s")
         result.settings = {
-            "profile": CLOUD_IN_WORDS,
+            "profile": CLOUD_IN_WORDS
+            + (f", slow start, TLS, closes after 100 requests, 0.1 % take 1 s more, {RATE} GETs/s" if hard else ""),
             "data": rule,
             "loader": "defaults: no setting is given but the batch of 64 and one epoch",
             "bound": "the link, or the yardstick with the connections that serve it best (median), whichever is less",

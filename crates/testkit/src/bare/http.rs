@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::rc::Rc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crc_fast::{CrcAlgorithm, Digest};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -19,6 +19,8 @@ use crate::{sigv4, stamp, tls};
 
 /// Bytes of an answer that are read before its head is known; a body's first ones among them are copied.
 const HEAD: usize = 2 << 10;
+/// How long it waits where the server asks to slow down.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Headers of an answer at most.
 const HEADERS: usize = 48;
 
@@ -68,6 +70,7 @@ impl Settings {
 struct Shared {
     settings: Settings,
     host: String,
+    connector: Option<tokio_rustls::TlsConnector>,
     waiting: RefCell<VecDeque<Range>>,
     signer: RefCell<(String, sigv4::Key)>,
     bytes: Cell<u64>,
@@ -107,13 +110,14 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
     let shared = Rc::new(Shared {
         settings,
         host,
+        connector,
         waiting: RefCell::new(ranges.into()),
         signer: RefCell::new((date, key)),
         bytes: Cell::new(0),
         requests: Cell::new(0),
         crc: Cell::new(0),
     });
-    let opening = (0..connections).map(|_| open(&shared.host, connector.as_ref()));
+    let opening = (0..connections).map(|_| open(&shared.host, shared.connector.as_ref()));
     let streams = futures::future::try_join_all(opening).await?;
     let new = |_| {
         if shared.settings.fresh {
@@ -127,15 +131,7 @@ async fn drive(settings: Settings, ranges: Vec<Range>) -> Result<Report, Error> 
     let tasks: Vec<_> = streams
         .into_iter()
         .zip(memory)
-        .map(|(stream, memory)| {
-            let shared = Rc::clone(&shared);
-            tokio::task::spawn_local(async move {
-                match stream {
-                    Stream::Plain(stream) => read(shared, stream, memory).await,
-                    Stream::Tls(stream) => read(shared, *stream, memory).await,
-                }
-            })
-        })
+        .map(|(stream, memory)| tokio::task::spawn_local(read(Rc::clone(&shared), stream, memory)))
         .collect();
     for task in tasks {
         task.await
@@ -168,10 +164,7 @@ async fn open(host: &str, connector: Option<&tokio_rustls::TlsConnector>) -> Res
 }
 
 /// Reads range after range on one connection, into its memory from begin to end and around; or on into new memory, and the old one stays.
-async fn read<S>(shared: Rc<Shared>, mut stream: S, mut memory: Vec<u8>) -> Result<(), Error>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn read(shared: Rc<Shared>, mut stream: Stream, mut memory: Vec<u8>) -> Result<(), Error> {
     let (mut at, mut filled, mut request) = (0, Vec::new(), String::new());
     loop {
         let Some(range) = shared.waiting.borrow_mut().pop_front() else {
@@ -185,8 +178,21 @@ where
                 filled.push(std::mem::replace(&mut memory, new));
             }
         }
-        shared.write_request(&range, &mut request);
-        let crc = fetch(&mut stream, &request, &range, &mut memory[at..at + size]).await?;
+        let slot = &mut memory[at..at + size];
+        let crc = loop {
+            shared.write_request(&range, &mut request);
+            let answer = match &mut stream {
+                Stream::Plain(stream) => fetch(stream, &request, &range, slot).await?,
+                Stream::Tls(stream) => fetch(stream.as_mut(), &request, &range, slot).await?,
+            };
+            if answer.closes {
+                stream = open(&shared.host, shared.connector.as_ref()).await?;
+            }
+            match answer.crc {
+                Some(crc) => break crc,
+                None => tokio::time::sleep(PAUSE).await,
+            }
+        };
         at += size;
         shared.crc.set(shared.crc.get() ^ crc);
         shared.bytes.set(shared.bytes.get() + range.size);
@@ -194,8 +200,16 @@ where
     }
 }
 
-/// Asks for a range and reads the answer; the checksum of its body.
-async fn fetch<S>(stream: &mut S, request: &str, range: &Range, slot: &mut [u8]) -> Result<u32, Error>
+/// What became of a request.
+struct Answer {
+    /// The checksum of the body; none: the server asks to slow down (503).
+    crc: Option<u32>,
+    /// Whether this was the connection's last one.
+    closes: bool,
+}
+
+/// Asks for a range and reads the answer.
+async fn fetch<S>(stream: &mut S, request: &str, range: &Range, slot: &mut [u8]) -> Result<Answer, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -204,48 +218,51 @@ where
         expected,
         got,
     };
-    let ended = || wrong(format!("{} bytes", range.size), "the end of the connection".into());
-    stream
-        .write_all(request.as_bytes())
-        .await
-        .map_err(Error::io(&range.key))?;
-    stream.flush().await.map_err(Error::io(&range.key))?;
-    let (mut head, mut read) = ([0; HEAD], 0);
-    let Head { status, length, end } = loop {
-        match stream.read(&mut head[read..]).await.map_err(Error::io(&range.key))? {
-            0 => return Err(ended()),
+    let failed = || Error::io(&range.key);
+    stream.write_all(request.as_bytes()).await.map_err(failed())?;
+    stream.flush().await.map_err(failed())?;
+    let (mut bytes, mut read) = ([0; HEAD], 0);
+    let head = loop {
+        match stream.read(&mut bytes[read..]).await.map_err(failed())? {
+            0 => return Err(wrong("an answer".into(), "the end of the connection".into())),
             more => read += more,
         }
-        if let Some(parsed) = Head::of(&head[..read]).map_err(|got| wrong("an answer in HTTP/1.1".into(), got))? {
-            break parsed;
+        if let Some(head) = Head::of(&bytes[..read]).map_err(|got| wrong("an answer in HTTP/1.1".into(), got))? {
+            break head;
         }
     };
-    if range.size > 0 && status != 206 {
-        return Err(wrong("status 206".into(), status.to_string()));
+    let early = &bytes[head.end..read];
+    let mut refusal = Vec::new();
+    let is_refused = head.status == 503;
+    let body = match is_refused {
+        true => {
+            refusal.resize(head.length as usize, 0);
+            refusal.as_mut_slice()
+        }
+        false => slot,
+    };
+    if !is_refused && range.size > 0 && head.status != 206 {
+        return Err(wrong("status 206".into(), head.status.to_string()));
     }
-    if length != range.size {
-        return Err(wrong(format!("{} bytes", range.size), format!("{length} bytes")));
-    }
-    let early = &head[end..read];
-    if early.len() > slot.len() {
-        return Err(wrong(
-            format!("{} bytes", range.size),
-            format!("{} or more", early.len()),
-        ));
+    if head.length != body.len() as u64 || early.len() > body.len() {
+        return Err(wrong(format!("{} bytes", range.size), format!("{} bytes", head.length)));
     }
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    slot[..early.len()].copy_from_slice(early);
+    body[..early.len()].copy_from_slice(early);
     digest.update(early);
     let mut filled = early.len();
-    while filled < slot.len() {
-        let more = stream.read(&mut slot[filled..]).await.map_err(Error::io(&range.key))?;
+    while filled < body.len() {
+        let more = stream.read(&mut body[filled..]).await.map_err(failed())?;
         if more == 0 {
-            return Err(ended());
+            return Err(wrong(format!("{} bytes", range.size), format!("{filled} bytes")));
         }
-        digest.update(&slot[filled..filled + more]);
+        digest.update(&body[filled..filled + more]);
         filled += more;
     }
-    Ok(digest.finalize() as u32)
+    Ok(Answer {
+        crc: (!is_refused).then(|| digest.finalize() as u32),
+        closes: head.closes,
+    })
 }
 
 /// What the head of an answer says.
@@ -255,6 +272,8 @@ struct Head {
     length: u64,
     /// Bytes of the head.
     end: usize,
+    /// Whether the server closes the connection behind the body.
+    closes: bool,
 }
 
 impl Head {
@@ -273,13 +292,22 @@ impl Head {
                 false => Err(format!("a head of more than {HEAD} bytes")),
             };
         };
-        let length = response
-            .headers
-            .iter()
-            .find(|header| header.name.eq_ignore_ascii_case("content-length"))
-            .and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
+        let value = |name: &str| {
+            let found = response
+                .headers
+                .iter()
+                .find(|header| header.name.eq_ignore_ascii_case(name));
+            found.and_then(|header| std::str::from_utf8(header.value).ok())
+        };
+        let length = value("content-length").and_then(|length| length.parse().ok());
+        let closes = value("connection").is_some_and(|said| said.eq_ignore_ascii_case("close"));
         match (response.code, length) {
-            (Some(status), Some(length)) => Ok(Some(Self { status, length, end })),
+            (Some(status), Some(length)) => Ok(Some(Self {
+                status,
+                length,
+                end,
+                closes,
+            })),
             _ => Err("a head without Content-Length".into()),
         }
     }
@@ -337,6 +365,9 @@ mod tests {
         }
         let head = Head::of(whole).expect("a head").expect("whole");
         assert_eq!((head.status, head.length, head.end), (206, 12, whole.len() - 2));
+        assert!(!head.closes);
+        let last = b"HTTP/1.1 503 x\r\nConnection: Close\r\nContent-Length: 0\r\n\r\n";
+        assert!(Head::of(last).expect("a head").expect("whole").closes);
     }
 
     #[test]

@@ -26,7 +26,8 @@ enum Command {
 #[derive(Args)]
 struct Serve {
     /// The timing: `cloud` (30 ms to the first byte, 35 MB/s per connection, 1 GB/s in all,
-    /// 30 ms to connect) or `fast` (nothing added).
+    /// 30 ms to connect), `cloud-hard` (the same with slow start, connections that are closed after
+    /// 100 requests, and a second more for one response of a thousand) or `fast` (nothing added).
     #[arg(long, default_value = "fast", value_parser = Profile::named)]
     profile: Profile,
     /// Median time to the first byte in ms; overrides the profile.

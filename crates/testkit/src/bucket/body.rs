@@ -93,11 +93,16 @@ impl Shaped {
     #[must_use]
     pub fn new(part: Part, state: &Arc<State>, connection: &Arc<Connection>, in_flight: InFlight) -> Self {
         let profile = state.profile();
+        let bytes = part.range.end - part.range.start;
+        let late = match profile.slow_start {
+            true => profile.connect() * connection.slow_start.rounds(Instant::now(), bytes),
+            false => Duration::ZERO,
+        };
         Self {
             content: part.content,
             at: part.range.start,
             end: part.range.end,
-            start: part.start,
+            start: part.start + late,
             harm: part.harm,
             name: part.name,
             state: Arc::clone(state),

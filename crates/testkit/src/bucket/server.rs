@@ -23,7 +23,7 @@ use super::content::Blob;
 use super::counters::Counters;
 use super::directory::Directory;
 use super::fault::Faults;
-use super::profile::{Line, Profile};
+use super::profile::{Line, Profile, SlowStart};
 use super::service;
 use super::storage::Storage;
 use super::synthetic::Set;
@@ -92,10 +92,18 @@ impl State {
 pub struct Connection {
     /// Its line.
     pub line: Line,
+    /// How much of it may be sent at once.
+    pub slow_start: SlowStart,
+    served: AtomicU64,
     reset: AtomicBool,
 }
 
 impl Connection {
+    /// Counts a request; whether it is the last one of `most` (0: there is no last one).
+    pub fn is_last(&self, most: u64) -> bool {
+        most > 0 && self.served.fetch_add(1, Ordering::Relaxed) + 1 >= most
+    }
+
     /// Makes the connection end with a reset instead of an orderly close.
     pub fn reset(&self) {
         self.reset.store(true, Ordering::Relaxed);

@@ -107,6 +107,11 @@ pub async fn handle(
     if let Ok(value) = HeaderValue::try_from(format!("{id:016X}")) {
         response.headers_mut().insert("x-amz-request-id", value);
     }
+    if connection.is_last(state.profile().requests_per_connection) {
+        response
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(response)
 }
 
