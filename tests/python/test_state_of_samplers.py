@@ -452,3 +452,172 @@ def test_what_workers_were_asked_for_ahead_is_drawn_once(workers: int, at: int) 
     again.load_state_dict(state)
     assert len(first) == at
     assert numbers(again) + numbers(again) == rest
+
+
+class Numbered(torch.utils.data.Sampler[int]):
+    """One that has its epoch under a name of its own."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.turn = epoch
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(20, generator=torch.Generator().manual_seed(self.turn)).tolist())
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("at", [(0, 2), (1, 3), (1, 5)])
+def test_a_sampler_may_have_its_epoch_under_any_name(data: Any, is_set: bool, at: tuple[int, int]) -> None:
+    def read(loader: Any, first: int, state: Any = None) -> tuple[list[Any], Any]:
+        if state is not None:
+            loader.load_state_dict(state)
+        found, saved = [], None
+        for epoch in range(first, 3):
+            if is_set:
+                loader.sampler.set_epoch(epoch)
+            for number, batch in enumerate(loader, 1):
+                found += numbers([batch])
+                saved = loader.state_dict() if (epoch, number) == at else saved
+        return found, saved
+
+    plain, state = read(loader_of(data, Numbered(), 4), 0)
+    # Who sets no epochs goes on behind a pass that was over.
+    first = at[0] if is_set or at[1] < 5 else at[0] + 1
+    assert read(loader_of(data, Numbered(), 4), first, state)[0] == plain[5 * at[0] + at[1] :]
+
+
+@pytest.mark.parametrize("by", ["plan", "sampler"])
+def test_a_state_of_an_epochs_last_batch_is_the_same_when_it_is_saved_again(data: Any, by: str) -> None:
+    def made() -> Any:
+        return loader_of(data, Numbered(), 4) if by == "sampler" else DataLoader(data, 64, shuffle=True, cache=TINY)
+
+    loader = made()
+    for _ in loader:
+        state = loader.state_dict()
+    for _ in range(3):
+        loader = made()
+        loader.load_state_dict(state)
+        state = loader.state_dict()
+    assert state["epoch"] == 1
+    loader.set_epoch(0)
+    assert [len(list(loader)), len(list(loader))] == [0, len(loader)]
+
+
+class Stateful(torch.utils.data.Sampler[int]):
+    """One that says where it stands."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.at, self.turn = count, 0, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.turn)).tolist()
+        while self.at < self.count:
+            self.at += 1
+            yield order[self.at - 1]
+        self.at, self.turn = 0, self.turn + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "turn": self.turn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.turn = state["at"], state["turn"]
+
+
+@pytest.mark.parametrize("count", [20, 18])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [2, 5, 7])
+def test_a_sampler_that_says_where_it_stands_is_asked(any_data: Any, workers: int, at: int, count: int) -> None:
+    def made() -> Any:
+        return loader_of(any_data, Stateful(count), 4, num_workers=workers)
+
+    loader, plain, state = made(), [], None
+    for _ in range(3):
+        for batch in loader:
+            plain += numbers([batch])
+            state = loader.state_dict() if len(plain) == at else state
+    again = made()
+    again.load_state_dict(state)
+    # What is left of an epoch that was over is a pass without batches, over data that aren't ours.
+    passes = 3 - at // 5 + (at == 5 and not isinstance(any_data, fl.Dataset))
+    assert [batch for _ in range(passes) for batch in numbers(again)] == plain[at:]
+
+
+class Turning(torch.utils.data.IterableDataset[int]):
+    """An iterable data set with a state, of which each worker has a share."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        while self.at * info.num_workers + info.id < 24:
+            self.at += 1
+            yield (self.at - 1) * info.num_workers + info.id
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("lives_on", [True, False])
+@pytest.mark.parametrize("at", [1, 2, 7, 8, 13])
+def test_a_worker_that_has_sent_nothing_in_this_pass_begins_it(at: int, lives_on: bool) -> None:
+    def made() -> Any:
+        return DataLoader(Turning(), 4, num_workers=2, persistent_workers=lives_on)
+
+    loader, plain, state = made(), [], None
+    for _ in range(3):
+        for batch in loader:
+            plain.append(batch.tolist())
+            state = loader.state_dict() if len(plain) == at else state
+    again = made()
+    again.load_state_dict(state)
+    assert [batch.tolist() for _ in range(3 - at // 6) for batch in again] == plain[at:]
+
+
+class AtOnce(Drawing):
+    """One that draws when an iterator of it is made, as torch does twice with workers."""
+
+    def __init__(self) -> None:
+        self.rng, self.count = random.Random(4), 12
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rng.sample(range(self.count), self.count))
+
+
+@pytest.mark.parametrize("workers", [(0, 0), (0, 2), (2, 0), (2, 2)])
+@pytest.mark.parametrize("at", [3, 12, 15])
+def test_a_sampler_that_draws_at_once_is_drawn_from_once(workers: tuple[int, int], at: int) -> None:
+    def made(count: int) -> Any:
+        data: Any = TensorDataset(torch.arange(12))
+        return DataLoader(data, None, sampler=AtOnce(), num_workers=count, persistent_workers=count > 0)
+
+    def read(loader: Any, passes: int) -> list[int]:
+        nonlocal state
+        found: list[int] = []
+        for _ in range(passes):
+            for batch in loader:
+                found.append(int(batch[0]))
+                state = loader.state_dict() if len(found) == at else state
+        return found
+
+    state: Any = None
+    plain = read(made(workers[0]), 3)
+    again, saved = made(workers[1]), state
+    again.load_state_dict(saved)
+    rest = read(again, 4 - at // 12 if at == 12 else 3 - at // 12)
+    # How often torch draws for a later pass depends on its workers.
+    end = len(plain) if workers[0] == workers[1] else 12 * -(-at // 12)
+    assert rest[: end - at] == plain[at:end]

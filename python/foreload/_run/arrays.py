@@ -150,7 +150,8 @@ class NumpyLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, in plain numbers and strings."""
-        return self._run.state(self._cursor.epoch, self._cursor.batch, self._cursor.beyond)
+        cursor = self._cursor
+        return cursor.stamp(self._run.state(cursor.epoch, cursor.batch, cursor.beyond))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass goes on where the state was saved, whatever the number of ranks.
@@ -158,7 +159,7 @@ class NumpyLoader:
         Raises:
             StateError: The state belongs to another run.
         """
-        self._cursor.load(*self._run.resume(state), of=state["epoch"])
+        self._cursor.load(*self._run.resume(state), of=state)
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from foreload._settings import numbers as _numbers
 from foreload._settings.state import MOST_EPOCH
@@ -132,22 +133,33 @@ class Cursor:
                 self.epoch, self.batch = self._next
                 self.beyond = frozenset()
 
+    def stamp(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A state of here. One that was loaded, and is saved anew, still says which epoch was over."""
+        is_behind = self._over is not None and self._next == (self._over + 1, 0)
+        return {**state, "over": self._over} if is_behind else state
+
     def takes_rest(self) -> bool:
         """Whether the pass that begins is what is left of an epoch that was over: then it has no batch, and the next one goes on."""
         is_rest, self._is_rest = self._is_rest, False
         self._over = None if is_rest else self._over
         return is_rest
 
-    def load(self, epoch: int, batch: int, beyond: Iterable[int] = (), *, of: int | None = None) -> None:
+    def load(self, epoch: int, batch: int, beyond: Iterable[int] = (), *, of: Mapping[str, Any] | None = None) -> None:
         """The next pass goes on here.
 
         Args:
             epoch: The epoch.
             batch: Its first batch.
             beyond: Batches after that one that are left out.
-            of: The epoch that the state is of: where it is the one before, that was over.
+            of: The state: where that is of the epoch before, that was over.
+
+        Raises:
+            StateError: It is damaged.
         """
-        self._over = of if of is not None and of < epoch else None
+        over = epoch if of is None else of.get("over", of["epoch"])
+        if not isinstance(over, int) or isinstance(over, bool) or over < 0:
+            raise StateError(f"the state is damaged: its over is {over!r:.60}, and would be an epoch")
+        self._over = over if over < epoch else None
         self._is_rest = False
         self._begun = None
         self.placed += 1

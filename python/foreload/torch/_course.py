@@ -210,7 +210,7 @@ class Course(Sampler):
             resumed, beyond = _given.resume(state, self.data, self._batch_size, self._own_place()[1])
             epoch, batch = resumed.epoch, resumed.batches
             self._loaded = dict(state), resumed
-        self.cursor.load(epoch, batch, beyond, of=state["epoch"])
+        self.cursor.load(epoch, batch, beyond, of=state)
         if self._ours is not None or self._explicit is None:
             return
         self._left = _given.Left(self._explicit, state, epoch, is_within=bool(batch or beyond))
@@ -220,11 +220,14 @@ class Course(Sampler):
                 self._waiting = None
             if epoch != state["epoch"] and self._loaded is not None:
                 # It was over: the loader stands at the beginning of the next one.
-                known: dict[str, Any] = {name: state[name] for name in ("of", "random") if name in state}
+                known: dict[str, Any] = {name: state[name] for name in ("of", "random", "samplers") if name in state}
                 self._loaded = {**_given.unread(self.data, self._batch_size, epoch), **known}, self._loaded[1]
 
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
+        return self.cursor.stamp(self._stands())
+
+    def _stands(self) -> dict[str, Any]:
         cursor = self.cursor
         if self._loaded is not None and self._is_placed(self._loaded[1]):
             return {**self._loaded[0], **self._set_to()}
@@ -306,10 +309,12 @@ class Course(Sampler):
                     # Whether that is another one than the loader's state is of, its cursor knows.
                     self.cursor.set_epoch(epoch)
         elif self._explicit is not None:
-            told, is_placed = _given.epoch_of(self._explicit), self._heeded != self.cursor.placed
-            upcoming = self.cursor.upcoming[0]
             left, self._left = self._left, None
-            if left is not None and left.is_as_left():
+            is_left = left is not None and left.is_as_left()
+            told = _given.epoch_of(self._explicit) if left is None or is_left else left.told()
+            is_placed = self._heeded != self.cursor.placed
+            upcoming = self.cursor.upcoming[0]
+            if left is not None and is_left:
                 # Nobody has set an epoch since the state was loaded.
                 self.again = left.again
                 if told is not None and told != upcoming:

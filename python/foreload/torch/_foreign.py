@@ -175,10 +175,34 @@ def _skip(iterator: Iterator[Any], progress: Progress) -> None:
         next(iterator)
 
 
+class _Order:
+    """A sampler that tells a pass when an iterator of it is made."""
+
+    def __init__(self, progress: Progress, order: Any) -> None:
+        self._progress, self._sampler = progress, order
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._progress.begins_to_draw()
+        return iter(self._sampler)
+
+
 class _Counting(_torchs._BaseDataLoaderIter):
     """What both of torch's iterators are given: a `Progress` that follows them."""
 
     _progress: Progress
+    _order: Any = None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch asks for an iterator of the sampler."""
+        return _Order(self._progress, self._order)
+
+    @_index_sampler.setter
+    def _index_sampler(self, order: Any) -> None:
+        self._order = order
 
     def _next_index(self) -> Any:
         return self._progress.next_index(self._sampler_iter)
@@ -284,10 +308,11 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
         self._cycle = itertools.islice(cycle, first, None)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        workers = self._progress.workers
+        before = self._progress
         super()._reset(loader, first_iter)
-        # They live on, and so does what they were told.
-        self._progress.workers = {**workers, **self._progress.workers}
+        if before is not self._progress:
+            # They live on, and so does what they were told.
+            self._progress.hear_of_before(before.workers, is_of_this=False)
 
     def _next_index(self) -> Any:
         index = super()._next_index()
@@ -310,7 +335,7 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
         worker = of[0] if of else -1
         if isinstance(data, _feed.Stated):
             worker = data.state["worker_id"]
-            self._progress.workers[worker] = data.state
+            self._progress.heard(worker, data.state)
             data = data.batch
         if data is not _feed.END:
             self._progress.last_worker = worker

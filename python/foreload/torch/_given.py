@@ -38,6 +38,7 @@ from foreload._settings.cache import Cache
 from foreload._settings.order import Order
 from foreload._settings.state import check_state
 from foreload.errors import InvalidError, StateError
+from foreload.torch._feed import has_state
 from foreload.torch._randomness import Draw, generators_within, put_back, standing
 
 _LOG = logging.getLogger("foreload")
@@ -81,6 +82,8 @@ class Lists:
         #: How the generators stood when the latest pass was drawn.
         self._stood: dict[str, Any] | None = None
         self._drawn_epoch: int | None = None
+        #: What samplers said of themselves then.
+        self._told_before: dict[str, Any] = {}
         #: Whether it has more than was listed of it, which it draws later.
         self._draws_on = False
         #: How they stood when the pass was drawn that is resumed.
@@ -99,10 +102,19 @@ class Lists:
         """
         now = self._standing()
         if self._stood is None or epoch != self._drawn_epoch:
-            return {"of": list(self.place), "random": now}
+            return {"of": list(self.place), "random": now, **self._said()}
         # Whoever shares a generator with the sampler may have drawn from it since.
         since = {} if self._draws_on else {"since": now}
-        return {"of": list(self.place), "random": self._stood | since}
+        return {"of": list(self.place), "random": self._stood | since, **self._told_before}
+
+    def _said(self) -> dict[str, Any]:
+        """What samplers say of themselves that have a state."""
+        said = {name: copy.deepcopy(part.state_dict()) for name, part in self._stated()}
+        return {"samplers": said} if said else {}
+
+    def _stated(self) -> list[tuple[str, Any]]:
+        named = zip(("order", "sampler"), _parts(self.sampler), strict=False)
+        return [(name, part) for name, part in named if has_state(part)]
 
     def _standing(self) -> dict[str, Any]:
         return {name: standing(generator) for name, generator in self._generators()}
@@ -130,7 +142,7 @@ class Lists:
             return False
         if not isinstance(random, dict):
             raise StateError(f"the state is damaged: its generators' states are {random!r:.60}")
-        self._restored = {"random": random, "of": place_in_state(state)}
+        self._restored = {"random": random, "of": place_in_state(state), "samplers": state.get("samplers", {})}
         if not is_within:
             self._set(self._restored)
             self._restored = None
@@ -139,6 +151,9 @@ class Lists:
     def _set(self, restored: dict[str, Any]) -> Draw | None:
         """Puts the sampler's generators where they stood; what everybody's were, where it drew from them."""
         random, is_own = restored["random"], restored["of"] == self.place
+        for name, part in self._stated():
+            if name in restored["samplers"]:
+                part.load_state_dict(copy.deepcopy(restored["samplers"][name]))
         for name, generator in self._generators():
             stood = random.get(name)
             if stood is None:
@@ -176,7 +191,7 @@ class Lists:
         self._told = told
         restored, self._restored = self._restored, None
         everybodys = self._set(restored) if restored is not None else None
-        stood = self._standing()
+        stood, self._told_before = self._standing(), self._said()
         with everybodys.again() if everybodys is not None else contextlib.nullcontext():
             before = Draw.now()
             drawn = self._drawn(iter(self.sampler))
@@ -482,13 +497,47 @@ class Left:
             self.again = self.again + 1 if told == state["epoch"] else 0
         self.is_within = is_within
         self._sampler, self._mark = sampler, _Mark(told)
+        before = [(part, dict(getattr(part, "__dict__", {}))) for part in _parts(sampler)]
         set_epoch(sampler, self._mark)
-        self._is_marked = _set_to(sampler) is self._mark
+        #: Where the sampler has its epoch.
+        self._kept = next(
+            ((part, name) for part in _parts(sampler) for name, value in _own(part) if value is self._mark), None
+        )
+        if "told" not in state and _set_to(sampler) is None:
+            # Under a name of its own, which was only looked for: whoever saved the state didn't know what it was set to.
+            self._leave_as_it_was(before)
+
+    def _leave_as_it_was(self, before: list[tuple[Any, dict[str, Any]]]) -> None:
+        for part, own in before:
+            for name, value in _own(part):
+                if value is not own.get(name, value):
+                    setattr(part, name, own[name])
+        if self._kept is None:
+            return
+        part, name = self._kept
+        found = getattr(part, name)
+        if isinstance(found, int) and not isinstance(found, bool):
+            self._mark = _Mark(found)
+            setattr(part, name, self._mark)
+        else:
+            self._kept = None
+
+    def _found(self) -> Any:
+        return getattr(*self._kept, None) if self._kept is not None else _set_to(self._sampler)
 
     def is_as_left(self) -> bool:
         """Whether nobody has set an epoch since."""
-        found = _set_to(self._sampler)
-        return found is self._mark if self._is_marked else found is None or operator.index(found) == self._mark
+        found = self._found()
+        return found is self._mark if self._kept is not None else found is None or operator.index(found) == self._mark
+
+    def told(self) -> int | None:
+        """The epoch that the sampler is set to now, under whatever name it has it; None: it doesn't say."""
+        found = self._found()
+        return int(operator.index(found)) if hasattr(found, "__index__") else None
+
+
+def _own(part: Any) -> list[tuple[str, Any]]:
+    return list(getattr(part, "__dict__", {}).items())
 
 
 def place_in(sampler: Any) -> tuple[int, int] | None:

@@ -13,7 +13,6 @@ import operator
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,6 +75,8 @@ class Progress:
         #: Each worker's state, and which of them sent the last batch.
         self.workers: dict[int, dict[str, Any]] = {}
         self.last_worker = -1
+        #: Those whose state is of the end of the pass before: they have sent nothing in this one.
+        self.unheard: set[int] = set()
         #: Without workers: torch's own reader, where its data set has a state.
         self.reader: Any = None
         #: What was asked for and hasn't come, by number; and by number where the samplers stood then.
@@ -94,8 +95,11 @@ class Progress:
         if loaded is not None and (goes_on or loaded["_iterator_finished"]):
             self._restore(loader, loaded, goes_on=goes_on)
             if goes_on or is_kept:
-                self.workers = _workers_in(loaded)
+                self.hear_of_before(_workers_in(loaded), is_of_this=goes_on)
+        self._generators: Mapping[str, Any] = generators_of(loader)
         self._begun = own_now(loader)
+        #: Where its samplers' generators are put back whenever it is made an iterator of: with workers torch makes two, and drops the first.
+        self._stand_at = self._begun if goes_on or (loaded is not None and is_kept) else None
         #: What the sampler was asked for again and the workers weren't: it goes on from where it stood when the state was saved.
         self._ahead: deque[Any] = deque()
         #: Batches that it was asked for, those before a resume too; and whether it has said that there are no more.
@@ -136,6 +140,7 @@ class Progress:
         self.drawn, self._left_out = self.had, self.beyond
         if self._is_stated(state):
             self._list = None
+            self._is_whole = not self.beyond and self.had >= (state.get("batches") or self.had + 1)
             replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
             self.samples = self.samples * state["sampler"]["replicas"] // replicas
             self._stood[self.had - 1] = {name: state["sampler"][name] for name in _PARTS if name in state["sampler"]}
@@ -143,7 +148,6 @@ class Progress:
         self._skip = self._batches_to_skip(state)
         if self._skip == state["_num_yielded"]:
             self._asked_ahead = random.get("ahead")
-            self._generators = generators_of(loader)
         if state["samples"] and "of" in state and state["list"] is not None:
             self._check = _given.Resumed(self.tally.epoch, self.had, self.samples)
             self._check.place, self._check.digest = _given.place_in_state(state), state["list"]
@@ -151,9 +155,9 @@ class Progress:
     _skip = 0
     #: What the sampler was asked for when the state was saved, and how the generators stood then that are put back there.
     _asked_ahead: dict[str, Any] | None = None
-    _generators: Mapping[str, Any] = MappingProxyType({})
     _left_out: frozenset[int] = frozenset()
     _resume_drawing: Any = None
+    _is_whole = False
     #: What must have been read before a resumed pass goes on.
     _check: _given.Resumed | None = None
 
@@ -203,6 +207,15 @@ class Progress:
                 now = Draw.now()
                 self._draws["sampler"] = Draw(now.torch_state, None if draw.others is None else now.others)
 
+    def begins_to_draw(self) -> None:
+        """Torch makes an iterator of the sampler, which may draw at once."""
+        for name, generator in self._generators.items():
+            # The loader's own has drawn the workers' seed in between.
+            if name != "loader" and self._stand_at is not None and name in self._stand_at:
+                put_back(generator, self._stand_at[name])
+            elif name != "loader":
+                self._begun[name] = standing(generator)
+
     def seeding(self, loader: Any) -> Any:
         """The loader that torch's iterator is made of: where the pass began without a seed for its workers, its generator isn't drawn from."""
         if not self._is_seeded:
@@ -226,8 +239,21 @@ class Progress:
             self._stood[number] = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
         return index
 
+    def _end(self, drawing: Iterator[Any]) -> None:
+        """Ends a pass whose last batch the loop has had, where its sampler itself says where it stands: it may be in the next one by now."""
+        self._has_ended = True
+        parts = _stated(self.order)
+        said = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        with contextlib.suppress(StopIteration):
+            next(drawing)
+            for name, part in parts.items():
+                part.load_state_dict(said[name])
+        raise StopIteration
+
     def _first(self, drawing: Iterator[Any]) -> Any:
         self._is_drawing = True
+        if self._is_whole:
+            self._end(drawing)
         draw = self._draws.pop("sampler", None)
         if self._resume_drawing is not None and _feed.has_state(drawing):
             drawing.load_state_dict(copy.deepcopy(self._resume_drawing))  # type: ignore[attr-defined]
@@ -291,7 +317,29 @@ class Progress:
         for name, generator in self._generators.items():
             if name in ahead["own"]:
                 put_back(generator, ahead["own"][name])
-        self._generators = {}
+
+    def hear_of_before(self, workers: dict[int, dict[str, Any]], *, is_of_this: bool) -> None:
+        """Workers' states from before they sent anything in this pass.
+
+        Args:
+            workers: By worker.
+            is_of_this: Whether they are of this pass.
+        """
+        self.workers = {**workers, **self.workers}
+        if not is_of_this:
+            self.unheard |= set(workers)
+
+    def heard(self, worker: int, state: dict[str, Any]) -> None:
+        """A batch came with its worker's state."""
+        self.workers[worker] = state
+        self.unheard.discard(worker)
+
+    def _worker_state(self, worker: int) -> dict[str, Any]:
+        state = copy.deepcopy(self.workers[worker])
+        if worker in self.unheard and not self.is_over:
+            # Its iterator begins anew.
+            state["fetcher_state"] = None
+        return {"worker_id": worker, **state}
 
     def _place(self) -> tuple[int, int]:
         """This process among those that a sampler deals an epoch among: as that says, or the launcher."""
@@ -364,10 +412,7 @@ class Progress:
 
     def _of_data(self, loader: Any) -> dict[str, Any]:
         if loader.num_workers:
-            snapshots = {
-                f"worker_{worker}": {"worker_id": worker, **copy.deepcopy(state)}
-                for worker, state in sorted(self.workers.items())
-            }
+            snapshots = {f"worker_{worker}": self._worker_state(worker) for worker in sorted(self.workers)}
             return {
                 "_snapshot": {
                     "_num_workers": loader.num_workers,

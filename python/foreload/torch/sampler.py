@@ -282,7 +282,7 @@ class Sampler(DistributedSampler[int]):
         run = self.run()
         if consumed is None:
             consumed = min(self._cursor.batch * self.batch_size + self._yielded, len(self))
-        state = run.state(self._cursor.epoch, 0)
+        state = self._cursor.stamp(run.state(self._cursor.epoch, 0))
         return {**state, "position": consumed * run.ranks.world}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -306,7 +306,7 @@ class Sampler(DistributedSampler[int]):
             )
         border = position if is_over else whole * run.order.global_batch
         epoch, batch, _ = run.resume({**state, "order": "", "position": border})
-        self._cursor.load(epoch, batch, of=state["epoch"])
+        self._cursor.load(epoch, batch, of=state)
         self._skip = self._yielded = 0 if is_over else rest // run.ranks.world
 
     def __getstate__(self) -> dict[str, Any]:
