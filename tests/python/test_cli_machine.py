@@ -6,8 +6,10 @@ import errno
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -340,9 +342,13 @@ sys.stdin.read()
 """
 
 
-def test_an_agent_in_use_is_stopped_by_force_alone(run: Command, home: Any) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_agent_in_use_is_stopped_by_force_alone(run: Command, home: Any, reads: bool) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD if reads else HOLD.replace("data[0]\n", "")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
@@ -356,6 +362,26 @@ def test_an_agent_in_use_is_stopped_by_force_alone(run: Command, home: Any) -> N
         holder.stdin.close()
     # Nothing of the one that was killed is in the way of the next, which also tidies up.
     assert run.json("index", "s3://data/train")["samples"] == COUNT
+
+
+def test_an_agent_that_does_not_answer_is_told(run: Command, home: Any) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        agent = run.json("agent", "status")["pid"]
+        os.kill(agent, signal.SIGSTOP)
+        for verb in ("status", "stop"):
+            begun = time.monotonic()
+            code, error = run.fails("agent", verb)
+            assert code != 0
+            assert "doesn't answer" in str(error)
+            assert time.monotonic() - begun < 15
+        os.kill(agent, signal.SIGCONT)
+        assert run.json("agent", "status")["pid"] == agent
+        assert holder.stdin is not None
+        holder.stdin.close()
 
 
 def test_an_idle_agent_is_stopped(run: Command, home: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -140,3 +142,33 @@ def test_an_agent_that_ends_at_its_start_is_not_waited_for(home: Any) -> None:
         fl.open("s3://data/flat")
     assert time.monotonic() - begun < 5
     lock.rmdir()
+
+
+def test_too_few_descriptors_are_told_with_the_limit_that_helps(home: Any, bucket: Any) -> None:
+    """The agent has the limit of whoever starts it, up to the hard one, which is lowered here."""
+    program = (
+        "import resource, foreload as fl\n"
+        "data = fl.open('s3://data/train')\n"
+        "from foreload.torch import DataLoader\n"
+        "next(iter(DataLoader(data, 8)))\n"
+    )
+    told = []
+    for limit in (20, 24, 28, 32):
+        shell = f'ulimit -n {limit}; exec "$0" -c "$1"'
+        done = subprocess.run(
+            ["bash", "-c", shell, sys.executable, program], check=False, capture_output=True, text=True, timeout=60
+        )
+        last = done.stderr.strip().splitlines()[-1:] or [""]
+        if "making an arena" in last[0]:
+            assert "ulimit -n" in last[0]
+            assert "ulimit -v" not in last[0]
+            told.append(limit)
+    assert told
+
+
+def test_a_time_that_is_none_is_refused(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("abc", "-1", "1e99"):
+        monkeypatch.setenv("FORELOAD_LINGER_S", wrong)
+        program = "import foreload as fl; fl.open('s3://data/train')"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=60)
+        assert f"FORELOAD_LINGER_S: {wrong!r} is no time".replace("'", '"') in done.stderr

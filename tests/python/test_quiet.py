@@ -87,3 +87,20 @@ def test_a_report_that_is_an_error_ends_the_wait(files: Path) -> None:
         with pytest.raises(errors.StalledWarning, match="it is stopped"):
             loader.stats()
     assert loader.stats()["samples"] >= 2
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_time_out_ends_the_wait_for_an_agent_that_was_stopped_before_the_pass(files: Path, own: bool) -> None:
+    data = fl.open(str(files / "first"))
+    sampler = list(range(COUNT)) if own else None
+    agent = data.source.opened().agent.pid
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        loader = DataLoader(data, 2, sampler=sampler, cache=fl.Cache(ram="44MB"), timeout=2)
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"timeout=2 s \(epoch 0, batch 0"):
+            next(iter(loader))
+        assert time.monotonic() - begun < 8
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert rest(iter(DataLoader(data, 2, cache=fl.Cache(ram="44MB")))) == list(range(COUNT))

@@ -40,12 +40,24 @@ pub fn runtime_dir() -> PathBuf {
 }
 
 /// How long an agent outlives its last client.
-#[must_use]
-pub fn linger() -> Duration {
-    let given = std::env::var("FORELOAD_LINGER_S")
-        .ok()
-        .and_then(|text| text.parse::<f64>().ok());
-    Duration::from_secs_f64(given.filter(|s| s.is_finite()).unwrap_or(60.0).clamp(0.0, 1e6))
+///
+/// # Errors
+/// What is wrong with what the user says, for him.
+pub fn linger() -> Result<Duration, String> {
+    let text = std::env::var("FORELOAD_LINGER_S").unwrap_or_default();
+    match text.trim() {
+        "" => Ok(Duration::from_secs(60)),
+        given => seconds_of(given).ok_or_else(|| {
+            format!(
+                "the variable FORELOAD_LINGER_S: {text:?} is no time; write seconds from 0 to 1,000,000, such as 60"
+            )
+        }),
+    }
+}
+
+fn seconds_of(text: &str) -> Option<Duration> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=1e6).contains(seconds))?;
+    Some(Duration::from_secs_f64(seconds))
 }
 
 /// Bytes on disk for what scans read, where the user says so.
@@ -110,7 +122,17 @@ pub fn agent() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes_of;
+    use super::{bytes_of, seconds_of};
+    use std::time::Duration;
+
+    #[test]
+    fn seconds_are_read_and_nonsense_is_none() {
+        assert_eq!(seconds_of("0"), Some(Duration::ZERO));
+        assert_eq!(seconds_of("2.5"), Some(Duration::from_millis(2500)));
+        for wrong in ["abc", "-1", "1e99", "nan", "inf", "5s"] {
+            assert_eq!(seconds_of(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

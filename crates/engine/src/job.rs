@@ -99,9 +99,11 @@ impl Job {
         let looks_up = streams.is_packed() && attach.policy.retention() == Retention::Pinned;
         warnings.extend(warning_of_order(&attach, order.expected_bytes(looks_up)));
         let batches = Batches::new(attach.batch_bytes).map_err(|error| {
+            let remedy = crate::memory::remedy(&error).unwrap_or("Cache(batches=) makes it smaller");
+            let bytes = attach.batch_bytes;
             Trouble::new(
                 "no-memory",
-                format!("making an arena of {} bytes for batches: {error}", attach.batch_bytes),
+                format!("making an arena of {bytes} bytes for batches: {error}. {remedy}"),
             )
         })?;
         let plan_digest = plan_digest(&attach, order.digest());

@@ -75,6 +75,17 @@ fn group_left(line: &str, root: &Path) -> Option<u64> {
     }
 }
 
+/// What helps against a failure to make an arena, which is not the memory itself.
+#[must_use]
+pub fn remedy(error: &std::io::Error) -> Option<&'static str> {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error)? {
+        Errno::MFILE | Errno::NFILE => Some("A process may have too few files open: raise the limit of `ulimit -n`"),
+        Errno::FBIG => Some("Files may not be as large: raise the limit of `ulimit -f`"),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -221,13 +221,12 @@ impl Pool {
         let settings = terms.settings(crate::memory::machine_bytes(), &usable);
         let plan = Scheduler::new(settings.clone()).map_err(invalid)?;
         let cache = Shared::new("foreload-cache", settings.ram_bytes, true).map_err(|error| {
+            let remedy = crate::memory::remedy(&error)
+                .unwrap_or("It takes addresses for all of the machine's memory: raise the limit of `ulimit -v`");
+            let bytes = settings.ram_bytes;
             Trouble::new(
                 "no-memory",
-                format!(
-                    "making an arena of {} bytes: {error}. It takes addresses for all of the machine's memory: raise the limit of `ulimit -{}`",
-                    settings.ram_bytes,
-                    if error.kind() == std::io::ErrorKind::FileTooLarge { 'f' } else { 'v' }
-                ),
+                format!("making an arena of {bytes} bytes: {error}. {remedy}"),
             )
         })?;
         let state = State {

@@ -1,12 +1,13 @@
 //! The connection to the agent.
 
-use crate::errors::{from_client, invalid, numbers, waiting};
+use crate::errors::{from_client, invalid, numbers, of, waiting};
 use crate::index::Index;
 use crate::job::Job;
 use foreload_engine::calls::{Attach, Call, Open, Progress};
 use foreload_engine::client::{Attached, Client, Opened, Place};
 use foreload_engine::env;
 use foreload_engine::list::{List, NewList};
+use foreload_engine::protocol::Trouble;
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 use pyo3::types::PySlice;
@@ -71,7 +72,7 @@ impl Agent {
     fn new(py: Python<'_>, program: PathBuf, cache_dir: Option<PathBuf>, linger_s: Option<f64>) -> PyResult<Self> {
         let linger = match linger_s {
             Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(invalid)?,
-            None => env::linger(),
+            None => env::linger().map_err(|message| of(py, &Trouble::new("invalid", message)))?,
         };
         let place = Place::of(cache_dir.unwrap_or_else(env::cache_dir), program, linger);
         let client = waiting(py, |pulse| Client::connect(&place, pulse))?;

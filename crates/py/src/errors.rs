@@ -5,6 +5,8 @@ use foreload_engine::protocol::Trouble;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 /// The exception for a trouble: `foreload.errors.of(kind, message, sample)` chooses the class.
 pub fn of(py: Python<'_>, trouble: &Trouble) -> PyErr {
@@ -57,6 +59,30 @@ fn report(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+thread_local! {
+    /// When this thread's calls of the agent have taken too long.
+    static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Ends this thread's calls of the agent with a `TimedOutError` once they take longer; None: they take as long as they take.
+///
+/// # Errors
+/// `ValueError` for a time that is none.
+#[pyfunction]
+#[pyo3(signature = (seconds))]
+pub fn give_up_after(seconds: Option<f64>) -> PyResult<()> {
+    let limit = seconds.map(Duration::try_from_secs_f64).transpose().map_err(invalid)?;
+    DEADLINE.set(limit.and_then(|limit| Instant::now().checked_add(limit)));
+    Ok(())
+}
+
+fn in_time(py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
+    match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        true => Err(of(py, &Trouble::new("timeout", "the agent gave no answer in time"))),
+        false => Ok(()),
+    }
+}
+
 /// Runs `work` without the GIL, with a pulse that looks for signals and for what is to be reported. Where a report is an exception, because warnings are
 /// errors, the wait ends with it.
 pub fn waiting<T: Send>(
@@ -64,8 +90,14 @@ pub fn waiting<T: Send>(
     work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ClientError> + Send,
 ) -> PyResult<T> {
     let mut raised = None;
+    let deadline = DEADLINE.get();
     let result = py.detach(|| {
-        let mut pulse = || match Python::attach(|py| py.check_signals().and_then(|()| report(py))) {
+        let look = |py: Python<'_>| {
+            py.check_signals()
+                .and_then(|()| report(py))
+                .and_then(|()| in_time(py, deadline))
+        };
+        let mut pulse = || match Python::attach(look) {
             Ok(()) => true,
             Err(error) => {
                 raised = Some(error);

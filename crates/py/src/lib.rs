@@ -26,6 +26,8 @@ mod _core {
     #[pymodule_export]
     use crate::defaults::{batch_bytes, cache_dir, runtime_dir, staging_bytes};
     #[pymodule_export]
+    use crate::errors::give_up_after;
+    #[pymodule_export]
     use crate::index::Index;
     #[pymodule_export]
     use crate::job::{Delivery, Job};

@@ -6,14 +6,16 @@ connection must not be used by two processes. Nothing here is carried from proce
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from foreload import _core
-from foreload.errors import ClosedError
+from foreload.errors import ClosedError, TimedOutError
 
 T = TypeVar("T")
 
@@ -62,6 +64,30 @@ def once_more(ask: Callable[[], T]) -> T:
         return ask()
     except ClosedError:
         return ask()
+
+
+@contextlib.contextmanager
+def within(seconds: float | None, message: str) -> Iterator[None]:
+    """Within it this thread's calls of the agent, together, take at most so long.
+
+    Args:
+        seconds: How long; None: as long as they take.
+        message: What an error says then.
+
+    Raises:
+        TimedOutError: They take longer.
+    """
+    if seconds is None:
+        yield
+        return
+    deadline = time.monotonic() + seconds
+    _core.give_up_after(seconds)
+    try:
+        yield
+    except TimedOutError as error:
+        raise (error if time.monotonic() < deadline else TimedOutError(message)) from None
+    finally:
+        _core.give_up_after(None)
 
 
 def _forget() -> None:

@@ -49,7 +49,7 @@ def _torchrun() -> Place | None:
     rank, world = _environment.number("RANK"), _environment.number("WORLD_SIZE")
     if rank is None and world is None:
         return None
-    doubt = ""
+    doubt = "WORLD_SIZE=0" if world == 0 else ""
     if rank is None and (world or 1) > 1:
         if any(it.world == world for it in _launched()):
             # A script has it for itself, and takes its rank from the launcher, which says both.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from foreload import _core
+from foreload._node import agent as _agent
 from foreload._node.job import Attachment
 from foreload._run.failed import Failed
 from foreload._run.position import Cursor, Had
@@ -81,6 +82,11 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         self._process = os.getpid()
         self._timeout_s = timeout_s
         self._failures = failures or Failures()
+        late = f"no batch within timeout={timeout_s} s (epoch {epoch}, batch {first}, rank {run.rank}): the agent doesn't answer"
+        with _agent.within(timeout_s, late):
+            self._begin(run, first)
+
+    def _begin(self, run: Run, first: int) -> None:
         self._attachment = run.attachment()
         self._next, self._asked, self._count = first, first, len(run)
         self._wants: deque[tuple[_core.Job, int]] = deque()
@@ -95,7 +101,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
             self._job = self._start(first)
         except ClosedError as error:
             # The agent ended between two passes, which only a call could tell: once more, with a new one.
-            _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, first)
+            _LOG.warning("%s; going on at epoch %d, batch %d", str(error), self.epoch, first)
             run.restore()
             self._job = self._start(first)
 

@@ -1,9 +1,11 @@
 """`foreload agent`: the process that holds this node's caches, and how to end it."""
 
+import contextlib
 import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from foreload._core import Agent
+
+#: An agent that doesn't answer for so long is taken to be stuck.
+_ANSWER_S = 5.0
 
 agent = typer.Typer(no_args_is_help=True, help="This node's agent: what it is doing, and ending it.")
 Force = Annotated[bool, typer.Option("--force", help="End it even if somebody is attached.")]
@@ -57,6 +62,25 @@ def who_of(job: dict[str, Any]) -> tuple[str, str, str]:
 @agent.command()
 def status(as_json: options.AsJson = False) -> None:
     """Says whether an agent runs, and what it is doing."""
+    with _answering():
+        _status(as_json=as_json)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Ends a command that asks an agent which doesn't answer."""
+    from foreload._node import agent as _agent
+
+    place = _agent.cache_directory()
+    stuck = (
+        f"the agent of {place} doesn't answer: it is stopped or stuck. `kill -CONT` to its process lets a stopped one go on (`pgrep -f foreload-agent`), "
+        "`kill` ends it, and nothing needs cleaning up afterwards"
+    )
+    with _agent.within(_ANSWER_S, stuck):
+        yield
+
+
+def _status(*, as_json: bool) -> None:
     from foreload._node import agent as _agent
 
     connection = running()
@@ -73,17 +97,23 @@ def status(as_json: options.AsJson = False) -> None:
 @agent.command()
 def stop(force: Force = False, timeout: Timeout = 10.0, as_json: options.AsJson = False) -> None:
     """Ends the agent: its memory is given back, its disk caches stay."""
+    with _answering():
+        _stop(timeout, force=force, as_json=as_json)
+
+
+def _stop(timeout: float, *, force: bool, as_json: bool) -> None:
     connection = running()
     if connection is None:
         value: dict[str, Any] = {"stopped": False, "running": False}
         output.emit(value, lambda console: console.print("no agent runs"), as_json=as_json)
         return
     pid = connection.pid
-    attached = sum(job["clients"] for job in jobs_of(connection))
+    # Without this command's own connection. Who has opened a data set and reads nothing of it has one, too.
+    attached = json.loads(connection.call('{"call": "status"}'))["connections"] - 1
     connection.call('{"call": "retire"}')
     # Our connection must go as well before the agent thinks itself alone.
     del connection
-    if force and attached:
+    if force:
         os.kill(pid, signal.SIGTERM)
     ended = (force or not attached) and wait_for_end(pid, timeout)
     value = {"stopped": ended, "running": not ended, "pid": pid, "attached": attached}

@@ -25,6 +25,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from foreload import _core
 from foreload._data import dataset as _dataset
+from foreload._node import agent as _agent
 from foreload._node.job import Attachment
 from foreload._node.ranks import check_named
 from foreload._run.ahead import Ahead
@@ -400,8 +401,10 @@ class DataLoader(ForeignLoader[T]):
         # What a pass that is resumed draws at its beginning was drawn then.
         with unnoticed() if first or self._cursor.beyond else contextlib.nullcontext():
             self._draw_base_seed()
-        before = course.run(epoch)
-        run = course.begin(epoch)
+        late = f"no batch within timeout={self.timeout} s (epoch {epoch}, batch {first}): the agent doesn't answer"
+        with _agent.within(self.timeout or None, late):
+            before = course.run(epoch)
+            run = course.begin(epoch)
         if run is not before and self._end_workers():
             self._draw_base_seed()
         tally = EpochTally(epoch)

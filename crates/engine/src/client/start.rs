@@ -65,6 +65,12 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
         Err(e) => return Err(e),
     }
     let found = std::fs::symlink_metadata(path)?;
+    if found.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            "it is a file, and would be a directory",
+        ));
+    }
     if found.uid() != rustix::process::getuid().as_raw() || !found.is_dir() || found.mode() & 0o022 != 0 {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,

@@ -65,13 +65,25 @@ fn write(file: &mut File, prefix: &str, found: &[ObjectMeta]) -> Result<()> {
     let mut line = serde_json::to_string(&(prefix, rows))
         .map_err(|e| Error::new(ErrorKind::Bug, "a listing cannot be written").with_source(e))?;
     line.push('\n');
-    file.write_all(line.as_bytes())
-        .map_err(|e| Error::io("writing the checkpoint of the listing", e))
+    file.write_all(line.as_bytes()).map_err(|e| {
+        Error::io(
+            "noting how far the listing is, in the cache directory (FORELOAD_CACHE_DIR)",
+            e,
+        )
+    })
 }
 
 /// Reads what an earlier run finished; starts anew when the file belongs to something else.
 fn resume(path: &Path, root: &str, objects: &mut Vec<ObjectMeta>) -> Result<(File, FxHashSet<String>)> {
-    let failed = |e| Error::io(format!("opening the checkpoint {}", path.display()), e);
+    let failed = |e| {
+        Error::io(
+            format!(
+                "noting how far the listing is, in {} (FORELOAD_CACHE_DIR needs room, and to be writable)",
+                path.display()
+            ),
+            e,
+        )
+    };
     let mut finished = FxHashSet::default();
     let head = format!("{VERSION} {root}");
     let mut end = 0;
