@@ -3,8 +3,11 @@
 `python -m bench.predict` calibrates this machine and the emulated bucket on one data set, predicts training on another one whose samples fit into
 memory, fit on disk, or fit into neither, writes that down (`bench/results/DATE-prediction.json`), and only then trains: a step of 20 ms (`--step-ms`) for each batch,
 five times each, and writes what it took beside it (`DATE-prediction-measured.json`, `DATE-prediction.md`). `--predict` stops after the prediction,
-`--measure FILE` goes on from one, so that it can be committed in between. `--quick` goes through the motions with little data and
-writes to a scratch directory: such numbers mean nothing.
+`--measure FILE` goes on from one, so that it can be committed in between. `--data` names another data set, of small or large objects. `--quick` goes through the
+motions with little data and writes to a scratch directory: such numbers mean nothing.
+
+What needs no simulator stands beside the prediction: the steps alone, and the bytes that must come from the bucket over its link, where that takes longer. A prediction is worth
+something where it is much closer than these, which is where loading limits: so epochs with a stall are judged by their stall, too.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ _MB = 1 << 20
 _BATCH = 64
 _STEP_MS = 20.0
 _EPOCHS = 3
-_SAMPLE = 110_000
+#: An epoch whose stall is predicted or measured to be this share of its steps or more is bound by loading.
+_BOUND = 0.05
+#: How many times closer than the better trivial predictor a prediction of such an epoch must be.
+CLOSER = 3.0
 _BATCHES_MB, _STAGING_MB = 32, 64
 
 
@@ -55,18 +61,55 @@ class Case:
 CASES = (Case("fits memory", 1.2, 0.0), Case("fits disk", 0.1, 2.0), Case("fits neither", 0.4, 0.0))
 
 
-def budget(case: Case, samples: int) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Data:
+    """What is trained on.
+
+    Attributes:
+        samples: Objects.
+        size: Bytes of each.
+    """
+
+    samples: int
+    size: int
+
+
+#: By the names that `--data` takes.
+DATA = {"110k": Data(12_000, 110_000), "small": Data(60_000, 20_000), "large": Data(1_200, 2_000_000)}
+
+
+def budget(case: Case, data: Data) -> tuple[int, int]:
     """Bytes of memory kept, and of disk."""
-    size = samples * _SAMPLE
+    size = data.samples * data.size
     return int(case.kept * size) // _MB * _MB, int(case.disk * size) // _MB * _MB
 
 
-def scenario(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -> str:
+def staging_mb(data: Data) -> int:
+    """What passes through at once, in MiB: four batches where these are large."""
+    return max(_STAGING_MB, 4 * _BATCH * data.size // _MB)
+
+
+def batches_mb(data: Data) -> int:
+    """Memory for collated batches, in MiB."""
+    return max(_BATCHES_MB, 4 * _BATCH * data.size // _MB)
+
+
+def trivial(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> dict[str, list[float]]:
+    """Seconds of each epoch, for who knows the steps alone, and for who also divides bytes by the bucket's rate and takes the longer."""
+    steps = -(-data.samples // _BATCH) * step_s
+    size = data.samples * data.size
+    ram, disk = budget(case, data)
+    again = max(0, size - ram - disk)
+    links = [moved / _MB / measured.source_mb_s for moved in (size, *[again] * (_EPOCHS - 1))]
+    return {"compute": [steps] * _EPOCHS, "link": [max(steps, link) for link in links]}
+
+
+def scenario(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> str:
     """A case as the simulator reads it, decided by the engine's own scheduler."""
-    ram, disk = budget(case, samples)
+    ram, disk = budget(case, data)
     memory = {"read_mb_s": measured.ram_mb_s, "write_mb_s": measured.ram_mb_s}
     tiers: list[dict[str, Any]] = [
-        {"kind": "staging", "capacity_mb": float(_STAGING_MB), **memory},
+        {"kind": "staging", "capacity_mb": float(staging_mb(data)), **memory},
         {"kind": "ram", "capacity_mb": ram / _MB, **memory, "write_mb_s": measured.fresh_mb_s},
     ]
     if disk:
@@ -75,7 +118,7 @@ def scenario(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -
         {
             "name": case.name,
             "drive": "engine",
-            "dataset": {"samples": samples, "mean_mb": _SAMPLE / _MB},
+            "dataset": {"samples": data.samples, "mean_mb": data.size / _MB},
             "training": {"epochs": _EPOCHS, "global_batch": _BATCH, "seed": 1, "step_s": step_s},
             # What the loop takes over by itself comes on top of a step.
             "cluster": {"nodes": 1, "compute_mb_s": measured.loop_mb_s},
@@ -91,9 +134,9 @@ def scenario(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -
     )
 
 
-def predict(case: Case, samples: int, measured: speeds.Speeds, step_s: float) -> dict[str, Any]:
-    """What the simulator says."""
-    text = scenario(case, samples, measured, step_s)
+def predict(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> dict[str, Any]:
+    """What the simulator says, and what needs none."""
+    text = scenario(case, data, measured, step_s)
     report = simulate_text(text, ["foreload"])
     outcome = report.ran("foreload")
     return {
@@ -101,13 +144,15 @@ def predict(case: Case, samples: int, measured: speeds.Speeds, step_s: float) ->
         "requests": outcome.requests,
         "stall_share": outcome.stall_share,
         "lower_bound_s": report.lower_bound_hours * 3600,
+        "trivial_s": trivial(case, data, measured, step_s),
         "scenario": text,
     }
 
 
 def measure(stage: Stage, case: Case, predicted: dict[str, Any], bucket: Bucket) -> dict[str, Any]:
     """What a run takes, with a cold cache."""
-    ram, disk = budget(case, predicted["samples"])
+    data = Data(predicted["samples"], predicted["sample_bytes"])
+    ram, disk = budget(case, data)
     home = stage.directory()
     job = Job(
         url="s3://bench/train",
@@ -115,9 +160,9 @@ def measure(stage: Stage, case: Case, predicted: dict[str, Any], bucket: Bucket)
         batch=_BATCH,
         compute_s=predicted.get("step_ms", _STEP_MS) / 1000,
         epochs=_EPOCHS,
-        ram=str(ram + (_BATCHES_MB + _STAGING_MB) * _MB),
-        batches=f"{_BATCHES_MB}MiB",
-        staging=f"{_STAGING_MB}MiB",
+        ram=str(ram + (batches_mb(data) + staging_mb(data)) * _MB),
+        batches=f"{batches_mb(data)}MiB",
+        staging=f"{staging_mb(data)}MiB",
         disk=f"{home}:{disk}" if disk else "",
         # Otherwise it would be memory that is measured.
         drops=str(home) if disk else "",
@@ -156,8 +201,8 @@ def command(stage: Stage, environment: dict[str, str], *words: str, bucket: Buck
     return found
 
 
-def _train(samples: int) -> str:
-    return f"train:{samples}x{_SAMPLE}"
+def _train(data: Data) -> str:
+    return f"train:{data.samples}x{data.size}"
 
 
 def step_s(stage: Stage, step_ms: float) -> float:
@@ -170,9 +215,9 @@ def step_s(stage: Stage, step_ms: float) -> float:
     return float(ran.stdout)
 
 
-def prediction(stage: Stage, calibration: Path, step_ms: float) -> dict[str, Any]:
+def prediction(stage: Stage, calibration: Path, step_ms: float, data: Data) -> dict[str, Any]:
     """Calibrates and predicts all cases."""
-    samples = stage.amount(12_000, 4_000)
+    data = Data(stage.amount(data.samples, data.samples // 3), data.size)
     calibrated(stage, calibration)
     took = step_s(stage, step_ms)
     measured = speeds.read(calibration)
@@ -180,21 +225,21 @@ def prediction(stage: Stage, calibration: Path, step_ms: float) -> dict[str, Any
         "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
         "machine": machine.describe(),
-        "samples": samples,
-        "sample_bytes": _SAMPLE,
+        "samples": data.samples,
+        "sample_bytes": data.size,
         "batch": _BATCH,
         "step_ms": step_ms,
         "step_s": took,
         "calibration": calibration.read_text(),
-        "cases": {case.name: predict(case, samples, measured, took) for case in CASES},
+        "cases": {case.name: predict(case, data, measured, took) for case in CASES},
     }
 
 
 def reality(stage: Stage, predicted: dict[str, Any]) -> dict[str, Any]:
     """Trains all cases, in turn, as often as the stage says."""
-    samples = predicted["samples"]
+    data = Data(predicted["samples"], predicted["sample_bytes"])
     runs: dict[str, list[dict[str, Any]]] = {case.name: [] for case in CASES}
-    with stage.bucket(_train(samples)) as bucket:
+    with stage.bucket(_train(data)) as bucket:
         for number in range(stage.pairs):
             for case in CASES:
                 stage.say(f"{case.name}, run {number + 1} of {stage.pairs}")
@@ -216,6 +261,11 @@ def compare(predicted: dict[str, Any], found: dict[str, Any]) -> list[dict[str, 
         median = [statistics.median(run["epoch_s"][at] for run in runs) for at in range(_EPOCHS)]
         gaps = [took / said - 1 for took, said in zip(median, case["epoch_s"], strict=True)]
         planned = [run["planned"] for run in runs]
+        steps = predicted["step_s"] * -(-predicted["samples"] // predicted["batch"])
+        stalls = [(said - steps, took - steps) for said, took in zip(case["epoch_s"], median, strict=True)]
+        # Predictions of earlier versions have none.
+        trivial_s = case.get("trivial_s", {"compute": [steps] * _EPOCHS})
+        nearest = [min(abs(took - each[at]) for each in trivial_s.values()) for at, took in enumerate(median)]
         rows.append(
             {
                 "case": name,
@@ -223,6 +273,13 @@ def compare(predicted: dict[str, Any], found: dict[str, Any]) -> list[dict[str, 
                 "median_s": median,
                 "spread_s": [(min(e), max(e)) for e in zip(*(run["epoch_s"] for run in runs), strict=True)],
                 "gap": gaps,
+                "trivial_s": trivial_s,
+                "stall_s": stalls,
+                "is_bound": [max(pair) >= _BOUND * steps for pair in stalls],
+                "closer": [
+                    near / max(abs(took - said), 1e-9)
+                    for near, took, said in zip(nearest, median, case["epoch_s"], strict=True)
+                ],
                 "holds": all(abs(gap) <= BAR for gap in gaps),
                 "predicted_requests": case["requests"],
                 "planned_requests": planned,
@@ -266,6 +323,22 @@ def table(predicted: dict[str, Any], found: dict[str, Any]) -> str:
             )
     lines += [
         "",
+        f"Epochs that loading limits (a stall of {_BOUND:.0%} of the steps or more), beside what needs no simulator:",
+        "",
+        f"| case | epoch | stall, predicted | measured | gap | steps alone | or bytes over link | measured epoch | closer | within 10 %, {CLOSER:g} x |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        for at in filter(row["is_bound"].__getitem__, range(_EPOCHS)):
+            said, took = row["stall_s"][at]
+            gap, closer = took / said - 1 if said > 0 else float("inf"), row["closer"][at]
+            alone, link = (row["trivial_s"].get(name, [float("nan")] * _EPOCHS)[at] for name in ("compute", "link"))
+            lines.append(
+                f"| {row['case']} | {at} | {said:.2f} s | {took:.2f} s | {gap:+.1%} | {alone:.2f} s | {link:.2f} s | {row['median_s'][at]:.2f} s | "
+                f"{closer:.1f} | {'yes' if abs(gap) <= BAR else 'no'}, {'yes' if closer >= CLOSER else 'no'} |"
+            )
+    lines += [
+        "",
         "| case | predicted requests | measured, planned | retries | hedges | exact |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
@@ -297,6 +370,9 @@ def main(say: Callable[[str], None] = print) -> None:
         default=_STEP_MS,
         help="a step's length (20); shorter ones wait for the bucket or the disk",
     )
+    parser.add_argument(
+        "--data", choices=DATA, default="110k", help="what is trained on: objects of 110 KB (default), 20 KB, or 2 MB"
+    )
     parser.add_argument("--runs", type=int, default=5, help="runs of each case")
     given = parser.parse_args()
     stage = Stage(quick=given.quick, pairs=1 if given.quick else given.runs, say=say)
@@ -306,9 +382,10 @@ def main(say: Callable[[str], None] = print) -> None:
             sys.exit(1)
         results = stage.scratch if given.quick else RESULTS
         step = "" if given.step_ms == _STEP_MS else f"-{given.step_ms:g}ms"
+        step += "" if given.data == "110k" else f"-{given.data}"
         path = given.measure or results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction{step}.json"
         if given.measure is None:
-            write(path, prediction(stage, stage.scratch / "calibration.toml", given.step_ms))
+            write(path, prediction(stage, stage.scratch / "calibration.toml", given.step_ms, DATA[given.data]))
             say(f"predicted: {path}")
         predicted = json.loads(path.read_text())
         if given.predict:

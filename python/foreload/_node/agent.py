@@ -66,6 +66,11 @@ def once_more(ask: Callable[[], T]) -> T:
         return ask()
 
 
+def ending(error: ClosedError) -> str:
+    """How an agent ended, without the remedy: for who goes on by himself."""
+    return str(error).partition(". Start the loader again")[0]
+
+
 @contextlib.contextmanager
 def within(seconds: float | None, message: str) -> Iterator[None]:
     """Within it this thread's calls of the agent, together, take at most so long.

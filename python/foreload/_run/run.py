@@ -17,6 +17,7 @@ from typing import Any
 
 from foreload import _core
 from foreload._data.dataset import Dataset
+from foreload._node import agent as _agent
 from foreload._node.job import Attachment, Recipe
 from foreload._node.ranks import Ranks, say
 from foreload._run import dollars as _dollars
@@ -247,7 +248,7 @@ class Run:
             self._told = self.attachment().begin(*where)
         except ClosedError as error:
             # The agent ended between two passes, which only a call could tell: once more, with a new one.
-            _LOG.warning("%s; going on at epoch %d, batch %d", str(error), epoch, batch)
+            _LOG.warning("%s; going on at epoch %d, batch %d", _agent.ending(error), epoch, batch)
             self.restore()
             self._told = self.attachment().begin(*where)
         return self._pass

@@ -101,7 +101,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
             self._job = self._start(first)
         except ClosedError as error:
             # The agent ended between two passes, which only a call could tell: once more, with a new one.
-            _LOG.warning("%s; going on at epoch %d, batch %d", str(error), self.epoch, first)
+            _LOG.warning("%s; going on at epoch %d, batch %d", _agent.ending(error), self.epoch, first)
             run.restore()
             self._job = self._start(first)
 
@@ -252,7 +252,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         if self._reconnected_at is not None and self._next - self._reconnected_at < _PROGRESS:
             raise error
         self._reconnected_at = self._next
-        _LOG.warning("%s; going on at epoch %d, batch %d", str(error), self.epoch, self._next)
+        _LOG.warning("%s; going on at epoch %d, batch %d", _agent.ending(error), self.epoch, self._next)
         self._wants.clear()
         self._ready, self._asked = None, self._next
         self.run.restore()

@@ -142,7 +142,7 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
                     .length()
                     .map_or_else(|| "unknown".to_owned(), |l| l.to_string())
             ))
-            .with_remedy("it does not support range requests: serve the data from another one"));
+            .with_remedy("it ignores ranges: serve the data from another one; or the object has another size than when it was listed: open the data set with refresh=True"));
         }
         other => {
             return Err(Error::new(
