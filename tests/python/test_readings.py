@@ -270,6 +270,15 @@ def test_two_shuffles_without_seeds_side_by_side_are_told(data: Any, caplog: pyt
         list(DataLoader(data, 50, shuffle=True, cache=TINY))
     assert not caplog.text
 
+    def fails(raw: memoryview, meta: fl.Meta) -> int:
+        raise ValueError(meta.sample)
+
+    with pytest.raises(ValueError) as failed:  # noqa: PT011 (a failed pass is over, although its exception is kept)
+        list(DataLoader(data, 50, shuffle=True, decode=fails, cache=TINY))
+    list(DataLoader(data, 50, shuffle=True, cache=TINY))
+    assert failed.value.args
+    assert "side by side" not in caplog.text
+
 
 def test_what_torch_cannot_stack_is_torchs_error(data: Any) -> None:
     def decode(raw: memoryview, meta: fl.Meta) -> Any:

@@ -623,7 +623,12 @@ class _Pass(Iterator[Any]):
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
         # Before a batch is counted that an exception would lose, should warnings be exceptions.
         report_notices(run.attachment())
-        found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
+        try:
+            found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
+        except BaseException:
+            # Who catches it reads something else.
+            _UNDER_WAY.discard(self)
+            raise
         if found is None:
             _UNDER_WAY.discard(self)
             run.log(self._tally)
