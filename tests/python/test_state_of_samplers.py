@@ -470,9 +470,30 @@ class Numbered(torch.utils.data.Sampler[int]):
         return iter(torch.randperm(20, generator=torch.Generator().manual_seed(self.turn)).tolist())
 
 
+class Around(Numbered):
+    """One whose epoch another one has."""
+
+    def __init__(self) -> None:
+        self.inner = Numbered()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.inner.turn = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner)
+
+
+class Reseeded(Numbered):
+    """One that keeps a seed and no epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.turn = 1000 + epoch
+
+
+@pytest.mark.parametrize("kind", [Numbered, Around, Reseeded])
 @pytest.mark.parametrize("is_set", [True, False])
-@pytest.mark.parametrize("at", [(0, 2), (1, 3), (1, 5)])
-def test_a_sampler_may_have_its_epoch_under_any_name(data: Any, is_set: bool, at: tuple[int, int]) -> None:
+@pytest.mark.parametrize("at", [(0, 2), (0, 5), (1, 3), (1, 5)])
+def test_a_sampler_may_have_its_epoch_anywhere(data: Any, kind: Any, is_set: bool, at: tuple[int, int]) -> None:
     def read(loader: Any, first: int, state: Any = None) -> tuple[list[Any], Any]:
         if state is not None:
             loader.load_state_dict(state)
@@ -485,10 +506,10 @@ def test_a_sampler_may_have_its_epoch_under_any_name(data: Any, is_set: bool, at
                 saved = loader.state_dict() if (epoch, number) == at else saved
         return found, saved
 
-    plain, state = read(loader_of(data, Numbered(), 4), 0)
+    plain, state = read(loader_of(data, kind(), 4), 0)
     # Who sets no epochs goes on behind a pass that was over.
     first = at[0] if is_set or at[1] < 5 else at[0] + 1
-    assert read(loader_of(data, Numbered(), 4), first, state)[0] == plain[5 * at[0] + at[1] :]
+    assert read(loader_of(data, kind(), 4), first, state)[0] == plain[5 * at[0] + at[1] :]
 
 
 @pytest.mark.parametrize("by", ["plan", "sampler"])
@@ -621,3 +642,29 @@ def test_a_sampler_that_draws_at_once_is_drawn_from_once(workers: tuple[int, int
     # How often torch draws for a later pass depends on its workers.
     end = len(plain) if workers[0] == workers[1] else 12 * -(-at // 12)
     assert rest[: end - at] == plain[at:end]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("restores", ["never", "before", "after"])
+def test_who_draws_before_a_pass_goes_on_from_a_generator_that_it_shares_goes_on_too(
+    any_data: Any, workers: int, restores: str
+) -> None:
+    def made() -> tuple[torch.Generator, Any, Any]:
+        shared = a_torch()
+        pair = (Drawing(shared, count=40), Drawing(shared, count=6))
+        train, check = (loader_of(any_data, sampler, num_workers=workers) for sampler in pair)
+        return shared, train, check
+
+    shared, train, check = made()
+    batches = iter(train)
+    for _ in range(3):
+        next(batches)
+    state, stood = train.state_dict(), shared.get_state()
+    plain = [numbers(check), numbers(batches), numbers(train), numbers(check)]
+    shared, train, check = made()
+    if restores == "before":
+        shared.set_state(stood)
+    train.load_state_dict(state)
+    if restores == "after":
+        shared.set_state(stood)
+    assert [numbers(check), numbers(train), numbers(train), numbers(check)] == plain

@@ -193,9 +193,15 @@ class Course(Sampler):
         """The next pass is of this epoch."""
         super().set_epoch(epoch)
         self.cursor.set_epoch(epoch)
-        self._left = None
+        self._forget_left()
         if self._ours is None and self._explicit is not None:
             _given.set_epoch(self._explicit, epoch)
+
+    def _forget_left(self) -> _given.Left | None:
+        left, self._left = self._left, None
+        if left is not None:
+            left.release()
+        return left
 
     def load(self, state: dict[str, Any]) -> None:
         """The next pass goes on where a state says.
@@ -213,6 +219,7 @@ class Course(Sampler):
         self.cursor.load(epoch, batch, beyond, of=state)
         if self._ours is not None or self._explicit is None:
             return
+        self._forget_left()
         self._left = _given.Left(self._explicit, state, epoch, is_within=bool(batch or beyond))
         if self._lists is not None:
             self._lists.place = self._own_place()
@@ -309,7 +316,7 @@ class Course(Sampler):
                     # Whether that is another one than the loader's state is of, its cursor knows.
                     self.cursor.set_epoch(epoch)
         elif self._explicit is not None:
-            left, self._left = self._left, None
+            left = self._forget_left()
             is_left = left is not None and left.is_as_left()
             told = _given.epoch_of(self._explicit) if left is None or is_left else left.told()
             is_placed = self._heeded != self.cursor.placed

@@ -97,9 +97,9 @@ class ForeignLoader(data.DataLoader[T]):
             iterator._shutdown_workers()
             self._iterator = None
         self._loaded = copy.deepcopy(state_dict)
-        if self._loaded["_iterator_finished"]:
+        if self._loaded["_iterator_finished"] or "ahead" in self._loaded["random"]:
             # At once: whoever shares a generator with this loader, and draws from it before its pass begins, did so then, too.
-            put_back_own(self, self._loaded)
+            put_back_own(self, self._loaded, now=True)
         epoch = state_dict["sampler"]["epoch"]
         if epoch is not None:
             _given.set_epoch(self._index_sampler, epoch)

@@ -143,7 +143,10 @@ class Lists:
         if not isinstance(random, dict):
             raise StateError(f"the state is damaged: its generators' states are {random!r:.60}")
         self._restored = {"random": random, "of": place_in_state(state), "samplers": state.get("samplers", {})}
-        if not is_within:
+        if is_within and self._restored["of"] == self.place:
+            # Whoever draws from them before the pass goes on draws as he did when the state was saved.
+            self._put_back(random.get("since", {}))
+        elif not is_within:
             self._set(self._restored)
             self._restored = None
         return True
@@ -190,6 +193,10 @@ class Lists:
             self._step = told - self._told
         self._told = told
         restored, self._restored = self._restored, None
+        since = {} if restored is None else restored["random"].get("since", {})
+        if since and restored is not None and restored["of"] == self.place:
+            # They were put there when the state was loaded, and others may have drawn from them since.
+            since = self._standing()
         everybodys = self._set(restored) if restored is not None else None
         stood, self._told_before = self._standing(), self._said()
         with everybodys.again() if everybodys is not None else contextlib.nullcontext():
@@ -197,8 +204,8 @@ class Lists:
             drawn = self._drawn(iter(self.sampler))
             after = Draw.now()
         self._draws_on = drawn.rest is not None
-        if restored is not None and not self._draws_on:
-            self._put_back(restored["random"].get("since", {}))
+        if not self._draws_on:
+            self._put_back(since)
         others = before.others if after.others_moved(before) else None
         if drawn.rest is None and (others is not None or after.torch_moved(before)):
             stood["all"] = Draw(before.torch_state, others).as_dict()
@@ -496,48 +503,54 @@ class Left:
             # It was over. Where the sampler was set to no other one, that is read again.
             self.again = self.again + 1 if told == state["epoch"] else 0
         self.is_within = is_within
-        self._sampler, self._mark = sampler, _Mark(told)
-        before = [(part, dict(getattr(part, "__dict__", {}))) for part in _parts(sampler)]
-        set_epoch(sampler, self._mark)
-        #: Where the sampler has its epoch.
-        self._kept = next(
-            ((part, name) for part in _parts(sampler) for name, value in _own(part) if value is self._mark), None
-        )
-        if "told" not in state and _set_to(sampler) is None:
-            # Under a name of its own, which was only looked for: whoever saved the state didn't know what it was set to.
-            self._leave_as_it_was(before)
-
-    def _leave_as_it_was(self, before: list[tuple[Any, dict[str, Any]]]) -> None:
-        for part, own in before:
-            for name, value in _own(part):
-                if value is not own.get(name, value):
-                    setattr(part, name, own[name])
-        if self._kept is None:
-            return
-        part, name = self._kept
-        found = getattr(part, name)
-        if isinstance(found, int) and not isinstance(found, bool):
-            self._mark = _Mark(found)
-            setattr(part, name, self._mark)
+        self._sampler, self._mark, self._is_marked = sampler, _Mark(told), False
+        self._listeners: list[_Listener] = []
+        if "told" in state or _set_to(sampler) is not None:
+            set_epoch(sampler, self._mark)
+            self._is_marked = _set_to(sampler) is self._mark
         else:
-            self._kept = None
-
-    def _found(self) -> Any:
-        return getattr(*self._kept, None) if self._kept is not None else _set_to(self._sampler)
+            # It keeps its epoch to itself, so nobody knows whether it was ever set to one: it stays as it is, and is listened to.
+            able = [part for part in _parts(sampler) if hasattr(part, "set_epoch") and hasattr(part, "__dict__")]
+            self._listeners = [_Listener(part) for part in able]
 
     def is_as_left(self) -> bool:
         """Whether nobody has set an epoch since."""
-        found = self._found()
-        return found is self._mark if self._kept is not None else found is None or operator.index(found) == self._mark
+        if self._listeners:
+            return all(listener.told is None for listener in self._listeners)
+        found = _set_to(self._sampler)
+        return found is self._mark if self._is_marked else found is None or operator.index(found) == self._mark
 
     def told(self) -> int | None:
-        """The epoch that the sampler is set to now, under whatever name it has it; None: it doesn't say."""
-        found = self._found()
-        return int(operator.index(found)) if hasattr(found, "__index__") else None
+        """The epoch that the sampler was set to since, or is set to; None: it doesn't say."""
+        heard = [listener.told for listener in self._listeners if listener.told is not None]
+        return int(operator.index(heard[-1])) if heard else epoch_of(self._sampler)
+
+    def release(self) -> None:
+        """Listens no more."""
+        for listener in self._listeners:
+            listener.release()
 
 
-def _own(part: Any) -> list[tuple[str, Any]]:
-    return list(getattr(part, "__dict__", {}).items())
+class _Listener:
+    """Stands before a sampler's `set_epoch` and notes which epoch it is told."""
+
+    def __init__(self, part: Any) -> None:
+        self.told: Any = None
+        self._part, self._before = part, vars(part).get("set_epoch")
+        self._set: Any = part.set_epoch
+        part.set_epoch = self
+
+    def __call__(self, epoch: Any) -> Any:
+        self.told = epoch
+        return self._set(epoch)
+
+    def release(self) -> None:
+        if vars(self._part).get("set_epoch") is not self:
+            return
+        if self._before is None:
+            del self._part.set_epoch
+        else:
+            self._part.set_epoch = self._before
 
 
 def place_in(sampler: Any) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ import operator
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -122,6 +123,10 @@ class Progress:
         random = state["random"]
         self._is_seeded = random["seeded"]
         if goes_on:
+            ahead = random.get("ahead")
+            if ahead is not None:
+                # They were put there when the state was loaded, and others may have drawn from them since.
+                self._now = own_now(loader)
             put_back_own(loader, state)
         self._draws = {name: Draw.of(random[name]) for name in ("loader", "sampler") if random.get(name)}
         planned: Any = _sampler_of(self.order)
@@ -157,6 +162,8 @@ class Progress:
     _asked_ahead: dict[str, Any] | None = None
     _left_out: frozenset[int] = frozenset()
     _resume_drawing: Any = None
+    #: How the generators stood when the pass went on.
+    _now: Mapping[str, Any] = MappingProxyType({})
     _is_whole = False
     #: What must have been read before a resumed pass goes on.
     _check: _given.Resumed | None = None
@@ -315,8 +322,8 @@ class Progress:
             while self._taken < ahead["drawn"] or (ahead["ended"] and not self._has_ended):
                 self._ahead.append(self._asked(drawing))
         for name, generator in self._generators.items():
-            if name in ahead["own"]:
-                put_back(generator, ahead["own"][name])
+            if name in self._now:
+                put_back(generator, self._now[name])
 
     def hear_of_before(self, workers: dict[int, dict[str, Any]], *, is_of_this: bool) -> None:
         """Workers' states from before they sent anything in this pass.
@@ -436,14 +443,20 @@ def own_now(loader: Any) -> dict[str, Any]:
     return {name: standing(generator) for name, generator in generators_of(loader).items()}
 
 
-def put_back_own(loader: Any, state: dict[str, Any]) -> None:
+def put_back_own(loader: Any, state: dict[str, Any], *, now: bool = False) -> None:
     """Puts the generators that a loader has for itself where a state says that they stood.
+
+    Args:
+        loader: The loader.
+        state: The state.
+        now: When it was saved; else when its pass began.
 
     Raises:
         StateError: The state is damaged.
     """
-    found = generators_of(loader)
-    for name, stood in state["random"]["own"].items():
+    found, random = generators_of(loader), state["random"]
+    ahead = random.get("ahead") if now else None
+    for name, stood in (random if ahead is None else ahead)["own"].items():
         if name in found:
             put_back(found[name], stood)
 
