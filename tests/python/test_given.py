@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import SubsetRandomSampler
+from torch.utils import data as torch_data
+from torch.utils.data import RandomSampler, SubsetRandomSampler
 
 import foreload as fl
 from foreload._node import agent as _agent
@@ -86,3 +87,19 @@ def test_a_list_that_differs_from_the_one_that_is_known_is_an_error(home: Any) -
     attachment.supply(0, known)
     with pytest.raises(fl.errors.InvalidError, match="epoch 0 already has its order"):
         attachment.supply(0, np.ascontiguousarray(known[::-1]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_somebody_takes_apart_has_its_sampler_drawn_from_by_him_alone(data: Any, workers: int) -> None:
+    """As Accelerate's `prepare` does: another loader over the same data set and sampler, which draws from torch's own generator."""
+
+    def read(taken: bool) -> list[list[int]]:
+        torch.manual_seed(3)
+        loader: Any = DataLoader(
+            data, 8, sampler=RandomSampler(data), cache=fl.Cache(ram="32MB"), decode=lambda raw, meta: meta.sample
+        )
+        parts = {"sampler": loader.sampler, "batch_size": 8, "num_workers": workers}
+        theirs: Any = torch_data.DataLoader(loader.dataset if taken else range(len(data)), **parts)
+        return [[int(number) for number in (batch[0] if taken else batch)] for batch in theirs]
+
+    assert read(True) == read(False)

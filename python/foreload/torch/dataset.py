@@ -354,7 +354,8 @@ class Dataset(data.Dataset[Item]):
         """The job to read from, and as which rank."""
         met = self.sampler or self.data.meeting.get("sampler")
         sampler = met and met()
-        if sampler is not None:
+        # One of the user's that no pass of ours has asked is read by somebody else, who took the loader apart: it isn't drawn from here.
+        if sampler is not None and not getattr(sampler, "is_unread", False):
             run = sampler.run()
             return run.recipe, run.rank
         if self._fixed is None:
