@@ -130,7 +130,7 @@ fn every_fault_that_harms_a_read_is_noticed_by_who_checks() {
     let bucket = start(|_| {});
     let ranges = ranges();
     let right = expected_crc(&bucket, &ranges);
-    for kind in ["status", "truncate", "reset", "short", "whole"] {
+    for kind in ["status", "truncate", "reset", "short", "whole", "rate_limit,per_s=1"] {
         bucket.add_fault(Fault::parse(&format!("kind={kind}")).unwrap());
         assert!(read(&bucket, ranges.clone(), 8).is_err(), "{kind}");
         bucket.clear_faults();

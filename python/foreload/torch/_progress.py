@@ -98,7 +98,7 @@ class Progress:
             if goes_on or is_kept:
                 self.hear_of_before(_workers_in(loaded), is_of_this=goes_on)
         self._generators: Mapping[str, Any] = generators_of(loader)
-        self._begun = own_now(loader)
+        self._begun = {name: standing(generator) for name, generator in self._generators.items()}
         #: Where its samplers' generators are put back whenever it is made an iterator of: with workers torch makes two, and drops the first.
         self._stand_at = self._begun if goes_on or (loaded is not None and is_kept) else None
         #: What the sampler was asked for again and the workers weren't: it goes on from where it stood when the state was saved.
@@ -158,7 +158,7 @@ class Progress:
             self._check.place, self._check.digest = _given.place_in_state(state), state["list"]
 
     _skip = 0
-    #: What the sampler was asked for when the state was saved, and how the generators stood then that are put back there.
+    #: What the sampler was asked for when the state was saved.
     _asked_ahead: dict[str, Any] | None = None
     _left_out: frozenset[int] = frozenset()
     _resume_drawing: Any = None
@@ -311,7 +311,7 @@ class Progress:
         return index
 
     def _ask_ahead(self, drawing: Iterator[Any]) -> None:
-        """Asks the sampler for what it had been asked for when the state was saved, and has its generators stand as they stood then.
+        """Asks the sampler for what it had been asked for when the state was saved, and puts its generators back to where they stood before.
 
         Workers are ahead of the loop, and whoever shares a generator with this loader may have drawn from it within the pass.
         """

@@ -270,8 +270,8 @@ def _variables(part: Any) -> dict[str, Any]:
         found |= vars(kind)
     functions = [each for each in (*found.values(), *_attributes(part).values()) if isinstance(each, FunctionType)]
     for function in functions:
-        named = _names_in(function.__code__)
-        found |= {name: value for name, value in function.__globals__.items() if name in named}
+        around = function.__globals__
+        found |= {name: around[name] for name in _names_in(function.__code__) if name in around}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # nothing is in it yet
                 found[name] = cell.cell_contents

@@ -21,6 +21,8 @@ use crate::{sigv4, stamp, tls};
 const HEAD: usize = 2 << 10;
 /// How long it waits where the server asks to slow down.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often in a row it does so.
+const REFUSALS: u32 = 100;
 /// Headers of an answer at most.
 const HEADERS: usize = 48;
 
@@ -179,6 +181,7 @@ async fn read(shared: Rc<Shared>, mut stream: Stream, mut memory: Vec<u8>) -> Re
             }
         }
         let slot = &mut memory[at..at + size];
+        let mut refusals = 0;
         let crc = loop {
             shared.write_request(&range, &mut request);
             let answer = match &mut stream {
@@ -188,8 +191,16 @@ async fn read(shared: Rc<Shared>, mut stream: Stream, mut memory: Vec<u8>) -> Re
             if answer.closes {
                 stream = open(&shared.host, shared.connector.as_ref()).await?;
             }
+            refusals += 1;
             match answer.crc {
                 Some(crc) => break crc,
+                None if refusals == REFUSALS => {
+                    return Err(Error::Answer {
+                        object: range.key.clone(),
+                        expected: "status 206".into(),
+                        got: format!("503, {refusals} times in a row"),
+                    });
+                }
                 None => tokio::time::sleep(PAUSE).await,
             }
         };
