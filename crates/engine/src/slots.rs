@@ -273,6 +273,21 @@ mod tests {
     }
 
     #[test]
+    fn the_pages_that_a_write_gave_memory_are_known_and_no_others() {
+        let arena = Shared::new("test", 200 * PAGE_BYTES, true).expect("memfd");
+        let there = || {
+            (0..200)
+                .filter(|&page| arena.are_there(page..page + 1))
+                .collect::<Vec<_>>()
+        };
+        arena.write(5 * PAGE_BYTES, &[1; 3 * 4096]).expect("inside");
+        assert_eq!(there(), [5, 6, 7]);
+        arena.write(100 * PAGE_BYTES + 9, &[1; 4096]).expect("inside");
+        assert_eq!(there(), [5, 6, 7, 100, 101]);
+        assert_eq!(arena.used_bytes(), 5 * PAGE_BYTES);
+    }
+
+    #[test]
     fn nobody_can_cut_an_arena_short() {
         let arena = Shared::new("test", 8192, false).expect("memfd");
         assert!(rustix::fs::ftruncate(arena.as_fd(), 4096).is_err());

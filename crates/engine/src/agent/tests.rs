@@ -21,12 +21,14 @@ fn handles(say: &Say) -> Vec<Handle> {
 
 /// The kind of trouble that a call meets before it is answered.
 fn refusal(body: &str, list: Option<u64>) -> Option<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
     let laid = List::new(&[5, 6]).expect("a list");
     let fd = || rustix::io::dup(laid.fd().expect("laid down")).expect("another");
-    let list = list.map(|count| (fd(), count));
-    let call = runtime.block_on(call_of(body, list));
-    call.err().map(|trouble| trouble.kind)
+    trouble_of(body, list.map(|count| (fd(), count))).map(|trouble| trouble.kind)
+}
+
+fn trouble_of(body: &str, list: Option<Beside>) -> Option<Trouble> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
+    runtime.block_on(call_of(body, list)).err()
 }
 
 #[test]
@@ -43,6 +45,19 @@ fn a_call_has_a_list_where_its_kind_needs_one_and_nowhere_else() {
     assert_eq!(refusal(r#"{"call":"status"}"#, Some(2)).as_deref(), Some("invalid"));
     assert_eq!(refusal(r#"{"call":"dance"}"#, None).as_deref(), Some("invalid"));
     assert_eq!(refusal("{", None).as_deref(), Some("invalid"));
+}
+
+#[test]
+fn a_list_beyond_the_machine_is_no_fault_of_the_call() {
+    let fd = rustix::fs::memfd_create("list", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&fd, 1 << 50).expect("sparse");
+    let trouble = trouble_of(r#"{"call":"subset","dataset":1}"#, Some((fd, 1 << 47))).expect("a petabyte");
+    assert_eq!(trouble.kind, "no-memory");
+    assert!(
+        trouble.message.contains("140737488355328 samples"),
+        "{}",
+        trouble.message
+    );
 }
 
 #[test]
@@ -261,6 +276,25 @@ fn who_opens_the_same_at_once_or_later_gets_the_same_number() {
         let refused = node.agent.open(&first.connection, 1, another).await;
         assert_eq!(refused.err().map(|trouble| trouble.kind).as_deref(), Some("changed"));
         assert!(node.agent.opening.borrow().is_empty());
+    });
+}
+
+#[test]
+fn pools_and_jobs_have_numbers_of_their_own() {
+    run(LONG, |node| async move {
+        let attach = node.attachment(node.dataset("a", &[100; 8]));
+        let (client, mut numbers) = (node.client(), vec![]);
+        for timeout_s in [7.0, 8.0, 9.0] {
+            let other = Attach {
+                session: timeout_s.to_string(),
+                timeout_s,
+                ..attach.clone()
+            };
+            let (job, _) = node.attach(&client, other).await.expect("attached");
+            numbers.extend([job.id, job.pool.id]);
+        }
+        let distinct: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();
+        assert_eq!(distinct.len(), 6, "{numbers:?}");
     });
 }
 

@@ -180,6 +180,12 @@ fn a_sample_beyond_the_memory_is_refused_though_it_is_empty_to_the_plan() {
         job.want(&client.connection, 1, |request| samples(request, job.id, &[0, 1]));
         let (id, trouble) = client.trouble().await;
         assert_eq!((id, trouble.kind.as_str(), trouble.sample), (1, "no-memory", Some(1)));
+        let told = ["2097152 bytes", "983040 without", "ram=\"4MB\"", "length <= 983040"];
+        assert!(
+            told.iter().all(|part| trouble.message.contains(part)),
+            "{}",
+            trouble.message
+        );
         until(|| leases(&job) == 0).await;
         job.want(&client.connection, 2, |request| samples(request, job.id, &[0, 2]));
         assert!(matches!(client.hear().await, Say::Deliver { id: 2, .. }));

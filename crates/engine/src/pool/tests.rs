@@ -243,6 +243,7 @@ fn settings_follow_from_the_terms() {
             "a disk may be smaller than its share"
         );
         assert_eq!(settings.load_timeout_ns, 86_400_000_000_000);
+        assert_eq!(terms.endpoint(), "endpoint");
         let other = |change: &dyn Fn(&mut Attach)| {
             let mut other = attach.clone();
             change(&mut other);
