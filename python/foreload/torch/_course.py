@@ -22,7 +22,7 @@ from foreload._settings.cache import Cache
 from foreload._settings.order import Order, tail_of
 from foreload._settings.tuning import Tuning
 from foreload.errors import StateError
-from foreload.torch import _given, _reference
+from foreload.torch import _given, _lists, _reference, _samplers
 from foreload.torch._flow import Flow
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
@@ -154,26 +154,26 @@ class Course(Sampler):
         self._uneven, self._draws = uneven, draws
         self._explicit = explicit
         self._known: dict[str, Any] | None = None
-        self._lists: _given.Lists | None = None
+        self._lists: _lists.Lists | None = None
         if explicit is not None and self._ours is None:
             if batch_size is not None:
-                self._known = _given.known(explicit, len(samples), generator)
+                self._known = _samplers.known(explicit, len(samples), generator)
             if self._known is None:
                 self._lists = self._listed(explicit, batch_size)
-        self._waiting: tuple[int | None, _given.Drawn] | None = None
+        self._waiting: tuple[int | None, _lists.Drawn] | None = None
         #: How many passes of the same epoch came before, because nobody set the sampler to another one.
         self.again = 0
         self._heeded = 0
         #: How a state left the sampler that the next pass goes on with.
-        self._left: _given.Left | None = None
+        self._left: _samplers.Left | None = None
         #: A state that the next pass goes on from, and where it says that a sampler of the user's stood.
-        self._loaded: tuple[dict[str, Any], _given.Resumed] | None = None
+        self._loaded: tuple[dict[str, Any], _lists.Resumed] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
 
-    def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _given.Lists:
+    def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _lists.Lists:
         most, told = max(_LISTED, _LISTED_TIMES * len(self.data)), _length_of(sampler, batch_size)
         most = min(most, _LISTED_UNSIZED) if told is None or told > most else most
-        return _given.Lists(sampler, batch_size, self.drop_last, most, len(self.data), is_ours=is_ours)
+        return _lists.Lists(sampler, batch_size, self.drop_last, most, len(self.data), is_ours=is_ours)
 
     def _place(self) -> _ranks.Ranks:
         if self._known is not None:
@@ -195,9 +195,9 @@ class Course(Sampler):
         self.cursor.set_epoch(epoch)
         self._forget_left()
         if self._ours is None and self._explicit is not None:
-            _given.set_epoch(self._explicit, epoch)
+            _samplers.set_epoch(self._explicit, epoch)
 
-    def _forget_left(self) -> _given.Left | None:
+    def _forget_left(self) -> _samplers.Left | None:
         left, self._left = self._left, None
         if left is not None:
             left.release()
@@ -220,7 +220,7 @@ class Course(Sampler):
         if self._ours is not None or self._explicit is None:
             return
         self._forget_left()
-        self._left = _given.Left(self._explicit, state, epoch, is_within=bool(batch or beyond))
+        self._left = _samplers.Left(self._explicit, state, epoch, is_within=bool(batch or beyond))
         if self._lists is not None:
             self._lists.place = self._own_place()
             if self._lists.restore(state, is_within=self._left.is_within):
@@ -252,10 +252,10 @@ class Course(Sampler):
         """Which epoch a sampler of the user's is set to, and how often that was read before."""
         if self._ours is not None or self._explicit is None:
             return {}
-        told, again = _given.epoch_of(self._explicit), self._left.again if self._left is not None else self.again
+        told, again = _samplers.epoch_of(self._explicit), self._left.again if self._left is not None else self.again
         return ({} if told is None else {"told": told}) | ({"again": again} if again else {})
 
-    def _is_placed(self, resumed: _given.Resumed) -> bool:
+    def _is_placed(self, resumed: _lists.Resumed) -> bool:
         where, cursor = (resumed.epoch, resumed.batches), self.cursor
         return cursor.upcoming == where == (cursor.epoch, cursor.batch)
 
@@ -318,7 +318,7 @@ class Course(Sampler):
         elif self._explicit is not None:
             left = self._forget_left()
             is_left = left is not None and left.is_as_left()
-            told = _given.epoch_of(self._explicit) if left is None or is_left else left.told()
+            told = _samplers.epoch_of(self._explicit) if left is None or is_left else left.told()
             is_placed = self._heeded != self.cursor.placed
             upcoming = self.cursor.upcoming[0]
             if left is not None and is_left:
@@ -390,7 +390,7 @@ class Course(Sampler):
         self._lists = self._listed(sampler, self.batch_size, is_ours=sampler is not self._explicit)
         return self._supplied(self._lists, epoch)
 
-    def _supplied(self, lists: _given.Lists, epoch: int) -> Run:
+    def _supplied(self, lists: _lists.Lists, epoch: int) -> Run:
         if self._run is None:
             lists.place = self._own_place()
             drawn = lists.draw(epoch)
@@ -406,7 +406,7 @@ class Course(Sampler):
                 self._run = self._flow(lists, self.epochs)
         return self._run
 
-    def _flow(self, lists: _given.Lists, epochs: int | None) -> Flow:
+    def _flow(self, lists: _lists.Lists, epochs: int | None) -> Flow:
         return Flow(self.data, lists, self._alone(), self._word, **self._keywords(epochs))
 
     def _keywords(self, epochs: int | None) -> dict[str, Any]:
@@ -415,7 +415,7 @@ class Course(Sampler):
     def _own_place(self) -> tuple[int, int]:
         """This process among those that may have a share of the epoch each, which a sampler of the user's deals out: as that says, or the launcher."""
         place = place_of(*self._given, self._mesh, self._local)
-        return _given.place_in(self._explicit) or (place.rank, place.world)
+        return _samplers.place_in(self._explicit) or (place.rank, place.world)
 
     def _alone(self) -> Cache:
         """The budget of a job of this process alone: the processes of a node share theirs out."""
@@ -440,11 +440,11 @@ class Course(Sampler):
             run.read(epoch, iter(drawn), self.cursor.batch, resumed)
         return run
 
-    def _list(self, run: _given.GivenRun, epoch: int, batches: list[list[int]], resumed: _given.Resumed | None) -> Run:
+    def _list(self, run: _given.GivenRun, epoch: int, batches: list[list[int]], resumed: _lists.Resumed | None) -> Run:
         run.supply(epoch, batches)
         if resumed is not None:
             resumed.check(epoch, sum(map(len, batches[: resumed.batches])))
-            resumed.check_list(run.lists.place, _given.digest(batches[: resumed.batches]))
+            resumed.check_list(run.lists.place, _lists.digest(batches[: resumed.batches]))
         ahead = run.lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
         if ahead is not None and run.misfit(epoch + 1, ahead) is None:
             run.supply(epoch + 1, ahead)

@@ -24,7 +24,7 @@ from foreload._run.run import Run
 from foreload._run.stream import Stream
 from foreload._settings.cache import Cache
 from foreload.errors import InvalidError
-from foreload.torch import _given
+from foreload.torch import _given, _lists
 
 # A pass over a sampler and the stream of its batches are parts of the run.
 
@@ -55,7 +55,7 @@ class Reading:
         #: Samples in the batches that the loop has had, and by batch the digest of those before it.
         had = list(islice(batches, first))
         self.had = sum(map(len, had))
-        self._digests = {first: _given.digest(had)}
+        self._digests = {first: _lists.digest(had)}
         #: The number of the next batch to be drawn; samples that were drawn, and of them those that no lap was made of yet.
         self.end, self._position = first, 0
         self._waiting: list[int] = []
@@ -84,7 +84,7 @@ class Reading:
     def _draw(self) -> bool:
         try:
             batch = next(self._batches, None)
-            _given.check_samples(batch or [], self._run.order.samples)
+            _lists.check_samples(batch or [], self._run.order.samples)
         except Exception as error:  # noqa: BLE001 (raised at its batch, as under torch's loader)
             batch, self.error = None, error
         if batch is None:
@@ -95,7 +95,7 @@ class Reading:
         number, self.end = self.end, self.end + 1
         self._position += len(batch)
         self._samples[number], self._starts[number + 1] = batch, self._position
-        self._digests[number + 1] = _given.digest([batch], self._digests[number])
+        self._digests[number + 1] = _lists.digest([batch], self._digests[number])
         for places in (self._starts, self._digests):
             places.pop(number - _REMEMBERED, None)
         self._waiting += batch
@@ -157,7 +157,7 @@ class Flow(Run):
     """A run whose sampler is read as it goes."""
 
     def __init__(
-        self, dataset: _dataset.Dataset, lists: _given.Lists, cache: Cache, word: Word, **keywords: Any
+        self, dataset: _dataset.Dataset, lists: _lists.Lists, cache: Cache, word: Word, **keywords: Any
     ) -> None:
         self.lists = lists
         #: Samples of a lap.
@@ -174,7 +174,7 @@ class Flow(Run):
         self.epochs = None
         return self
 
-    def read(self, epoch: int, batches: Iterator[list[int]], first: int, resumed: _given.Resumed | None) -> None:
+    def read(self, epoch: int, batches: Iterator[list[int]], first: int, resumed: _lists.Resumed | None) -> None:
         """A pass begins.
 
         Raises:

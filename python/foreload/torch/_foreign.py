@@ -20,7 +20,7 @@ from torch.utils.data import dataloader as _torchs
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from foreload.errors import StalledWarning, StateError
-from foreload.torch import _feed, _given
+from foreload.torch import _feed, _samplers
 from foreload.torch._kept import Kept
 from foreload.torch._progress import Progress, is_iterable, own_now, put_back_own, random_now
 
@@ -102,7 +102,7 @@ class ForeignLoader(data.DataLoader[T]):
             put_back_own(self, self._loaded, now=True)
         epoch = state_dict["sampler"]["epoch"]
         if epoch is not None:
-            _given.set_epoch(self._index_sampler, epoch)
+            _samplers.set_epoch(self._index_sampler, epoch)
 
     def stats(self) -> dict[str, Any]:
         """How it went: each pass on this rank, and what was kept of a data set that `wrap` was told to be deterministic."""
@@ -111,7 +111,7 @@ class ForeignLoader(data.DataLoader[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets sampler and data set to an epoch, those that have any."""
-        _given.set_epoch(self._index_sampler, epoch)
+        _samplers.set_epoch(self._index_sampler, epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 

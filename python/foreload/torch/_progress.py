@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from foreload._run.position import numbers_in, spans_of
 from foreload._run.tally import EpochTally
 from foreload.errors import StateError
-from foreload.torch import _feed, _given
+from foreload.torch import _feed, _lists, _samplers
 from foreload.torch._randomness import Draw, generators_of, put_back, standing, unnoticed
 from foreload.torch.sampler import Sampler, place_of
 
@@ -66,7 +66,7 @@ class Progress:
     ) -> None:
         self.number = number
         self.order = loader._index_sampler  # noqa: SLF001 (torch's name for it)
-        self.told = _given.epoch_of(self.order)
+        self.told = _samplers.epoch_of(self.order)
         self.tally = EpochTally(number if self.told is None else self.told)
         self._is_iterable = is_iterable(loader)
         #: Batches that the loop has had, and samples in them; the numbers of those that came before others.
@@ -154,8 +154,8 @@ class Progress:
         if self._skip == state["_num_yielded"]:
             self._asked_ahead = random.get("ahead")
         if state["samples"] and "of" in state and state["list"] is not None:
-            self._check = _given.Resumed(self.tally.epoch, self.had, self.samples)
-            self._check.place, self._check.digest = _given.place_in_state(state), state["list"]
+            self._check = _lists.Resumed(self.tally.epoch, self.had, self.samples)
+            self._check.place, self._check.digest = _lists.place_in_state(state), state["list"]
 
     _skip = 0
     #: What the sampler was asked for when the state was saved.
@@ -166,7 +166,7 @@ class Progress:
     _now: Mapping[str, Any] = MappingProxyType({})
     _is_whole = False
     #: What must have been read before a resumed pass goes on.
-    _check: _given.Resumed | None = None
+    _check: _lists.Resumed | None = None
 
     def _is_stated(self, state: dict[str, Any]) -> bool:
         """Whether a sampler itself goes on where it stood."""
@@ -350,7 +350,7 @@ class Progress:
 
     def _place(self) -> tuple[int, int]:
         """This process among those that a sampler deals an epoch among: as that says, or the launcher."""
-        place = _given.place_in(self.order)
+        place = _samplers.place_in(self.order)
         if place is None:
             told = place_of(None, None)
             place = told.rank, told.world

@@ -40,7 +40,7 @@ from foreload._settings.cache import Cache
 from foreload._settings.failures import OnError
 from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError, StateError
-from foreload.torch import _batch, _check, _given, _interrupts, _modes, _subset, _worker
+from foreload.torch import _batch, _check, _given, _interrupts, _modes, _samplers, _subset, _worker
 from foreload.torch._accord import Accord
 from foreload.torch._batch import Form, Found, Undecoded
 from foreload.torch._course import Course, Turns
@@ -276,7 +276,7 @@ class DataLoader(ForeignLoader[T]):
         explicit = sampler if sampler is not None else batch_sampler
         if explicit is None:
             draws = "loader_once" if persistent_workers and num_workers else "loader_each_epoch"
-            if generator is not None and keywords["order"] == "torch" and not _given.is_fresh(generator):
+            if generator is not None and keywords["order"] == "torch" and not _samplers.is_fresh(generator):
                 explicit = data.RandomSampler(samples, generator=generator) if shuffle else None
             return Course(samples, batch_size, drop_last, explicit, shuffle=shuffle, draws=draws, **common)
         size = None if batch_sampler is not None else batch_size

@@ -232,6 +232,14 @@ fn settings_follow_from_the_terms() {
         let attach = Attach {
             disks: vec![disk(500), disk(2000)],
             timeout_s: 1e9,
+            policy: Policy::Lru,
+            bucket: Some(foreload_plan::model::Pinned {
+                latency_s: 0.02,
+                bytes_per_s: 1e8,
+            }),
+            staging_bytes: Some(555),
+            hedge_per_cent: 7,
+            concurrency: ConcurrencySettings::default().at_most(77),
             ..node.attachment(node.dataset("a", &[100; 8]))
         };
         let terms = Terms::of(&attach, "endpoint".to_owned(), u32::MAX);
@@ -243,6 +251,14 @@ fn settings_follow_from_the_terms() {
             "a disk may be smaller than its share"
         );
         assert_eq!(settings.load_timeout_ns, 86_400_000_000_000);
+        assert_eq!(
+            (settings.policy, settings.staging_bytes, settings.hedge_per_cent),
+            (Policy::Lru, Some(555), 7)
+        );
+        assert_eq!(
+            (settings.concurrency, settings.bucket),
+            (attach.concurrency, attach.bucket)
+        );
         assert_eq!(terms.endpoint(), "endpoint");
         let other = |change: &dyn Fn(&mut Attach)| {
             let mut other = attach.clone();
