@@ -70,7 +70,7 @@ DEFECTS = [
                 "entry.filter(|&entry| claimed.insert(entry))",
                 "entry.inspect(|&entry| drop(claimed.insert(entry)))",
             ),
-            (REQUESTS, "(it.read != Read::Over && it.waiter == 0).then_some((line, entry))", "Some((line, entry))"),
+            (REQUESTS, "it.is_free().then_some((line, entry))", "Some((line, entry))"),
         ),
         PLAN,
     ),
@@ -84,6 +84,17 @@ DEFECTS = [
             ),
         ),
         [*AGENT, "lists_of_one_loader"],
+    ),
+    Defect(
+        "the reads of a refused batch stay planned behind the consumer",
+        (
+            (
+                REQUESTS,
+                "Target::Entry(line, entry) => self.skip_read(line, entry),",
+                "Target::Entry(line, entry) => {\n                    if let Some(line) = self.windows.line(line) {\n                        line.entries[entry].waiter = 0;\n                    }\n                }",
+            ),
+        ),
+        PLAN,
     ),
     Defect(
         "what waits for a job that all have left flies all the same",

@@ -172,3 +172,35 @@ def test_a_time_that_is_none_is_refused(home: Any, monkeypatch: pytest.MonkeyPat
         program = "import foreload as fl; fl.open('s3://data/train')"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=60)
         assert f"FORELOAD_LINGER_S: {wrong!r} is no time".replace("'", '"') in done.stderr
+
+
+@pytest.mark.parametrize("door", ["skip", "numpy", "raise"])
+def test_a_loop_that_goes_on_without_what_is_gone_never_waits_for_its_memory(
+    home: Any, tmp_path: Path, door: str
+) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03}").write_bytes(bytes([number % 251]) * 100_000)
+    data = fl.open(str(tmp_path))
+    gone = set(range(0, 300, 5))
+    for number in gone:
+        (tmp_path / f"{number:03}").unlink()
+    options: dict[str, Any] = {"shuffle": True, "seed": 1, "cache": fl.Cache(ram="16MB"), "timeout": 20}
+    options |= {"decode": lambda raw, about: 1000 * about.sample + raw[0]}
+    skip = {} if door == "raise" else {"on_error": fl.skip(max_consecutive=1000)}
+    kind: Any = fl.NumpyLoader if door == "numpy" else DataLoader
+    loader = kind(data, 4, **options, **skip)
+    for _ in range(3):
+        had, told, batches = [], 0, iter(loader)
+        while True:
+            try:
+                had += [divmod(int(it), 1000) for it in next(batches)[0]]
+            except StopIteration:
+                break
+            except errors.NotFoundError:
+                told += 1
+        assert all(byte == sample % 251 for sample, byte in had)
+        assert gone.isdisjoint(sample for sample, _ in had)
+        if door == "raise":
+            assert len(had) == 300 - 4 * told
+        else:
+            assert sorted(sample for sample, _ in had) == sorted(set(range(300)) - gone)

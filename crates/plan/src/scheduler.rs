@@ -591,16 +591,19 @@ impl Scheduler {
         for step in window.head()..window.end().min(end) {
             let line = self.windows.line_at(place, step);
             let count = self.windows.peek(line).map_or(0, |line| line.entries.len());
-            for entry in 0..count {
-                let Some(it) = self.windows.peek(line).map(|l| l.entries[entry]) else {
-                    continue;
-                };
-                self.windows.close(line, entry);
-                if it.read == Read::Planned {
-                    self.residents.get_mut(it.resident).uses -= 1;
-                    self.residents.let_go(it.resident, &mut self.arena);
-                }
-            }
+            (0..count).for_each(|entry| self.skip_read(line, entry));
+        }
+    }
+
+    /// A read is over without having been delivered.
+    fn skip_read(&mut self, line: u64, entry: usize) {
+        let Some(it) = self.windows.peek(line).map(|line| line.entries[entry]) else {
+            return;
+        };
+        self.windows.close(line, entry);
+        if it.read == Read::Planned {
+            self.residents.get_mut(it.resident).uses -= 1;
+            self.residents.let_go(it.resident, &mut self.arena);
         }
     }
 

@@ -99,6 +99,22 @@ async fn google_gets_a_bearer_token_and_is_kept_from_unpacking() {
 }
 
 #[tokio::test]
+async fn an_answer_without_the_etag_that_was_asked_for_is_not_taken() {
+    const PAGE: &str = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 2-4/9\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc";
+    for (etag, is_taken) in [(Some("\"0x8D\""), false), (None, true)] {
+        let (endpoint, server) = scripted(vec![PAGE; 50]).await;
+        let source = Source::open(&format!("{endpoint}/x"), &SourceOptions::default()).unwrap();
+        let mut bytes = Vec::new();
+        let fetched = source.fetch("k", 2..5, etag, soon(), &mut bytes).await;
+        assert_eq!((fetched.is_ok(), bytes.len()), (is_taken, if is_taken { 3 } else { 0 }));
+        if let Err(error) = fetched {
+            assert!(error.to_string().contains("no ETag"), "{error}");
+        }
+        server.abort();
+    }
+}
+
+#[tokio::test]
 async fn azure_requests_carry_a_signature_a_token_or_a_sas() {
     let key = Credentials::AccountKey("a2V5a2V5a2V5".into());
     let sas = Credentials::Sas("?sv=2023-11-03&sig=a%2Bb".into());

@@ -96,10 +96,10 @@ impl Pool {
                 Cause::Queued => "its GET waits for its turn".to_owned(),
                 Cause::Memory => {
                     let gauges = state.plan.scheduler().gauges();
-                    format!(
-                        "no memory: {} bytes are leased to the consumer and not given back",
-                        gauges.leased_bytes
-                    )
+                    match gauges.leased_bytes {
+                        0 => format!("no memory: all of {} bytes is in use", gauges.used_bytes),
+                        leased => format!("no memory: {leased} bytes are leased to the consumer and not given back"),
+                    }
                 }
                 Cause::Order => "the order of the next epoch is not known".to_owned(),
             };

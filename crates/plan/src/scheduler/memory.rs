@@ -439,9 +439,13 @@ impl Scheduler {
                 continue;
             }
             // Only leases hold memory, and who holds them may wait for this very read.
+            if !self.loads.is_idle() {
+                return Err(Blocked::Memory);
+            }
             match urgency {
-                Urgency::Waited(request) if self.loads.is_idle() && self.displace_after(line, request) => {}
-                _ => return Err(Blocked::Memory),
+                Urgency::Waited(request) if self.displace_after(line, request) => {}
+                // Of memory that became less they may hold all: this read has some of what there was before.
+                _ => return Residents::take(&mut self.arena, len, stay, u64::MAX).ok_or(Blocked::Memory),
             }
         }
     }

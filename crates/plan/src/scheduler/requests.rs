@@ -5,11 +5,11 @@
 //! entry of its window; what was read already, what lies far away and what is asked for by number is a read of its own (*loose*).
 
 use super::residents::{Ready, State};
-use super::window::Read;
+use super::window::{Entry, Read};
 use super::{Scheduler, Urgency};
 use crate::action::{Action, Command, Failure, Item};
 use crate::arena::Slot;
-use crate::policy::{Lookahead, Retention};
+use crate::policy::Retention;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -196,7 +196,7 @@ impl Scheduler {
         let (step, entry) = self.windows.find(place, epoch, position)?;
         let line = self.reach(place, step)?;
         let it = self.windows.peek(line)?.entries.get(entry)?;
-        (it.read != Read::Over && it.waiter == 0).then_some((line, entry))
+        it.is_free().then_some((line, entry))
     }
 
     pub(super) fn want_samples(&mut self, request: u64, who: Who, samples: &[u64], actions: &mut Vec<Action>) {
@@ -216,7 +216,7 @@ impl Scheduler {
                     .windows
                     .peek(line)
                     .map(|line| line.entries[entry])
-                    .filter(|it| it.waiter == 0 && it.read != Read::Over)
+                    .filter(Entry::is_free)
                     .map(|it| it.sample),
                 Target::Unplaced(sample) => Some(sample).filter(|&sample| sample < all),
                 Target::Loose(_) => None,
@@ -464,31 +464,23 @@ impl Scheduler {
         actions.push(self.loads.action(command));
     }
 
+    /// Nobody waits for a request any more. Its reads are over as those of a delivered one are: nobody comes back for their names, and what was planned for
+    /// them would stay behind the consumer for as long as it goes on.
     pub(super) fn withdraw(&mut self, id: u64) {
         let Some(open) = self.requests.open.remove(&id) else {
             return;
         };
-        let demand = self.settings.policy.lookahead() == Lookahead::Demand;
         for target in open.targets {
             if let Some(resident) = self.resident_of(target) {
                 self.residents.unwait(resident, id);
             }
             match target {
-                Target::Entry(line, entry) => {
-                    let Some(it) = self.windows.line(line) else { continue };
-                    let it = &mut it.entries[entry];
-                    it.waiter = 0;
-                    let (read, resident) = (it.read, it.resident);
-                    if demand && read == Read::Planned {
-                        it.read = Read::Unplanned;
-                        self.windows.count_ahead(open.place, false);
-                        self.unuse(resident);
-                    }
-                }
+                Target::Entry(line, entry) => self.skip_read(line, entry),
                 Target::Loose(resident) => self.unuse(resident),
                 Target::Unplaced(_) => {}
             }
         }
+        self.windows.advance(open.place);
     }
 }
 

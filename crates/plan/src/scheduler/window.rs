@@ -37,6 +37,13 @@ pub(super) struct Entry {
     pub waiter: u64,
 }
 
+impl Entry {
+    /// Whether a request may name it: it isn't over, and none does.
+    pub fn is_free(&self) -> bool {
+        self.read != Read::Over && self.waiter == 0
+    }
+}
+
 pub(super) struct Line {
     pub entries: Vec<Entry>,
     pub open: u32,

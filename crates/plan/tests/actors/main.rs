@@ -60,6 +60,11 @@ fn faults_of_source_and_disk_are_told_and_leave_nothing_behind() {
 }
 
 #[test]
+fn who_is_told_that_samples_are_gone_gets_the_rest_and_never_waits_for_ever() {
+    run(Theme::Gone);
+}
+
+#[test]
 fn jobs_that_join_and_part_share_what_they_read_and_get_the_bytes_they_asked_for() {
     run(Theme::Jobs);
 }

@@ -30,6 +30,8 @@ pub enum Theme {
     Lockstep,
     /// Loads fail, are late, and disks lose what they held.
     Faults,
+    /// Samples are gone for good. Who is told so reads the rest of the batch, or goes on with the next one, and holds a batch until it has the next.
+    Gone,
     /// Several jobs over one data set and over several, which join and part.
     Jobs,
 }
@@ -106,6 +108,10 @@ pub struct World {
     least_budget: u64,
     fail_one_in: u64,
     late_one_in: u64,
+    /// One object in so many is gone; 0: none is.
+    gone_one_in: u64,
+    /// What is left of refused batches, for clients to ask for: place, and samples.
+    left: Vec<(usize, Vec<u64>)>,
 }
 
 impl World {
@@ -124,7 +130,11 @@ impl World {
         let of_rank = |job: &Job| u64::from(job.split.global_batch().div_ceil(job.split.ranks())) * largest;
         let batch_bytes = jobs.iter().map(of_rank).max().unwrap_or(0);
         // Room for the largest batch of one rank, and as much again for the holes between slots; in lockstep also for what the others hold meanwhile.
-        let batches = if theme == Theme::Lockstep { 3 } else { 2 };
+        let batches = if matches!(theme, Theme::Lockstep | Theme::Gone) {
+            3
+        } else {
+            2
+        };
         let least = batches * batch_bytes + 4096;
         let mut ram_bytes = least + [0, total / 3, 2 * total / 3, 2 * total][dice.below(4) as usize];
         if theme == Theme::Jobs && dice.one_in(2) {
@@ -183,6 +193,8 @@ impl World {
             least_budget: least,
             fail_one_in: if faults { 3 + dice.below(30) } else { 0 },
             late_one_in: if faults { 2 + dice.below(20) } else { 0 },
+            gone_one_in: if theme == Theme::Gone { 2 + dice.below(20) } else { 0 },
+            left: Vec::new(),
             settings,
             dice,
         }
@@ -315,6 +327,9 @@ impl World {
         if self.theme == Theme::Jobs && self.dice.one_in(60) {
             return self.part(job);
         }
+        if self.ask_for_what_is_left() {
+            return;
+        }
         match self.dice.below(24) {
             0 if restarts => {
                 let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(batches));
@@ -411,6 +426,10 @@ impl World {
         let client = &mut self.clients[place];
         let used = client.had.saturating_sub(client.held.len() as u64);
         if self.theme == Theme::Lockstep && least.is_some_and(|least| used >= least) {
+            return;
+        }
+        // A loop uses a batch until it has the next one.
+        if self.theme == Theme::Gone && client.held.len() < 2 {
             return;
         }
         if let Some((_, items)) = client.held.pop_front() {
@@ -584,7 +603,16 @@ impl World {
                     "it blames another's sample"
                 );
             }
-            Failure::Final => panic!("request {request} for {:?} is refused", want.samples),
+            Failure::Final => {
+                let gone = sample.filter(|&sample| self.is_gone(self.clients[place].job, sample));
+                let gone = gone.unwrap_or_else(|| panic!("request {request} for {:?} is refused", want.samples));
+                assert!(want.samples.contains(&gone), "it blames another's sample");
+                let rest: Vec<u64> = want.samples.into_iter().filter(|&sample| sample != gone).collect();
+                if self.gone_one_in.is_multiple_of(2) && !rest.is_empty() {
+                    self.left.push((place, rest));
+                    return;
+                }
+            }
             Failure::NoMemory => {
                 let bytes: u64 = want
                     .samples
@@ -604,6 +632,36 @@ impl World {
         // The loop goes on with the next batch.
         self.clients[place].had += 1;
         self.clients[place].held.push_back((request, Vec::new()));
+    }
+
+    /// Who left a sample out that is gone asks for the rest of its batch. False: nobody has to.
+    fn ask_for_what_is_left(&mut self) -> bool {
+        let Some((place, samples)) = self.left.pop() else {
+            return false;
+        };
+        let (job, asked) = (self.clients[place].job as u32, samples.clone());
+        self.ask(place, samples, |request, rank| Event::WantSamples {
+            job,
+            request,
+            rank,
+            samples: asked,
+        });
+        true
+    }
+
+    /// Whether something of a sample is in an object that is gone.
+    fn is_gone(&self, job: usize, sample: u64) -> bool {
+        let (_, places) = self.places_in(job, sample);
+        places.iter().any(|place| place.len > 0 && self.has_lost(place.object))
+    }
+
+    fn has_lost(&self, object: u64) -> bool {
+        self.gone_one_in > 0 && (object + 1).is_multiple_of(self.gone_one_in)
+    }
+
+    /// Whether a load wants something of the bucket that is gone.
+    fn wants_what_is_gone(&self, command: &Command) -> bool {
+        matches!(command, Command::Load(load) if load.source == Source::Bucket && self.has_lost(load.object))
     }
 
     fn place_of(&self, request: u64) -> usize {
@@ -633,6 +691,8 @@ impl World {
         let called_off = self.cancelled.contains(&action.id()) && self.dice.one_in(2);
         let failure = if called_off {
             Some(Failure::Cancelled)
+        } else if self.wants_what_is_gone(action.command()) {
+            Some(Failure::Final)
         } else if self.dice.one_in(self.fail_one_in) {
             Some([Failure::Unavailable, Failure::Corrupt][self.dice.below(2) as usize])
         } else {
@@ -668,11 +728,14 @@ impl World {
         for round in 0.. {
             while self.end_one() {}
             let open: usize = self.clients.iter().map(|client| client.open.len()).sum();
-            if open == 0 {
+            if open == 0 && self.left.is_empty() {
                 return;
             }
-            // In lockstep those who are behind ask on, and who may gives back.
             let mut moved = false;
+            while self.ask_for_what_is_left() {
+                moved = true;
+            }
+            // In lockstep those who are behind ask on, and who may gives back.
             for place in 0..self.clients.len() {
                 let (held, had) = (self.clients[place].held.len(), self.clients[place].had);
                 let behind = self.clients.iter().any(|client| client.had > had);

@@ -71,17 +71,21 @@ proptest! {
             let epochs = read_epochs(&mut carrier, 3);
             assert_order(&carrier, &epochs);
         } else {
-            // Failures may refuse a batch; asked again, it comes.
+            // Failures may refuse a batch; asked again by its reads, it comes.
             let batches = carrier.plan.scheduler().split(0).expect("joined").batches();
             let (mut request, mut epochs) = (0, vec![Vec::new(); 2]);
             for (epoch, batch) in (0..2).flat_map(|e| (0..batches).map(move |b| (e, b))) {
+                let split = carrier.plan.scheduler().split(0).expect("joined");
+                let reads: Vec<(u32, u64)> = split.batch_positions(batch, 0).map(|position| (epoch, position)).collect();
+                request += 1;
+                carrier.step(Event::WantBatch { job: 0, request, rank: 0, epoch, batch });
                 let items = loop {
-                    request += 1;
-                    carrier.step(Event::WantBatch { job: 0, request, rank: 0, epoch, batch });
                     match carrier.wait(request) {
                         Ok(items) => break items,
                         Err((_, failure)) => prop_assert_eq!(failure, Failure::Unavailable),
                     }
+                    request += 1;
+                    carrier.step(Event::WantReads { job: 0, request, rank: 0, reads: reads.clone() });
                 };
                 epochs[epoch as usize].extend(items.iter().map(|item| (item.sample, item.via)));
                 carrier.release(items.iter().map(|item| item.handle).collect());

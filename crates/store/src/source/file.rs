@@ -241,6 +241,11 @@ fn nearest(path: &Path) -> String {
     format!("{} is there, and has {what}", there.display())
 }
 
+/// Whether a link has no file at its end: there is none, or it leads back to itself.
+fn leads_nowhere(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
+}
+
 fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
     // Links may form a circle; no sane data set is deeper than this.
     if prefix.matches('/').count() > 64 {
@@ -271,8 +276,11 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
             Ok(metadata) if metadata.is_dir() => entries.prefixes.push(key + "/"),
             Ok(metadata) if metadata.is_file() => entries.objects.push(describe(key, &metadata)),
             Ok(_) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(failed(e)),
+            Err(e) if leads_nowhere(&e) => {}
+            Err(e) => {
+                let path = entry.path();
+                return Err(io(&path, format!("looking at {}", path.display()), e));
+            }
         }
     }
     entries.objects.sort_by(|a, b| a.key.cmp(&b.key));

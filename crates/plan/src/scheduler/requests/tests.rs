@@ -139,7 +139,7 @@ fn who_withdraws_gets_nothing_holds_nothing_and_has_its_number_back() {
         (hand.used_bytes(), hand.plan.windows.ahead, hand.plan.requests.len()),
         (0, 0, 0)
     );
-    assert_eq!(hand.read(1, 0, 0), [0, 1, 2, 3]);
+    assert_eq!(hand.read(1, 0, 1), [4, 5, 6, 7]);
 }
 
 #[test]
@@ -155,13 +155,59 @@ fn a_request_whose_number_is_used_again_is_not_told_what_the_first_waited_for() 
 }
 
 #[test]
-fn what_was_withdrawn_stays_planned_where_the_policy_looks_ahead() {
-    let mut hand = ahead();
-    let planned = hand.plan.windows.ahead;
-    hand.want(1, 0, 0);
-    hand.step(Event::Withdraw { request: 1 });
-    assert_eq!(hand.plan.windows.ahead, planned);
-    assert_eq!(hand.read(2, 0, 0), [0, 1, 2, 3]);
+fn the_reads_of_a_request_that_ended_without_are_over_and_who_asks_again_reads_on_his_own() {
+    let withdraw = |hand: &mut Hand| hand.step(Event::Withdraw { request: 1 });
+    let fail = |hand: &mut Hand| {
+        hand.fail(2, Failure::Final);
+        assert_eq!(hand.refused(1), Some((Some(2), Failure::Final)));
+    };
+    for end in [&withdraw as &dyn Fn(&mut Hand), &fail] {
+        let mut hand = ahead();
+        hand.want(1, 0, 0);
+        end(&mut hand);
+        assert_eq!(hand.plan.windows.of(0).head(), 1);
+        hand.land_all();
+        hand.want(2, 0, 0);
+        assert_eq!(hand.refused(2), NO_SUCH);
+        hand.want_reads(3, &[(0, 0), (0, 1), (0, 2), (0, 3)]);
+        hand.land_all();
+        assert_eq!(hand.delivered(3), [0, 1, 2, 3]);
+        hand.give_back(3);
+        assert_eq!(hand.read(4, 0, 1), [4, 5, 6, 7]);
+    }
+}
+
+#[test]
+fn who_goes_on_after_refusals_has_the_memory_of_what_was_refused() {
+    // Memory for twelve of 24 samples; a batch of four is held until the next one comes, and the first sample of each is gone.
+    let mut hand = Hand::new(settings(Policy::Foreload, 12 << 10), &reads(&[1024; 24], 1));
+    let end_all = |hand: &mut Hand| {
+        while let Some(&object) = hand.objects().first() {
+            match object % 4 {
+                0 => hand.fail(object, Failure::Final),
+                _ => hand.land(object),
+            }
+        }
+    };
+    hand.start(0, 0, 0, 0);
+    let mut held = None;
+    for step in 0..30 {
+        let (request, first) = (2 * step + 1, step % 6 * 4);
+        hand.want(request, step as u32 / 6, step % 6);
+        end_all(&mut hand);
+        assert_eq!(
+            hand.refused(request),
+            Some((Some(first), Failure::Final)),
+            "step {step}"
+        );
+        let rest: Vec<u64> = (first + 1..first + 4).collect();
+        hand.want_samples(request + 1, &rest);
+        end_all(&mut hand);
+        assert_eq!(hand.delivered(request + 1), rest, "step {step}");
+        if let Some(before) = held.replace(request + 1) {
+            hand.give_back(before);
+        }
+    }
 }
 
 #[test]
@@ -184,7 +230,7 @@ fn who_asks_again_after_a_failure_gets_a_load_of_its_own() {
     hand.fail(2, Failure::Final);
     assert_eq!(hand.refused(1), Some((Some(2), Failure::Final)));
     hand.land_all();
-    hand.want(2, 0, 0);
+    hand.want_samples(2, &[0, 1, 2, 3]);
     assert_eq!(hand.objects(), [2]);
     hand.land(2);
     assert_eq!(hand.delivered(2), [0, 1, 2, 3]);

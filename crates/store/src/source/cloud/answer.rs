@@ -157,14 +157,20 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
         )));
     }
     let etag = head.get("etag").map(str::to_owned);
-    if let (Some(asked), Some(got)) = (if_match, &etag)
-        && bare_etag(asked) != bare_etag(got)
-    {
-        return Err(Error::new(
-            ErrorKind::Changed,
-            format!("the object has ETag {got}, indexed was {asked}"),
-        )
-        .with_remedy("opening it with refresh=True, or `foreload index --update`, renews the index"));
+    match (if_match, &etag) {
+        (Some(asked), Some(got)) if bare_etag(asked) != bare_etag(got) => {
+            return Err(Error::new(
+                ErrorKind::Changed,
+                format!("the object has ETag {got}, indexed was {asked}"),
+            )
+            .with_remedy("opening it with refresh=True, or `foreload index --update`, renews the index"));
+        }
+        (Some(asked), None) => {
+            return Err(Error::corrupt(format!(
+                "the answer has no ETag, indexed was {asked}: something between here and the store answered"
+            )));
+        }
+        _ => {}
     }
     Ok(Accepted { object_size, etag })
 }
