@@ -668,3 +668,50 @@ def test_who_draws_before_a_pass_goes_on_from_a_generator_that_it_shares_goes_on
     if restores == "after":
         shared.set_state(stood)
     assert [numbers(check), numbers(train), numbers(train), numbers(check)] == plain
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("now", "at"), [(8, 3), (24, 2), (40, 2), (36, 3)])
+def test_a_pass_that_is_longer_or_shorter_than_it_was_is_not_gone_on_with(
+    any_data: Any, workers: int, now: int, at: int
+) -> None:
+    def made(count: int) -> Any:
+        return loader_of(any_data, list(range(count)), num_workers=workers)
+
+    loader = made(32)
+    batches = iter(loader)
+    for _ in range(at):
+        next(batches)
+    state, rest = loader.state_dict(), numbers(batches)
+    again = made(32)
+    again.load_state_dict(state)
+    assert numbers(again) == rest
+    other = made(now)
+    other.load_state_dict(state)
+    with pytest.raises(errors.StateError, match=r"long|yields|samples"):
+        numbers(other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_a_sampler_may_be_any_row_of_numbers(any_data: Any, kind: Any, workers: int) -> None:
+    row = kind(list(range(3, 60, 2)))
+    loader = loader_of(any_data, row, num_workers=workers)
+    batches = iter(loader)
+    first = numbers([next(batches)])
+    state, rest = loader.state_dict(), numbers(batches)
+    assert [number for batch in first + rest for number in batch] == list(range(3, 60, 2))
+    again = loader_of(any_data, row, num_workers=workers)
+    again.load_state_dict(state)
+    assert numbers(again) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("decode", [None, lambda raw, meta: meta.sample])
+def test_of_an_empty_batch_nothing_is_made(data: Any, decode: Any, workers: int) -> None:
+    options: dict[str, Any] = {"batch_sampler": [[0, 1], [], [3]], "decode": decode, "cache": TINY}
+    batches = iter(DataLoader(data, num_workers=workers, **options))
+    next(batches)
+    with pytest.raises(errors.InvalidError, match="no samples"):
+        next(batches)
+    assert [len(batch) for batch in DataLoader(data, num_workers=workers, collate_fn=list, **options)] == [2, 0, 1]

@@ -11,7 +11,7 @@ different lengths.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -85,6 +85,7 @@ class Undecoded(Found):
     def collated(self, *, parcel: bool) -> Any:
         """[data, labels]."""
         delivery, form, attachment = self._delivery, self._form, self._attachment
+        _check_any(delivery)
         if form == "tensor":
             labels = _parcel.labels_in(delivery, parcel=parcel)
             return [_parcel.gathered(delivery, attachment, parcel=parcel), labels]
@@ -122,13 +123,19 @@ class Decoded(Found):
         )
 
 
+def _check_any(samples: Sized) -> None:
+    if not len(samples):
+        raise InvalidError(
+            "a batch has no samples, and torch's default_collate makes nothing of nothing: leave empty batches out, or give a collate_fn of your own"
+        )
+
+
 def _in_form(data: _core.Sample | bytes, form: Form) -> Any:
     return data if form == "view" else _parcel.tensor_of(data) if form == "tensor" else bytes(data)
 
 
 def _collated(values: Sequence[Any], attachment: Attachment, *, parcel: bool) -> Any:
-    if not values:
-        raise InvalidError("every sample of a batch was skipped; no batch can be made of nothing")
+    _check_any(values)
 
     def stacked(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 (torch calls it so)
         return _parcel.stacked(batch, attachment, parcel=parcel)

@@ -433,18 +433,19 @@ class Course(Sampler):
         resumed = loaded and loaded[1]
         if isinstance(run, _given.GivenRun):
             if drawn.rest is None and run.misfit(epoch, drawn.batches) is None:
-                return self._list(run, epoch, drawn.batches, resumed)
+                return self._list(run, epoch, drawn, resumed)
             # The plan was made for lists like the first one.
             run = self._run = self._flow(lists, run.epochs)
         if isinstance(run, Flow):
             run.read(epoch, iter(drawn), self.cursor.batch, resumed)
         return run
 
-    def _list(self, run: _given.GivenRun, epoch: int, batches: list[list[int]], resumed: _lists.Resumed | None) -> Run:
+    def _list(self, run: _given.GivenRun, epoch: int, drawn: _lists.Drawn, resumed: _lists.Resumed | None) -> Run:
+        batches = drawn.batches
         run.supply(epoch, batches)
         if resumed is not None:
             resumed.check(epoch, sum(map(len, batches[: resumed.batches])))
-            resumed.check_list(run.lists.place, _lists.digest(batches[: resumed.batches]))
+            resumed.check_list(run.lists.place, _lists.digest(batches[: resumed.batches]), drawn.samples)
         ahead = run.lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
         if ahead is not None and run.misfit(epoch + 1, ahead) is None:
             run.supply(epoch + 1, ahead)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -97,6 +98,8 @@ class ForeignLoader(data.DataLoader[T]):
             iterator._shutdown_workers()
             self._iterator = None
         self._loaded = copy.deepcopy(state_dict)
+        if _is_lightnings():
+            _end_pass(self._loaded, seeded=self.persistent_workers)
         if self._loaded["_iterator_finished"] or "ahead" in self._loaded["random"]:
             # At once: whoever shares a generator with this loader, and draws from it before its pass begins, did so then, too.
             put_back_own(self, self._loaded, now=True)
@@ -162,6 +165,22 @@ class ForeignLoader(data.DataLoader[T]):
             iterator: Any = iter(self.dataset)
             iterator.load_state_dict(where)
         return where
+
+
+def _end_pass(state: dict[str, Any], *, seeded: bool) -> None:
+    """Makes a state in which the loop has had the last batch of a pass one between passes, as if nobody ever asked for what comes after that batch."""
+    random, had, batches = state["random"], state["_num_yielded"], state.get("batches")
+    if batches is not None and had >= batches and not state["_iterator_finished"] and "ahead" in random:
+        state |= {"_iterator_finished": True, "epoch": state["epoch"] + 1}
+        state["random"] = {"own": random["ahead"]["own"], "seeded": seeded}
+
+
+def _is_lightnings() -> bool:
+    """Whether Lightning calls. It counts an epoch's batches itself, and when it goes on after the last one, what it asks for is the next epoch."""
+    frame: Any = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("foreload."):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(("lightning.", "pytorch_lightning."))
 
 
 def _skip(iterator: Iterator[Any], progress: Progress) -> None:

@@ -102,6 +102,9 @@ def resume(state: Any, dataset: _dataset.Dataset, size: int | None, here: int) -
         # Of the samples, however they are cut into batches.
         check_state(state, "list")
         resumed.place, resumed.digest = place_in_state(state), state["list"]
+        if "length" in state:
+            check_state(state, "length")
+            resumed.length = state["length"]
     return resumed, [number for number in beyond if number >= batches]
 
 

@@ -72,6 +72,8 @@ class Lists:
         self._told_before: dict[str, Any] = {}
         #: Whether it has more than was listed of it, which it draws later.
         self._draws_on = False
+        #: Samples of the latest pass, those of a batch that was dropped too; None: it draws on.
+        self.length: int | None = None
         #: How they stood when the pass was drawn that is resumed.
         self._restored: dict[str, Any] | None = None
 
@@ -91,7 +93,8 @@ class Lists:
             return {"of": list(self.place), "random": now, **self._said()}
         # Whoever shares a generator with the sampler may have drawn from it since.
         since = {} if self._draws_on else {"since": now}
-        return {"of": list(self.place), "random": self._stood | since, **self._told_before}
+        length = {} if self.length is None else {"length": self.length}
+        return {"of": list(self.place), "random": self._stood | since, **self._told_before, **length}
 
     def _said(self) -> dict[str, Any]:
         """What samplers say of themselves that have a state."""
@@ -189,7 +192,7 @@ class Lists:
             before = Draw.now()
             drawn = self._drawn(iter(self.sampler))
             after = Draw.now()
-        self._draws_on = drawn.rest is not None
+        self._draws_on, self.length = drawn.rest is not None, drawn.samples
         if not self._draws_on:
             self._put_back(since)
         others = before.others if after.others_moved(before) else None
@@ -226,28 +229,30 @@ class Lists:
         return drawn.batches
 
     def _drawn(self, items: Iterator[Any]) -> Drawn:
-        batches, left, drawing = [], self.most, self._cut(items)
+        dropped: list[int] = []
+        batches, left, drawing = [], self.most, self._cut(items, dropped)
         for batch in drawing:
             batches.append(batch)
             # An empty batch counts, too: of those there may be no end either.
             left -= max(1, len(batch))
             if left < 0:
                 return Drawn(batches, drawing)
-        return Drawn(batches)
+        return Drawn(batches, samples=sum(map(len, batches)) + len(dropped))
 
     def _numbers(self, items: Iterable[Any]) -> list[int]:
         """Numbers of samples; negative ones count from the end, as in a list."""
         found, count = _numbers(items), self._samples
         return [number + count if -count <= number < 0 else number for number in found]
 
-    def _cut(self, items: Iterator[Any]) -> Iterator[list[int]]:
-        """The batches, each when it is asked for."""
+    def _cut(self, items: Iterator[Any], dropped: list[int]) -> Iterator[list[int]]:
+        """The batches, each when it is asked for, and what is dropped of the pass."""
         if self.batch_size is None:
             for batch in items:
                 yield self._numbers(_batch(batch))
             return
         while batch := self._numbers(islice(items, self.batch_size)):
             if self.drop_last and len(batch) < self.batch_size:
+                dropped += batch
                 return
             yield batch
 
@@ -258,10 +263,13 @@ class Drawn:
     Attributes:
         batches: The first batches.
         rest: Those after them; None: there are none.
+        samples: Samples of the pass; None: there are more than was listed.
     """
 
-    def __init__(self, batches: list[list[int]], rest: Iterator[list[int]] | None = None) -> None:
-        self.batches, self.rest = batches, rest
+    def __init__(
+        self, batches: list[list[int]], rest: Iterator[list[int]] | None = None, *, samples: int | None = None
+    ) -> None:
+        self.batches, self.rest, self.samples = batches, rest, samples
 
     def __iter__(self) -> Iterator[list[int]]:
         return chain(self.batches, self.rest or ())
@@ -279,21 +287,31 @@ class Resumed:
     #: The rank and world of the process that saved it, and the digest of what it had read.
     place: tuple[int, int] | None = None
     digest: int | None = None
+    #: Samples of the pass.
+    length: int | None = None
 
     def __init__(self, epoch: int, batches: int, position: int) -> None:
         self.epoch, self.batches, self.position = epoch, batches, position
 
-    def check_list(self, place: tuple[int, int], digest: int) -> None:
-        """Refuses to go on in a list whose beginning is another one than was read.
+    def check_list(self, place: tuple[int, int], digest: int, length: int | None = None) -> None:
+        """Refuses to go on in a list whose beginning is another one than was read, or whose end is elsewhere.
 
         Args:
             place: This process' rank, and how many there are.
             digest: Of the sampler's first `batches` batches.
+            length: Samples of the pass; None: nobody knows.
 
         Raises:
             StateError: It is.
         """
-        if self.digest is None or self.place is None or self.digest == digest:
+        if self.digest is None or self.place is None:
+            return
+        if self.digest == digest:
+            if self.place == place and None not in (length, self.length) and length != self.length:
+                raise StateError(
+                    f"the sampler's pass is {length} long, and was {self.length} when the state was saved: its data set or its arguments are others than then, "
+                    "or its length depends on something that the state doesn't know"
+                )
             return
         if self.place == place:
             raise StateError(

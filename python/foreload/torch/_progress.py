@@ -37,7 +37,7 @@ _PARTS = ("order", "sampler", "drawing")
 
 def _sampler_of(order: Any) -> Any:
     """What a batch sampler takes its samples from, or the sampler itself."""
-    return getattr(order, "sampler", None) or order
+    return _samplers.parts(order)[-1]
 
 
 def _stated(order: Any, drawing: Any = None) -> dict[str, Any]:
@@ -107,6 +107,8 @@ class Progress:
         self._taken, self._has_ended = 0, False
         self._before = self._draws.get("loader") or Draw.now()
         self._sampled: Draw | None = None
+        #: What its sampler said of its length when the pass had begun.
+        self._length: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # An iterator of the data set's belongs to this process.
@@ -153,9 +155,17 @@ class Progress:
         self._skip = self._batches_to_skip(state)
         if self._skip == state["_num_yielded"]:
             self._asked_ahead = random.get("ahead")
-        if state["samples"] and "of" in state and state["list"] is not None:
-            self._check = _lists.Resumed(self.tally.epoch, self.had, self.samples)
-            self._check.place, self._check.digest = _lists.place_in_state(state), state["list"]
+        self._check = self._to_check(state)
+
+    def _to_check(self, state: dict[str, Any]) -> _lists.Resumed | None:
+        """What must be as it was when the state was saved."""
+        if not state["samples"] or "of" not in state or state["list"] is None:
+            return None
+        check = _lists.Resumed(self.tally.epoch, self.had, self.samples)
+        check.place, check.digest = _lists.place_in_state(state), state["list"]
+        if state["sampler"]["replicas"] == getattr(_sampler_of(self.order), "num_replicas", 1):
+            check.length = state.get("length")
+        return check
 
     _skip = 0
     #: What the sampler was asked for when the state was saved.
@@ -183,7 +193,7 @@ class Progress:
         replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
         if (size, replicas) == (state["batch_size"], state["sampler"]["replicas"]):
             return self.had
-        here = _length_of(self.order)
+        here = _samplers.length_of(self.order)
         if here is not None and not self.beyond and self.had >= (state.get("batches") or self.had + 1):
             # The loop has had the epoch's last batch: nothing is left of it, however it is cut.
             self.had = self.drawn = here
@@ -268,13 +278,13 @@ class Progress:
         with draw.again() if draw is not None else contextlib.nullcontext():
             before = Draw.now()
             try:
-                for _ in range(self._skip):
-                    self._take(drawing)
+                self._skip_had(drawing)
                 self._ask_ahead(drawing)
                 skipped = Draw.now()
+                self._length = _samplers.length_of(_sampler_of(self.order))
                 check, self._check = self._check, None
                 if check is not None and self._list is not None:
-                    check.check_list(self._place(), self._list)
+                    check.check_list(self._place(), self._list, self._length)
                 self._lists[self.had] = self._list
                 index = self._next(drawing)
             finally:
@@ -285,6 +295,17 @@ class Progress:
         if self._skip:
             _go_on_drawing(outside, before, skipped, after)
         return index
+
+    def _skip_had(self, drawing: Iterator[Any]) -> None:
+        """Draws again what the loop has had."""
+        for batches in range(self._skip):
+            try:
+                self._take(drawing)
+            except StopIteration:
+                raise StateError(
+                    f"the sampler yields {batches} batches, and the state was saved after {self._skip}: what it draws from, its data set or its arguments are "
+                    "others than then"
+                ) from None
 
     def _next(self, drawing: Iterator[Any]) -> Any:
         index = self._take(drawing)
@@ -392,12 +413,14 @@ class Progress:
             "batch_size": getattr(self.order, "batch_size", None),
             "is_iterable": is_iterable(loader),
             "sampler": {"epoch": self.told, "replicas": getattr(sampler, "num_replicas", 1), **parts},
-            "batches": _length_of(self.order),
+            "batches": _samplers.length_of(self.order),
             "random": self._random(loader),
         }
         if not self._is_iterable and not isinstance(sampler, DistributedSampler):
             # A distributed sampler's state is the same on all ranks, and its epoch and seed say what it yields.
             state |= {"of": list(self._place()), "list": self._lists.get(self.had)}
+        if not self._is_iterable and self._length is not None and not self.is_over:
+            state["length"] = self._length
         return {**state, **self._of_data(loader)}
 
     def _random(self, loader: Any) -> dict[str, Any]:
@@ -513,14 +536,6 @@ def _named(index: Any, before: int) -> int | None:
         except TypeError:
             return None
     return zlib.crc32(f"{index} ".encode(), before)
-
-
-def _length_of(order: Any) -> int | None:
-    """Batches of a pass, as far as the sampler says it."""
-    try:
-        return len(order)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def is_iterable(loader: Any) -> bool:

@@ -175,7 +175,8 @@ def unnoticed() -> Iterator[None]:
 def generators_of(loader: Any) -> dict[str, Any]:
     """The generators that a loader has for itself: its own, and those of its samplers. One that is several of these is named once."""
     batches = getattr(loader, "batch_sampler", None)
-    samplers = {"batch_sampler": batches, "sampler": getattr(batches, "sampler", None) or loader.sampler}
+    inner = getattr(batches, "sampler", None)
+    samplers = {"batch_sampler": batches, "sampler": loader.sampler if inner is None else inner}
     own = getattr(loader, "generator", None)
     found = {"loader": own} if isinstance(own, torch.Generator) else {}
     return found | {name: each for name, each in generators_within(samplers).items() if each is not own}

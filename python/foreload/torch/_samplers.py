@@ -22,6 +22,14 @@ def parts(sampler: Any) -> list[Any]:
     return [part for part in (sampler, getattr(sampler, "sampler", None)) if part is not None]
 
 
+def length_of(sampler: Any) -> int | None:
+    """What a sampler says how long a pass is: samples, or batches of a batch sampler; None: it doesn't."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def place_in(sampler: Any) -> tuple[int, int] | None:
     """Rank and number of ranks that a sampler deals an epoch among; None: it doesn't say."""
     for part in parts(sampler):
