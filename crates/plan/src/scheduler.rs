@@ -167,9 +167,10 @@ enum Blocked {
 enum Urgency {
     /// Look-ahead: only what rests.
     Ahead,
-    /// Somebody waits for a read of its own: also kept samples, and reads planned ahead.
-    Loose,
-    /// This request waits for a read of the plan: also what others wait for that comes later, if nothing else would ever end.
+    /// This request waits for a read of its own: also kept samples, reads planned ahead, and what others wait for that comes later, if nothing else
+    /// would ever end.
+    Loose(u64),
+    /// This request waits for a read of the plan: the same.
     Waited(u64),
     /// A request has the memory to itself: no neighbours come along, and nothing is held back for any.
     Alone,

@@ -5,6 +5,7 @@
 //! When nothing can give memory back any more and a wanted read still doesn't fit, everything planned is put back and its request is laid out
 //! anew, largest samples first ([`Scheduler::repack`]).
 
+use super::memory::Turn;
 use super::residents::NONE;
 use super::window::{Entry, Read};
 use super::{Blocked, Next, STEP_ENTRIES, Scheduler, Urgency};
@@ -33,6 +34,9 @@ impl Scheduler {
                 if self.is_stuck() {
                     self.repack(it.waiter - 1, actions);
                     continue;
+                }
+                if self.loose_turn().is_some_and(|turn| turn < Turn::of_entry(line)) {
+                    self.place_loose(actions);
                 }
                 return Next::Wait;
             }
@@ -144,7 +148,7 @@ impl Scheduler {
             }
         }
         let residents = &self.residents;
-        for resident in self.requests.displace(None, |id| residents.ready(id).is_some()) {
+        for resident in self.requests.displace(|_, _| true, |id| residents.ready(id).is_some()) {
             self.unuse(resident);
         }
         self.residents.forget_expected(&mut self.arena);
@@ -170,7 +174,10 @@ impl Scheduler {
         }
         let (step, place) = self.windows.parts(line);
         let window = self.windows.of_mut(place);
-        window.frontier = window.frontier.min((step, entry));
+        if step >= window.newest {
+            // What the consumer has passed is planned again when it asks for it after all.
+            window.frontier = window.frontier.min((step, entry));
+        }
         self.unuse(it.resident);
         true
     }

@@ -3,7 +3,8 @@
 //! A read of a sample that is in memory costs nothing. Otherwise its block gets a slot where it will stay: in the RAM tier while that has room, or in
 //! staging on its way to a disk tier. A block that nothing keeps comes in part: the sample that is wanted, and those of its neighbours that are read soon.
 //! What passed through leaves when its memory is needed, in the order of planning. For a read that somebody waits for, what was planned further ahead is
-//! put back, and then kept blocks leave.
+//! put back, then kept blocks leave, then what its consumer has passed without asking for it is put back, and at last what others wait for whose turn
+//! ([`Turn`]) comes later.
 
 use super::residents::{Residents, State};
 use super::{Blocked, Keep, Scheduler, Urgency};
@@ -17,6 +18,35 @@ use crate::policy::Retention;
 const DISK_PATIENCE_NS: u64 = 50_000_000;
 /// Neighbours looked at on either side of a sample whose block comes in part.
 const MOST_NEIGHBOURS: u64 = 1024;
+
+/// Who comes first where memory is short: by the line that a rank reads, or comes to next; there reads of their own before those of the plan, and of those
+/// the request that is older.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Turn {
+    line: u64,
+    is_of_plan: bool,
+    request: u64,
+}
+
+impl Turn {
+    /// Of a read of the plan.
+    pub fn of_entry(line: u64) -> Self {
+        Turn {
+            line,
+            is_of_plan: true,
+            request: 0,
+        }
+    }
+
+    /// Of a request's read of its own.
+    pub fn of_loose(head: u64, request: u64) -> Self {
+        Turn {
+            line: head,
+            is_of_plan: false,
+            request,
+        }
+    }
+}
 
 /// What a load may bring: a block, or one sample of it.
 #[derive(Clone, Copy)]
@@ -435,7 +465,7 @@ impl Scheduler {
             if self.residents.forget_expected(&mut self.arena) {
                 continue;
             }
-            if self.put_back_after(line) || self.residents.evict_one(&mut self.arena) {
+            if self.put_back_after(line) || self.residents.evict_one(&mut self.arena) || self.put_back_passed(line) {
                 continue;
             }
             // Only leases hold memory, and who holds them may wait for this very read.
@@ -443,7 +473,8 @@ impl Scheduler {
                 return Err(Blocked::Memory);
             }
             match urgency {
-                Urgency::Waited(request) if self.displace_after(line, request) => {}
+                Urgency::Waited(request) if self.displace_after(Turn::of_entry(line), request) => {}
+                Urgency::Loose(request) if self.displace_after(Turn::of_loose(line, request), request) => {}
                 // Of memory that became less they may hold all: this read has some of what there was before.
                 _ => return Residents::take(&mut self.arena, len, stay, u64::MAX).ok_or(Blocked::Memory),
             }
@@ -463,6 +494,15 @@ impl Scheduler {
             }
         }
         false
+    }
+
+    /// Puts reads back that the consumer of `line` has come to or passed without asking for them, until something was freed.
+    fn put_back_passed(&mut self, line: u64) -> bool {
+        let before = self.arena.used_bytes();
+        let (step, own) = self.windows.parts(line);
+        let mut passed = self.windows.of(own).head()..=step;
+        passed.any(|step| self.put_line_back(self.windows.line_at(own, step), false, before))
+            || self.residents.evict_one(&mut self.arena)
     }
 
     /// Puts the line back that is the furthest ahead of its consumer, of those before `ends` that `may` leave: place and the step after it. Tells whether
@@ -496,15 +536,13 @@ impl Scheduler {
         }
     }
 
-    /// For a read of a request that would otherwise wait for ever: other requests' reads of their own, and then those after `line` that somebody waits for, are put back, last ones
-    /// first. The order of the epoch decides, so two never take memory from each other in turn. False: there is nothing to free.
-    fn displace_after(&mut self, line: u64, request: u64) -> bool {
+    /// For a read of a request that would otherwise wait for ever: what others wait for that comes after its turn is put back, reads of their own first and
+    /// then those of the plan, last ones first. The turns decide, so two never take memory from each other in turn. False: there is nothing to free.
+    fn displace_after(&mut self, turn: Turn, request: u64) -> bool {
         let before = self.arena.used_bytes();
-        let residents = &self.residents;
-        for resident in self
-            .requests
-            .displace(Some(request), |id| residents.ready(id).is_some())
-        {
+        let (residents, windows) = (&self.residents, &self.windows);
+        let later = |id: u64, place: usize| id != request && Turn::of_loose(windows.head_line(place), id) > turn;
+        for resident in self.requests.displace(later, |id| residents.ready(id).is_some()) {
             self.unuse(resident);
         }
         if self.make_any_room() || self.arena.used_bytes() < before {
@@ -516,7 +554,7 @@ impl Scheduler {
                 .filter(|&place| ends[place] > self.windows.of(place).head())
                 .map(|place| self.windows.line_at(place, ends[place] - 1))
                 .max();
-            let Some(last) = last.filter(|&last| last > line) else {
+            let Some(last) = last.filter(|&last| Turn::of_entry(last) > turn) else {
                 return false;
             };
             if self.put_line_back(last, true, before) {

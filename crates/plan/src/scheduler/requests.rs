@@ -4,6 +4,7 @@
 //! batch, for reads by their names (epoch and position), or for samples by number. A name of a read that the rank has before it is an
 //! entry of its window; what was read already, what lies far away and what is asked for by number is a read of its own (*loose*).
 
+use super::memory::Turn;
 use super::residents::{Ready, State};
 use super::window::{Entry, Read};
 use super::{Scheduler, Urgency};
@@ -66,11 +67,12 @@ impl Requests {
         self.open.len()
     }
 
-    /// Takes the reads of their own that are there from all requests but one: they wait for memory again. Answers with their residents, to be unused.
-    pub fn displace(&mut self, but: Option<u64>, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
+    /// Takes the reads of their own that are there from requests, by number and the rank's place: they wait for memory again. Answers with their
+    /// residents, to be unused.
+    pub fn displace(&mut self, may: impl Fn(u64, usize) -> bool, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut displaced = Vec::new();
         for (&id, request) in &mut self.open {
-            if but == Some(id) {
+            if !may(id, request.place) {
                 continue;
             }
             let before = displaced.len();
@@ -290,6 +292,17 @@ impl Scheduler {
         }
     }
 
+    /// The turn of the oldest request with loose reads that have no memory.
+    pub(super) fn loose_turn(&self) -> Option<Turn> {
+        let mut unplaced = self.requests.unplaced.iter();
+        unplaced.find_map(|&id| {
+            Some(Turn::of_loose(
+                self.windows.head_line(self.requests.open.get(&id)?.place),
+                id,
+            ))
+        })
+    }
+
     /// Gives the loose reads of waiting requests their memory, oldest first. False: there is none yet.
     pub(super) fn place_loose(&mut self, actions: &mut Vec<Action>) -> bool {
         while let Some(&id) = self.requests.unplaced.front() {
@@ -298,7 +311,7 @@ impl Scheduler {
                 self.requests.unplaced.pop_front();
                 continue;
             };
-            if !self.place_one(id, at, sample, Urgency::Loose, actions) {
+            if !self.place_one(id, at, sample, Urgency::Loose(id), actions) {
                 if !self.is_stuck() {
                     return false;
                 }
@@ -313,8 +326,7 @@ impl Scheduler {
         let Some(place) = self.requests.open.get(&id).map(|open| open.place) else {
             return true;
         };
-        // The line that the rank comes to next.
-        let line = self.windows.line_at(place, self.windows.of(place).head());
+        let line = self.windows.head_line(place);
         let Ok(resident) = self.resident_for(self.windows.on_node(place, sample), line, urgency, actions) else {
             return false;
         };

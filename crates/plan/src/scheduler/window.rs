@@ -406,6 +406,11 @@ impl Windows {
         step << PLACE_BITS | place as u64
     }
 
+    /// The line that a rank comes to next.
+    pub fn head_line(&self, place: usize) -> u64 {
+        self.line_at(place, self.windows[place].head)
+    }
+
     /// Step and place of a line.
     pub fn parts(&self, line: u64) -> (u64, usize) {
         (line >> PLACE_BITS, (line & ((1 << PLACE_BITS) - 1)) as usize)

@@ -110,6 +110,8 @@ pub struct World {
     late_one_in: u64,
     /// One object in so many is gone; 0: none is.
     gone_one_in: u64,
+    /// Loops use a batch until they have the next one.
+    holds: bool,
     /// What is left of refused batches, for clients to ask for: place, and samples.
     left: Vec<(usize, Vec<u64>)>,
 }
@@ -130,10 +132,12 @@ impl World {
         let of_rank = |job: &Job| u64::from(job.split.global_batch().div_ceil(job.split.ranks())) * largest;
         let batch_bytes = jobs.iter().map(of_rank).max().unwrap_or(0);
         // Room for the largest batch of one rank, and as much again for the holes between slots; in lockstep also for what the others hold meanwhile.
-        let batches = if matches!(theme, Theme::Lockstep | Theme::Gone) {
-            3
-        } else {
-            2
+        let holds = theme == Theme::Gone || theme != Theme::Lockstep && dice.one_in(2);
+        let batches = match theme {
+            Theme::Lockstep => 3,
+            // One that each rank holds, and one that comes.
+            _ if holds => 2 + jobs.iter().map(|job| job.reads.ranks.len() as u64).sum::<u64>(),
+            _ => 2,
         };
         let least = batches * batch_bytes + 4096;
         let mut ram_bytes = least + [0, total / 3, 2 * total / 3, 2 * total][dice.below(4) as usize];
@@ -194,6 +198,7 @@ impl World {
             fail_one_in: if faults { 3 + dice.below(30) } else { 0 },
             late_one_in: if faults { 2 + dice.below(20) } else { 0 },
             gone_one_in: if theme == Theme::Gone { 2 + dice.below(20) } else { 0 },
+            holds,
             left: Vec::new(),
             settings,
             dice,
@@ -429,7 +434,7 @@ impl World {
             return;
         }
         // A loop uses a batch until it has the next one.
-        if self.theme == Theme::Gone && client.held.len() < 2 {
+        if self.holds && client.held.len() < 2 {
             return;
         }
         if let Some((_, items)) = client.held.pop_front() {

@@ -223,7 +223,12 @@ fn a_request_that_would_wait_for_ever_takes_what_later_ones_have() {
     hand.land_all();
     // The other rank has one of two, the rest of the memory is another read of its own that waits for a second.
     hand.want_of((0, 1), 2, 0, 1);
-    hand.want_samples(3, &[80, 81, 82]);
+    hand.step(Event::WantSamples {
+        request: 3,
+        job: 0,
+        rank: 1,
+        samples: vec![80, 81, 82],
+    });
     hand.land_all();
     assert_eq!(hand.delivered(2), [5, 7]);
     hand.want_of((0, 0), 4, 0, 0);
@@ -243,6 +248,44 @@ fn a_request_that_would_wait_for_ever_takes_what_later_ones_have() {
         [80, 81, 82],
         "and the one that gave way is served when memory comes back"
     );
+}
+
+#[test]
+fn reads_of_its_own_come_before_what_the_rank_reads_later() {
+    let mut hand = Hand::new(settings(Policy::Naive, 7 << 10), &reads(&[1000; 100], 1));
+    hand.want(1, 0, 0);
+    hand.want(2, 0, 1);
+    hand.land_all();
+    assert!(
+        hand.answer(2).is_none(),
+        "the first batch is held, and there is room for three samples more"
+    );
+    hand.want_samples(3, &[80, 81]);
+    hand.land_all();
+    assert_eq!(hand.delivered(3), [80, 81]);
+    hand.give_back(1);
+    hand.land_all();
+    assert_eq!(hand.delivered(2), [4, 5, 6, 7]);
+}
+
+#[test]
+fn what_a_consumer_has_passed_makes_room_last() {
+    let mut hand = Hand::new(settings(Policy::Foreload, 16 << 10), &reads(&[1000; 100], 1));
+    hand.start(0, 0, 0, 0);
+    hand.land_all();
+    // One read of each batch is never asked for, and a batch is held until the next one is there.
+    for batch in 0..20 {
+        let positions: Vec<(u32, u64)> = (1..4).map(|at| (0, 4 * batch + at)).collect();
+        hand.want_reads(batch + 1, &positions);
+        hand.land_all();
+        assert_eq!(
+            hand.delivered(batch + 1),
+            positions.iter().map(|&(_, at)| at).collect::<Vec<_>>()
+        );
+        if batch > 0 {
+            hand.give_back(batch);
+        }
+    }
 }
 
 #[test]
