@@ -94,7 +94,7 @@ DEFECTS = [
                 "Target::Entry(line, entry) => {\n                    if let Some(line) = self.windows.line(line) {\n                        line.entries[entry].waiter = 0;\n                    }\n                }",
             ),
         ),
-        PLAN,
+        ["-p", "foreload-plan", "--lib", "--", "ended_without"],
     ),
     Defect(
         "what waits for a job that all have left flies all the same",

@@ -12,14 +12,17 @@ pub(crate) const MAX_PAX_BYTES: u64 = 1 << 20;
 /// What a header announces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// A file of this name and size.
-    File { name: String, size: u64 },
+    /// A file of this name and size, unless what came before gives it others. One whose name ends in a slash is a directory; one that is not UTF-8 may
+    /// have been cut off within a character.
+    File { name: Option<String>, size: u64 },
     /// The name of the next entry, in the data that follows.
     LongName { size: u64 },
     /// PAX records for the next entry, in the data that follows.
     Pax { size: u64 },
-    /// Directories, links, devices and global PAX headers: of no concern.
+    /// Directories, links, devices: of no concern, and so is what came before for them.
     Other { size: u64 },
+    /// Says something of no concern about the next entry, or about all.
+    Aside { size: u64 },
     /// A block of zeros: the end.
     End,
 }
@@ -45,24 +48,17 @@ pub(crate) fn parse(block: &[u8; 512]) -> Result<Entry> {
     let size = number(&block[124..136]).ok_or_else(|| wrong("a header has no size"))?;
     Ok(match block[156] {
         b'0' | 0 | b'7' => {
-            let mut name = text(&block[..100])
-                .ok_or_else(|| wrong("a name is not UTF-8"))?
-                .to_owned();
-            if &block[257..262] == b"ustar" && block[262] == 0 {
-                let prefix = text(&block[345..500]).ok_or_else(|| wrong("a name is not UTF-8"))?;
-                if !prefix.is_empty() {
-                    name = format!("{prefix}/{name}");
-                }
-            }
-            // Old archives mark directories by a trailing slash only.
-            if name.ends_with('/') {
-                Entry::Other { size }
-            } else {
-                Entry::File { name, size }
-            }
+            let has_prefix = &block[257..262] == b"ustar" && block[262] == 0;
+            let prefix = if has_prefix { text(&block[345..500]) } else { Some("") };
+            let name = text(&block[..100]).zip(prefix).map(|(name, prefix)| match prefix {
+                "" => name.to_owned(),
+                _ => format!("{prefix}/{name}"),
+            });
+            Entry::File { name, size }
         }
         b'L' => Entry::LongName { size },
-        b'x' => Entry::Pax { size },
+        b'x' | b'X' => Entry::Pax { size },
+        b'K' | b'g' => Entry::Aside { size },
         b'S' => {
             return Err(wrong("it has a sparse file").with_remedy("make it again with tar --format=pax, no --sparse"));
         }
@@ -150,7 +146,7 @@ pub(crate) mod tests {
         assert_eq!(
             parse(&block("a/b.jpg", 123, b'0')).unwrap(),
             Entry::File {
-                name: "a/b.jpg".into(),
+                name: Some("a/b.jpg".into()),
                 size: 123
             }
         );
@@ -158,7 +154,8 @@ pub(crate) mod tests {
         let mut damaged = block("a", 1, b'0');
         damaged[3] ^= 1;
         assert!(parse(&damaged).is_err());
-        assert_eq!(parse(&block("dir/", 0, b'0')).unwrap(), Entry::Other { size: 0 });
+        assert_eq!(parse(&block("dir/", 0, b'5')).unwrap(), Entry::Other { size: 0 });
+        assert_eq!(parse(&block("name", 9, b'K')).unwrap(), Entry::Aside { size: 9 });
     }
 
     #[test]

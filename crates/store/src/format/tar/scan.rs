@@ -138,15 +138,24 @@ async fn step_through(mut reader: Reader<'_>, place: &mut Place) -> Result<Scann
                 is_ended = true;
                 break;
             }
-            Entry::File { size, .. } => size_override.take().unwrap_or(*size),
-            Entry::LongName { size } | Entry::Pax { size } | Entry::Other { size } => *size,
+            // What came before is for this one, whatever it is.
+            Entry::File { name, size } => {
+                let name = path.take().or_else(|| name.clone());
+                let named = name.ok_or_else(|| Error::corrupt("the tar archive is damaged: a name is not UTF-8"))?;
+                place.member = Some(named);
+                size_override.take().unwrap_or(*size)
+            }
+            Entry::Other { size } => {
+                path = None;
+                size_override.take().filter(|_| *size > 0).unwrap_or(*size)
+            }
+            Entry::LongName { size } | Entry::Pax { size } | Entry::Aside { size } => *size,
         };
-        if let Entry::File { name, .. } = &entry {
-            place.member = Some(path.take().unwrap_or_else(|| name.clone()));
-        }
         let end = data.checked_add(size).filter(|&end| end <= reader.shard.size);
         let end = end.ok_or_else(|| Error::corrupt("the tar archive is damaged: a member ends behind the archive"))?;
         match entry {
+            // Old archives mark directories by a trailing slash only.
+            Entry::File { .. } if place.member.as_ref().is_some_and(|name| name.ends_with('/')) => {}
             Entry::File { .. } => {
                 let name = place.member.as_deref().unwrap_or_default();
                 grouper.member(name, data, size)?;
@@ -165,9 +174,9 @@ async fn step_through(mut reader: Reader<'_>, place: &mut Place) -> Result<Scann
             Entry::Pax { .. } => {
                 let (name, size) = header::pax(reader.limited(data, size, MAX_PAX_BYTES).await?)?;
                 path = name.or(path);
-                size_override = size;
+                size_override = size.or(size_override);
             }
-            Entry::Other { .. } | Entry::End => {}
+            Entry::Other { .. } | Entry::Aside { .. } | Entry::End => {}
         }
         place.before = place.member.take().or(place.before.take());
         at = end
@@ -381,6 +390,42 @@ mod tests {
             (Some(7), 512, 2)
         );
         assert_eq!(samples[2].length, 5);
+    }
+
+    #[test]
+    fn what_is_said_before_an_entry_of_no_concern_is_not_of_the_next_file() {
+        let long = |name: &str| [name.as_bytes(), b"\0"].concat();
+        let skipped = format!("skipped/{}", "l".repeat(150));
+        let slash_at_100 = format!("{}/dog.jpg", "d".repeat(99));
+        let pax = b"14 path=p.png\n10 size=7\n".to_vec();
+        for kind in [b'1', b'2', b'3', b'4', b'5', b'6'] {
+            for said in [(b'L', long(&skipped)), (b'x', pax.clone()), (b'X', pax.clone())] {
+                let samples = scan_bytes(&archive(&[
+                    ("a.jpg", b'0', vec![1; 700]),
+                    ("said", said.0, said.1),
+                    ("skipped", kind, vec![]),
+                    ("b.jpg", b'0', vec![2; 10]),
+                ]));
+                let found: Vec<_> = samples.unwrap().iter().map(|s| (s.base.clone(), s.length)).collect();
+                assert_eq!(found, [("a".to_owned(), 700), ("b".to_owned(), 10)]);
+            }
+        }
+        // Its header has the first 100 bytes, which end in a slash; what a link leads to may be said in between.
+        let samples = scan_bytes(&archive(&[
+            ("said", b'L', long(&slash_at_100)),
+            ("said", b'K', long(&skipped)),
+            (&slash_at_100[..100], b'0', vec![1; 700]),
+            ("old/", b'0', vec![]),
+            ("b.jpg", b'0', vec![2; 10]),
+        ]));
+        let found: Vec<_> = samples.unwrap().iter().map(|s| (s.base.clone(), s.length)).collect();
+        assert_eq!(
+            found,
+            [
+                (slash_at_100.trim_end_matches(".jpg").to_owned(), 700),
+                ("b".to_owned(), 10)
+            ]
+        );
     }
 
     #[test]
