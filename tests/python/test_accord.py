@@ -203,3 +203,13 @@ def test_ranks_of_a_process_group_are_compared(home: Any) -> None:
     refused = [one["refused"] for one in apart if "refused" in one]
     assert refused
     assert "rank 0 is in epoch 1, rank 1 in epoch 0" in refused[0]
+
+
+def test_a_rank_whose_last_batch_failed_has_left_nothing(ranks: Any) -> None:
+    first, second = ranks(0), ranks(1)
+    length = len(first.run)
+    second.had(0, *range(1, length))
+    second.accord.ended(length)
+    second.had(1, 1)
+    first.had(0, *range(1, length + 1))
+    first.had(1, 1, 2)

@@ -74,6 +74,12 @@ class Accord:
             self._is_silent = True
             _LOG.info("the ranks' plans and epochs are not compared: %s", error)
 
+    def ended(self, batches: int) -> None:
+        """A pass is over: the loop has had its last batches, or errors in their place."""
+        if self._last is not None:
+            stretch, epoch, had = self._last
+            self._last = (stretch, epoch, max(had, batches))
+
     def _compare_plan(self, store: Any, rank: int, run: Run) -> None:
         plan = run.plan.digest
         if plan != self._plan:

@@ -7,7 +7,8 @@ data set is one of ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, count
 from typing import Any
@@ -30,6 +31,7 @@ from foreload.torch.sampler import Sampler, place_of
 # A sampler's cursor and the place it was given are parts of the course that is made of it.
 # ruff: noqa: SLF001
 
+_LOG = logging.getLogger("foreload")
 #: A pass is listed when it begins if it has at most so many samples, or so many times the data set's. A longer one is read as it goes.
 _LISTED, _LISTED_TIMES = 1 << 22, 16
 #: The same of a sampler that doesn't say how long it is: it may have no end, or be slow.
@@ -153,7 +155,9 @@ class Course(Sampler):
         self._cache = samples.cache
         self._uneven, self._draws = uneven, draws
         self._explicit = explicit
+        #: What the plan knows of a sampler of the user's, and how its generator stood when it learned that.
         self._known: dict[str, Any] | None = None
+        self._generator = generator
         self._lists: _lists.Lists | None = None
         if explicit is not None and self._ours is None:
             if batch_size is not None:
@@ -209,6 +213,10 @@ class Course(Sampler):
         Raises:
             StateError: It belongs to another run.
         """
+        _check_whole(state)
+        if self._known is not None and isinstance(state, dict) and "of" in state:
+            # It was listed when the state was saved.
+            self._list_instead()
         run = self.run() if self._lists is None else None
         if run is not None and self._lists is None:
             epoch, batch, beyond = run.resume(state)
@@ -232,7 +240,8 @@ class Course(Sampler):
 
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
-        return self.cursor.stamp(self._stands())
+        state = self.cursor.stamp(self._stands())
+        return {**state, "names": " ".join(sorted(state))}
 
     def _stands(self) -> dict[str, Any]:
         cursor = self.cursor
@@ -316,6 +325,7 @@ class Course(Sampler):
                     # Whether that is another one than the loader's state is of, its cursor knows.
                     self.cursor.set_epoch(epoch)
         elif self._explicit is not None:
+            self._heed_changes()
             left = self._forget_left()
             is_left = left is not None and left.is_as_left()
             told = _samplers.epoch_of(self._explicit) if left is None or is_left else left.told()
@@ -334,6 +344,19 @@ class Course(Sampler):
             elif is_placed or upcoming != self.cursor.epoch:
                 self.again = 0
             self._heeded = self.cursor.placed
+
+    def _heed_changes(self) -> None:
+        """A sampler that the plan knows may have been changed since the loader was made, or its generator seeded: from then on it is listed, as any other."""
+        if self._known is not None and _samplers.known(self._explicit, len(self.data), self._generator) != self._known:
+            _LOG.info(
+                "the sampler was changed after its loader was made (%s): it is asked when each pass begins",
+                type(self._explicit).__name__,
+            )
+            self._list_instead()
+
+    def _list_instead(self) -> None:
+        self._known, self._run = None, None
+        self._lists = self._listed(self._explicit, self.batch_size)
 
     @property
     def is_dealt(self) -> bool:
@@ -468,6 +491,17 @@ class Course(Sampler):
     def __iter__(self) -> Iterator[int]:
         """What a library sees that takes the loader apart."""
         yield from super().__iter__()
+
+
+def _check_whole(state: Any) -> None:
+    """Refuses a state of which a part is missing, and with it where the loop stood."""
+    names = state.get("names", "") if isinstance(state, Mapping) else ""
+    missing = [name for name in str(names).split() if name not in state]
+    if missing:
+        raise StateError(
+            f"the state has no {', '.join(missing)}: give the whole of what state_dict() answered. torch.distributed.checkpoint leaves out what a new loader's "
+            "state hasn't: give it the state as one value, pickle.dumps(loader.state_dict())"
+        )
 
 
 def _length_of(sampler: Any, batch_size: int | None) -> int | None:

@@ -203,6 +203,7 @@ class DataLoader(ForeignLoader[T]):
         # What this loader tells its data set about its order doesn't concern others who read the same one.
         whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
         samples = whole if isinstance(whole, Dataset) else Dataset(whole, seed=seed, **given)
+        self._detach = samples.decoder.detach
         if not single and collate_fn is None:
             # What is stacked is copied anyway.
             samples.decoder.detach = None
@@ -236,7 +237,7 @@ class DataLoader(ForeignLoader[T]):
                 "drop_last": drop_last,
             }
         )
-        self._user_collates = collate_fn is not None
+        self._gave_collate = collate_fn is not None
         # Whoever gives none has said nothing of a decoder that bears threads, and decodes as under torch's loader.
         self._threads, self._chosen_threads = threads_of(threads or 0, samples.decoder), threads is not None
         self._cursor = course.cursor
@@ -248,6 +249,12 @@ class DataLoader(ForeignLoader[T]):
         self._shares = False
         torchs |= {"num_workers": num_workers, "timeout": timeout, "generator": generator}
         super().__init__(samples, **torchs, **shown)
+        #: Whether torch cuts the batches; what it has made of the arguments.
+        self._cuts = batch_sampler is None and not single
+        self._made_of = self._batching()
+        #: The collate function of the latest pass: who sets another one means the next.
+        self._default_collate: Any = self.collate_fn
+        self._collate: Any = self.collate_fn
         if batch_sampler is None and not single:
             # transformers' Trainer goes on in an epoch with a loader of its own over our batch sampler, and says here in which.
             vars(self.batch_sampler)["set_epoch"] = course.set_epoch
@@ -390,9 +397,33 @@ class DataLoader(ForeignLoader[T]):
         )
         return super(ForeignLoader, twin)._get_iterator()
 
+    @property
+    def _user_collates(self) -> bool:
+        """Whether the collate function is the user's: given, or set since."""
+        return self._gave_collate or self._collate is not self._default_collate
+
+    def _batching(self) -> list[Any]:
+        """The samplers, and how batches are cut: torch reads both from the batch sampler whenever a pass begins."""
+        batches: Any = self.batch_sampler
+        names = ("batch_size", "drop_last") if self._cuts else ()
+        return [
+            batches,
+            self.sampler,
+            getattr(batches, "sampler", None),
+            *(getattr(batches, name, None) for name in names),
+        ]
+
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]] | None:
         """A pass begins; None: it is what is left of an epoch that is over."""
         course: Course = self._course  # type: ignore[assignment] # the data set is ours
+        self._collate = self.collate_fn
+        if any(now is not made and now != made for now, made in zip(self._batching(), self._made_of, strict=True)):
+            raise InvalidError(
+                "the batch sampler was changed or replaced after the loader was made, and batches were planned as it was: make a loader with batch_sampler="
+            )
+        if self._user_collates:
+            samples: Any = self.dataset
+            samples.decoder.detach = self._detach
         self._cursor.is_dealt = course.is_dealt
         course.heed()
         if self._cursor.takes_rest():
@@ -556,7 +587,7 @@ class DataLoader(ForeignLoader[T]):
         return made
 
     def _made(self, found: Found) -> Any:
-        collate: Any = self.collate_fn
+        collate = self._collate
         if not self._auto_collation:
             return collate(found.items()[0])
         if self._user_collates or not _modes.are_ordinary():
@@ -631,6 +662,7 @@ class _Pass(Iterator[Any]):
             raise
         if found is None:
             _UNDER_WAY.discard(self)
+            loader._accord.ended(self._had.batches)
             run.log(self._tally)
             raise StopIteration
         number, batch = found
