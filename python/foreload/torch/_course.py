@@ -241,7 +241,7 @@ class Course(Sampler):
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
         state = self.cursor.stamp(self._stands())
-        return {**state, "names": " ".join(sorted(state))}
+        return {**state, "names": " ".join(sorted(state.keys() - {"names"}))}
 
     def _stands(self) -> dict[str, Any]:
         cursor = self.cursor
