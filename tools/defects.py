@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -207,11 +208,23 @@ def main() -> int:
             if made.returncode != 0:
                 print(f"{defect.what}: it doesn't compile\n{made.stderr[-2000:]}", file=sys.stderr)
                 return 2
+            ran = subprocess.Popen(
+                build,
+                cwd=copy,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
             try:
-                ran = subprocess.run(build, check=False, cwd=copy, env=env, capture_output=True, text=True, timeout=120)
+                said, _ = ran.communicate(timeout=120)
                 found = ran.returncode != 0
-                how = next((line for line in ran.stdout.splitlines() if "panicked" in line), "")
+                how = next((line for line in said.splitlines() if "panicked" in line), "")
             except subprocess.TimeoutExpired:
+                # Cargo and the test that it runs.
+                os.killpg(ran.pid, signal.SIGKILL)
+                ran.wait()
                 found, how = True, "it hangs"
             if not found:
                 lived.append(defect.what)
