@@ -68,6 +68,25 @@ def test_a_sampler_that_is_changed_is_obeyed(data: Any, kind: str, before: bool,
     assert passes(DataLoader(data, 8, sampler=ours, **options), ours, change, before=before) == wanted
 
 
+@pytest.mark.parametrize("kind", ["seeded anew", "seed", "shuffle"])
+def test_a_sampler_that_is_changed_within_an_epoch_that_is_gone_on_in_is_refused(data: Any, kind: str) -> None:
+    make, change = CHANGES[kind]
+
+    def made(sampler: Any) -> Any:
+        return DataLoader(data, 8, sampler=sampler, cache=TINY)
+
+    loader = made(make())
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    state, sampler = loader.state_dict(), make()
+    again = made(sampler)
+    again.load_state_dict(state)
+    change(sampler)
+    with pytest.raises(errors.StateError, match="was changed"):
+        next(iter(again))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_collate_function_that_is_set_later_is_that_of_the_next_pass(data: Any, workers: int) -> None:
     loader: Any = DataLoader(data, 8, num_workers=workers, cache=TINY)

@@ -155,7 +155,7 @@ class Course(Sampler):
         self._cache = samples.cache
         self._uneven, self._draws = uneven, draws
         self._explicit = explicit
-        #: What the plan knows of a sampler of the user's, and how its generator stood when it learned that.
+        #: What the plan knows of a sampler of the user's, whose generator is not to be the loader's.
         self._known: dict[str, Any] | None = None
         self._generator = generator
         self._lists: _lists.Lists | None = None
@@ -348,6 +348,11 @@ class Course(Sampler):
     def _heed_changes(self) -> None:
         """A sampler that the plan knows may have been changed since the loader was made, or its generator seeded: from then on it is listed, as any other."""
         if self._known is not None and _samplers.known(self._explicit, len(self.data), self._generator) != self._known:
+            if self.cursor.upcoming[1]:
+                raise StateError(
+                    "the sampler was changed, or its generator seeded, after a state was loaded that goes on within an epoch: that epoch is in the order that "
+                    "it had before. Change it when that epoch is over"
+                )
             _LOG.info(
                 "the sampler was changed after its loader was made (%s): it is asked when each pass begins",
                 type(self._explicit).__name__,
@@ -507,6 +512,8 @@ def _check_whole(state: Any) -> None:
 def _length_of(sampler: Any, batch_size: int | None) -> int | None:
     """Samples of a pass, as far as a sampler says it; of a batch sampler, at least so many."""
     try:
-        return len(sampler) * (1 if batch_size is not None else int(getattr(sampler, "batch_size", 1)))
-    except (TypeError, ValueError, NotImplementedError):
+        length = _samplers.length_of(sampler)
+        size = 1 if batch_size is not None else int(getattr(sampler, "batch_size", 1))
+    except (TypeError, ValueError):
         return None
+    return None if length is None else length * size
