@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSamp
 
 import foreload as fl
 from foreload import errors
-from foreload.torch import DataLoader
+from foreload.torch import DataLoader, Sampler
 from small import COUNT
 
 TINY = fl.Cache(ram="32MB")
@@ -97,19 +98,140 @@ def test_a_collate_function_that_is_set_later_is_that_of_the_next_pass(data: Any
     assert next(iter(loader)) == ("mine", 8)
 
 
-def test_a_batch_sampler_that_is_changed_or_replaced_is_refused(data: Any) -> None:
-    def larger(loader: Any) -> None:
-        loader.batch_sampler.batch_size = 9
+def of_four(loader: Any) -> None:
+    loader.batch_sampler.batch_size = 4
 
-    def another(loader: Any) -> None:
-        object.__setattr__(loader, "batch_sampler", [[0, 1]])
 
-    for change in (larger, another):
-        loader: Any = DataLoader(data, 8, cache=TINY)
-        next(iter(loader))
+def without_rest(loader: Any) -> None:
+    loader.batch_sampler.drop_last = True
+
+
+def others(loader: Any) -> None:
+    loader.batch_sampler.sampler = [7, 2, 2]
+
+
+def lists(loader: Any) -> None:
+    object.__setattr__(loader, "batch_sampler", [[3, 1], [4], [0, 39]])
+
+
+def plain_or_ours(data: Any, kind: Any, size: int, **options: Any) -> Any:
+    """A loader of the samples' numbers: torch's, or ours."""
+    if issubclass(kind, DataLoader):
+        return kind(data, size, decode=lambda raw, about: about.sample, cache=TINY, **options)
+    return kind(torch_data.TensorDataset(torch.arange(COUNT)), size, **options)
+
+
+def read(loader: Any) -> list[list[int]]:
+    return [[int(each) for each in batch[0]] for batch in loader]
+
+
+@pytest.mark.parametrize("begun", ["", "read", "left"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("change", [of_four, without_rest, others, lists])
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_batch_sampler_that_is_changed_or_replaced_is_obeyed(
+    data: Any, is_given: bool, change: Any, options: dict[str, Any], begun: str
+) -> None:
+    found = []
+    for kind in (torch_data.DataLoader, DataLoader):
+        sampler = {"sampler": range(COUNT - 1, 0, -1)} if is_given else {}
+        loader = plain_or_ours(data, kind, 9, **sampler, **options)
+        if begun:
+            batches = iter(loader)
+            next(batches)
+            list(batches if begun == "read" else ())
         change(loader)
-        with pytest.raises(errors.InvalidError, match="batch_sampler="):
-            next(iter(loader))
+        found.append([len(loader), read(loader), read(loader)])
+    assert found[0] == found[1]
+
+
+def test_a_state_goes_on_in_the_batches_of_a_batch_sampler_that_was_changed(data: Any) -> None:
+    whole = plain_or_ours(data, DataLoader, 9, shuffle=True)
+    of_four(whole)
+    wanted = read(whole) + read(whole)
+    epoch = -(-COUNT // 4)
+    assert sorted(chain.from_iterable(wanted[:epoch])) == list(range(COUNT))
+    for had in (1, 3, epoch, epoch + 2):
+        first = plain_or_ours(data, DataLoader, 9, shuffle=True)
+        of_four(first)
+        got = []
+        while len(got) < had:
+            batches = iter(first)
+            while len(got) < had and (batch := next(batches, None)) is not None:
+                got.append([int(each) for each in batch[0]])
+        again = plain_or_ours(data, DataLoader, 9, shuffle=True)
+        of_four(again)
+        again.load_state_dict(first.state_dict())
+        rest = read(again)
+        if len(got) + len(rest) < len(wanted):
+            rest += read(again)
+        assert got + rest == wanted, had
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_epochs_go_on_where_a_batch_sampler_is_changed_between_them(data: Any, is_ours: bool) -> None:
+    def made(size: int) -> Any:
+        order = {"sampler": Sampler(data, seed=6)} if is_ours else {"shuffle": True, "seed": 6}
+        return plain_or_ours(data, DataLoader, size, **order)
+
+    def flat(loader: Any) -> list[int]:
+        return list(chain.from_iterable(read(loader)))
+
+    changed, plain = made(9), made(9)
+    wanted = [flat(plain) for _ in range(4)]
+    found = [flat(changed) for _ in range(2)]
+    of_four(changed)
+    assert found + [flat(changed) for _ in range(2)] == wanted
+
+
+def test_a_batch_sampler_that_is_changed_within_an_epoch_that_is_gone_on_in_is_refused(data: Any) -> None:
+    loader, again = (plain_or_ours(data, DataLoader, 9) for _ in range(2))
+    next(iter(loader))
+    again.load_state_dict(loader.state_dict())
+    of_four(again)
+    with pytest.raises(errors.StateError, match="batch sampler was changed"):
+        next(iter(again))
+
+
+class Endless:
+    """A batch sampler's batches without an end, as YOLOv5 and Ultralytics have it."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from iter(self.sampler)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sampler", ["none", "distributed", "shuffled"])
+def test_a_loader_that_never_ends_reads_as_torchs(data: Any, sampler: str, workers: int) -> None:
+    def made(kind: Any) -> Any:
+        class Infinite(kind):  # type: ignore[misc] # a class that is chosen
+            def __init__(self, *arguments: Any, **keywords: Any) -> None:
+                super().__init__(*arguments, **keywords)
+                object.__setattr__(self, "batch_sampler", Endless(self.batch_sampler))
+                self.iterator = super().__iter__()
+
+            def __len__(self) -> int:
+                return len(self.batch_sampler.sampler)
+
+            def __iter__(self) -> Any:
+                for _ in range(len(self)):
+                    yield next(self.iterator)
+
+        some: Any = range(COUNT)
+        order = {
+            "none": {},
+            "distributed": {"sampler": DistributedSampler(some, 2, 1, seed=3)},
+            "shuffled": {"sampler": RandomSampler(some, generator=seeded())},
+        }[sampler]
+        return plain_or_ours(data, Infinite, 7, num_workers=workers, **order)
+
+    theirs, ours = made(torch_data.DataLoader), made(DataLoader)
+    for _ in range(3):
+        assert read(ours) == read(theirs)
 
 
 def test_a_distributed_checkpoint_has_a_state_whole_or_it_is_refused(data: Any, tmp_path: Path) -> None:

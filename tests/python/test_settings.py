@@ -427,6 +427,15 @@ def test_half_a_launchers_place_is_refused(no_torchrun: pytest.MonkeyPatch, data
     assert len(DataLoader(data, 5)) == math.ceil(len(data) / 5)
 
 
+def test_a_number_of_ranks_that_is_none_is_refused(no_torchrun: pytest.MonkeyPatch, data: fl.Dataset) -> None:
+    no_torchrun.setenv("WORLD_SIZE", "abc")
+    with pytest.raises(errors.InvalidError, match="WORLD_SIZE='abc', which is no number"):
+        len(DataLoader(data, 5))
+    for name, value in OPEN_MPI.items():
+        no_torchrun.setenv(name, value)
+    assert (ranks.find().rank, ranks.find().world) == (5, 8)
+
+
 @pytest.mark.parametrize("launched", [SLURM, OPEN_MPI])
 def test_a_script_may_set_world_size_where_the_launcher_says_the_rank(
     no_torchrun: pytest.MonkeyPatch, data: fl.Dataset, launched: dict[str, str]

@@ -512,6 +512,57 @@ def test_a_sampler_may_have_its_epoch_anywhere(data: Any, kind: Any, is_set: boo
     assert read(loader_of(data, kind(), 4), first, state)[0] == plain[5 * at[0] + at[1] :]
 
 
+class Advancing(Numbered):
+    """One that sets itself to the next epoch when it has begun one."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.turn, self.epoch = self.epoch, self.epoch + 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("kind", ["of its own", "batches", "ours", "ours changed"])
+def test_a_sampler_that_sets_itself_to_the_next_epoch_goes_on_in_the_one_that_was_left(
+    data: Any, kind: str, is_set: bool
+) -> None:
+    def made() -> Any:
+        if kind == "of its own":
+            return loader_of(data, Advancing(), 4)
+        if kind == "ours changed":
+            loader = loader_of(data, Sampler(data, seed=1), 9)
+            loader.batch_sampler.batch_size = 4
+            return loader
+        own: Any = Advancing() if kind == "batches" else Sampler(data, seed=1)
+        given = {"batch_sampler": BatchSampler(own, 4, False), "decode": lambda raw, meta: meta.sample, "cache": TINY}
+        return DataLoader(data, **given)
+
+    def read(loader: Any, had: int, most: int) -> list[list[int]]:
+        """What comes after so many batches, until there were so many."""
+        found: list[list[int]] = []
+        while had + len(found) < most:
+            if is_set:
+                loader.set_epoch((had + len(found)) // len(loader))
+            for batch in loader:
+                found += numbers([batch])
+                if had + len(found) == most:
+                    break
+        return found
+
+    epoch = len(made())
+    plain = read(made(), 0, 2 * epoch)
+    for had in (1, epoch - 1, epoch, epoch + 2):
+        first, again = made(), made()
+        read(first, 0, had)
+        again.load_state_dict(first.state_dict())
+        assert read(again, had, 2 * epoch) == plain[had:], had
+
+
 @pytest.mark.parametrize("by", ["plan", "sampler"])
 def test_a_state_of_an_epochs_last_batch_is_the_same_when_it_is_saved_again(data: Any, by: str) -> None:
     def made() -> Any:

@@ -46,10 +46,12 @@ def place() -> Place | None:
 
 
 def _torchrun() -> Place | None:
-    rank, world = _environment.number("RANK"), _environment.number("WORLD_SIZE")
-    if rank is None and world is None:
+    rank, world, said = _environment.number("RANK"), _environment.number("WORLD_SIZE"), _environment.get("WORLD_SIZE")
+    if rank is None and world is None and (said is None or any(_launched())):
         return None
     doubt = "WORLD_SIZE=0" if world == 0 else ""
+    if world is None and said is not None:
+        doubt = f"WORLD_SIZE={said!r}, which is no number"
     if rank is None and (world or 1) > 1:
         if any(it.world == world for it in _launched()):
             # A script has it for itself, and takes its rank from the launcher, which says both.

@@ -174,7 +174,24 @@ class Course(Sampler):
         self._loaded: tuple[dict[str, Any], _lists.Resumed] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
 
+    def retire(self) -> int:
+        """Ends as a loader's order. Where the user's own sampler goes by it, it goes on as that one's sampler.
+
+        Returns:
+            The epoch that would have come next.
+        """
+        upcoming = self.cursor.upcoming[0]
+        self.cursor, self.leads = self._cursor, False
+        self.cursor.set_epoch(upcoming)
+        if self._ours is not None:
+            self._ours.set_epoch(upcoming)
+        return upcoming
+
     def _listed(self, sampler: Any, batch_size: int | None, *, is_ours: bool = False) -> _lists.Lists:
+        for part in _samplers.parts(sampler):
+            if isinstance(part, Sampler):
+                # What it yields is listed, and read ahead by this course.
+                part.leads = False
         most, told = max(_LISTED, _LISTED_TIMES * len(self.data)), _length_of(sampler, batch_size)
         most = min(most, _LISTED_UNSIZED) if told is None or told > most else most
         return _lists.Lists(sampler, batch_size, self.drop_last, most, len(self.data), is_ours=is_ours)
@@ -252,16 +269,24 @@ class Course(Sampler):
             unread = _given.unread(self.data, self._batch_size, cursor.epoch)
             return unread | self._lists.state(None) | self._set_to()
         state = self.run().state(cursor.epoch, cursor.batch, cursor.beyond)
+        drawn = None
         if self._lists is not None:
             is_over = "positions" in state and state["position"] >= state["positions"]
-            state |= self._lists.state(None if is_over else cursor.epoch)
-        return state | self._set_to()
+            epoch = None if is_over else cursor.epoch
+            state |= self._lists.state(epoch)
+            drawn = self._lists.drawn_as(epoch)
+        return state | self._set_to(drawn)
 
-    def _set_to(self) -> dict[str, int]:
-        """Which epoch a sampler of the user's is set to, and how often that was read before."""
+    def _set_to(self, drawn: int | None = None) -> dict[str, int]:
+        """Which epoch a sampler of the user's is set to, and how often that was read before.
+
+        Args:
+            drawn: The one that it was set to when the pass under way was drawn: it may set itself to the next one.
+        """
         if self._ours is not None or self._explicit is None:
             return {}
-        told, again = _samplers.epoch_of(self._explicit), self._left.again if self._left is not None else self.again
+        told = _samplers.epoch_of(self._explicit) if drawn is None else drawn
+        again = self._left.again if self._left is not None else self.again
         return ({} if told is None else {"told": told}) | ({"again": again} if again else {})
 
     def _is_placed(self, resumed: _lists.Resumed) -> bool:

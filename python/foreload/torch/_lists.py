@@ -169,6 +169,10 @@ class Lists:
         """The epoch that the sampler yields next, when the loader's is this one; None: it doesn't say."""
         return epoch if self._is_ours else epoch_of(self.sampler)
 
+    def drawn_as(self, epoch: int | None) -> int | None:
+        """The epoch that the sampler was set to when it drew this pass of the loader's; None: it didn't, or doesn't say."""
+        return self._told if epoch == self._drawn_epoch else None
+
     def draw(self, epoch: int) -> Drawn:
         """The pass that begins now.
 

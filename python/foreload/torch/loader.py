@@ -210,23 +210,20 @@ class DataLoader(ForeignLoader[T]):
         if num_workers:
             samples.failures.share(_in_shared_memory(num_workers))
         check_named(dp_rank, dp_size)
+        #: What a course is made with, whatever the order.
+        self._common: dict[str, Any] = {
+            "seed": seed,
+            "generator": generator,
+            "order": order,
+            "place": (dp_size, dp_rank, device_mesh, local_ranks),
+            "uneven": uneven,
+            "epochs": epochs,
+            "policy": policy,
+            "tuning": tuning,
+        }
+        lives_on = persistent_workers and num_workers > 0
         course = self._course = self._choose(
-            samples,
-            in_batch,
-            bool(shuffle),
-            sampler,
-            batch_sampler,
-            drop_last,
-            seed,
-            generator,
-            num_workers,
-            persistent_workers,
-            order=order,
-            place=(dp_size, dp_rank, device_mesh, local_ranks),
-            uneven=uneven,
-            epochs=epochs,
-            policy=policy,
-            tuning=tuning,
+            samples, in_batch, bool(shuffle), sampler, batch_sampler, drop_last, lives_on=lives_on, **self._common
         )
         shown: dict[str, Any] = (
             {"batch_sampler": batch_sampler}
@@ -269,21 +266,19 @@ class DataLoader(ForeignLoader[T]):
         sampler: Any,
         batch_sampler: Any,
         drop_last: bool,
-        seed: int,
-        generator: torch.Generator | None,
-        num_workers: int,
-        persistent_workers: bool,
-        **keywords: Any,
+        *,
+        lives_on: bool,
+        **common: Any,
     ) -> Course:
         if isinstance(sampler, Course):
             return sampler
-        common: dict[str, Any] = {"seed": seed, "generator": generator, **keywords}
         if isinstance(sampler, Sampler):
             return Course(samples, batch_size, drop_last, sampler, shuffle=sampler.shuffle, **common)
         explicit = sampler if sampler is not None else batch_sampler
         if explicit is None:
-            draws = "loader_once" if persistent_workers and num_workers else "loader_each_epoch"
-            if generator is not None and keywords["order"] == "torch" and not _samplers.is_fresh(generator):
+            draws = "loader_once" if lives_on else "loader_each_epoch"
+            generator = common["generator"]
+            if generator is not None and common["order"] == "torch" and not _samplers.is_fresh(generator):
                 explicit = data.RandomSampler(samples, generator=generator) if shuffle else None
             return Course(samples, batch_size, drop_last, explicit, shuffle=shuffle, draws=draws, **common)
         size = None if batch_sampler is not None else batch_size
@@ -312,11 +307,13 @@ class DataLoader(ForeignLoader[T]):
     @property
     def _index_sampler(self) -> Any:
         """What torch's machinery sends to workers: our batches, by their numbers."""
-        return super()._index_sampler if self._course is None else self._turns
+        return super()._index_sampler if self._course is None or self._is_batched_anew else self._turns
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        return super().__len__() if self._course is None else self._course.count()
+        if self._course is None or self._is_batched_anew:
+            return super().__len__()
+        return self._course.count()
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is of this epoch; without it each pass is of the next one, or of the one that a sampler of yours is set to."""
@@ -358,6 +355,7 @@ class DataLoader(ForeignLoader[T]):
         if self._course is None:
             super().load_state_dict(state_dict)
             return
+        self._heed_batching()
         if self._course.adopt(state_dict):
             self._end_workers()
         self._course.load(state_dict)
@@ -413,14 +411,45 @@ class DataLoader(ForeignLoader[T]):
             *(getattr(batches, name, None) for name in names),
         ]
 
+    @property
+    def _is_batched_anew(self) -> bool:
+        """Whether the batch sampler was changed or replaced since the latest pass began."""
+        return any(now is not made and now != made for now, made in zip(self._batching(), self._made_of, strict=True))
+
+    def _heed_batching(self) -> None:
+        """A pass begins: from a batch sampler that was changed or replaced, its batches are taken as from one that is given.
+
+        Raises:
+            StateError: A state was loaded that goes on within an epoch.
+        """
+        before: Course = self._course  # type: ignore[assignment] # the data set is ours
+        # Torch's iterator that lives through all epochs holds the batch sampler that it was made with.
+        is_held = self.batch_sampler is not self._made_of[0] and getattr(self, "_iterator", None) is not None
+        if not self._is_batched_anew or (is_held and self.persistent_workers):
+            return
+        if before.cursor.upcoming[1]:
+            raise StateError(
+                "the batch sampler was changed or replaced after a state was loaded that goes on within an epoch: that epoch has the batches that it had "
+                "before. Change it when that epoch is over, or before load_state_dict"
+            )
+        _LOG.info(
+            "the batch sampler was changed or replaced after its loader was made: it is asked when each pass begins"
+        )
+        samples: Any = self.dataset
+        own: Any = self.batch_sampler if self._auto_collation else self.sampler
+        size = None if self._auto_collation else before.batch_size
+        course = self._course = Course(samples, size, before.drop_last, own, shuffle=False, **self._common)
+        course.cursor.set_epoch(before.retire())
+        self._cursor, self._turns = course.cursor, Turns(course)
+        self._cuts, self._made_of = False, []
+        self._made_of = self._batching()
+        self._end_workers()
+
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]] | None:
         """A pass begins; None: it is what is left of an epoch that is over."""
-        course: Course = self._course  # type: ignore[assignment] # the data set is ours
         self._collate = self.collate_fn
-        if any(now is not made and now != made for now, made in zip(self._batching(), self._made_of, strict=True)):
-            raise InvalidError(
-                "the batch sampler was changed or replaced after the loader was made, and batches were planned as it was: make a loader with batch_sampler="
-            )
+        self._heed_batching()
+        course: Course = self._course  # type: ignore[assignment] # the data set is ours
         if self._user_collates:
             samples: Any = self.dataset
             samples.decoder.detach = self._detach

@@ -157,6 +157,9 @@ class Sampler(DistributedSampler[int]):
             dataset.sampler = weakref.ref(self)
         self._meet()
 
+    #: Whether it has the agent read ahead what it yields.
+    leads = True
+
     def _meet(self) -> None:
         # Weakly: a loader that is dropped ends at once, not at the next collection.
         self.data.meeting["sampler"] = weakref.ref(self)
@@ -243,7 +246,7 @@ class Sampler(DistributedSampler[int]):
         run = self._run = self.run().going_on(epoch)
         skip, self._skip = self._skip, 0
         place = place_of(*self._given)
-        leads = self.sharding == "self" or place.rank in (0, *place.local[:1])
+        leads = self.leads and (self.sharding == "self" or place.rank in (0, *place.local[:1]))
         begun = run.begin(epoch, first) if leads else None
         try:
             for batch in range(first, len(run)):
