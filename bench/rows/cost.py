@@ -98,7 +98,7 @@ def handover(stage: Stage) -> Result:
     """From the memory tier to Python: in this process, through torch's workers, and back when somebody dies."""
     count = stage.amount(4000, 600)
     result = Result()
-    runs: dict[str, list[Any]] = {name: [] for name in ("bytes", "arena", "torch", "pickle")}
+    runs: dict[str, list[Any]] = {name: [] for name in ("bytes", "arena", "torch", "pickle", "ours")}
     with stage.bucket(f"hot:{count}x150000", f"warm:{count}x110000", profile="fast") as bucket:
         base: dict[str, Any] = {
             "options": options_of(bucket),
@@ -115,6 +115,7 @@ def handover(stage: Stage) -> Result:
             "pickle": Job(
                 "s3://bench/hot", door="stock", workers=2, persistent=True, raw="view", collate="pickle", **base
             ),
+            "ours": Job("s3://bench/hot", workers=2, persistent=True, raw="tensor", **base),
         }
 
         def reader(name: str) -> Any:
@@ -128,20 +129,24 @@ def handover(stage: Stage) -> Result:
 
             return measure
 
-        _, arena, torch, pickle = interleaved(stage.pairs, *map(reader, jobs))
+        _, arena, torch, pickle, ours = interleaved(stage.pairs, *map(reader, jobs))
         freed = [probe(stage, "killed", {"job": jobs["arena"].json()})["ms"] for _ in range(stage.pairs)]
     result.read("in-process bytes", *[per_sample_us(run, "python", "agent") for run in runs["bytes"]], unit="us/sample")
     result.read("stock loader / torch's shared memory", *ratios(arena, torch))
     result.read("stock loader / pickled bytes", *ratios(arena, pickle))
+    result.read("our loader / torch's shared memory", *ratios(ours, torch))
+    result.read("our loader / pickled bytes", *ratios(ours, pickle))
     result.read("killed worker's memory back", *freed, unit="ms")
     for workers in (0, 2):
         name = f"Ctrl-C, {workers} workers"
         result.read(name, *[interrupted(stage, workers) for _ in range(stage.pairs)], unit="ms")
-    for label, values in (("stock loader", arena), ("torch's shared memory", torch), ("pickled bytes", pickle)):
+    rates = {"stock loader": arena, "our loader": ours, "torch's shared memory": torch, "pickled bytes": pickle}
+    for label, values in rates.items():
         result.read(label, *values, unit="samples/s")
     result.settings = {
         "in-process": f"DataLoader(num_workers=0), bytes, {count} samples of 110,000 bytes in memory; CPU of python and agent, epochs 2 to 4",
         "stock loader": f"torch's DataLoader, 2 forked workers that stay, batch 64, {count} samples of 150,000 bytes as uint8; from the first batch on; the best of epochs 2 to 4",
+        "our loader": "the same with foreload.torch.DataLoader, whose default collation is in the agent's memory",
         "torch's shared memory": "the same with a collate_fn that stacks into torch's shared memory",
         "pickled bytes": "the same with a collate_fn that answers with a list of bytes",
         "Ctrl-C": "from SIGINT to KeyboardInterrupt in the loop, which waits for a bucket that doesn't answer",
