@@ -226,7 +226,7 @@ class Usage:
 def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
     """Reads an epoch."""
     consume = {"count": count, "sum": total}[job.consume]
-    usage, read_bytes = Usage(agent), machine.device_bytes(agent)
+    usage, before = Usage(agent), machine.file_bytes(agent)
     samples = size = batches = 0
     waited_s = first_s = 0.0
     begun = ended = time.perf_counter()
@@ -254,7 +254,8 @@ def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
         "samples": samples,
         "bytes": size,
         "cpu_s": Usage(agent).since(usage),
-        "device_bytes": machine.device_bytes(agent) - read_bytes,
+        "file_bytes": machine.file_bytes(agent)[0] - before[0],
+        "device_bytes": machine.file_bytes(agent)[1] - before[1],
     }
 
 

@@ -38,12 +38,12 @@ def describe() -> dict[str, Any]:
     }
 
 
-def device_bytes(pid: int) -> int:
-    """Bytes that a process has had read from devices: the page cache had others. 0: the kernel doesn't say, or there is no process."""
+def file_bytes(pid: int) -> tuple[int, int]:
+    """Bytes that a process has read from files, and those of them that came from devices: the page cache had the others. Zeros: the kernel doesn't say, or there is no process."""
     with contextlib.suppress(OSError):
         rows = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        return int(rows["read_bytes"])
-    return 0
+        return int(rows["rchar"]), int(rows["read_bytes"])
+    return 0, 0
 
 
 def version(package: str) -> str:
