@@ -10,7 +10,7 @@ use crate::slots::Shared;
 use foreload_plan::Digest;
 use foreload_plan::catalog::{Catalog, MOST_RANGES, Place};
 use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
-use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, content_key};
+use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, bare_etag, content_key};
 use foreload_store::spool::Room;
 use foreload_store::{Credentials, ErrorKind, Index, Source, SourceOptions, Spool, source};
 use std::cell::Cell;
@@ -137,14 +137,19 @@ impl Catalog for IndexCatalog {
     }
 }
 
-/// The key of a block in the disk tiers, the first sample of which is this one.
+/// The key of a block in the disk tiers, the first sample of which is this one, in a store ([`Source::store`]).
 #[must_use]
-pub fn block_key(index: &Index, first: u64, block: Place) -> Option<[u8; 16]> {
+pub fn block_key(store: &str, index: &Index, first: u64, block: Place) -> Option<[u8; 16]> {
     if index.is_several(first) {
-        return index.sample_key(first).ok();
+        return index.sample_key(store, first).ok();
     }
     let range = block.offset..block.offset + block.len;
-    Some(content_key(index.root(), &index.object(block.object).ok()?, range))
+    Some(content_key(
+        store,
+        index.root(),
+        &index.object(block.object).ok()?,
+        range,
+    ))
 }
 
 impl Dataset {
@@ -208,7 +213,10 @@ impl Dataset {
         let looks = (0..some).map(|look| async move {
             let object = self.index.object(look * (objects - 1) / (some - 1).max(1)).ok()?;
             let is_gone = match self.source.head(&object.key, deadline).await {
-                Ok(found) => found.size != object.size || object.etag.is_some() && found.etag != object.etag,
+                Ok(found) => {
+                    let other = |etag: &str| found.etag.as_deref().map(bare_etag) != Some(bare_etag(etag));
+                    found.size != object.size || object.etag.as_deref().is_some_and(other)
+                }
                 Err(error) => error.kind() == ErrorKind::NotFound,
             };
             is_gone.then(|| self.source.url_of(&object.key))

@@ -195,7 +195,12 @@ fn invalid(error: foreload_plan::Error) -> Trouble {
 /// The key of the block of a data set's content in the disk tiers.
 fn key_of(shelf: &Shelf, dataset: &Dataset, content: Content) -> Option<[u8; 16]> {
     let samples = shelf.blocks.range(shelf.blocks.block_of(shelf.own(content)));
-    block_key(&dataset.index, samples.start, shelf.blocks.extent(samples))
+    block_key(
+        &dataset.source.store(),
+        &dataset.index,
+        samples.start,
+        shelf.blocks.extent(samples),
+    )
 }
 
 /// Tells a connection that it doesn't get what it asked for.
@@ -477,9 +482,10 @@ impl Pool {
             let (first, end) = (next, (next + LOOK_AT_ONCE).min(blocks.end));
             next = end;
             let (index, all) = (known.dataset.index.clone(), Arc::clone(&shelf.blocks));
+            let store = known.dataset.source.store();
             let key = move |block| {
                 let samples = all.range(block);
-                block_key(&index, samples.start, all.extent(samples))
+                block_key(&store, &index, samples.start, all.extent(samples))
             };
             let keys = move || (first..end).map(key).collect::<Vec<_>>();
             let Ok(keys) = tokio::task::spawn_blocking(keys).await else {

@@ -22,7 +22,7 @@ mod keys;
 mod layout;
 mod numbers;
 
-pub(crate) use etags::bare_etag;
+pub use etags::bare_etag;
 
 pub use builder::{IndexBuilder, NewField, NewObject, NewSample};
 pub use numbers::Numbers;
@@ -476,14 +476,17 @@ impl Index {
         self.crc32c_at(self.number(i))
     }
 
-    /// Key of sample `i` in caches that several data sets and jobs share: a hash of the object's URL, its ETag (or
-    /// version) and the range; of several ranges, a hash of their keys.
+    /// Key of sample `i` in caches that several data sets and jobs share: a hash of the store ([`Source::store`](crate::Source::store)), the object's
+    /// URL, its ETag (or version) and the range; of several ranges, a hash of their keys.
     ///
     /// # Errors
     /// As [`Index::sample`].
-    pub fn sample_key(&self, i: u64) -> Result<[u8; 16]> {
+    pub fn sample_key(&self, store: &str, i: u64) -> Result<[u8; 16]> {
         let sample = self.sample(i)?;
-        let key = |range: ObjectRange| Ok(content_key(self.root(), &self.object(range.object)?, range.bytes()));
+        let key = |range: ObjectRange| {
+            let object = self.object(range.object)?;
+            Ok(content_key(store, self.root(), &object, range.bytes()))
+        };
         if sample.several.is_empty() {
             return key(sample.ranges().next().unwrap_or_default());
         }
@@ -557,15 +560,20 @@ impl Index {
     }
 }
 
-/// Key of `range` of `object` under `root`, as [`Index::sample_key`] makes it.
+/// Key of `range` of `object` under `root` of a store, as [`Index::sample_key`] makes it.
 #[must_use]
-pub fn content_key(root: &str, object: &ObjectRef, range: std::ops::Range<u64>) -> [u8; 16] {
+pub fn content_key(store: &str, root: &str, object: &ObjectRef, range: std::ops::Range<u64>) -> [u8; 16] {
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     let mut part = |bytes: &[u8]| {
         hash.update(&(bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    part(b"foreload content key 1");
+    if store.is_empty() {
+        part(b"foreload content key 1");
+    } else {
+        part(b"foreload content key 2");
+        part(store.as_bytes());
+    }
     part(root.as_bytes());
     part(object.key.as_bytes());
     // The size is part of the identity too: it is all there is when a store sends neither ETag nor version.

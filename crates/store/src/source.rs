@@ -183,6 +183,15 @@ impl Source {
         }
     }
 
+    /// What tells the store from others in which the same root may have other objects; empty: the root says it.
+    #[must_use]
+    pub fn store(&self) -> String {
+        match &self.store {
+            Store::Bucket(bucket) => bucket.store(),
+            Store::Directory(_) => String::new(),
+        }
+    }
+
     /// Fetches that are of any use at a time: a store says itself when it has too many.
     #[must_use]
     pub fn most_requests(&self) -> u32 {

@@ -288,7 +288,7 @@ async fn a_manifest_makes_samples_of_several_ranges_and_checksums_cover_all_of_t
         assert_eq!(index.length(i), expected.len() as u64);
         let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &expected) as u32;
         assert_eq!(with.crc32c(i), Some(crc), "sample {i}");
-        assert_eq!(with.sample_key(i).unwrap(), index.sample_key(i).unwrap());
+        assert_eq!(with.sample_key("", i).unwrap(), index.sample_key("", i).unwrap());
     }
     for (line, what, object) in [
         (
@@ -541,4 +541,88 @@ async fn samples_of_shards_have_webdatasets_keys() {
         .await
         .unwrap();
     assert_eq!((names(&plain), plain.as_bytes()[8]), (vec![None], 1));
+}
+
+#[tokio::test]
+async fn links_that_lead_back_are_left_out_and_others_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    fs::create_dir_all(root.join("set/a/deep")).unwrap();
+    fs::create_dir_all(root.join("elsewhere")).unwrap();
+    fs::write(root.join("set/a/1"), b"x").unwrap();
+    fs::write(root.join("set/a/deep/2"), b"x").unwrap();
+    fs::write(root.join("elsewhere/3"), b"x").unwrap();
+    for (link, to) in [
+        ("set/a/up", ".."),
+        ("set/a/up2", "../../set"),
+        ("set/a/deep/self", "."),
+        ("set/b", "../elsewhere"),
+    ] {
+        std::os::unix::fs::symlink(to, root.join(link)).unwrap();
+    }
+    let source = SourceOptions::default();
+    let url = root.join("set");
+    let index = build(url.to_str().unwrap(), &source, &BuildOptions::default())
+        .await
+        .unwrap();
+    let keys: Vec<String> = (0..index.len())
+        .map(|i| index.object(index.sample(i).unwrap().object).unwrap().key)
+        .collect();
+    assert_eq!(keys, ["a/1", "a/deep/2", "b/3"]);
+}
+
+#[tokio::test]
+async fn a_directory_may_be_called_like_a_file_and_an_archive_lie_beside_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = SourceOptions::default();
+    for name in ["x.tar", "y.parquet", "z.json"] {
+        let root = directory.path().join(name);
+        fs::create_dir_all(root.join("a")).unwrap();
+        for sample in 0..5 {
+            fs::write(root.join(format!("a/{sample}.png")), b"x").unwrap();
+        }
+        fs::write(root.join("images.tar.gz"), b"x").unwrap();
+        for url in [
+            format!("{}", root.display()),
+            format!("file://{}", root.display()),
+            format!("{}/", root.display()),
+        ] {
+            let index = build(&url, &source, &BuildOptions::default()).await.unwrap();
+            assert_eq!((index.len(), index.format()), (5, Format::Folder), "{url}");
+        }
+    }
+    // Nothing but archives: they are meant to be shards.
+    let root = directory.path().join("packed");
+    fs::create_dir_all(&root).unwrap();
+    fs::write(root.join("1.tar.gz"), b"x").unwrap();
+    let url = root.to_str().unwrap();
+    let error = build(url, &source, &BuildOptions::default()).await.unwrap_err();
+    assert!(error.to_string().contains("compressed archives"), "{error}");
+    let flat = BuildOptions {
+        format: Some(Format::Flat),
+        ..BuildOptions::default()
+    };
+    assert_eq!(build(url, &source, &flat).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn an_etag_of_a_manifest_is_compared_whatever_else_the_row_says() {
+    let bucket = synthetic(&[]);
+    let source = options(&bucket);
+    bucket.put("bench", "data/x", vec![1; 10]).unwrap();
+    let at = Source::open("s3://bench/data", &source).unwrap();
+    let etag = at.head("x", soon()).await.unwrap().etag.unwrap();
+    let bare = etag.trim_matches('"');
+    for (is_right, rows) in [
+        (true, format!("object,etag\nx,{bare}\n")),
+        (true, format!("object,etag,offset,length\nx,{bare},0,5\nx,{bare},5,5\n")),
+        (false, "object,etag\nx,0123\n".to_owned()),
+        (false, format!("object,etag,offset,length\nx,{bare},0,5\nx,0123,5,5\n")),
+    ] {
+        bucket.put("bench", "data/list.csv", rows.clone().into_bytes()).unwrap();
+        match build("s3://bench/data/list.csv", &source, &BuildOptions::default()).await {
+            Ok(index) => assert!(is_right && !index.is_empty(), "{rows}"),
+            Err(error) => assert!(!is_right && error.kind() == ErrorKind::Changed, "{rows}: {error}"),
+        }
+    }
 }

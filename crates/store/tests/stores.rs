@@ -303,3 +303,85 @@ async fn connections_that_hang_keep_nobody_from_trying_for_long() {
     let done = at_once(endpoint, 200, Duration::from_secs(4)).await;
     assert_eq!(done, 72);
 }
+
+#[tokio::test]
+async fn a_server_without_etags_says_by_the_time_whether_it_is_the_same_object() {
+    let head = |day: &str| {
+        format!("HTTP/1.1 200 OK\r\nContent-Length: 9\r\nLast-Modified: {day}\r\nConnection: close\r\n\r\n")
+    };
+    let part = |day: &str| {
+        format!(
+            "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 2-4/9\r\nContent-Length: 3\r\n{day}Connection: close\r\n\r\nabc"
+        )
+    };
+    let (monday, tuesday) = ("Mon, 01 Jan 2024 00:00:00 GMT", "Tue, 02 Jan 2024 00:00:00 GMT");
+    let answers = vec![
+        head(monday),
+        part(&format!("Last-Modified: {monday}\r\n")),
+        part(&format!("ETag: \"new\"\r\nLast-Modified: {monday}\r\n")),
+        part(""),
+        part(&format!("Last-Modified: {tuesday}\r\n")),
+    ];
+    let (url, server) = scripted(answers.into_iter().map(|answer| &*answer.leak()).collect()).await;
+    let source = Source::open(&url, &SourceOptions::default()).unwrap();
+    let etag = source.head("x", soon()).await.unwrap().etag.unwrap();
+    assert!(etag.starts_with("W/") && etag.contains(monday), "{etag}");
+    for _ in 0..3 {
+        let mut bytes = Vec::new();
+        source.fetch("x", 2..5, Some(&etag), soon(), &mut bytes).await.unwrap();
+        assert_eq!(bytes, b"abc");
+    }
+    let error = source
+        .fetch("x", 2..5, Some(&etag), soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    // It is compared, and never sent: no server knows it.
+    assert!(server.await.unwrap().iter().all(|asked| !asked.contains("if-match")));
+}
+
+#[test]
+fn stores_that_may_have_the_same_buckets_are_told_apart() {
+    let store = |url: &str, endpoint: Option<&str>| {
+        let options = SourceOptions {
+            endpoint: endpoint.map(str::to_owned),
+            credentials: Some(foreload_store::Credentials::Anonymous),
+            ..SourceOptions::default()
+        };
+        Source::open(url, &options).unwrap().store()
+    };
+    let [one, two] = [1, 2].map(|port| store("s3://b/x", Some(&format!("http://127.0.0.1:{port}"))));
+    assert!(one != two && !one.is_empty() && !two.is_empty());
+    assert_eq!(one, store("s3://b/x", Some("http://127.0.0.1:1")));
+    assert_eq!(store("s3://b/x", None), "");
+    assert_eq!(store("gs://b/x", None), "");
+    assert_ne!(store("gs://b/x", Some("http://127.0.0.1:1")), "");
+    assert_eq!(store("https://host/x", None), "");
+    assert_eq!(store("/tmp", None), "");
+}
+
+#[tokio::test]
+async fn a_listing_that_goes_round_is_an_error() {
+    const PAGE: &str = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>TOKEN</NextContinuationToken>\
+                        <Contents><Key>data/KEY</Key><Size>1</Size></Contents></ListBucketResult>";
+    for (tokens, keys) in [(["a", "a", "a"], ["1", "2", "3"]), (["a", "b", "c"], ["1", "1", "1"])] {
+        let pages = (0..3).map(|page| {
+            let body = PAGE.replace("TOKEN", tokens[page]).replace("KEY", keys[page]);
+            let length = body.len();
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            &*answer.leak()
+        });
+        // What finds out whether there are directories asks for the first page too.
+        let first = pages.clone().next().unwrap();
+        let (endpoint, _server) = scripted([first].into_iter().chain(pages).collect()).await;
+        let options = SourceOptions {
+            endpoint: Some(endpoint),
+            credentials: Some(foreload_store::Credentials::Anonymous),
+            ..SourceOptions::default()
+        };
+        let source = Source::open("s3://bench/data", &options).unwrap();
+        let found: Vec<_> = source.list("").collect().await;
+        let error = found.into_iter().find_map(Result::err).unwrap();
+        assert!(error.to_string().contains("goes round"), "{error}");
+    }
+}

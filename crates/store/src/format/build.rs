@@ -4,6 +4,7 @@ use super::manifest::{self, Labels, Row, Stretch};
 use super::notes::{self, Note};
 use super::tar::{self, Scanned};
 use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, wids};
+use crate::index::bare_etag;
 use crate::index::{IndexBuilder, NewObject, NewSample, ObjectRange};
 use crate::source::{ObjectMeta, Source, SourceOptions};
 use crate::{Error, ErrorKind, Index, Result, Spool};
@@ -128,10 +129,14 @@ pub(super) async fn find(
         }
     }
     let shards = objects.iter().filter(|o| has_extension(&o.key, "tar")).count();
-    let packed = objects
-        .iter()
-        .find(|o| [".tar.gz", ".tgz", ".tar.zst"].iter().any(|e| o.key.ends_with(e)));
-    if let (Some(packed), 0) = (packed, shards) {
+    let is_packed = |o: &&ObjectMeta| [".tar.gz", ".tgz", ".tar.zst"].iter().any(|e| o.key.ends_with(e));
+    let packed = objects.iter().filter(is_packed).count();
+    // One beside other data is what that was unpacked from, or a sample; many are shards.
+    let are_shards = match options.format {
+        None => packed * 3 >= objects.len(),
+        Some(format) => format == Format::Tar,
+    };
+    if let (Some(packed), 0, true) = (objects.iter().find(is_packed), shards, are_shards) {
         return Err(Error::invalid("compressed archives cannot be read in random order")
             .with_object(source.url_of(&packed.key))
             .with_remedy("store them uncompressed: images hardly shrink anyway"));
@@ -162,6 +167,9 @@ pub(super) async fn find(
             match format {
                 Format::Folder => folder::sort(&mut objects),
                 _ => objects.sort_unstable_by(|a, b| a.key.cmp(&b.key)),
+            }
+            if let Some(pair) = objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
+                return Err(Error::corrupt("the listing names it twice").with_object(source.url_of(&pair[0].key)));
             }
             Ok(Found::Objects(format, objects, notes))
         }
@@ -427,6 +435,21 @@ async fn known_objects(
     let unknown: Vec<String> = unknown.map(str::to_owned).collect();
     for meta in named::look_up_all(source, &unknown, options.concurrency, progress).await? {
         known.insert(meta.key.clone(), meta);
+    }
+    for row in rows.iter().filter(|row| row.object_size.is_none()) {
+        let (Some(said), Some(found)) = (&row.etag, known.get(&row.first.object)) else {
+            continue;
+        };
+        let is = found.etag.as_deref();
+        if is.map(bare_etag) != Some(bare_etag(said)) {
+            let what = format!(
+                "the object has ETag {}, and the manifest says {said}",
+                is.unwrap_or("none")
+            );
+            return Err(Error::new(ErrorKind::Changed, what)
+                .with_object(source.url_of(&row.first.object))
+                .with_remedy("write the manifest anew, or without ETags"));
+        }
     }
     Ok(known)
 }

@@ -19,6 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Largest manifest read: 100 million rows of 20 bytes.
 pub(crate) const MAX_BYTES: u64 = 2 << 30;
 
+/// Longest name of an object, in bytes: S3 and Google take 1024, Linux 4096.
+const MAX_KEY: usize = 16 << 10;
+
 /// Names of a manifest's columns; where none is given, the usual names are tried.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -256,6 +259,12 @@ impl Wanted {
                 ranges::read(cell).map_err(|what| wrong(&what).with_remedy(ranges::REMEDY))?
             }
         };
+        if let Some(long) = stretches.iter().find(|it| it.object.len() > MAX_KEY) {
+            let (len, start) = (long.object.len(), long.object.chars().take(80).collect::<String>());
+            return Err(wrong(&format!(
+                "an object's name has {len} bytes, and no store takes so long a one: {start:?}..."
+            )));
+        }
         let mut stretches = stretches.into_iter();
         let crc32c = get(4, "crc32c")?
             .map(|c| c.checksum().ok_or_else(|| wrong("crc32c is no checksum")))

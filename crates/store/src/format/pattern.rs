@@ -6,6 +6,7 @@
 use crate::source::{Wanted, without_slash};
 use crate::{Error, Result};
 use percent_encoding::percent_decode_str;
+use std::path::Path;
 use std::sync::Arc;
 
 /// More names than any data set has shards; bounds what a typing error can cost.
@@ -18,7 +19,8 @@ pub fn split(url: &str) -> (String, String) {
     let special = url[after_scheme..]
         .find(['*', '?', '[', '{'])
         .map(|at| at + after_scheme);
-    let is_single_file = special.is_none() && FILE_EXTENSIONS.iter().any(|e| url.to_ascii_lowercase().ends_with(e));
+    let is_called_so = FILE_EXTENSIONS.iter().any(|e| url.to_ascii_lowercase().ends_with(e));
+    let is_single_file = special.is_none() && is_called_so && !is_directory(url);
     let end = special.unwrap_or(url.len());
     let cut = if special.is_some() || is_single_file {
         url[after_scheme..end].rfind('/')
@@ -44,6 +46,15 @@ pub fn split_file(url: &str) -> (String, String) {
 /// What stands before a name's slash, which of a path may be all that there is.
 fn directory(before: &str) -> String {
     if before.is_empty() { "/" } else { before }.to_owned()
+}
+
+/// Whether a directory is called like a file (`x.parquet/`).
+fn is_directory(url: &str) -> bool {
+    match url.split_once("://") {
+        None => Path::new(url).is_dir(),
+        Some((scheme, path)) if scheme.eq_ignore_ascii_case("file") => Path::new(&decoded(url, path)).is_dir(),
+        Some(_) => false,
+    }
 }
 
 /// Whether URLs like this one are percent-encoded.

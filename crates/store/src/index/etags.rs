@@ -56,7 +56,8 @@ impl EtagWriter {
 }
 
 /// An ETag without weakness mark and quotes: the same in a listing and in a header of every store.
-pub(crate) fn bare_etag(etag: &str) -> &str {
+#[must_use]
+pub fn bare_etag(etag: &str) -> &str {
     etag.trim().trim_start_matches("W/").trim_matches('"')
 }
 

@@ -116,6 +116,24 @@ impl Bucket {
         self.site().origin.to_string()
     }
 
+    /// What tells it from stores that have buckets of the same name; empty: its root does. Amazon's and Google's own have each name once, and a web
+    /// server's root names the host.
+    pub fn store(&self) -> String {
+        let site = self.site();
+        let host = site.origin.host();
+        let is_told = match self.cloud {
+            Cloud::Http => true,
+            Cloud::S3 => host.ends_with(".amazonaws.com") || host.ends_with(".amazonaws.com.cn"),
+            Cloud::Gs => host == "storage.googleapis.com",
+            Cloud::Azure => false,
+        };
+        if is_told {
+            String::new()
+        } else {
+            format!("{}{}", site.origin, site.path)
+        }
+    }
+
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -139,7 +157,7 @@ impl Bucket {
         Ok(ObjectMeta {
             key: key.to_owned(),
             size,
-            etag: head.get("etag").map(str::to_owned),
+            etag: answer::etag_of(head),
             version: version.map(str::to_owned),
             modified: None,
         })

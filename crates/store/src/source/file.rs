@@ -246,8 +246,15 @@ fn leads_nowhere(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
 }
 
+/// Whether a directory is one of those that led here: the one being listed, or one above it, up to where the listing began.
+fn leads_back(found: &std::fs::Metadata, path: &Path, prefix: &str) -> bool {
+    let above = path.ancestors().take(prefix.matches('/').count() + 1);
+    let is_it = |it: std::fs::Metadata| (it.dev(), it.ino()) == (found.dev(), found.ino());
+    above.into_iter().any(|path| std::fs::metadata(path).is_ok_and(is_it))
+}
+
 fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
-    // Links may form a circle; no sane data set is deeper than this.
+    // No sane data set is deeper than this.
     if prefix.matches('/').count() > 64 {
         return Err(
             Error::invalid(format!("{} is nested over 64 directories deep", path.display()))
@@ -273,7 +280,13 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
         let key = format!("{prefix}{name}");
         // Follows links, as ImageFolder does; a link to nowhere is not data.
         match std::fs::metadata(entry.path()) {
-            Ok(metadata) if metadata.is_dir() => entries.prefixes.push(key + "/"),
+            Ok(metadata) if metadata.is_dir() => {
+                let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+                // What is there is listed already, and following it would never end.
+                if !is_link || !leads_back(&metadata, path, prefix) {
+                    entries.prefixes.push(key + "/");
+                }
+            }
             Ok(metadata) if metadata.is_file() => entries.objects.push(describe(key, &metadata)),
             Ok(_) => {}
             Err(e) if leads_nowhere(&e) => {}

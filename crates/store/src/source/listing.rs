@@ -9,9 +9,10 @@ use super::cloud::listing::Page;
 use super::file::{Directory, LIST_TIMEOUT};
 use super::retry::retrying;
 use super::{Entries, Listing, ObjectMeta, Retry, Store};
-use crate::Result;
+use crate::{Error, Result};
 use futures::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -65,9 +66,10 @@ pub(crate) async fn level(store: &Store, prefix: &str, retry: Retry) -> Result<E
             retrying(retry, Instant::now() + PAGE_TIMEOUT, || bucket.entries(prefix, true)).await
         }
         Store::Bucket(bucket) => {
-            let (mut entries, mut token) = (Entries::default(), None);
+            let (mut entries, mut token, mut course) = (Entries::default(), None, Course::default());
             loop {
                 let page = page(bucket, prefix, true, token.as_deref(), retry).await?;
+                course.goes_on(&page)?;
                 entries.objects.extend(page.objects);
                 entries.prefixes.extend(page.prefixes);
                 token = page.next;
@@ -77,6 +79,34 @@ pub(crate) async fn level(store: &Store, prefix: &str, retry: Retry) -> Result<E
             }
         }
     }
+}
+
+/// Notices a listing that goes round, which would never end.
+#[derive(Default)]
+struct Course {
+    /// Names of next pages.
+    tokens: HashSet<u64>,
+    /// What the page before had.
+    before: Option<u64>,
+}
+
+impl Course {
+    fn goes_on(&mut self, page: &Page) -> Result<()> {
+        let Some(token) = &page.next else { return Ok(()) };
+        let keys: Vec<&str> = page.objects.iter().map(|object| object.key.as_str()).collect();
+        let has = Some(hash(&(&keys, &page.prefixes))).filter(|_| !keys.is_empty() || !page.prefixes.is_empty());
+        let is_again = has.is_some() && has == std::mem::replace(&mut self.before, has);
+        if is_again || !self.tokens.insert(hash(token)) {
+            return Err(Error::corrupt(
+                "the listing goes round: the store sends pages that it has sent before",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(what)
 }
 
 async fn page(bucket: &Bucket, prefix: &str, by_directory: bool, token: Option<&str>, retry: Retry) -> Result<Page> {
@@ -116,13 +146,14 @@ async fn fan_out(bucket: Arc<Bucket>, wanted: Wanted, retry: Retry, concurrency:
 
 /// The pages of one prefix, one after the other; by directory, what lies directly in it.
 fn pages(bucket: Arc<Bucket>, prefix: String, by_directory: bool, retry: Retry) -> Listing {
-    let state = Some((bucket, prefix, None::<String>));
+    let state = Some((bucket, prefix, None::<String>, Course::default()));
     stream::try_unfold(state, move |state| async move {
-        let Some((bucket, prefix, token)) = state else {
+        let Some((bucket, prefix, token, mut course)) = state else {
             return Ok(None);
         };
         let page = page(&bucket, &prefix, by_directory, token.as_deref(), retry).await?;
-        let next = page.next.map(|token| (bucket, prefix, Some(token)));
+        course.goes_on(&page)?;
+        let next = page.next.map(|token| (bucket, prefix, Some(token), course));
         Ok(Some((page.objects, next)))
     })
     .boxed()

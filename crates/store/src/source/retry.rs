@@ -39,7 +39,13 @@ impl Attempts {
             }
             kind => kind.is_transient(),
         };
-        let pause = self.pause(error.retry_after());
+        let own = self.pause();
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let pause = match error.retry_after() {
+            // Longer than anybody waits here: the store may be back before.
+            Some(asked) if asked >= left => own.max(left / 2),
+            asked => own.max(asked.unwrap_or(Duration::ZERO)),
+        };
         // An attempt that could not even connect before the deadline is not worth the request.
         if !again
             || self.retry.attempts.is_some_and(|most| self.made >= most)
@@ -55,17 +61,14 @@ impl Attempts {
     }
 
     /// Full jitter (a random part of the limit), so that clients that failed together do not come back together.
-    fn pause(&self, asked: Option<Duration>) -> Duration {
+    fn pause(&self) -> Duration {
         let doubled = self
             .retry
             .pause
             .saturating_mul(1 << self.made.saturating_sub(1).min(16));
         let random = RandomState::new().build_hasher().finish() >> 11;
         let share = random as f64 / (1_u64 << 53) as f64;
-        doubled
-            .min(self.retry.pause_limit)
-            .mul_f64(share)
-            .max(asked.unwrap_or(Duration::ZERO))
+        doubled.min(self.retry.pause_limit).mul_f64(share)
     }
 }
 
@@ -125,7 +128,11 @@ mod tests {
         assert_eq!(count(ErrorKind::Denied, retry, long).await.0, 1);
         assert_eq!(count(ErrorKind::Corrupt, retry, long).await.0, 2);
         assert_eq!(count(ErrorKind::Unavailable, Retry::never(), long).await.0, 1);
-        assert_eq!(count(ErrorKind::Unavailable, retry, Duration::from_secs(3)).await.0, 2);
+        // Where it wishes for longer than there is, it may be back before: ever sooner, and no sooner than without the wish.
+        assert_eq!(count(ErrorKind::Unavailable, retry, Duration::from_secs(3)).await.0, 4);
+        let (calls, took) = count(ErrorKind::Throttled, Retry::default(), Duration::from_millis(1900)).await;
+        assert!((3..12).contains(&calls), "{calls} calls");
+        assert!(took > Duration::from_millis(950), "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@
 use super::{Cell, Columns, Row, Wanted};
 use crate::{Error, Result};
 use bytes::Bytes;
+use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
@@ -17,6 +18,7 @@ pub(super) fn parse(bytes: &Bytes, columns: &Columns) -> Result<Vec<Row>> {
     let wrong =
         |e: parquet::errors::ParquetError| Error::invalid(format!("the manifest is not readable: {e}")).with_source(e);
     let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
+    check_size(reader.metadata(), bytes.len() as u64)?;
     let schema = reader.metadata().file_metadata().schema().clone();
     let names: Vec<&str> = schema.get_fields().iter().map(|f| f.name()).collect();
     let needed = Wanted::new(&names, columns)?;
@@ -46,6 +48,33 @@ pub(super) fn parse(bytes: &Bytes, columns: &Columns) -> Result<Vec<Row>> {
         rows.push(needed.row(rows.len() + 1, |at| find(at).and_then(cell))?);
     }
     Ok(rows)
+}
+
+/// A manifest may be so much larger than its file: paths pack well, but each row is another one.
+const UNPACKED_TIMES: i64 = 100;
+const UNPACKED_BYTES: i64 = 256 << 20;
+const ROWS_PER_BYTE: i64 = 16;
+const ROWS: i64 = 1 << 20;
+
+/// Refuses a file that would take memory out of all proportion.
+fn check_size(metadata: &ParquetMetaData, file_bytes: u64) -> Result<()> {
+    let file = i64::try_from(file_bytes).unwrap_or(i64::MAX);
+    let unpacked = metadata
+        .row_groups()
+        .iter()
+        .flat_map(|group| group.columns())
+        .fold(0_i64, |sum, column| {
+            sum.saturating_add(column.uncompressed_size().max(0))
+        });
+    let rows = metadata.file_metadata().num_rows();
+    let is_bomb = unpacked > UNPACKED_BYTES.saturating_add(file.saturating_mul(UNPACKED_TIMES))
+        || rows > ROWS.saturating_add(file.saturating_mul(ROWS_PER_BYTE));
+    if is_bomb {
+        return Err(Error::invalid(format!(
+            "the manifest of {file} bytes would unpack to {unpacked} bytes and {rows} rows: it is no list of objects"
+        )));
+    }
+    Ok(())
 }
 
 fn cell(field: &Field) -> Option<Cell<'_>> {
@@ -140,6 +169,39 @@ mod tests {
             [("a.jpg", Some(5), Some(Label::Number(9))), ("b.jpg", Some(6), None)]
         );
         assert!(parse(&Bytes::from_static(b"PAR1"), &Columns::default()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_would_take_memory_out_of_all_proportion_is_refused() {
+        let schema = Arc::new(parse_message_type("message m { REQUIRED BYTE_ARRAY path (STRING); }").unwrap());
+        let compression = parquet::basic::Compression::ZSTD(Default::default());
+        let made = |name: &str, rows: usize| -> Bytes {
+            let properties = WriterProperties::builder()
+                .set_compression(compression)
+                .set_dictionary_enabled(false);
+            let mut file = Vec::new();
+            let mut writer =
+                SerializedFileWriter::new(&mut file, schema.clone(), Arc::new(properties.build())).unwrap();
+            let mut group = writer.next_row_group().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            let names = vec![ByteArray::from(name); rows];
+            column.typed::<ByteArrayType>().write_batch(&names, None, None).unwrap();
+            column.close().unwrap();
+            group.close().unwrap();
+            writer.close().unwrap();
+            file.into()
+        };
+        let said = |bytes: &Bytes| parse(bytes, &Columns::default()).unwrap_err().to_string();
+        assert!(said(&made(&"a".repeat(1 << 20), 300)).contains("would unpack to"));
+        assert!(said(&made("a", 2 << 20)).contains("would unpack to"));
+        let long = said(&made(&"a".repeat(20_000), 1));
+        assert!(long.contains("has 20000 bytes") && long.len() < 300, "{long}");
+        assert_eq!(
+            parse(&made(&"a".repeat(1000), 1000), &Columns::default())
+                .unwrap()
+                .len(),
+            1000
+        );
     }
 
     #[test]

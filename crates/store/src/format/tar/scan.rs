@@ -516,7 +516,8 @@ mod tests {
             assert!(!has[big]);
             let left_out = has.iter().filter(|&&has| !has).count();
             assert!(left_out <= 1 + 11, "{left_out} for {big}");
-            assert!(bytes <= 120 * 100_600 + 2 * PART, "{bytes}");
+            // What was asked for ahead may have come before the walk saw that it is passed over.
+            assert!(bytes <= 120 * 100_600 + 4 * PART, "{bytes}");
         }
     }
 

@@ -28,7 +28,12 @@ fn said(index: &Index, i: u64) -> impl PartialEq + std::fmt::Debug {
             sample.length,
             index.is_several(i),
         ),
-        (sample.label, sample.crc32c, sample.name(), index.sample_key(i).unwrap()),
+        (
+            sample.label,
+            sample.crc32c,
+            sample.name(),
+            index.sample_key("", i).unwrap(),
+        ),
         (ranges, fields),
     )
 }

@@ -114,6 +114,19 @@ pub(crate) struct Accepted {
     pub etag: Option<String>,
 }
 
+/// What stands before the time in what [`etag_of`] makes of it: as a weak ETag it is compared, and never sent.
+const MODIFIED: &str = "W/\"modified ";
+
+/// What tells versions of an object apart: its ETag, or when it was modified where the server sends none.
+pub(crate) fn etag_of(head: &Head) -> Option<String> {
+    head.get("etag").map(str::to_owned).or_else(|| modified(head))
+}
+
+fn modified(head: &Head) -> Option<String> {
+    let time = head.get("last-modified")?;
+    Some(format!("{MODIFIED}{}\"", time.trim()))
+}
+
 /// Compares the head with the question: status, range, length, coding, ETag.
 pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&str>) -> Result<Accepted, Error> {
     let head = &response.head;
@@ -156,8 +169,13 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
             "the store announced {length} bytes for a range of {wanted}"
         )));
     }
-    let etag = head.get("etag").map(str::to_owned);
-    match (if_match, &etag) {
+    let by_time = if_match.is_some_and(|asked| asked.starts_with(MODIFIED));
+    let got = if by_time {
+        modified(head)
+    } else {
+        head.get("etag").map(str::to_owned)
+    };
+    match (if_match, &got) {
         (Some(asked), Some(got)) if bare_etag(asked) != bare_etag(got) => {
             return Err(Error::new(
                 ErrorKind::Changed,
@@ -165,13 +183,14 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
             )
             .with_remedy("opening it with refresh=True, or `foreload index --update`, renews the index"));
         }
-        (Some(asked), None) => {
+        (Some(asked), None) if !by_time => {
             return Err(Error::corrupt(format!(
                 "the answer has no ETag, indexed was {asked}: something between here and the store answered"
             )));
         }
         _ => {}
     }
+    let etag = etag_of(head);
     Ok(Accepted { object_size, etag })
 }
 
