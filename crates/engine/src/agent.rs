@@ -8,6 +8,7 @@ pub(crate) mod aside;
 mod library;
 #[cfg(test)]
 pub(crate) mod node;
+mod post;
 mod roster;
 
 use crate::calls::{Call, JobStatus, Open, Reply};
@@ -22,6 +23,8 @@ use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use aside::Work;
 use foreload_plan::action::Event;
 use foreload_store::spool::Room;
+pub use post::Post;
+use post::Watch;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -155,8 +158,9 @@ impl Agent {
     ///
     /// # Errors
     /// When the listener breaks.
-    pub async fn serve(self: Rc<Self>, listener: UnixListener) -> io::Result<()> {
+    pub async fn serve(self: Rc<Self>, post: &mut Post, mut listener: UnixListener) -> io::Result<()> {
         let mut terminated = signal(SignalKind::terminate())?;
+        let mut watch = Watch::of(post);
         let mut told_of_shortage = false;
         loop {
             // Whoever started it needs a moment to connect.
@@ -181,12 +185,36 @@ impl Agent {
                     }
                     Err(error) => return Err(error),
                 },
+                () = watch.heard() => if !post.is_there() {
+                    // Whoever clears a directory away has done so by then.
+                    tokio::time::sleep(post::SETTLES).await;
+                    self.keep_post(post, &mut listener)?;
+                    watch = Watch::of(post);
+                },
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(rest), if alone => {}
                 _ = terminated.recv() => break,
             }
         }
         self.origins.learn();
+        Ok(())
+    }
+
+    /// The socket is gone: a new one for those who come to what runs here. An agent that nobody reads from ends; who comes starts another.
+    fn keep_post(&self, post: &mut Post, listener: &mut UnixListener) -> io::Result<()> {
+        if self.connections.borrow().is_empty() {
+            self.retire.set(!post.is_there());
+            return Ok(());
+        }
+        match post.look_after() {
+            Ok(Some(new)) => {
+                crate::log::say!("the socket was gone, and is there again");
+                *listener = UnixListener::from_std(new)?;
+            }
+            // Its caches are what the other one waits for.
+            Ok(None) => self.retire.set(self.retire.get() || post.is_lost()),
+            Err(error) => crate::log::say!("the socket is gone, so new clients find nobody: {error}"),
+        }
         Ok(())
     }
 
@@ -551,19 +579,21 @@ thread_local! {
 ///
 /// # Errors
 /// When the runtime can't be made or the listener breaks.
-pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) -> io::Result<()> {
+pub fn run(settings: AgentSettings, mut post: Post, listener: std::os::unix::net::UnixListener) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // Reads of a file system at the most requests in flight (256), disk tiers at depth 32, some writes, lookups of names.
         .max_blocking_threads(320)
         .build()?;
-    listener.set_nonblocking(true)?;
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
+    let ended = local.block_on(&runtime, async {
         let agent = Agent::new(settings);
         CURRENT.with(|current| *current.borrow_mut() = Some(Rc::clone(&agent)));
-        let served = Rc::clone(&agent).serve(UnixListener::from_std(listener)?).await;
-        agent.end_asides().await;
+        let served = Rc::clone(&agent)
+            .serve(&mut post, UnixListener::from_std(listener)?)
+            .await;
+        // A file system that hangs keeps the threads that ask it, and not the agent: its post is another one's by now.
+        let _ = tokio::time::timeout(PARTING, agent.end_asides()).await;
         CURRENT.with(|current| current.borrow_mut().take());
         let replayed = agent.settings.record.then(|| agent.replay_all());
         agent.end_jobs();
@@ -572,8 +602,16 @@ pub fn run(settings: AgentSettings, listener: std::os::unix::net::UnixListener) 
             crate::log::say!("{pools} pools replay to equality");
         }
         served
-    })
+    });
+    drop(local);
+    runtime.shutdown_timeout(PARTING);
+    // Nobody takes it over before the disk tiers are free.
+    drop(post);
+    ended
 }
+
+/// How long an agent that ends waits for its other threads.
+const PARTING: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ mod pools;
 #[path = "agent/spools.rs"]
 mod spools;
 
-use foreload_engine::agent::{AgentSettings, run};
+use foreload_engine::agent::{AgentSettings, Post, run};
 use foreload_engine::calls::{Attach, Call, DiskShare, JobStatus, Open, Reply, Stats};
 use foreload_engine::client::{Attached, Client, ClientError, Opened, Place};
 use foreload_engine::list::List;
@@ -96,7 +96,6 @@ impl Node {
             "{}.sock",
             COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
         ));
-        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
         let cache_dir = directory.path().join("cache");
         let settings = AgentSettings {
             socket: socket.clone(),
@@ -104,7 +103,8 @@ impl Node {
             linger,
             record: true,
         };
-        let agent = std::thread::spawn(move || run(settings, listener));
+        let (post, listener) = Post::take(&settings).expect("usable").expect("free");
+        let agent = std::thread::spawn(move || run(settings, post, listener));
         let place = Place {
             socket,
             cache_dir,

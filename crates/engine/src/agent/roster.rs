@@ -162,14 +162,19 @@ impl Agent {
         let known = self.tiers.borrow().get(&disk.directory).cloned();
         match known {
             Some(tier) => {
-                let jobs = self.jobs.borrow();
-                let shares = jobs.values().flat_map(|job| &job.attach.disks);
-                let wanted = shares
-                    .filter(|share| share.directory == disk.directory)
-                    .map(|share| share.capacity_bytes)
-                    .fold(disk.capacity_bytes, u64::max);
+                let wanted = {
+                    let jobs = self.jobs.borrow();
+                    let shares = jobs.values().flat_map(|job| &job.attach.disks);
+                    let here = shares.filter(|share| share.directory == disk.directory);
+                    here.map(|share| share.capacity_bytes)
+                        .fold(disk.capacity_bytes, u64::max)
+                };
                 let resized = tier.borrow_mut().resize(wanted);
                 resized.map_err(|e| Trouble::new("invalid", e.to_string()))?;
+                // A job that finds it full writes nothing, and nobody else would unlink what had to go.
+                let chores: Vec<_> = std::iter::from_fn(|| tier.borrow_mut().chore()).collect();
+                let done = tokio::task::spawn_blocking(move || chores.into_iter().for_each(crate::disk::Chore::run));
+                done.await.map_err(|e| Trouble::new("bug", e.to_string()))?;
                 Ok(tier)
             }
             None => {
@@ -183,7 +188,7 @@ impl Agent {
                 })?;
                 warnings.extend(report.damaged.iter().map(|(path, damage)| {
                     let path = path.display();
-                    format!("the cache file {path} was damaged and is gone: {damage:?}; what it held is fetched again")
+                    format!("the cache file {path} was damaged and is gone: {damage}; what it held is fetched again")
                 }));
                 let tier = Rc::new(RefCell::new(tier));
                 self.tiers.borrow_mut().insert(disk.directory.clone(), Rc::clone(&tier));

@@ -2,13 +2,11 @@
 //!
 //! `foreload-agent start SOCKET CACHE_DIR LINGER_S` starts a detached agent and ends; `serve` with the same arguments is that agent.
 
-use foreload_engine::agent::{AgentSettings, run};
-use foreload_engine::client::own_directory;
+use foreload_engine::agent::{AgentSettings, Post, run};
 use foreload_engine::log;
-use rustix::fs::FlockOperation;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -102,30 +100,10 @@ fn serve(settings: AgentSettings) -> io::Result<()> {
     raise_descriptors();
     // Fails only for a process that leads a session already.
     let _ = rustix::process::setsid();
-    let directory = settings.socket.parent().unwrap_or(Path::new("/"));
-    own_directory(directory)?;
     std::fs::create_dir_all(&settings.cache_dir)?;
-    let lock = settings.socket.with_extension("lock");
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", lock.display()));
-    let lock = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&lock)
-        .map_err(named)?;
-    // The kernel drops the lock with the process, however it ends: nothing to clean up. Who doesn't get it leaves the place to who has it.
-    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return Ok(());
+    // Who doesn't get it leaves the place to who has it.
+    match Post::take(&settings)? {
+        Some((post, listener)) => run(settings, post, listener),
+        None => Ok(()),
     }
-    // A socket left by a killed agent; we have the lock, so nobody serves it.
-    match std::fs::remove_file(&settings.socket) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&settings.socket)?;
-    let socket = settings.socket.clone();
-    let ended = run(settings, listener);
-    let _ = std::fs::remove_file(socket);
-    drop(lock);
-    ended
 }

@@ -120,8 +120,11 @@ fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, ClientError> {
         match UnixStream::connect(&place.socket) {
             Ok(stream) => return Ok(stream),
             Err(error) if begun.elapsed() > PATIENCE => {
+                let holder = holder(&place.socket).map_or_else(String::new, |process| {
+                    format!("; process {process} has its place and doesn't serve it: end it (kill -9 {process})")
+                });
                 return Err(ClientError::NoAgent(format!(
-                    "{} doesn't answer ({error}); its log {} ends: {}",
+                    "{} doesn't answer ({error}){holder}; its log {} ends: {}",
                     place.program.display(),
                     place.log().display(),
                     tail(&place.log())
@@ -135,6 +138,13 @@ fn connect(place: &Place, pulse: Pulse<'_>) -> Result<UnixStream, ClientError> {
         std::thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(10));
     }
+}
+
+/// The process that has the place of an agent's socket, as its lock says.
+fn holder(socket: &Path) -> Option<u32> {
+    let text = std::fs::read_to_string(socket.with_extension("lock")).ok()?;
+    let process = text.trim().parse().ok()?;
+    Path::new("/proc").join(text.trim()).exists().then_some(process)
 }
 
 fn start(place: &Place) -> Result<(), ClientError> {
