@@ -287,8 +287,8 @@ def storage_options(url: str, given: dict[str, str], environment: dict[str, str]
 def batch_bytes(ram_bytes: int) -> int:
     """Of a job's memory, the bytes for collated batches where nothing else is asked for."""
 
-def staging_bytes(ram_bytes: int, batch_bytes: int) -> int:
-    """Of the memory for samples, the bytes for those that pass through, where a node reads `batch_bytes` per global batch."""
+def staging_bytes(ram_bytes: int, batch_bytes: int, data_bytes: int, disk_bytes: int) -> int:
+    """Of the memory for samples, the bytes for those that pass through, where a node reads `batch_bytes` per global batch, out of `data_bytes`, and has so much room on disk."""
 
 def cache_dir() -> Path:
     """Where indexes, logs and disk tiers go unless the user says otherwise."""

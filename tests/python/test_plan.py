@@ -156,7 +156,7 @@ def test_samples_of_a_shard_share_requests(home: Any, tmp_path: Path) -> None:
 
 def counted(found: planning.Plan, lengths: Any, drive: str) -> int:
     with planning.sizes_file(lengths) as sizes:
-        text = found.site.scenario(sizes, float(lengths.mean()), drive=drive)
+        text = found.site.scenario(sizes, len(lengths), float(lengths.mean()), drive=drive)
         return simulate_text(text, ["foreload"]).ran("foreload").requests
 
 
@@ -412,7 +412,7 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_scenario_takes_the_speeds_and_keeps_its_capacities() -> None:
     site = planned().site
     with planning.sizes_file(LENGTHS) as sizes:
-        text = site.scenario(sizes, 100_000.0)
+        text = site.scenario(sizes, len(LENGTHS), 100_000.0)
         changed = speeds.overrides(SLOW, text)
         assert "tier.0.capacity_mb" not in changed
         report = simulate_text(text, ["foreload"], changed)

@@ -286,7 +286,7 @@ impl Scheduler {
         let ram_bytes = brought.min(self.settings.ram_bytes);
         let batches = self.windows.batch_bytes() + batch_bytes;
         self.settings
-            .cell_bytes(self.settings.staging_bytes(ram_bytes, batches))
+            .cell_bytes(self.settings.staging_bytes(ram_bytes, batches, u64::MAX))
     }
 
     /// A job that is read for has so much memory: first of what others have left.
@@ -301,7 +301,8 @@ impl Scheduler {
         let brought = brought.min(self.settings.ram_bytes);
         self.arena.grow(brought);
         self.ram_bytes = brought.min(self.most_bytes);
-        self.staging_bytes = self.settings.staging_bytes(brought, self.windows.batch_bytes());
+        let data = self.library.shelves().iter().map(|shelf| shelf.bytes).sum();
+        self.staging_bytes = self.settings.staging_bytes(brought, self.windows.batch_bytes(), data);
         self.claim_memory(brought);
     }
 

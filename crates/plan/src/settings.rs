@@ -85,14 +85,19 @@ pub fn batch_bytes(ram_bytes: u64) -> u64 {
 }
 
 impl Settings {
-    /// Of `ram_bytes`, those that pass through, for a node that reads `batch_bytes` per global batch. Unless it is set, a quarter, but no more than eight
-    /// batches, 256 MiB, or a sixteenth up to 4 GiB, whichever is most: what is in flight is bandwidth times latency, 0.8 GB at 10 GB/s and 80 ms, and
-    /// as much again is written to disk or waits for its batch. The batch in use, the one waited for and the one after it have room at least: with
+    /// Of `ram_bytes`, those that pass through, for a node that reads `batch_bytes` per global batch, out of `data_bytes`. Unless it is set, a quarter,
+    /// or a half where disks have room for all that is read and memory saves no request, but no more than eight batches, 256 MiB, or a sixteenth up to
+    /// 4 GiB, whichever is most: what is in flight is bandwidth times latency, 0.8 GB at 10 GB/s and 80 ms, and as much again is written to disk or waits
+    /// for its batch. The batch in use, the one waited for and the one after it have room at least: with
     /// less, kept blocks would have to leave for them.
     #[must_use]
-    pub fn staging_bytes(&self, ram_bytes: u64, batch_bytes: u64) -> u64 {
+    pub fn staging_bytes(&self, ram_bytes: u64, batch_bytes: u64, data_bytes: u64) -> u64 {
         let fast_link = (ram_bytes / 16).clamp(256 << 20, 4 << 30);
-        let most = (ram_bytes / 4).min(fast_link.max(batch_bytes.saturating_mul(8)));
+        let disks: u64 = self.tiers.iter().map(|tier| tier.capacity_bytes).sum();
+        // A record is a little more than its sample.
+        let holds_all = disks > data_bytes.saturating_add(data_bytes / 16);
+        let part = if holds_all { 2 } else { 4 };
+        let most = (ram_bytes / part).min(fast_link.max(batch_bytes.saturating_mul(8)));
         let asked = self.staging_bytes.unwrap_or(most).min(ram_bytes);
         asked.max(batch_bytes.saturating_mul(3).min(ram_bytes / 2))
     }
@@ -125,7 +130,7 @@ mod tests {
     #[test]
     fn what_passes_through_grows_with_memory_and_with_batches() {
         const GIB: u64 = 1 << 30;
-        let of = |ram_bytes, batch_bytes| Settings::default().staging_bytes(ram_bytes, batch_bytes);
+        let of = |ram_bytes, batch_bytes| Settings::default().staging_bytes(ram_bytes, batch_bytes, GIB);
         let small = [GIB / 4, GIB, 2 * GIB, 4 * GIB].map(|ram| of(ram, 1));
         assert_eq!(small, [GIB / 16, GIB / 4, GIB / 4, GIB / 4]);
         let large = [16 * GIB, 64 * GIB, 1024 * GIB].map(|ram| of(ram, 1));
@@ -138,8 +143,19 @@ mod tests {
             ..Settings::default()
         };
         assert_eq!(
-            [set.staging_bytes(64 * GIB, 1), set.staging_bytes(GIB / 2, 1)],
+            [set.staging_bytes(64 * GIB, 1, GIB), set.staging_bytes(GIB / 2, 1, GIB)],
             [GIB, GIB / 2]
         );
+        // Where disks hold all, memory saves no request: what passes through gets a half.
+        let disk = |capacity_bytes| Settings {
+            tiers: vec![TierSettings {
+                capacity_bytes,
+                pinned: None,
+            }],
+            ..Settings::default()
+        };
+        let parts = [2 * GIB, GIB].map(|bytes| disk(bytes).staging_bytes(GIB / 4, 1, GIB));
+        assert_eq!(parts, [GIB / 8, GIB / 16]);
+        assert_eq!(disk(2 * GIB).staging_bytes(2 * GIB, 1, GIB), GIB / 4);
     }
 }

@@ -2,7 +2,7 @@
 
 use foreload_engine::{calls, disk::DiskSettings, env};
 use foreload_plan::policy::Policy;
-use foreload_plan::settings::{self, Settings};
+use foreload_plan::settings::{self, Settings, TierSettings};
 use foreload_sim::POLICIES;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -24,10 +24,18 @@ pub fn batch_bytes(ram_bytes: u64) -> u64 {
     settings::batch_bytes(ram_bytes)
 }
 
-/// Of the memory for samples, the bytes for those that pass through, where a node reads `batch_bytes` per global batch.
+/// Of the memory for samples, the bytes for those that pass through, where a node reads `batch_bytes` per global batch, out of `data_bytes`, and has so
+/// much room on disk.
 #[pyfunction]
-pub fn staging_bytes(ram_bytes: u64, batch_bytes: u64) -> u64 {
-    Settings::default().staging_bytes(ram_bytes, batch_bytes)
+pub fn staging_bytes(ram_bytes: u64, batch_bytes: u64, data_bytes: u64, disk_bytes: u64) -> u64 {
+    let settings = Settings {
+        tiers: vec![TierSettings {
+            capacity_bytes: disk_bytes,
+            pinned: None,
+        }],
+        ..Settings::default()
+    };
+    settings.staging_bytes(ram_bytes, batch_bytes, data_bytes)
 }
 
 /// Where indexes, logs and disk tiers go unless the user says otherwise.

@@ -218,20 +218,24 @@ class Site:
     epochs: int
     speeds: Speeds
 
-    def scenario(self, sizes: Path, mean_bytes: float, epochs: int | None = None, drive: str = "fast") -> str:
+    def scenario(
+        self, sizes: Path, samples: int, mean_bytes: float, epochs: int | None = None, drive: str = "fast"
+    ) -> str:
         """As the simulator reads it.
 
         Args:
             sizes: A file with the size of each sample (`sizes_file`).
-            mean_bytes: The mean of them.
+            samples: How many there are.
+            mean_bytes: The mean of their sizes.
             epochs: To simulate; all when None.
             drive: What decides: `fast`, or the `engine`'s own scheduler.
         """
         from foreload.speeds import toml
 
         speeds = self.speeds
-        samples = self.ram - _core.batch_bytes(self.ram)
-        staging = _core.staging_bytes(samples, int(mean_bytes * self.batch / self.nodes))
+        memory_bytes = self.ram - _core.batch_bytes(self.ram)
+        batch_bytes = int(mean_bytes * self.batch / self.nodes)
+        staging = _core.staging_bytes(memory_bytes, batch_bytes, int(mean_bytes * samples), self.disk)
         memory = {"threads": speeds.threads, "read_mb_s": speeds.ram_mb_s, "write_mb_s": speeds.ram_mb_s}
         kept = {**memory, "write_mb_s": speeds.fresh_mb_s}
         sections: dict[str, Any] = {
@@ -254,7 +258,7 @@ class Site:
             },
             "tier": [
                 {"kind": "staging", "capacity_mb": staging / _MB, **memory},
-                {"kind": "ram", "capacity_mb": (samples - staging) / _MB, **kept},
+                {"kind": "ram", "capacity_mb": (memory_bytes - staging) / _MB, **kept},
             ],
         }
         if self.disk:
@@ -390,7 +394,7 @@ class _Study:
     def _simulate(self, site: Site, epochs: int, drive: str = "fast") -> Report:
         from foreload.sim import simulate_text
 
-        scenario = site.scenario(self.sizes, self.nbytes / self.samples, epochs, drive)
+        scenario = site.scenario(self.sizes, self.samples, self.nbytes / self.samples, epochs, drive)
         return simulate_text(scenario, ["foreload"], progress=self._told)
 
     def _engine_requests(self, site: Site, epochs: int) -> int | None:

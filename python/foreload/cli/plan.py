@@ -225,7 +225,7 @@ def _write(path: Path, dataset: "Dataset", found: "Plan") -> None:
     with sizes_file(dataset.lengths, places_of(dataset)) as sizes:
         lines = sizes.read_text()
     # With the engine's scheduler where it counted the plan's requests, so that `simulate` and `cost` count the same.
-    scenario = found.site.scenario(kept, found.dataset_bytes / found.samples, drive=found.drive)
+    scenario = found.site.scenario(kept, found.samples, found.dataset_bytes / found.samples, drive=found.drive)
     output.write_files([(kept, lines, "the samples' sizes"), (path, scenario, "the scenario")])
 
 
