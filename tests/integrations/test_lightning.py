@@ -87,6 +87,29 @@ def test_a_checkpoint_over_anybodys_data_set_goes_on_at_the_batch(tmp_path: Path
     assert found == [batch for batches in undisturbed.trained.values() for batch in batches]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [3, 5, 10])
+def test_a_checkpoint_over_anybodys_data_set_goes_on_where_epochs_are_limited(
+    tmp_path: Path, workers: int, at: int
+) -> None:
+    """At the last step of a limited epoch nothing is left of it, though the sampler has more."""
+    pixels = torch.rand(19 * 4, 64, generator=torch.Generator().manual_seed(2))
+    samples = [({"pixels": pixels[at], "sample": at}, at % 10) for at in range(len(pixels))]
+
+    def loader() -> Any:
+        return DataLoader(samples, 4, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers)
+
+    undisturbed, begun, resumed = Learner(), Learner(), Learner()
+    limited = {"max_epochs": 3, "limit_train_batches": 5}
+    trainer(**limited).fit(undisturbed, loader())
+    saves: Any = ModelCheckpoint(dirpath=tmp_path, filename="at", every_n_train_steps=at, save_top_k=1)
+    trainer(**limited, max_steps=at, enable_checkpointing=True, callbacks=[saves]).fit(begun, loader())
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    trainer(**limited).fit(resumed, loader(), ckpt_path=checkpoint, weights_only=False)
+    found = [batch for part in (begun, resumed) for batches in part.trained.values() for batch in batches]
+    assert found == [batch for batches in undisturbed.trained.values() for batch in batches]
+
+
 def test_ddp_shares_each_epoch_between_two_ranks(ranks: Callable[..., list[str]]) -> None:
     told = [json.loads(line) for line in ranks("lightning_program.py", "1")]
     assert told[0]["weights"] == told[1]["weights"]

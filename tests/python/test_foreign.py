@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import foreload as fl
 from foreload import errors
-from foreload.torch import DataLoader, Dataset, Sampler, _feed, _foreign
+from foreload.torch import DataLoader, Dataset, Sampler, _feed, _foreign, _waits
 from small import content, number_of
 
 TINY = fl.Cache(ram="32MB")
@@ -369,6 +369,55 @@ def test_an_iterable_data_sets_workers_are_as_many_as_before() -> None:
         DataLoader([1, 2]).load_state_dict({"sequence": "a"})
 
 
+def plain(batches: Any) -> list[Any]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+class Failing(torch_data.Dataset[int]):
+    """One of whose items fails once, in whatever process."""
+
+    def __init__(self, error: type[BaseException], at: int = 9) -> None:
+        self.error, self.at = error, at
+        self.fails = torch.ones(1).share_memory_()  # type: ignore[no-untyped-call] # torch's
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, at: int) -> int:
+        if at == self.at and self.fails[0]:
+            self.fails[0] = 0
+            raise self.error("once")
+        return at
+
+
+@pytest.mark.parametrize(
+    ("error", "workers"), [(ValueError, 0), (KeyboardInterrupt, 0), (SystemExit, 0), (ValueError, 1), (ValueError, 2)]
+)
+@pytest.mark.parametrize("size", [4, None])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_state_after_a_failure_goes_on_with_the_batch_that_failed(
+    error: type[BaseException], workers: int, size: int | None, goes_on: bool
+) -> None:
+    def made() -> Any:
+        return DataLoader(
+            Failing(error), size, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=workers
+        )
+
+    whole = plain(DataLoader(range(20), size, shuffle=True, generator=torch.Generator().manual_seed(3)))
+    first, again = made(), made()
+    batches, had = iter(first), []
+    with pytest.raises(error, match="once"):
+        had.extend(batches)
+    failed = len(had)
+    if goes_on:
+        # The batch is lost, as under torch's loader.
+        had.append(next(batches))
+    again.load_state_dict(first.state_dict())
+    assert plain(had) == whole[:failed] + whole[failed + 1 : failed + 1 + goes_on]
+    again.dataset.fails[0] = 0
+    assert plain(again) == whole[failed + 2 * goes_on :]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_item_is_reported(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(torch_data.Dataset[int]):
@@ -380,6 +429,7 @@ def test_a_slow_item_is_reported(workers: int, monkeypatch: pytest.MonkeyPatch) 
             return at
 
     monkeypatch.setattr(_foreign, "STALL_S", 0.05)
+    monkeypatch.setattr(_waits.Waiting, "stall_s", 0.05)
     # So often torch looks whether its workers live, by a constant of its own.
     waits = _foreign._torchs._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(

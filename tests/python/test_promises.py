@@ -268,3 +268,4 @@ def test_many_loaders_leave_nothing_behind_in_the_agent(home: Any, monkeypatch: 
     assert heap_bytes() - bytes_before < 4 << 20
     # Nothing that it could replay.
     os.kill(agent.pid, signal.SIGKILL)
+    until(lambda: not home.is_served())

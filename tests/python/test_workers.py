@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import re
 import select
@@ -23,7 +24,7 @@ from torch.utils import data as torch_data
 import foreload as fl
 from foreload import errors
 from foreload._node import agent as _agent
-from foreload.torch import DataLoader, Dataset, Sampler
+from foreload.torch import DataLoader, Dataset, Sampler, _waits
 from small import COUNT, content, number_of, until
 
 TINY = fl.Cache(ram="48MB")
@@ -378,6 +379,26 @@ def test_a_stall_is_reported_with_its_cause_while_it_lasts(
     finally:
         bucket.clear_faults()
     assert re.search(r"waiting for \d.*s3://data/fixed/", caplog.text)
+
+
+def test_a_worker_that_hangs_is_reported_while_it_does(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was forked beside threads may never begin, and the agent isn't waited for."""
+    monkeypatch.setattr(_waits.OURS, "stall_s", 0.3)
+    waits = torch_data.dataloader._MultiProcessingDataLoaderIter._try_get_data  # type: ignore[attr-defined] # torch's
+    # So often torch looks whether its workers live.
+    monkeypatch.setattr(
+        torch_data.dataloader._MultiProcessingDataLoaderIter,  # type: ignore[attr-defined]
+        "_try_get_data",
+        lambda self, _timeout: waits(self, 0.05),
+    )
+    batches = iter(DataLoader(data, 4, num_workers=1, prefetch_factor=1, cache=TINY))
+    first = next(batches)
+    (worker,) = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+    os.kill(worker, signal.SIGSTOP)
+    threading.Timer(1.5, os.kill, (worker, signal.SIGCONT)).start()
+    with pytest.warns(errors.StalledWarning, match=rf"batch \d of this pass from worker 0 \(pid {worker}\)"):
+        rest = list(batches)
+    assert len([first, *rest]) == -(-len(data) // 4)
 
 
 @pytest.mark.parametrize("kind", [DataLoader, fl.NumpyLoader])

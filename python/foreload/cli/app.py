@@ -3,6 +3,8 @@
 Verb modules import typer and the standard library alone at their top, so that gathering them here costs little.
 """
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -67,4 +69,9 @@ def main() -> None:
     try:
         app(prog_name="foreload")
     except Exception as error:  # noqa: BLE001 (the last one who can say it in a line)
-        sys.exit(report(error, as_json="--json" in sys.argv[1:]))
+        code = report(error, as_json="--json" in sys.argv[1:])
+        if isinstance(error, OSError) and sys.stdout is not None:
+            # What it didn't take would be tried once more when the process ends, with a traceback.
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(code)

@@ -4,6 +4,7 @@
 JSON. The codes are a promise: docs/reference/cli.md lists them.
 """
 
+import contextlib
 import enum
 import json
 import os
@@ -97,7 +98,11 @@ def report(error: BaseException, *, as_json: bool) -> Code:
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
         kind = getattr(error, "kind", code.name.lower().replace("_", "-"))
-        print(json.dumps({"error": {"kind": kind, "message": message_of(error), "exit_code": int(code)}}))
+        # Standard output may be what failed: full, or closed.
+        with contextlib.suppress(OSError, ValueError):
+            print(
+                json.dumps({"error": {"kind": kind, "message": message_of(error), "exit_code": int(code)}}), flush=True
+            )
     say(message_of(error))
     return code
 

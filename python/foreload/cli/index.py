@@ -119,9 +119,11 @@ def save(dataset: "Dataset", out: str, given: dict[str, str]) -> str:
     if path is None:
         _upload(out, content, given)
         return out
-    new = path.with_name(f"{path.name}.new")
+    # A link stays one: what it names is replaced.
+    real = path.resolve()
+    new = real.with_name(f"{real.name}.new")
     new.write_bytes(content)
-    new.replace(path)
+    new.replace(real)
     return str(path)
 
 

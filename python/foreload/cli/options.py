@@ -82,13 +82,15 @@ def check_writable(path: Path | None, what: str) -> None:
     """Refuses a file that can't be written, before the work that fills it.
 
     Raises:
-        BadParameter: Its directory doesn't exist or is closed, or it is a directory itself.
+        BadParameter: Its directory doesn't exist or is closed, or it is a directory or a device itself.
     """
     if path is None:
         return
     directory = path.absolute().parent
     if path.is_dir():
         problem = f"{path} is a directory; name a file in it"
+    elif path.exists() and not path.is_file():
+        problem = f"{path} is no regular file, and would be replaced by one"
     elif not directory.is_dir():
         problem = f"{path} can't be written: there is no directory {directory}"
     elif not os.access(path if path.exists() else directory, os.W_OK):

@@ -4,6 +4,7 @@ A verb builds one plain value and hands it to `emit` together with a function th
 so that `--json` is always exactly one JSON value.
 """
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,8 @@ def console(*, stderr: bool = False) -> "Console":
     """A terminal, or a file that gets plain text as wide as it needs."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
+    # Whoever closed it (`>&-`) wants to see nothing.
+    stream = (sys.stderr if stderr else sys.stdout) or io.StringIO()
     # A pipe has no width: rich's guess of 80 would cut keys and URLs that somebody wants to grep.
     return Console(file=stream, width=None if stream.isatty() else 200, highlight=False, soft_wrap=not stream.isatty())
 
@@ -38,7 +40,8 @@ def emit(value: Any, draw: "Callable[[Console], None]", *, as_json: bool) -> Non
         as_json: Which of the two is wanted.
     """
     if as_json:
-        print(json.dumps(value, ensure_ascii=False))
+        # Here, where a full disk is one line, and not when the process ends.
+        print(json.dumps(value, ensure_ascii=False), flush=True)
     else:
         draw(console())
 

@@ -113,4 +113,4 @@ def reporter(*, quiet: bool = False) -> Reporter:
     """
     if quiet:
         return Reporter()
-    return Bar() if sys.stderr.isatty() else Lines()
+    return Bar() if sys.stderr is not None and sys.stderr.isatty() else Lines()

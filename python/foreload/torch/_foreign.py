@@ -12,24 +12,21 @@ import itertools
 import logging
 import sys
 import time
-import warnings
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils import data
 from torch.utils.data import dataloader as _torchs
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
-from foreload.errors import StalledWarning, StateError
+from foreload.errors import StateError
 from foreload.torch import _feed, _samplers
 from foreload.torch._kept import Kept
 from foreload.torch._progress import Progress, is_iterable, own_now, put_back_own, random_now
+from foreload.torch._waits import STALL_S, Waiting, report
 
 _LOG = logging.getLogger("foreload")
 # Torch's iterators and a loader's progress are parts of the loader.
 # ruff: noqa: SLF001
-#: Longer waits for a batch are reported, each time that they last so long again: the agent's own default.
-STALL_S = 10.0
 
 T = TypeVar("T", covariant=True)
 
@@ -98,8 +95,9 @@ class ForeignLoader(data.DataLoader[T]):
             iterator._shutdown_workers()
             self._iterator = None
         self._loaded = copy.deepcopy(state_dict)
-        if _is_lightnings():
-            _end_pass(self._loaded, seeded=self.persistent_workers)
+        lightning = _lightning()
+        if lightning is not None:
+            _end_pass(self._loaded, seeded=self.persistent_workers, is_last=lightning.is_last)
         if self._loaded["_iterator_finished"] or "ahead" in self._loaded["random"]:
             # At once: whoever shares a generator with this loader, and draws from it before its pass begins, did so then, too.
             put_back_own(self, self._loaded, now=True)
@@ -167,20 +165,39 @@ class ForeignLoader(data.DataLoader[T]):
         return where
 
 
-def _end_pass(state: dict[str, Any], *, seeded: bool) -> None:
-    """Makes a state in which the loop has had the last batch of a pass one between passes, as if nobody ever asked for what comes after that batch."""
+def _end_pass(state: dict[str, Any], *, seeded: bool, is_last: bool) -> None:
+    """Makes a state in which the loop has had the last batch of a pass one between passes, as if nobody ever asked for what comes after that batch.
+
+    Args:
+        state: The state, changed in place.
+        seeded: Whether workers live on, so that the next pass draws no seed.
+        is_last: Whether the loop says that it was the last one, whatever the sampler has.
+    """
     random, had, batches = state["random"], state["_num_yielded"], state.get("batches")
-    if batches is not None and had >= batches and not state["_iterator_finished"] and "ahead" in random:
+    is_last = is_last or (batches is not None and had >= batches)
+    if is_last and not state["_iterator_finished"] and "ahead" in random:
         state |= {"_iterator_finished": True, "epoch": state["epoch"] + 1}
         state["random"] = {"own": random["ahead"]["own"], "seeded": seeded}
 
 
-def _is_lightnings() -> bool:
-    """Whether Lightning calls. It counts an epoch's batches itself, and when it goes on after the last one, what it asks for is the next epoch."""
+class _Lightning(NamedTuple):
+    """What Lightning says of the state that it loads: whether the loop has had the last batch of the epoch, which it may have limited."""
+
+    is_last: bool
+
+
+def _lightning() -> _Lightning | None:
+    """What Lightning says, if it calls. It counts an epoch's batches itself, and when it goes on after the last one, what it asks for is the next epoch."""
     frame: Any = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("foreload."):
         frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith(("lightning.", "pytorch_lightning."))
+    found = None
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(("lightning.", "pytorch_lightning.")):
+        epoch = getattr(frame.f_locals.get("self"), "epoch_loop", None)
+        said = getattr(getattr(epoch, "batch_progress", None), "is_last_batch", False)
+        found = _Lightning(is_last=bool(said) or (found is not None and found.is_last))
+        frame = frame.f_back
+    return found
 
 
 def _skip(iterator: Iterator[Any], progress: Progress) -> None:
@@ -233,14 +250,17 @@ class _Counting(_torchs._BaseDataLoaderIter):
             batch = self._read()
         except StopIteration:
             progress.is_over = True
+            self._count()
             raise
-        finally:
-            # One whose reading fails is lost, as torch has it: the next one comes next.
-            if not self._is_iterable:
-                progress.has_had_all_but(self._outstanding())
+        # One whose reading fails is lost to a loop that goes on, as torch has it: the next one comes next. Until then a state is of before it.
+        self._count()
         progress.had += self._is_iterable
         progress.tally.yielded(progress.samples - samples, time.perf_counter() - begun)
         return batch
+
+    def _count(self) -> None:
+        if not self._is_iterable:
+            self._progress.has_had_all_but(self._outstanding())
 
     @property
     def _is_iterable(self) -> bool:
@@ -292,20 +312,20 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
         batch = _torchs._SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
         took_s = time.monotonic() - begun
         if took_s >= STALL_S:
-            _report(
+            report(
                 f"batch {self._progress.had} took {took_s:.1f} s to read, by {_what(self._dataset)} in this process, where no time-out ends it"
             )
         return batch
 
 
-class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoaderIter):
+class _MultiProcessingDataLoaderIter(_Counting, Waiting):
     """Torch's iterator over workers, under torch's name, which profiles show."""
 
     def __init__(self, loader: ForeignLoader[Any], progress: Progress, loaded: dict[str, Any] | None) -> None:
         self._progress = progress
         #: The batches' numbers by torch's numbers of what it asks workers for.
         self._numbers: dict[int, int] = {}
-        self._waits_since, self._report_s = time.monotonic(), STALL_S
+        self.begin_wait()
         states = progress.workers.values()
         self.goes_on = any(state["dataset_state"] or state["fetcher_state"] for state in states)
         snapshot = (loaded or {}).get("_snapshot", {})
@@ -343,7 +363,7 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
         return list(self._numbers.values())
 
     def _read(self) -> Any:
-        self._waits_since, self._report_s = time.monotonic(), STALL_S
+        self.begin_wait()
         while True:
             batch = _torchs._MultiProcessingDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
             if batch is not _feed.END:
@@ -360,20 +380,15 @@ class _MultiProcessingDataLoaderIter(_Counting, _torchs._MultiProcessingDataLoad
             self._progress.last_worker = worker
         return data
 
-    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> Any:
-        found = super()._try_get_data(timeout)  # type: ignore[no-untyped-call] # torch's
-        waited_s = time.monotonic() - self._waits_since
-        if not found[0] and waited_s >= self._report_s:
-            self._report_s = waited_s + STALL_S
-            _report(f"waiting for {waited_s:.1f} s for {self._awaited()}: {_what(self._dataset)} takes long")
-        return found
-
-    def _awaited(self) -> str:
+    def awaited(self) -> str:
+        """What the loop waits for, in words."""
         number = self._numbers.get(self._rcvd_idx, self._progress.had)
         samples = self._progress.asked.get(number)
-        worker = self._task_info.get(self._rcvd_idx, (None,))[0]
-        sender = "" if worker is None else f" from worker {worker} (pid {self._workers[worker].pid})"
-        return f"batch {number}{'' if samples is None else f' (samples {samples!r:.60})'}{sender}"
+        return f"batch {number}{'' if samples is None else f' (samples {samples!r:.60})'}"
+
+    def cause(self) -> str:
+        """What may take so long, in words."""
+        return f": {_what(self._dataset)} takes long"
 
 
 def _staged(loader: ForeignLoader[Any], progress: Progress) -> Any:
@@ -396,8 +411,3 @@ def _staged(loader: ForeignLoader[Any], progress: Progress) -> Any:
 
 def _what(dataset: Any) -> str:
     return f"{type(dataset).__name__} or the collate function"
-
-
-def _report(message: str) -> None:
-    _LOG.warning("%s", message)
-    warnings.warn(message, StalledWarning, stacklevel=2)

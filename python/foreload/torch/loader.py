@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
+import sys
 import time
 import warnings
 import weakref
@@ -47,6 +49,7 @@ from foreload.torch._course import Course, Turns
 from foreload.torch._flow import Flow, FlowStream
 from foreload.torch._foreign import ForeignLoader, T
 from foreload.torch._randomness import unnoticed
+from foreload.torch._waits import OURS
 from foreload.torch.dataset import Dataset
 from foreload.torch.sampler import Sampler
 
@@ -193,8 +196,13 @@ class DataLoader(ForeignLoader[T]):
         _check.batch_keywords(
             collate_fn, in_workers=num_workers > 0, raw=getattr(dataset, "raw", raw), single=single, drop_last=drop_last
         )
+        whole_set = (
+            sampler is None and batch_sampler is None and isinstance(batch_size, int) and batch_size <= sys.maxsize
+        )
+        # A batch of all there is may be any number, which the plan has no room for.
+        most = min(batch_size, max(len(dataset) + 1, _MANY)) if whole_set else batch_size  # type: ignore[type-var] # it is a number
         in_batch, seed, epochs = check_run(
-            1 if single or batch_sampler is not None else batch_size, seed, epochs, policy, tuning
+            1 if single or batch_sampler is not None else most, seed, epochs, policy, tuning
         )
         _check.order_keywords(order, batch_size, bool(shuffle), sampler, batch_sampler, drop_last)
         own = sampler if sampler is not None else batch_sampler
@@ -229,7 +237,7 @@ class DataLoader(ForeignLoader[T]):
             {"batch_sampler": batch_sampler}
             if batch_sampler is not None
             else {
-                "batch_size": None if single else in_batch,
+                "batch_size": None if single else batch_size if whole_set and most != batch_size else in_batch,
                 "sampler": sampler if sampler is not None else course,
                 "drop_last": drop_last,
             }
@@ -393,7 +401,7 @@ class DataLoader(ForeignLoader[T]):
             worker_init_fn=_worker.Begin(self.worker_init_fn),
             generator=replay,
         )
-        return super(ForeignLoader, twin)._get_iterator()
+        return OURS(twin)
 
     @property
     def _user_collates(self) -> bool:
@@ -502,7 +510,7 @@ class DataLoader(ForeignLoader[T]):
 
     def _from_workers(self) -> Iterator[tuple[int, Any]]:
         batches: Any = None
-        left = False
+        left, process = False, os.getpid()
         try:
             with _interrupts.kept():
                 batches = super().__iter__()
@@ -513,7 +521,8 @@ class DataLoader(ForeignLoader[T]):
             raise
         finally:
             # Now and not at some collection, where torch would wait for each worker in vain.
-            if not self.persistent_workers and hasattr(batches, "_shutdown_workers"):
+            is_here = os.getpid() == process
+            if is_here and not self.persistent_workers and hasattr(batches, "_shutdown_workers"):
                 try:
                     batches._shutdown_workers()
                 except RuntimeError:
@@ -624,6 +633,8 @@ class DataLoader(ForeignLoader[T]):
         return found.collated(parcel=False)
 
 
+#: As many samples of a batch are taken as they are given, whatever the data set has.
+_MANY = 1 << 20
 #: Passes that have begun and not ended, and loaders of which it was said that they draw the same order.
 _UNDER_WAY: weakref.WeakSet[_Pass] = weakref.WeakSet()
 _NOTED: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()

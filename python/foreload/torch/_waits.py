@@ -1,0 +1,101 @@
+"""Torch's iterator over worker processes, which says so when one of them keeps the loop waiting.
+
+Torch waits for a worker that lives for as long as that takes, without a word. One that was forked while another thread held a lock of the interpreter's
+waits for ever (Python before 3.12 in `PyOS_AfterFork_Child`, and libraries of C and C++ whose locks nobody resets), before it has run a line of Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from typing import Any
+
+from torch.utils.data import dataloader as _torchs
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+
+from foreload.errors import StalledWarning
+
+# Torch's iterators have no public name.
+# ruff: noqa: SLF001
+_LOG = logging.getLogger("foreload")
+#: Longer waits for a batch are reported, each time that they last so long again: the agent's own default.
+STALL_S = 10.0
+#: The same where the agent reports what it is waited for: what remains is a worker that doesn't ask it.
+MUTE_S = 30.0
+
+
+def report(message: str) -> None:
+    """Says what is waited for."""
+    _LOG.warning("%s", message)
+    warnings.warn(message, StalledWarning, stacklevel=2)
+
+
+class Waiting(_torchs._MultiProcessingDataLoaderIter):
+    """Torch's iterator over workers, with reports."""
+
+    #: Waits of so many seconds are reported.
+    stall_s = STALL_S
+
+    def begin_wait(self) -> None:
+        """The loop asks for a batch."""
+        self._waits_since, self._report_s = time.monotonic(), self.stall_s
+
+    @property
+    def heard(self) -> set[int]:
+        """Workers that have sent something."""
+        found: set[int] = self.__dict__.setdefault("_heard", set())
+        return found
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> Any:
+        found = super()._try_get_data(timeout)  # type: ignore[no-untyped-call] # torch's
+        if found[0]:
+            number = found[1][0] if isinstance(found[1], tuple) and found[1] else None
+            self.heard.update(self._task_info.get(number, ())[:1])
+            return found
+        waited_s = time.monotonic() - self._waits_since
+        if waited_s >= self._report_s:
+            self._report_s = waited_s + self.stall_s
+            worker = self._task_info.get(self._rcvd_idx, (None,))[0]
+            sender = "" if worker is None else f" from worker {worker} (pid {self._workers[worker].pid})"
+            report(f"waiting for {waited_s:.1f} s for {self.awaited()}{sender}{self._cause(worker)}")
+        return found
+
+    def _cause(self, worker: int | None) -> str:
+        if worker is None or worker in self.heard or type(self._workers[worker]).__name__ == "SpawnProcess":
+            return self.cause()
+        # It has sent nothing yet.
+        return (
+            f"{self.cause()}, or the worker has hung since it was forked beside threads of this process, against which "
+            "multiprocessing_context='forkserver' helps"
+        )
+
+    def awaited(self) -> str:
+        """What the loop waits for, in words."""
+        raise NotImplementedError
+
+    def cause(self) -> str:
+        """What may take so long, in words."""
+        raise NotImplementedError
+
+
+class _MultiProcessingDataLoaderIter(Waiting):
+    """For a data set of ours, under torch's name, which profiles show."""
+
+    stall_s = MUTE_S
+
+    def _next_data(self) -> Any:
+        self.begin_wait()
+        return super()._next_data()  # type: ignore[no-untyped-call] # torch's
+
+    def awaited(self) -> str:
+        """What the loop waits for, in words."""
+        return f"batch {self._rcvd_idx} of this pass"
+
+    def cause(self) -> str:
+        """What may take so long, in words."""
+        return ": its decoding or the collate function takes long"
+
+
+#: The iterator over workers of a loader whose data set is one of ours.
+OURS = _MultiProcessingDataLoaderIter
