@@ -125,11 +125,11 @@ def order(samples: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begun, "bytes": max(0, _resident() - before)}
 
 
-def split(index: str) -> dict[str, Any]:
+def split(index: str, url: str) -> dict[str, Any]:
     """Splits a data set in two and opens both parts."""
     import foreload as fl
 
-    data = fl.open("file:///nowhere", index=index)
+    data = fl.open(url, index=index)
     samples, agent = len(data), data.source.opened().agent_pid
     idle = _resident(), _resident(agent)
     begun = time.perf_counter()

@@ -54,21 +54,22 @@ def start(stage: Stage) -> Result:
 def split(stage: Stage) -> Result:
     """Dividing a hundred million samples, and what it holds meanwhile."""
     count = stage.amount(100_000_000, 1_000_000)
-    result, index = Result(), stage.directory() / "nowhere.flx"
+    result, home = Result(), stage.directory()
+    index, files = home / "index.flx", home / "files"
     made = ["cargo", "run", "--quiet", "--release", "-p", "foreload-store", "--example", "synthetic"]
-    subprocess.run([*made, "--", str(index), str(count)], cwd=ROOT, check=True)
-    found = [probe(stage, "split", {"index": str(index)}) for _ in range(stage.pairs)]
+    subprocess.run([*made, "--", str(index), str(count), str(files)], cwd=ROOT, check=True)
+    found = [probe(stage, "split", {"index": str(index), "url": str(files)}) for _ in range(stage.pairs)]
     result.read("split", *[one["seconds"] for one in found], unit="s")
     for name in ("client", "agent"):
         result.read(f"{name}, most memory", *[one[f"{name}_bytes"] / 1e9 for one in found], unit="GB")
         result.read(f"{name}, kept", *[one[f"{name}_kept_bytes"] / 1e9 for one in found], unit="GB")
     result.settings = {
-        "data": f"an index of {count} samples in objects of 4,096, {index.stat().st_size / 1e6:.0f} MB",
+        "data": f"an index of {count} samples in files of 4,096, all hole, {index.stat().st_size / 1e6:.0f} MB",
         "split": "from the call to both parts open at the agent: 90 % and 10 %",
         "memory": "of each process, beyond what it held when the whole was open; resident, shared pages included",
     }
     result.raw = {"runs": found}
-    index.unlink()
+    shutil.rmtree(home)
     return result
 
 

@@ -1,4 +1,5 @@
-//! Writes the index of a data set that lies nowhere: samples of about 1 KB in objects of 4,096 each. `FILE` and how many.
+//! Writes the index of a data set that takes no room: samples of about 1 KB in files of 4,096 each, which are all hole. `FILE`, how many, and the files'
+//! directory.
 //!
 //! The benchmark of `split` opens it: what an index of 10^8 samples costs shows without 100 GB of them.
 
@@ -10,19 +11,20 @@ const BYTES: u64 = 1000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let (Some(file), Some(samples)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: synthetic FILE SAMPLES".into());
+    let (Some(file), Some(samples), Some(directory)) = (arguments.next(), arguments.next(), arguments.next()) else {
+        return Err("usage: synthetic FILE SAMPLES DIRECTORY".into());
     };
-    let mut builder = IndexBuilder::new("file:///nowhere", Format::Manifest);
+    std::fs::create_dir_all(&directory)?;
+    let mut builder = IndexBuilder::new(format!("file://{directory}"), Format::Manifest);
     for sample in 0..samples.parse()? {
         if sample % IN_AN_OBJECT == 0 {
             let key = format!("{:08}.bin", sample / IN_AN_OBJECT);
             builder.object(NewObject {
                 key: &key,
                 size: IN_AN_OBJECT * BYTES,
-                etag: Some("\"0123456789abcdef0123456789abcdef\""),
-                version: None,
+                ..NewObject::default()
             })?;
+            std::fs::File::create(format!("{directory}/{key}"))?.set_len(IN_AN_OBJECT * BYTES)?;
         }
         builder.sample(NewSample {
             object: sample / IN_AN_OBJECT,

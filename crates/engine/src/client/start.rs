@@ -185,7 +185,14 @@ fn tail(path: &Path) -> String {
         file.seek(SeekFrom::Start(len.saturating_sub(500)))?;
         let mut text = Vec::new();
         file.take(500).read_to_end(&mut text)?;
-        Ok(String::from_utf8_lossy(&text).trim().to_owned())
+        let text = String::from_utf8_lossy(&text);
+        // From the first whole line on.
+        let whole = if len > 500 {
+            text.split_once('\n').map(|(_, rest)| rest)
+        } else {
+            None
+        };
+        Ok(whole.unwrap_or(&text).trim().to_owned())
     };
     read().unwrap_or_else(|e| format!("(unreadable: {e})"))
 }

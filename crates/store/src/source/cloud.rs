@@ -123,7 +123,8 @@ impl Bucket {
         let host = site.origin.host();
         let is_told = match self.cloud {
             Cloud::Http => true,
-            Cloud::S3 => host.ends_with(".amazonaws.com") || host.ends_with(".amazonaws.com.cn"),
+            // China and the government have names of their own.
+            Cloud::S3 => host.ends_with(".amazonaws.com") && !host.contains("-gov-"),
             Cloud::Gs => host == "storage.googleapis.com",
             Cloud::Azure => false,
         };

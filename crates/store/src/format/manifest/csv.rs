@@ -22,10 +22,24 @@ pub(super) fn parse(text: &str, separator: u8, columns: &Columns) -> Result<Vec<
     let mut fields = Vec::new();
     while lines.next(&mut fields)? {
         if fields.len() > 1 || fields.first().is_some_and(|f| !f.trim().is_empty()) {
+            check_width(lines.line, &fields, names.len())?;
             rows.push(wanted.row(lines.line, |i| fields.get(i).map(|f| Cell::Text(f.as_ref().into())))?);
         }
     }
     Ok(rows)
+}
+
+/// A row with fewer fields than the header was cut off, and what is missing would be taken for not given; with more, some stand in wrong columns.
+fn check_width(line: usize, fields: &[Cow<'_, str>], columns: usize) -> Result<()> {
+    let is_right = fields.len() >= columns && fields[columns..].iter().all(|field| field.trim().is_empty());
+    if is_right {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "line {line} of the manifest has {} fields, and its header {columns}",
+        fields.len()
+    ))
+    .with_remedy("was it cut off? A field that isn't given is left empty"))
 }
 
 struct Lines<'a> {
@@ -94,6 +108,26 @@ impl<'a> Lines<'a> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_row_of_another_width_than_the_header_is_refused() {
+        let parse = |rows: &str| {
+            parse(
+                &format!("object,offset,length,label\n{rows}"),
+                b',',
+                &Columns::default(),
+            )
+        };
+        let whole = "a,0,5,1\nb,5,5,1";
+        assert_eq!(parse(whole).unwrap().len(), 2);
+        assert_eq!(parse("a,,,\nb,5,5,1,,\n\n").unwrap().len(), 2);
+        // Wherever before the label it is cut off.
+        for cut in 9..whole.len() - 1 {
+            let read = parse(&whole[..cut]);
+            assert!(read.is_err(), "{:?}", &whole[..cut]);
+        }
+        assert!(parse("a,0,5,1,7").is_err());
+    }
 
     proptest! {
         #[test]

@@ -5,6 +5,7 @@ use crate::source::http::{Head, Response};
 use crate::{Error, ErrorKind};
 use std::ops::Range;
 use std::time::Duration;
+use std::time::SystemTime;
 
 // Error documents of the stores have a few hundred bytes.
 const MAX_ERROR_BYTES: usize = 16 << 10;
@@ -123,8 +124,14 @@ pub(crate) fn etag_of(head: &Head) -> Option<String> {
 }
 
 fn modified(head: &Head) -> Option<String> {
-    let time = head.get("last-modified")?;
-    Some(format!("{MODIFIED}{}\"", time.trim()))
+    let text = head.get("last-modified")?.trim();
+    let read = httpdate::parse_http_date(text);
+    Some(read.map_or_else(|_| format!("{MODIFIED}{text}\""), etag_of_time))
+}
+
+/// The same of a listing.
+pub(crate) fn etag_of_time(time: SystemTime) -> String {
+    format!("{MODIFIED}{}\"", httpdate::fmt_http_date(time))
 }
 
 /// Compares the head with the question: status, range, length, coding, ETag.

@@ -148,7 +148,10 @@ impl Bucket {
                 entries.objects.push(ObjectMeta {
                     key: key.to_owned(),
                     size: meta.size,
-                    etag: meta.e_tag,
+                    etag: Some(
+                        meta.e_tag
+                            .unwrap_or_else(|| answer::etag_of_time(SystemTime::from(meta.last_modified))),
+                    ),
                     version: meta.version,
                     modified: Some(SystemTime::from(meta.last_modified)),
                 });
@@ -245,7 +248,13 @@ fn parse(body: &[u8]) -> Result<Page> {
                     (["Contents", "LastModified"], Some(object)) => {
                         object.modified = crate::source::profile::parse_time(&value)
                     }
-                    (["Contents"], found) => page.objects.extend(found.take().filter(|o| !o.key.is_empty())),
+                    (["Contents"], found) => {
+                        let named = found.take().filter(|o| !o.key.is_empty());
+                        page.objects.extend(named.map(|object| ObjectMeta {
+                            etag: object.etag.or_else(|| object.modified.map(answer::etag_of_time)),
+                            ..object
+                        }));
+                    }
                     (["CommonPrefixes", "Prefix"], _) => page.prefixes.push(std::mem::take(&mut value)),
                     (["NextContinuationToken"], _) => page.next = Some(std::mem::take(&mut value)),
                     (["IsTruncated"], _) => truncated = value.trim() == "true",
@@ -330,6 +339,10 @@ mod tests {
             .collect();
         assert_eq!(read, [("a b/c&", 12, Some("\"x\"")), ("d", 0, Some("\"y\""))]);
         assert!(page.objects[0].modified.is_some());
+        // Without an ETag the time tells versions apart, as the answer to a GET has it.
+        let page = parse(PAGE.replace("<ETag>&quot;x&quot;</ETag>", "").as_bytes()).unwrap();
+        let etag = page.objects[0].etag.as_deref();
+        assert_eq!(etag, Some("W/\"modified Fri, 24 May 2013 00:00:00 GMT\""));
     }
 
     #[test]
