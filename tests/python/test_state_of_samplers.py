@@ -766,3 +766,53 @@ def test_of_an_empty_batch_nothing_is_made(data: Any, decode: Any, workers: int)
     with pytest.raises(errors.InvalidError, match="no samples"):
         next(batches)
     assert [len(batch) for batch in DataLoader(data, num_workers=workers, collate_fn=list, **options)] == [2, 0, 1]
+
+
+class FailingOnce(Drawing):
+    """One that fails when it is asked for its pass, before or after it draws."""
+
+    fails = ""
+
+    def __iter__(self) -> Iterator[int]:
+        fails, self.fails = self.fails, ""
+        if fails == "before":
+            raise OSError("once")
+        drawn = list(super().__iter__())
+        if fails == "after":
+            raise OSError("once")
+        return iter(drawn)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("fails", ["before", "after"])
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("had", [0, 2, 25])
+def test_a_pass_that_can_not_begin_leaves_the_state_as_it_was(
+    any_data: Any, workers: int, fails: str, batches: bool, had: int
+) -> None:
+    def made() -> tuple[Any, Any]:
+        sampler: Any = FailingOnce(a_torch(), count=200)
+        keywords: dict[str, Any] = {"num_workers": workers}
+        if not batches:
+            return sampler, loader_of(any_data, sampler, **keywords)
+        if isinstance(any_data, fl.Dataset):
+            keywords |= {"cache": TINY, "decode": lambda raw, meta: meta.sample}
+        return sampler, DataLoader(any_data, batch_sampler=BatchSampler(sampler, 8, False), **keywords)
+
+    loader = made()[1]
+    wanted = numbers(loader) + numbers(loader)
+    first = made()[1]
+    passing = iter(first)
+    for _ in range(had):
+        next(passing)
+    sampler, again = made()
+    again.load_state_dict(first.state_dict())
+    sampler.fails = fails
+    with pytest.raises(OSError, match="once"):
+        next(iter(again))
+    other = made()[1]
+    other.load_state_dict(again.state_dict())
+    # With its last batch in hand, of an epoch nothing is left; of ours the next one comes.
+    end = 25 if had < 25 else 50 if isinstance(any_data, fl.Dataset) else had
+    assert numbers(other) == wanted[had:end]
+    assert numbers(again) == wanted[had:end]

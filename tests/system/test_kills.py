@@ -148,9 +148,19 @@ print("ready", flush=True)
 time.sleep(1000)
 """
 
+ANYBODYS = """
+import sys, time
+from foreload.torch import DataLoader
+loader = DataLoader(list(range(8)), 1, num_workers=4, multiprocessing_context=sys.argv[1])
+batches = iter(loader)
+next(batches)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("program", [STOCK, OURS])
+@pytest.mark.parametrize("program", [STOCK, OURS, ANYBODYS])
 def test_workers_that_are_not_asked_or_not_heard_end_with_their_trainer_too(
     home: Any, program: str, method: str
 ) -> None:

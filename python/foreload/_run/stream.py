@@ -42,8 +42,8 @@ from foreload.errors import (
 _LOG = logging.getLogger("foreload")
 #: Batches asked for beyond the one that is waited for. The agent reads ahead by itself; this hides the way to it and back.
 _AHEAD = 2
-#: An agent that ends again before so many batches have come is ended by something that goes on.
-_PROGRESS = 8
+#: An agent that ends again before so many batches have come, within so many seconds, is ended by something that goes on.
+_PROGRESS, _PROGRESS_S = 8, 60.0
 #: Larger batches are not made ahead: 64 MiB take 15 ms, and a third copy beside the loop's two would cost more memory than that is worth.
 _AHEAD_BYTES = 64 << 20
 #: A sample can't be had, and may be left out.
@@ -91,7 +91,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         self._next, self._asked, self._count = first, first, len(run)
         self._wants: deque[tuple[_core.Job, int]] = deque()
         self._ready: _core.Delivery | None = None
-        self._reconnected_at: int | None = None
+        self._reconnected_at: tuple[int, float] | None = None
         #: Names this pass at its attachment, without keeping it alive.
         self._token = object()
         #: Whether another pass over the same loader has begun: the agent follows that one, and answers this one by the samples' numbers.
@@ -249,9 +249,12 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
 
     def _reconnect(self, error: ClosedError) -> _core.Delivery:
         """Goes on with a new agent: if that ends before it has brought some batches, something ends it."""
-        if self._reconnected_at is not None and self._next - self._reconnected_at < _PROGRESS:
-            raise error
-        self._reconnected_at = self._next
+        now, before = time.monotonic(), self._reconnected_at
+        if before is not None:
+            came, took_s = self._next - before[0], now - before[1]
+            if came == 0 or (came < _PROGRESS and took_s < _PROGRESS_S):
+                raise ClosedError(f"{error}; it is the second one that ended within {came} batches and {took_s:.0f} s")
+        self._reconnected_at = self._next, now
         _LOG.warning("%s; going on at epoch %d, batch %d", _agent.ending(error), self.epoch, self._next)
         self._wants.clear()
         self._ready, self._asked = None, self._next
@@ -277,8 +280,8 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
             self._attachment.leave(self.run.rank, self._token)
 
     def __del__(self) -> None:
-        # At the interpreter's end the connection closes, which gives back everything.
-        if not sys.is_finalizing():
+        # At the interpreter's end the connection closes, which gives back everything. One that was interrupted while it was made has nothing.
+        if not sys.is_finalizing() and hasattr(self, "_token"):
             self.close()
 
 

@@ -7,6 +7,7 @@ data set is one of ours.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +23,7 @@ from foreload._run.run import Run
 from foreload._settings.cache import Cache
 from foreload._settings.order import Order, tail_of
 from foreload._settings.tuning import Tuning
-from foreload.errors import StateError
+from foreload.errors import InvalidError, StateError
 from foreload.torch import _given, _lists, _reference, _samplers
 from foreload.torch._flow import Flow
 from foreload.torch.dataset import Dataset, Turn
@@ -254,6 +255,16 @@ class Course(Sampler):
                 # It was over: the loader stands at the beginning of the next one.
                 known: dict[str, Any] = {name: state[name] for name in ("of", "random", "samplers") if name in state}
                 self._loaded = {**_given.unread(self.data, self._batch_size, epoch), **known}, self._loaded[1]
+
+    def go_back(self, state: dict[str, Any]) -> None:
+        """A pass couldn't begin: the next one begins where it would have, if that can be had again."""
+        run = self._run
+        with contextlib.suppress(StateError, InvalidError):
+            self.load(state)
+        if self._lists is not None and "order" in state and not state["order"]:
+            # Nothing was read before, so what this pass has listed decides nothing.
+            run = None
+        self._run = run
 
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""

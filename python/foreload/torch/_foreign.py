@@ -23,6 +23,7 @@ from foreload.torch import _feed, _samplers
 from foreload.torch._kept import Kept
 from foreload.torch._progress import Progress, is_iterable, own_now, put_back_own, random_now
 from foreload.torch._waits import STALL_S, Waiting, report
+from foreload.torch._worker import Ending
 
 _LOG = logging.getLogger("foreload")
 # Torch's iterators and a loader's progress are parts of the loader.
@@ -90,10 +91,8 @@ class ForeignLoader(data.DataLoader[T]):
                 f"the state was saved with num_workers={snapshot.get('_num_workers', 0)}, each of which has a state of its own; this loader has "
                 f"num_workers={self.num_workers}"
             )
-        iterator: Any = self._iterator
-        if iterator is not None:
-            iterator._shutdown_workers()
-            self._iterator = None
+        # Its workers end, unless somebody reads on in that pass.
+        self._iterator = None
         self._loaded = copy.deepcopy(state_dict)
         lightning = _lightning()
         if lightning is not None:
@@ -122,9 +121,17 @@ class ForeignLoader(data.DataLoader[T]):
 
     def _new_pass(self, *, is_seeded: bool = False) -> Progress:
         loaded, self._loaded = self._loaded, None
+        before = self._progress
+        if loaded is None and before is not None and before.has_failed:
+            # It failed before it had anything of a state that was loaded: that is gone on from yet.
+            loaded = before.loaded
         number = self._passes if loaded is None else loaded["epoch"]
-        progress = self._progress = Progress(self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded)
-        self._passes = number + 1
+        try:
+            progress = Progress(self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded)
+        except BaseException:
+            self._loaded = loaded
+            raise
+        self._progress, self._passes = progress, number + 1
         if loaded is not None and progress.resumed is None and not loaded["_iterator_finished"]:
             _LOG.warning(
                 "the sampler is set to epoch %s, and the state that was loaded is of epoch %s after batch %d: it is not gone on with",
@@ -137,8 +144,18 @@ class ForeignLoader(data.DataLoader[T]):
 
     def _get_iterator(self) -> Any:
         """Torch's iterator; it goes on from a state that was loaded."""
-        loaded = self._loaded
+        loaded, before = self._loaded, (self._progress, self._passes)
         progress = self._new_pass()
+        try:
+            return self._begin(progress, progress.loaded)
+        except BaseException:
+            # Interrupted, or a worker can't be started: what the pass took of a state that was loaded, and drew, it gives back.
+            (self._progress, self._passes), self._loaded = before, loaded
+            self._tallies.pop()
+            progress.go_back()
+            raise
+
+    def _begin(self, progress: Progress, loaded: dict[str, Any] | None) -> Any:
         if self.num_workers:
             self.check_worker_number_rationality()
             with progress.making():
@@ -252,6 +269,9 @@ class _Counting(_torchs._BaseDataLoaderIter):
             progress.is_over = True
             self._count()
             raise
+        except BaseException:
+            progress.fails()
+            raise
         # One whose reading fails is lost to a loop that goes on, as torch has it: the next one comes next. Until then a state is of before it.
         self._count()
         progress.had += self._is_iterable
@@ -333,7 +353,9 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
             progress.last_worker = snapshot["_last_yielded_worker_id"]
         is_anew = is_iterable(loader) and not self.goes_on
         self._first_worker = 0 if is_anew else (progress.last_worker + 1) % loader.num_workers
-        super().__init__(_staged(loader, progress))
+        twin = copy.copy(_staged(loader, progress))
+        vars(twin)["worker_init_fn"] = Ending(twin.worker_init_fn)
+        super().__init__(twin)
         self._dataset = loader.dataset
 
     @property  # type: ignore[override] # an attribute in torch

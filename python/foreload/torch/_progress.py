@@ -89,8 +89,10 @@ class Progress:
         self._list: int | None = 0
         self._lists: dict[int, int | None] = {}
         goes_on = loaded is not None and not loaded["_iterator_finished"] and self._is_of(loaded)
-        #: The state that is gone on from, where it is of this pass.
-        self.resumed = loaded if goes_on else None
+        #: The state that is gone on from, where it is of this pass; and that which was loaded, of whatever pass.
+        self.resumed, self.loaded = loaded if goes_on else None, loaded
+        #: Whether it failed before the loop had anything of it since the state.
+        self.has_failed = False
         self._draws: dict[str, Draw] = {}
         self._is_seeded = is_seeded
         if loaded is not None and (goes_on or loaded["_iterator_finished"]):
@@ -223,6 +225,16 @@ class Progress:
                 # What the sampler draws from is how that left it.
                 now = Draw.now()
                 self._draws["sampler"] = Draw(now.torch_state, None if draw.others is None else now.others)
+
+    def go_back(self) -> None:
+        """The pass couldn't begin: its generators stand where they stood."""
+        for name, generator in self._generators.items():
+            put_back(generator, self._begun[name])
+
+    def fails(self) -> None:
+        """The loop gets an error in place of a batch."""
+        first = 0 if self.resumed is None else self.resumed["_num_yielded"]
+        self.has_failed = self.loaded is not None and self.had == first
 
     def begins_to_draw(self) -> None:
         """Torch makes an iterator of the sampler, which may draw at once."""
@@ -382,6 +394,7 @@ class Progress:
     def has_had_all_but(self, outstanding: Iterable[int] = ()) -> None:
         """The loop has had all that was asked for but these."""
         waiting = set(outstanding)
+        self.has_failed = False
         for number in [number for number in self.asked if number not in waiting]:
             index = self.asked.pop(number)
             self.samples += len(index) if isinstance(index, (list, tuple)) else 1
@@ -436,7 +449,8 @@ class Progress:
         sampled = self._sampled if self._is_drawing else self._draws.get("sampler") or Draw.now()
         if sampled is not None:
             found["sampler"] = sampled.as_dict()
-        if self._is_drawing and not self._is_iterable:
+        # One whose sampler failed at once has drawn nothing that anybody got.
+        if self._is_drawing and (self._taken or self._has_ended) and not self._is_iterable:
             found["ahead"] = {"drawn": self._taken, "ended": self._has_ended, "own": own_now(loader)}
         return found
 

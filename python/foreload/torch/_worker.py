@@ -73,6 +73,22 @@ class Begin:
             self._init(worker)
 
 
+class Ending:
+    """The first step of a worker over anybody's data set: it ends with its trainer.
+
+    Args:
+        init: The loader's `worker_init_fn`.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        end_with_the_trainer()
+        if self._init is not None:
+            self._init(worker)
+
+
 def end_with_the_trainer() -> None:
     """Ends this process when the one that started it has ended, however it did."""
     trainer = multiprocessing.parent_process()

@@ -462,6 +462,15 @@ class DataLoader(ForeignLoader[T]):
             samples: Any = self.dataset
             samples.decoder.detach = self._detach
         self._cursor.is_dealt = course.is_dealt
+        stood = course.state()
+        try:
+            return self._begin_planned(course)
+        except BaseException:
+            # Interrupted, or its sampler failed: what the pass took of a state that was loaded, and drew, it gives back.
+            course.go_back(stood)
+            raise
+
+    def _begin_planned(self, course: Course) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]] | None:
         course.heed()
         if self._cursor.takes_rest():
             return None
