@@ -181,6 +181,8 @@ def test_an_agent_that_keeps_dying_is_an_error(home: Any) -> None:
 
     with pytest.raises(errors.ClosedError, match=r"agent\.log"):
         kill_at_each_step()
+    # The system takes a moment to close what a killed one had.
+    until(lambda: not home.is_served())
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -258,13 +258,11 @@ class Course(Sampler):
 
     def go_back(self, state: dict[str, Any]) -> None:
         """A pass couldn't begin: the next one begins where it would have, if that can be had again."""
-        run = self._run
         with contextlib.suppress(StateError, InvalidError):
             self.load(state)
-        if self._lists is not None and "order" in state and not state["order"]:
+        if self._lists is not None and not state["order"]:
             # Nothing was read before, so what this pass has listed decides nothing.
-            run = None
-        self._run = run
+            self._run = None
 
     def state(self) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""

@@ -449,7 +449,7 @@ class DataLoader(ForeignLoader[T]):
         course = self._course = Course(samples, size, before.drop_last, own, shuffle=False, **self._common)
         course.cursor.set_epoch(before.retire())
         self._cursor, self._turns = course.cursor, Turns(course)
-        self._cuts, self._made_of = False, []
+        self._cuts = False
         self._made_of = self._batching()
         self._end_workers()
 
