@@ -429,6 +429,11 @@ impl DiskTier {
         self.segments.chore()
     }
 
+    /// All of it.
+    pub fn chores(&mut self) -> Vec<Chore> {
+        std::iter::from_fn(|| self.chore()).collect()
+    }
+
     fn run_chores(&mut self) {
         while let Some(chore) = self.chore() {
             chore.run();

@@ -196,7 +196,7 @@ fn invalid(error: foreload_plan::Error) -> Trouble {
 fn key_of(shelf: &Shelf, dataset: &Dataset, content: Content) -> Option<[u8; 16]> {
     let samples = shelf.blocks.range(shelf.blocks.block_of(shelf.own(content)));
     block_key(
-        &dataset.source.store(),
+        dataset.source.store(),
         &dataset.index,
         samples.start,
         shelf.blocks.extent(samples),
@@ -482,7 +482,7 @@ impl Pool {
             let (first, end) = (next, (next + LOOK_AT_ONCE).min(blocks.end));
             next = end;
             let (index, all) = (known.dataset.index.clone(), Arc::clone(&shelf.blocks));
-            let store = known.dataset.source.store();
+            let store = known.dataset.source.store().to_owned();
             let key = move |block| {
                 let samples = all.range(block);
                 block_key(&store, &index, samples.start, all.extent(samples))

@@ -117,6 +117,8 @@ pub struct Entries {
 #[derive(Debug, Clone)]
 pub struct Source {
     root: Arc<str>,
+    /// What tells its store from others that may have the same root.
+    told: Arc<str>,
     store: Store,
     retry: Retry,
     list_concurrency: usize,
@@ -154,8 +156,13 @@ impl Source {
             }
         };
         let (retry, list_concurrency) = (options.retry, options.list_concurrency);
+        let told = match &store {
+            Store::Bucket(bucket) => bucket.store(),
+            Store::Directory(_) => String::new(),
+        };
         Ok(Self {
             root: address.root().into(),
+            told: told.into(),
             store,
             retry,
             list_concurrency,
@@ -185,11 +192,8 @@ impl Source {
 
     /// What tells the store from others in which the same root may have other objects; empty: the root says it.
     #[must_use]
-    pub fn store(&self) -> String {
-        match &self.store {
-            Store::Bucket(bucket) => bucket.store(),
-            Store::Directory(_) => String::new(),
-        }
+    pub fn store(&self) -> &str {
+        &self.told
     }
 
     /// Fetches that are of any use at a time: a store says itself when it has too many.

@@ -348,7 +348,7 @@ fn stores_that_may_have_the_same_buckets_are_told_apart() {
             credentials: Some(foreload_store::Credentials::Anonymous),
             ..SourceOptions::default()
         };
-        Source::open(url, &options).unwrap().store()
+        Source::open(url, &options).unwrap().store().to_owned()
     };
     let [one, two] = [1, 2].map(|port| store("s3://b/x", Some(&format!("http://127.0.0.1:{port}"))));
     assert!(one != two && !one.is_empty() && !two.is_empty());

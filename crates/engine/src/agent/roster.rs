@@ -172,7 +172,7 @@ impl Agent {
                 let resized = tier.borrow_mut().resize(wanted);
                 resized.map_err(|e| Trouble::new("invalid", e.to_string()))?;
                 // A job that finds it full writes nothing, and nobody else would unlink what had to go.
-                let chores: Vec<_> = std::iter::from_fn(|| tier.borrow_mut().chore()).collect();
+                let chores = tier.borrow_mut().chores();
                 let done = tokio::task::spawn_blocking(move || chores.into_iter().for_each(crate::disk::Chore::run));
                 done.await.map_err(|e| Trouble::new("bug", e.to_string()))?;
                 Ok(tier)

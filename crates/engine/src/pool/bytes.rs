@@ -468,10 +468,7 @@ impl Pool {
     /// Lets the disk tiers seal and unlink segments, off this thread.
     pub(super) fn do_chores(&self) {
         for tier in &self.tiers {
-            let mut chores = Vec::new();
-            while let Some(chore) = tier.borrow_mut().chore() {
-                chores.push(chore);
-            }
+            let chores = tier.borrow_mut().chores();
             if !chores.is_empty() {
                 tokio::task::spawn_blocking(move || chores.into_iter().for_each(crate::disk::Chore::run));
             }

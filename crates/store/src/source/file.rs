@@ -248,9 +248,9 @@ fn leads_nowhere(error: &std::io::Error) -> bool {
 
 /// Whether a directory is one of those that led here: the one being listed, or one above it, up to where the listing began.
 fn leads_back(found: &std::fs::Metadata, path: &Path, prefix: &str) -> bool {
-    let above = path.ancestors().take(prefix.matches('/').count() + 1);
+    let mut above = path.ancestors().take(prefix.matches('/').count() + 1);
     let is_it = |it: std::fs::Metadata| (it.dev(), it.ino()) == (found.dev(), found.ino());
-    above.into_iter().any(|path| std::fs::metadata(path).is_ok_and(is_it))
+    above.any(|path| std::fs::metadata(path).is_ok_and(is_it))
 }
 
 fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
