@@ -7,15 +7,17 @@ use crate::list::List;
 use crate::memory;
 use crate::protocol::Trouble;
 use crate::slots::Shared;
+use crate::sync::Mutex;
 use foreload_plan::Digest;
 use foreload_plan::catalog::{Catalog, MOST_RANGES, Place};
 use foreload_store::format::{self, BuildOptions, Changes, Format, Step};
 use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, bare_etag, content_key};
 use foreload_store::spool::Room;
 use foreload_store::{Credentials, ErrorKind, Index, Source, SourceOptions, Spool, source};
+use rustc_hash::FxHashMap;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -41,6 +43,8 @@ pub struct Dataset {
     pub spool: Option<Arc<Spool>>,
     /// When its objects were last seen to be those of the index.
     pub seen: Cell<Option<Instant>>,
+    /// ETags that objects had when the first part of one was read, of which the index has none.
+    pub pins: Arc<Mutex<FxHashMap<u64, String>>>,
 }
 
 /// What opening a data set comes to.
@@ -195,6 +199,7 @@ impl Dataset {
             index_etag,
             spool: spool.map(Arc::new),
             seen: Cell::new((origin == "listed").then(Instant::now)),
+            pins: Arc::default(),
         })
     }
 
@@ -262,7 +267,30 @@ impl Dataset {
             index_etag: None,
             spool: self.spool.clone(),
             seen: self.seen.clone(),
+            pins: Arc::clone(&self.pins),
         }
+    }
+
+    /// Of an object that the index has no ETag of, some bytes came with this one: what comes in several loads must be of one version.
+    ///
+    /// # Errors
+    /// `changed` when another part of it came with another one.
+    pub fn pinned(&self, object: u64, known: &ObjectRef, etag: Option<&str>, is_in_parts: bool) -> Result<(), Trouble> {
+        let Some(etag) = etag.filter(|_| is_in_parts && known.etag.is_none()) else {
+            return Ok(());
+        };
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = pins.entry(object).or_insert_with(|| etag.to_owned());
+        if bare_etag(first) == bare_etag(etag) {
+            return Ok(());
+        }
+        Err(Trouble::new(
+            "changed",
+            format!(
+                "{} was replaced while it was read: its ETag is {etag} and was {first}; open it with refresh=True, and give its manifest a column `etag`",
+                self.source.url_of(&known.key)
+            ),
+        ))
     }
 
     /// Takes new credentials, from the client's provider.

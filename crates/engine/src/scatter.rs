@@ -31,15 +31,63 @@ pub struct Check {
     pub len: u64,
 }
 
+/// The checksums of some stretches of a load, which come one after the other.
+pub struct Sums {
+    checks: Vec<Check>,
+    crc: Digest,
+    crcs: Vec<u32>,
+    /// What lies before has been summed up: pieces may overlap.
+    reached: u64,
+}
+
+impl Sums {
+    /// Of these stretches.
+    #[must_use]
+    pub fn new(checks: &[Check]) -> Self {
+        Sums {
+            checks: checks.to_vec(),
+            crc: Digest::new(CrcAlgorithm::Crc32Iscsi),
+            crcs: Vec::with_capacity(checks.len()),
+            reached: 0,
+        }
+    }
+
+    /// Bytes of the load, from one of its places on.
+    pub fn add(&mut self, at: u64, frame: &[u8]) {
+        let end = at + frame.len() as u64;
+        while let Some(check) = self.checks.get(self.crcs.len()).filter(|check| check.at <= end) {
+            let to = (check.at + check.len).min(end);
+            let from = check.at.max(at).max(self.reached).min(to);
+            self.crc.update(&frame[(from - at) as usize..(to - at) as usize]);
+            if to < check.at + check.len {
+                break;
+            }
+            self.crcs.push(self.crc.finalize() as u32);
+            self.crc.reset();
+        }
+        self.reached = self.reached.max(end);
+    }
+
+    /// Those of all of them, once all bytes have come.
+    #[must_use]
+    pub fn whole(&self) -> Option<&[u32]> {
+        (self.crcs.len() == self.checks.len()).then_some(&self.crcs)
+    }
+
+    fn restart(&mut self) {
+        self.crc.reset();
+        self.crcs.clear();
+        self.reached = 0;
+    }
+}
+
 /// Scatters one range into slots. Bytes that no piece has are dropped.
 pub struct Scatter {
     arena: Arc<Shared>,
     pieces: Vec<Piece>,
     /// The first piece that isn't there yet.
     piece: usize,
-    checks: Vec<Check>,
-    crc: Digest,
-    crcs: Vec<u32>,
+    sums: Sums,
     asked: u32,
 }
 
@@ -51,9 +99,7 @@ impl Scatter {
             arena,
             pieces: load.pieces.clone(),
             piece: 0,
-            checks: checks.to_vec(),
-            crc: Digest::new(CrcAlgorithm::Crc32Iscsi),
-            crcs: Vec::with_capacity(checks.len()),
+            sums: Sums::new(checks),
             asked: 0,
         }
     }
@@ -67,21 +113,7 @@ impl Scatter {
     /// The checksum of each stretch, once all bytes have come.
     #[must_use]
     pub fn checksums(&self) -> Option<&[u32]> {
-        let complete = self.piece == self.pieces.len() && self.crcs.len() == self.checks.len();
-        complete.then_some(&self.crcs)
-    }
-
-    fn sum_up(&mut self, at: u64, frame: &[u8]) {
-        let end = at + frame.len() as u64;
-        while let Some(check) = self.checks.get(self.crcs.len()).filter(|check| check.at <= end) {
-            let (from, to) = (check.at.max(at), (check.at + check.len).min(end));
-            self.crc.update(&frame[(from - at) as usize..(to - at) as usize]);
-            if to < check.at + check.len {
-                break;
-            }
-            self.crcs.push(self.crc.finalize() as u32);
-            self.crc.reset();
-        }
+        self.sums.whole().filter(|_| self.piece == self.pieces.len())
     }
 }
 
@@ -109,14 +141,13 @@ impl Sink for Scatter {
         }
         let is_there = |piece: &&Piece| piece.at + piece.len <= end;
         self.piece += self.pieces[self.piece..].iter().take_while(is_there).count();
-        self.sum_up(at, frame);
+        self.sums.add(at, frame);
         Ok(())
     }
 
     fn restart(&mut self) {
         self.piece = 0;
-        self.crc.reset();
-        self.crcs.clear();
+        self.sums.restart();
     }
 }
 
@@ -126,6 +157,26 @@ mod tests {
     use foreload_plan::action::{Handle, Source};
     use foreload_plan::blocks::Content;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_comes_twice_is_summed_up_once() {
+        let bytes: Vec<u8> = (0..40).collect();
+        let check = |at, len| Check {
+            sample: 0,
+            piece: 0,
+            at,
+            len,
+        };
+        let mut sums = Sums::new(&[check(0, 20)]);
+        sums.add(0, &bytes[..20]);
+        sums.add(0, &bytes[..20]);
+        assert_eq!(sums.whole(), Some(&[crc32c(&bytes[..20])][..]));
+        let mut sums = Sums::new(&[check(0, 20), check(20, 20)]);
+        for at in [0, 10, 20] {
+            sums.add(at as u64, &bytes[at..at + 20]);
+        }
+        assert_eq!(sums.whole(), Some(&[crc32c(&bytes[..20]), crc32c(&bytes[20..])][..]));
+    }
 
     proptest! {
         #[test]

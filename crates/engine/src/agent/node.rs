@@ -110,6 +110,7 @@ impl Node {
             index_etag: None,
             spool: None,
             seen: std::cell::Cell::new(None),
+            pins: Arc::default(),
         }))
     }
 

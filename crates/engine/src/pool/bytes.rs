@@ -8,9 +8,9 @@ use crate::carriers::{Carrier, Landed, Order};
 use crate::dataset::{Dataset, trouble};
 use crate::disk::{Entry, Refusal};
 use crate::protocol::Trouble;
-use crate::scatter::{Check, Scatter};
+use crate::scatter::{Check, Scatter, Sums};
 use crate::sync::Mutex;
-use foreload_plan::action::{Action, Command, Completion, Event, Failure, Load};
+use foreload_plan::action::{Action, Command, Completion, Event, Failure, Load, Piece};
 use foreload_plan::blocks::Content;
 use foreload_plan::library::Shelf;
 use foreload_store::index::ObjectRef;
@@ -80,6 +80,8 @@ struct Proof {
     shelf: Shelf,
     dataset: Rc<Dataset>,
     checks: Vec<Check>,
+    /// Whether what is asked for comes with several loads, which must be of one version of their object.
+    is_in_parts: bool,
 }
 
 /// A fetch that a carrier has.
@@ -176,7 +178,7 @@ impl Pool {
                 return;
             };
             let Command::Load(load) = action.command() else { return };
-            let completion = match pool.check(load, &proof, &sink) {
+            let completion = match pool.check(load, &proof, sink.checksums()) {
                 Ok(()) => {
                     pool.count(job, |stats| stats.spooled_bytes += bytes);
                     action.done_apart()
@@ -210,7 +212,11 @@ impl Pool {
                 self.count(load.job, |stats| {
                     stats.note_speed(took, || proof.dataset.source.url_of(&object.key));
                 });
-                self.check(load, &proof, &sink).map(|()| fetched)
+                proof
+                    .dataset
+                    .pinned(load.object, &object, fetched.etag.as_deref(), proof.is_in_parts)
+                    .and_then(|()| self.check(load, &proof, sink.checksums()))
+                    .map(|()| fetched)
             }
         };
         let bytes = load.len;
@@ -250,22 +256,42 @@ impl Pool {
 
     /// The object of a load, and what its bytes are checked by.
     fn object(&self, load: &Load) -> Result<(Proof, ObjectRef), Trouble> {
-        let first = load.pieces.first().map(|piece| piece.content);
-        let (shelf, dataset) = first
-            .and_then(|content| self.home(content))
+        let proof = self
+            .proof(load)
             .ok_or_else(|| Trouble::new("cancelled", "nobody reads its data set any more"))?;
-        let first = first.map(|content| shelf.blocks.samples_of(shelf.own(content)).start);
-        let object = dataset.object(load.object, first)?;
-        let checks = checks(&shelf, &dataset, load);
-        let proof = Proof { shelf, dataset, checks };
+        let first = load.pieces.first().map(|piece| proof.shelf.own(piece.content));
+        let first = first.map(|content| proof.shelf.blocks.samples_of(content).start);
+        let object = proof.dataset.object(load.object, first)?;
         Ok((proof, object))
     }
 
+    /// What the bytes of a load are checked by. `None`: nobody reads its data set any more.
+    fn proof(&self, load: &Load) -> Option<Proof> {
+        let (shelf, dataset) = self.home(load.pieces.first()?.content)?;
+        let checks = checks(&shelf, &dataset, load);
+        let is_several = |piece: &Piece| {
+            dataset
+                .index
+                .is_several(shelf.blocks.samples_of(shelf.own(piece.content)).start)
+        };
+        let is_in_parts = load
+            .pieces
+            .iter()
+            .any(|piece| piece.len < piece.content_len || is_several(piece));
+        Some(Proof {
+            shelf,
+            dataset,
+            checks,
+            is_in_parts,
+        })
+    }
+
     /// Compares what came with the index' checksums.
-    fn check(&self, load: &Load, proof: &Proof, sink: &Scatter) -> Result<(), Trouble> {
-        let crcs = sink
-            .checksums()
-            .ok_or_else(|| Trouble::new("bug", "a fetch ended before all its pieces came"))?;
+    ///
+    /// # Errors
+    /// `corrupt`, with the sample that is another.
+    fn check(&self, load: &Load, proof: &Proof, crcs: Option<&[u32]>) -> Result<(), Trouble> {
+        let crcs = crcs.ok_or_else(|| Trouble::new("bug", "a load ended before all its pieces came"))?;
         for (check, &crc) in proof.checks.iter().zip(crcs) {
             let piece = &load.pieces[check.piece];
             let mut crc = crc;
@@ -305,6 +331,9 @@ impl Pool {
     pub(super) fn read_from_disk(self: &Rc<Self>, tier: u8, action: Action, cancel: Rc<Notify>) {
         let Command::Load(load) = action.command() else { return };
         let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
+        self.state.borrow_mut().partial.expect(load);
+        // A record is as it was fetched, by whatever index: this one may have checksums, and that one none.
+        let proof = self.proof(load);
         let entries: Vec<Option<(Entry, Range<u64>)>> = load
             .pieces
             .iter()
@@ -325,33 +354,40 @@ impl Pool {
             Rc::clone(self),
             Instant::now(),
         );
+        let mut sums = Sums::new(proof.as_ref().map_or(&[], |proof| &proof.checks));
         let reading = {
             let given_up = given_up.clone();
             tokio::task::spawn_blocking(move || {
                 let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
                 let mut buffer = vec![0; longest.min(READ_BYTES) as usize];
-                pieces.iter().zip(entries).all(|(piece, entry)| {
-                    let write =
-                        |at, bytes: &[u8]| given_up.unless(|| cache.write(piece.slot_offset + at, bytes).is_ok());
+                let is_there = pieces.iter().zip(entries).all(|(piece, entry)| {
+                    let write = |at, bytes: &[u8]| {
+                        sums.add(piece.at + at, bytes);
+                        given_up.unless(|| cache.write(piece.slot_offset + at, bytes).is_ok())
+                    };
                     entry.is_some_and(|(entry, range)| matches!(entry.read(range, &mut buffer, write), Ok(true)))
-                })
+                });
+                is_there.then_some(sums)
             })
         };
         tokio::task::spawn_local(async move {
             let read = tokio::select! {
                 biased;
-                read = reading => Ok(read.unwrap_or(false)),
+                read = reading => Ok(read.unwrap_or(None)),
                 () = cancel.notified() => Err(Failure::Cancelled),
                 () = tokio::time::sleep_until(deadline) => Err(Failure::Unavailable),
             };
             let took = begun.elapsed().as_nanos() as u64;
             pool.state.borrow_mut().cancels.remove(&action.id());
+            let Command::Load(load) = action.command() else { return };
+            let is_right = |sums: &Sums| match &proof {
+                Some(proof) => pool.check(load, proof, sums.whole()).is_ok(),
+                None => true,
+            };
             let completion = match read {
-                Ok(true) => action.done(took / 8, took),
-                Ok(false) => {
-                    if let Command::Load(load) = action.command() {
-                        pool.quarantine(tier, load);
-                    }
+                Ok(Some(sums)) if is_right(&sums) => action.done(took / 8, took),
+                Ok(_) => {
+                    pool.quarantine(tier, load);
                     action.failed(Failure::Corrupt)
                 }
                 Err(failure) => {
@@ -546,7 +582,7 @@ mod tests {
     use crate::agent::node::{LONG, Node, bytes, leases, run, until};
     use crate::calls::{Attach, DiskShare};
     use crate::protocol::Say;
-    use foreload_plan::action::{Handle, Piece, Source};
+    use foreload_plan::action::{Handle, Source};
 
     fn samples(request: u64, job: u32, samples: &[u64]) -> Event {
         Event::WantSamples {

@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -46,7 +47,11 @@ pub async fn build(
         Found::Objects(format, objects, notes) => {
             let mut builder = IndexBuilder::new(source.root(), format);
             builder.options(recorded(options, None, &notes)?);
-            let classes = classes_of(format, &objects, Vec::new());
+            let classes = if format == Format::Folder {
+                classes_of(&objects)
+            } else {
+                Vec::new()
+            };
             builder.classes(classes.iter().map(String::as_str));
             add_objects(&mut builder, format, &objects, &classes)?;
             builder.finish()?
@@ -222,19 +227,10 @@ fn has_extension(key: &str, extension: &str) -> bool {
         .is_some_and(|(_, e)| e.eq_ignore_ascii_case(extension))
 }
 
-/// Class names in order; those of an earlier index keep their numbers.
-pub(super) fn classes_of(format: Format, objects: &[ObjectMeta], mut known: Vec<String>) -> Vec<String> {
-    if format == Format::Folder {
-        let old: FxHashSet<&str> = known.iter().map(String::as_str).collect();
-        let found: BTreeSet<&str> = objects.iter().filter_map(|o| folder::class(&o.key)).collect();
-        let new: Vec<String> = found
-            .into_iter()
-            .filter(|c| !old.contains(c))
-            .map(str::to_owned)
-            .collect();
-        known.extend(new);
-    }
-    known
+/// The classes of a folder, in the order of their names, as a listing of today has them.
+pub(super) fn classes_of(objects: &[ObjectMeta]) -> Vec<String> {
+    let found: BTreeSet<&str> = objects.iter().filter_map(|o| folder::class(&o.key)).collect();
+    found.into_iter().map(str::to_owned).collect()
 }
 
 pub(super) fn new_object(meta: &ObjectMeta) -> NewObject<'_> {
@@ -252,13 +248,26 @@ pub(super) fn add_objects(
     objects: &[ObjectMeta],
     classes: &[String],
 ) -> Result<()> {
-    let numbers: FxHashMap<&str, i64> = classes.iter().map(String::as_str).zip(0..).collect();
+    let numbers = ClassNumbers::new(format, classes);
     for object in objects {
-        let class = folder::class(&object.key).filter(|_| format == Format::Folder);
-        let label = class.and_then(|c| numbers.get(c).copied());
-        builder.whole_object(new_object(object), label, None)?;
+        builder.whole_object(new_object(object), numbers.of(&object.key), None)?;
     }
     Ok(())
+}
+
+/// The numbers of a folder's classes; other formats have none.
+pub(super) struct ClassNumbers<'a>(FxHashMap<&'a str, i64>);
+
+impl<'a> ClassNumbers<'a> {
+    pub(super) fn new(format: Format, classes: &'a [String]) -> Self {
+        let named = classes.iter().filter(|_| format == Format::Folder);
+        Self(named.map(String::as_str).zip(0..).collect())
+    }
+
+    /// That of the object with this key.
+    pub(super) fn of(&self, key: &str) -> Option<i64> {
+        self.0.get(folder::class(key)?).copied()
+    }
 }
 
 /// Scans shards side by side and adds them in order; what is odd about them.
@@ -379,6 +388,21 @@ fn rebase(root: &str, rows: &mut [Row]) -> Result<String> {
     let (bucket, prefix) = pattern::split_object(root);
     let below = if prefix.is_empty() { prefix } else { prefix + "/" };
     let is_path = |object: &str| root.starts_with("file://") && object.starts_with('/');
+    for row in rows.iter() {
+        let has_query = |it: &&Stretch| {
+            it.object.starts_with("http") && it.object.contains("://") && it.object.contains(['?', '#'])
+        };
+        if let Some(it) = row.stretches().find(has_query) {
+            // Shown without the query, which may be a signature.
+            let shown = it.object.split(['?', '#']).next().unwrap_or_default();
+            let what = format!(
+                "line {} of the manifest: {shown} has a query, and no URL with one can be read",
+                row.line
+            );
+            return Err(Error::invalid(what)
+                .with_remedy("name objects without a query, and give credentials as storage options"));
+        }
+    }
     let mut place = None;
     let mut is_inside = true;
     for Stretch { object, .. } in rows.iter_mut().flat_map(Row::stretches_mut) {
@@ -415,18 +439,36 @@ async fn known_objects(
 ) -> Result<FxHashMap<String, ObjectMeta>> {
     let mut known: FxHashMap<String, ObjectMeta> = FxHashMap::default();
     let mut unknown = BTreeSet::new();
+    // Of an object whose size alone is said, nobody knows which version this manifest is of: what was kept of it by another index may be an older one.
+    let of_this_index = format!("i-{:08x}", RandomState::new().build_hasher().finish() as u32);
     for row in rows {
         match row.object_size {
             Some(size) => {
-                let (key, etag) = (row.first.object.clone(), row.etag.clone());
-                let meta = ObjectMeta {
-                    key,
+                let before = known.entry(row.first.object.clone()).or_insert_with(|| ObjectMeta {
+                    key: row.first.object.clone(),
                     size,
-                    etag,
+                    etag: None,
                     version: None,
                     modified: None,
-                };
-                known.entry(row.first.object.clone()).or_insert(meta);
+                });
+                let is_other =
+                    matches!((&before.etag, &row.etag), (Some(one), Some(other)) if bare_etag(one) != bare_etag(other));
+                if before.size != size || is_other {
+                    let what = format!(
+                        "line {} of the manifest says of the object what an earlier line contradicts: {size} bytes, ETag {}; {} bytes, ETag {}",
+                        row.line,
+                        row.etag.as_deref().unwrap_or("none"),
+                        before.size,
+                        before.etag.as_deref().unwrap_or("none"),
+                    );
+                    return Err(Error::invalid(what)
+                        .with_object(source.url_of(&row.first.object))
+                        .with_remedy("write the manifest anew, or without sizes and ETags"));
+                }
+                if before.etag.is_none() {
+                    before.etag.clone_from(&row.etag);
+                }
+                before.version = before.etag.is_none().then(|| of_this_index.clone());
             }
             None => unknown.extend(row.stretches().map(|stretch| stretch.object.as_str())),
         }

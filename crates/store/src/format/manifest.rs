@@ -158,7 +158,8 @@ struct Wanted {
     positions: [Option<usize>; 8],
 }
 
-/// Where [`Wanted`] has the column of ranges.
+/// Where [`Wanted`] has the columns of labels and of ranges.
+const LABEL: usize = 3;
 const RANGES: usize = 7;
 
 /// What columns that name objects are called.
@@ -226,6 +227,7 @@ impl Wanted {
         let get = |i: usize, name: &str| match self.positions[i].and_then(&value).filter(|c| !c.is_empty()) {
             Some(Cell::Other(kind)) => Err(wrong(&format!("{name} is {kind}"))),
             Some(Cell::List(_)) if i != RANGES => Err(wrong(&format!("{name} is a list"))),
+            Some(Cell::Flag(flag)) if i != LABEL => Err(wrong(&format!("{name} is {flag}"))),
             cell => Ok(cell),
         };
         let number = |i: usize, name: &str| {
@@ -273,7 +275,7 @@ impl Wanted {
             first: stretches.next().ok_or_else(|| wrong("it names no object"))?,
             more: stretches.collect(),
             line,
-            label: get(3, "the label")?.map(|c| c.label()),
+            label: get(LABEL, "the label")?.map(|c| c.label()),
             crc32c,
             object_size: number(5, "the object's size")?,
             etag: get(6, "the ETag")?.map(|c| c.text()),
@@ -286,6 +288,8 @@ enum Cell<'a> {
     Text(Cow<'a, str>),
     Integer(i64),
     Float(f64),
+    /// What only a label can be.
+    Flag(bool),
     /// What only `ranges` can be.
     List(Cow<'a, Value>),
     /// What no column of a manifest can be.
@@ -307,6 +311,7 @@ impl Cell<'_> {
             Cell::Text(text) => text.into_owned(),
             Cell::Integer(number) => number.to_string(),
             Cell::Float(number) => number.to_string(),
+            Cell::Flag(flag) => flag.to_string(),
             Cell::List(list) => list.to_string(),
             Cell::Other(kind) => kind.to_owned(),
         }
@@ -317,13 +322,14 @@ impl Cell<'_> {
             Cell::Text(text) => text.trim().parse().ok(),
             Cell::Integer(number) => u64::try_from(number).ok(),
             Cell::Float(number) => u64::try_from(whole(number)?).ok(),
-            Cell::List(_) | Cell::Other(_) => None,
+            Cell::Flag(_) | Cell::List(_) | Cell::Other(_) => None,
         }
     }
 
     fn label(self) -> Label {
         match self {
             Cell::Integer(number) => Label::Number(number),
+            Cell::Flag(flag) => Label::Number(flag.into()),
             Cell::Float(number) => whole(number).map_or_else(|| Label::Text(number.to_string()), Label::Number),
             text => Label::Text(text.text()),
         }
@@ -333,7 +339,7 @@ impl Cell<'_> {
         match self {
             Cell::Integer(number) => u32::try_from(number).ok(),
             Cell::Float(number) => u32::try_from(whole(number)?).ok(),
-            Cell::List(_) | Cell::Other(_) => None,
+            Cell::Flag(_) | Cell::List(_) | Cell::Other(_) => None,
             Cell::Text(text) if text.len() == 8 => u32::from_str_radix(&text, 16).ok(),
             Cell::Text(text) => text.trim().parse().ok(),
         }
@@ -390,7 +396,7 @@ fn json_lines(text: &str, columns: &Columns) -> Result<Vec<Row>> {
                 (None, Some(float)) if number.is_f64() => Cell::Float(float),
                 _ => Cell::Text(number.to_string().into()),
             }),
-            Value::Bool(flag) => Some(Cell::Integer(i64::from(*flag))),
+            Value::Bool(flag) => Some(Cell::Flag(*flag)),
             Value::Null => None,
             list @ Value::Array(_) => Some(Cell::List(Cow::Borrowed(list))),
             Value::Object(_) => Some(Cell::Other("an object")),
@@ -411,6 +417,16 @@ mod tests {
             &bytes::Bytes::copy_from_slice(text.as_bytes()),
             &Columns::default(),
         )
+    }
+
+    #[test]
+    fn a_flag_is_a_label_and_nothing_else() {
+        let rows = read("m.jsonl", "{\"object\": \"a\", \"label\": true}").unwrap();
+        assert_eq!(rows[0].label, Some(Label::Number(1)));
+        for name in ["crc32c", "offset", "length", "object_size", "etag"] {
+            let error = read("m.jsonl", &format!("{{\"object\": \"a\", \"{name}\": true}}")).unwrap_err();
+            assert!(error.to_string().contains("is true"), "{error}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Brings an index up to date with a data set that has grown or changed.
 //!
 //! Samples of unchanged objects stay in their order and come first, new ones follow; so what a run has learned about
-//! samples stays true, and caches stay warm. Classes keep their numbers; new ones get the next.
+//! samples stays true, and caches stay warm. Classes have the numbers that a new listing gives them, so that data sets with the same classes
+//! agree, whichever was listed and whichever updated.
 
-use super::build::{Found, add_objects, add_shards, classes_of, find, recorded};
+use super::build::{ClassNumbers, Found, add_objects, add_shards, classes_of, find, recorded};
 use super::{BuildOptions, Format, Progress, Step, build, pattern};
 use crate::index::ObjectRange;
 use crate::source::{ObjectMeta, Source, SourceOptions};
@@ -57,24 +58,28 @@ pub async fn update(
     };
     let (same, changes) = compare(old, &present)?;
     let mut builder = IndexBuilder::new(source.root(), old.format());
-    let classes = classes_of(
-        old.format(),
-        &present,
-        old.classes().into_iter().map(str::to_owned).collect(),
-    );
+    let classes = match old.format() {
+        Format::Folder => classes_of(&present),
+        _ => old.classes().into_iter().map(str::to_owned).collect(),
+    };
+    let classed = ClassNumbers::new(old.format(), &classes);
     builder.classes(classes.iter().map(String::as_str));
     // Objects that stay, with their new numbers; samples follow in their old order.
-    let mut numbers = vec![None; same.len()];
+    let (mut numbers, mut labels) = (vec![None; same.len()], vec![None; same.len()]);
     let mut kept = rustc_hash::FxHashSet::default();
     for (o, is_same) in (0..).zip(&same) {
         if *is_same {
             let object = old.object(o)?;
             numbers[o as usize] = Some(builder.object((&object).into())?);
+            labels[o as usize] = classed.of(&object.key);
             kept.insert(object.key);
         }
     }
     for i in 0..old.len() {
-        let sample = old.sample(i)?;
+        let mut sample = old.sample(i)?;
+        if old.format() == Format::Folder {
+            sample.label = labels.get(sample.object as usize).copied().flatten();
+        }
         let kept = sample.ranges().map(|range| {
             let object = numbers.get(range.object as usize).copied().flatten()?;
             Some(ObjectRange { object, ..range })

@@ -179,6 +179,9 @@ impl Bucket {
         let mut response = self.send("GET", key, Some(&rest), if_match, deadline).await?;
         progress.connecting = response.connecting;
         let start = begun + response.connecting;
+        if self.cloud == Cloud::Http {
+            answer::check_coding(&response.head, key)?;
+        }
         let Accepted { object_size, etag } = answer::check(&response, &rest, if_match)?;
         (progress.object_size, progress.etag) = (object_size, etag);
         let mut first = None;

@@ -81,7 +81,7 @@ fn cell(field: &Field) -> Option<Cell<'_>> {
     Some(match field {
         Field::Str(text) => Cell::Text(text.as_str().into()),
         Field::Bytes(bytes) => Cell::Text(String::from_utf8_lossy(bytes.data())),
-        Field::Bool(flag) => Cell::Integer(i64::from(*flag)),
+        Field::Bool(flag) => Cell::Flag(*flag),
         Field::Byte(n) => Cell::Integer(i64::from(*n)),
         Field::Short(n) => Cell::Integer(i64::from(*n)),
         Field::Int(n) => Cell::Integer(i64::from(*n)),
@@ -116,6 +116,7 @@ fn value(field: &Field) -> Value {
             Some(Cell::Float(number)) => Value::from(number),
             Some(Cell::Other(kind)) => Value::from(vec![kind]),
             Some(Cell::List(list)) => list.into_owned(),
+            Some(Cell::Flag(flag)) => flag.into(),
             None => Value::Null,
         },
     }

@@ -92,7 +92,10 @@ fn kind_of(status: u16, code: &str) -> (ErrorKind, &'static str) {
         (408 | 500 | 502 | 504, _) => (K::Unavailable, ""),
         (503, _) => (K::Throttled, ""),
         (301 | 307, _) => (K::Invalid, "the bucket is in another region: set `region`"),
-        (501, _) => (K::Invalid, "the store does not implement this"),
+        (405 | 501, _) => (
+            K::Invalid,
+            "the store does not implement this: objects are looked up by HEAD, and read by GET with a range",
+        ),
         (500..600, _) => (K::Unavailable, ""),
         _ => (K::Invalid, ""),
     }
@@ -132,6 +135,22 @@ fn modified(head: &Head) -> Option<String> {
 /// The same of a listing.
 pub(crate) fn etag_of_time(time: SystemTime) -> String {
     format!("{MODIFIED}{}\"", httpdate::fmt_http_date(time))
+}
+
+/// Names of files that are themselves in the coding which a web server announces for them.
+const CODED: [&str; 9] = [".gz", ".tgz", ".svgz", ".z", ".br", ".bz2", ".xz", ".zst", ".zip"];
+
+/// Refuses bytes in a coding that a web server chose: they aren't the file's.
+pub(crate) fn check_coding(head: &Head, key: &str) -> Result<(), Error> {
+    let key = key.to_ascii_lowercase();
+    let coding = head.get("content-encoding").map_or("identity", str::trim);
+    if coding.is_empty() || coding.eq_ignore_ascii_case("identity") || CODED.iter().any(|end| key.ends_with(end)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the server sent it in the coding {coding:?} (Content-Encoding), which was not asked for"
+    ))
+    .with_remedy("have the server send these files as they are, without compressing them"))
 }
 
 /// Compares the head with the question: status, range, length, coding, ETag.
@@ -213,6 +232,23 @@ fn content_range(text: &str) -> Option<(Range<u64>, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_in_a_coding_that_nobody_asked_for_are_refused() {
+        let head = |coding: &str| {
+            let text = format!("HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: 1\r\n\r\n");
+            Head::parse(&mut text.into_bytes()).unwrap().unwrap()
+        };
+        assert!(
+            check_coding(&head("gzip"), "a/b.txt")
+                .unwrap_err()
+                .to_string()
+                .contains("gzip")
+        );
+        for (coding, key) in [("identity", "a.txt"), ("x-gzip", "a.NII.GZ"), ("", "a")] {
+            check_coding(&head(coding), key).unwrap();
+        }
+    }
 
     #[test]
     fn content_ranges_are_read_strictly() {

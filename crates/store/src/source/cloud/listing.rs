@@ -105,6 +105,10 @@ impl Bucket {
         let path = object_store::path::Path::parse(full.trim_end_matches('/'))
             .map_err(|e| Error::invalid(format!("the prefix {full:?} cannot be listed: {e}")))?;
         let failed = |error: object_store::Error| {
+            if let Some(name) = unusable_name(&error) {
+                return Error::invalid(format!("the listing has a name that can't be read: {name}"))
+                    .with_remedy("rename that object, or name the others in a manifest");
+            }
             let kind = match &error {
                 object_store::Error::NotFound { .. } => ErrorKind::NotFound,
                 object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
@@ -315,6 +319,18 @@ fn refused_with(error: &object_store::Error) -> Option<u16> {
     status.get(..3)?.parse().ok()
 }
 
+/// Why a listing stopped at a name that object_store has no path for, such as one with an empty part.
+fn unusable_name(error: &object_store::Error) -> Option<String> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(path) = error.downcast_ref::<object_store::path::Error>() {
+            return Some(path.to_string());
+        }
+        source = error.source();
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,6 +342,23 @@ mod tests {
 <Contents><Key>a+b%2Fc%26</Key><LastModified>2013-05-24T00:00:00.000Z</LastModified><ETag>&quot;x&quot;</ETag><Size>12</Size></Contents>
 <Contents><Key>d</Key><ETag>&#34;y&#34;</ETag><Size>0</Size></Contents>
 <CommonPrefixes><Prefix>p%2F</Prefix></CommonPrefixes></ListBucketResult>"#;
+
+    #[test]
+    fn a_name_that_has_no_path_is_said() {
+        let path = object_store::path::Path::parse("a//b").unwrap_err();
+        let error = object_store::Error::Generic {
+            store: "test",
+            source: Box::new(object_store::Error::from(path)),
+        };
+        assert!(unusable_name(&error).unwrap().contains("a//b"));
+        assert_eq!(
+            unusable_name(&object_store::Error::NotImplemented {
+                operation: "x".into(),
+                implementer: "y".into()
+            }),
+            None
+        );
+    }
 
     #[test]
     fn a_page_is_read() {

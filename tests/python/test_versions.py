@@ -1,0 +1,169 @@
+"""Objects that change under one address: what was read of one version is never delivered with another's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foreload as fl
+from foreload import errors
+from foreload.torch import DataLoader
+
+
+class Web:
+    """A web server whose files have an ETag each, and may be replaced at any request."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[bytes, str]] = {}
+        self.asked: Callable[[str], None] = lambda name: None
+        self.coding: str | None = None
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self.answer(with_body=False)
+
+            def do_GET(self) -> None:
+                web.asked(self.path[1:])
+                self.answer(with_body=True)
+
+            def answer(self, *, with_body: bool) -> None:
+                if self.path[1:] not in web.files:
+                    self.send_error(404)
+                    return
+                body, etag = web.files[self.path[1:]]
+                told = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+                first, last = (int(told[1]), min(int(told[2]), len(body) - 1)) if told else (0, len(body) - 1)
+                self.send_response(206 if told else 200)
+                if told:
+                    self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
+                self.send_header("Content-Length", str(last + 1 - first))
+                self.send_header("ETag", f'"{etag}"')
+                if web.coding:
+                    self.send_header("Content-Encoding", web.coding)
+                self.end_headers()
+                if with_body:
+                    # Who found something wrong hangs up.
+                    with contextlib.suppress(ConnectionError):
+                        self.wfile.write(body[first : last + 1])
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def web(home: Any) -> Iterator[Web]:
+    found = Web()
+    yield found
+    found.end()
+
+
+@pytest.mark.parametrize("columns", ["object,size", "object,offset,length,object_size", "ranges"])
+def test_parts_of_two_versions_are_never_one_sample(web: Web, columns: str) -> None:
+    length = 40_000_000
+    versions = [bytes([number]) * length for number in (1, 2)]
+    manifest = {
+        "object,size": ("list.csv", f"object,size\nbig.bin,{length}\n"),
+        "object,offset,length,object_size": (
+            "list.csv",
+            f"object,offset,length,object_size\nbig.bin,0,{length},{length}\n",
+        ),
+        "ranges": ("list.jsonl", json.dumps({"ranges": [["big.bin", 0, 20_000_000], ["big.bin", 20_000_000, length]]})),
+    }
+    name, text = manifest[columns]
+    web.files = {name: (text.encode(), "m"), "big.bin": (versions[0], "one")}
+    gets = []
+
+    def asked(which: str) -> None:
+        gets.append(which)
+        if gets.count("big.bin") == 3:
+            web.files["big.bin"] = versions[1], "two"
+
+    web.asked = asked
+    loader: Any = DataLoader(fl.open(f"{web.url}/{name}"), 1, cache=fl.Cache(ram="256MB"))
+    with pytest.raises(errors.ChangedError, match=r"big\.bin"):
+        list(loader)
+    assert gets.count("big.bin") >= 3
+
+
+@pytest.mark.parametrize("with_disk", [True, False])
+def test_what_is_known_by_its_size_alone_is_read_anew_once_it_is_listed_anew(
+    web: Web, home: Any, tmp_path: Path, with_disk: bool
+) -> None:
+    count, length = 40, 1_000_000
+
+    def put(kind: int) -> None:
+        for at in range(count):
+            web.files[f"{at}.bin"] = bytes([kind, at]) * (length // 2), f"{kind}-{at}"
+
+    def kinds(**options: Any) -> set[int]:
+        cache = fl.Cache(ram="16MB", **({"disk": f"{tmp_path}/tier:64MB"} if with_disk else {}))
+        loader: Any = DataLoader(fl.open(f"{web.url}/list.csv", **options), 4, cache=cache)
+        return {bytes(each)[0] for _ in range(2) for batch, _ in loader for each in batch}
+
+    web.files["list.csv"] = ("object,size\n" + "".join(f"{at}.bin,{length}\n" for at in range(count))).encode(), "m"
+    put(1)
+    assert kinds() == {1}
+    put(2)
+    assert kinds(refresh=True) == {2}
+
+
+@pytest.mark.parametrize("is_manifest", [True, False])
+def test_checksums_of_the_index_hold_for_what_a_disk_tier_has(home: Any, tmp_path: Path, is_manifest: bool) -> None:
+    """Of an alteration that keeps length and time, which nothing else tells."""
+    root = tmp_path / "data"
+    (root / "c").mkdir(parents=True)
+    count, length = 40, 1_000_000
+
+    def put(kind: int) -> None:
+        for at in range(count):
+            path = root / "c" / f"{at:02}.bin"
+            path.write_bytes(bytes([kind, at]) * (length // 2))
+            os.utime(path, (1.7e9, 1.7e9))
+
+    def kinds() -> tuple[set[int], Any]:
+        loader: Any = DataLoader(fl.open(url), 4, cache=fl.Cache(ram="16MB", disk=f"{tmp_path}/tier:64MB"))
+        found = {bytes(each)[0] for _ in range(2) for batch, _ in loader for each in batch}
+        return found, loader.stats()
+
+    url = str(root / "list.csv") if is_manifest else str(root)
+    put(1)
+    (root / "list.csv").write_text("object,size\n" + "".join(f"c/{at:02}.bin,{length}\n" for at in range(count)))
+    if not is_manifest:
+        (root / "list.csv").unlink()
+    assert kinds()[0] == {1}
+    put(2)
+    subprocess.run([sys.executable, "-m", "foreload", "index", url, "--update", "--checksum"], check=True, timeout=60)
+    found, stats = kinds()
+    assert found == {2}
+    if not is_manifest:
+        assert stats["quarantined"] > 0, "records of the first version were found, and not delivered"
+
+
+def test_bytes_in_a_coding_that_nobody_asked_for_are_an_error_that_names_it(web: Web) -> None:
+    web.files = {"list.csv": (b"object,size\na.bin,100\n", "m"), "a.bin": (b"x" * 100, "a")}
+    loader: Any = DataLoader(fl.open(f"{web.url}/list.csv"), 1, cache=fl.Cache(ram="16MB"))
+    web.coding = "gzip"
+    with pytest.raises(errors.InvalidError, match="Content-Encoding"):
+        list(loader)
