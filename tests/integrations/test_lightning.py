@@ -11,6 +11,7 @@ import digits
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_module import Learner, trainer
 
 from foreload.torch import DataLoader
@@ -108,6 +109,53 @@ def test_a_checkpoint_over_anybodys_data_set_goes_on_where_epochs_are_limited(
     trainer(**limited).fit(resumed, loader(), ckpt_path=checkpoint, weights_only=False)
     found = [batch for part in (begun, resumed) for batches in part.trained.values() for batch in batches]
     assert found == [batch for batches in undisturbed.trained.values() for batch in batches]
+
+
+class Both(Learner):
+    """Trains on two loaders at a time, and remembers what came of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both: dict[str, list[list[int]]] = {"long": [], "short": []}
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        for name, (images, _) in batch.items():
+            self.both[name].append(images["sample"].tolist())
+        return super().training_step(batch["long"], number)
+
+
+@pytest.mark.parametrize("at", [*range(5, 9), 13, 14, 19, 26])
+def test_a_short_loader_that_is_read_several_times_in_an_epoch_goes_on_where_it_was(
+    data: Any, tmp_path: Path, at: int
+) -> None:
+    """Lightning sets the epoch of each loader to its own, which the short one has long left. It has 6 batches, and an epoch 13."""
+    parts = {"long": data.select(range(200)), "short": data.select(range(200, 290))}
+
+    def both() -> Any:
+        return CombinedLoader({name: make(part) for name, part in parts.items()}, "max_size_cycle")
+
+    undisturbed, begun, resumed = Both(), Both(), Both()
+    trainer(max_epochs=3).fit(undisturbed, both())
+    saves: Any = ModelCheckpoint(dirpath=tmp_path, filename="at", every_n_train_steps=at, save_top_k=1)
+    trainer(max_epochs=3, max_steps=at, enable_checkpointing=True, callbacks=[saves]).fit(begun, both())
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    trainer(max_epochs=3).fit(resumed, both(), ckpt_path=checkpoint, weights_only=False)
+    for name, whole in undisturbed.both.items():
+        assert begun.both[name] + resumed.both[name] == whole, name
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"shuffle": False}])
+def test_predictions_are_of_all_samples_though_the_loader_drops_the_last_batch(
+    data: Any, options: dict[str, Any]
+) -> None:
+    found = trainer().predict(Predicts(), make(data, drop_last=True, **options))
+    assert sorted(sample for batch in found or [] for sample in batch) == list(range(digits.COUNT))
+
+
+class Predicts(Learner):
+    def predict_step(self, batch: Any, number: int) -> list[int]:
+        images, _ = batch
+        return images["sample"].tolist()
 
 
 def test_ddp_shares_each_epoch_between_two_ranks(ranks: Callable[..., list[str]]) -> None:

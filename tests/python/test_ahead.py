@@ -185,6 +185,30 @@ def test_a_forked_child_leaves_the_parents_pass_alone(loader: Any) -> None:
     assert [value for _, values in ahead for value in values] == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"decode": len, "threads": 2}, {"decode": len, "threads": 2, "collate_fn": list}, {"batch_size": None}],
+)
+def test_a_pass_that_a_forked_child_goes_on_with_is_refused_however_it_is_made(
+    data: Any, options: dict[str, Any]
+) -> None:
+    loader: Any = DataLoader(data, **{"batch_size": 8, "cache": fl.Cache(ram="32MB"), **options})
+    expected = len(list(loader))
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            try:
+                next(batches)
+            except errors.ForkedError:
+                status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert 1 + len(list(batches)) == expected
+
+
 def test_an_agent_that_ended_between_two_passes_is_replaced_when_the_next_begins(
     data: Any, home: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

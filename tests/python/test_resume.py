@@ -142,6 +142,53 @@ def test_a_state_with_damaged_spans_is_refused(data: Any, spans: Any) -> None:
         loader.load_state_dict({**loader.state_dict(), "version": 2, "beyond": spans})
 
 
+@pytest.mark.parametrize("kind", [[1], {"a": 1}, None, 3])
+def test_a_state_of_another_order_is_refused_whatever_its_words_are(data: Any, kind: Any) -> None:
+    loader = make(data)
+    with pytest.raises(errors.StateError, match="another run"):
+        loader.load_state_dict({**loader.state_dict(), "sequence": "x", "kind": kind})
+
+
+@pytest.mark.parametrize(("had", "goes_on"), [(0, (5, 0)), (2, (5, 2)), (9, (6, 0))])
+def test_a_state_goes_on_where_an_epoch_was_set_and_passes_went_on_from_it(
+    data: Any, had: int, goes_on: tuple[int, int]
+) -> None:
+    """Lightning sets its own epoch, within which it may read a short loader several times, and sets it again when it resumes."""
+    loader = make_at(data, 3)
+    for _ in range(2):
+        rows(loader)
+    batches = iter(loader)
+    for _ in range(had):
+        next(batches)
+    state = loader.state_dict()
+    epoch, first = goes_on
+    for told in (None, 3):
+        again = make(data)
+        again.load_state_dict(state)
+        if told is not None:
+            again.set_epoch(told)
+            saved = again.state_dict()
+            again = make(data)
+            again.load_state_dict(saved)
+            again.set_epoch(told)
+        assert rows(again) == rows(make_at(data, epoch))[first:]
+        assert rows(again) == rows(make_at(data, epoch + 1))
+    # Another one is another one, also the one that the state is of the end of.
+    for told in (4, 7):
+        again = make(data)
+        again.load_state_dict(state)
+        again.set_epoch(told)
+        assert rows(again) == rows(make_at(data, told))
+
+
+@pytest.mark.parametrize("epoch", [True, -1, "3", 1 << 40])
+def test_a_damaged_epoch_of_a_state_is_refused(data: Any, epoch: Any) -> None:
+    loader = make(data)
+    for name in ("set", "over"):
+        with pytest.raises(errors.StateError, match=name):
+            loader.load_state_dict({**loader.state_dict(), name: epoch})
+
+
 def test_spans_end_where_the_epoch_does(data: Any) -> None:
     loader = make(data)
     # As many numbers as would fill the memory.

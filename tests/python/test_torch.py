@@ -439,6 +439,16 @@ def test_a_sampler_that_yields_no_samples_is_refused(data: Any, sampler: list[An
         list(DataLoader(data, 8, sampler=sampler, cache=TINY))
 
 
+def test_weights_and_a_torch_order_that_drops_after_padding_exclude_each_other(data: Any) -> None:
+    def made(**options: Any) -> Any:
+        return DataLoader(data, 8, drop_last=True, uneven="weights", cache=TINY, **options)
+
+    with pytest.raises(errors.InvalidError, match="leave one of the two out"):
+        len(made(order="torch", shuffle=True, dp_rank=0, dp_size=2))
+    for options in ({"shuffle": True, "dp_rank": 0, "dp_size": 2}, {"order": "torch", "shuffle": True}):
+        assert len(made(**options)) > 0
+
+
 def test_a_damaged_state_of_a_sampler_is_refused(data: Any) -> None:
     sampler = Sampler(data)
     for wrong in ({"position": -1}, {"position": None}):

@@ -398,7 +398,8 @@ def test_a_worker_that_hangs_is_reported_while_it_does(data: Any, monkeypatch: p
     (worker,) = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     os.kill(worker, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (worker, signal.SIGCONT)).start()
-    with pytest.warns(errors.StalledWarning, match=rf"batch \d of this pass from worker 0 \(pid {worker}\)"):
+    stopped = rf"batch \d of this pass from worker 0 \(pid {worker}\): that process is stopped"
+    with pytest.warns(errors.StalledWarning, match=stopped):
         rest = list(batches)
     assert len([first, *rest]) == -(-len(data) // 4)
 

@@ -68,10 +68,13 @@ class Cursor:
         #: The epoch that was over where the loaded state was saved, and whether the next pass is what is left of it: nothing.
         self._over: int | None = None
         self._is_rest = False
+        #: The epoch that was set last, which later passes go on from; and the same of the state that the next pass goes on from.
+        self._set: int | None = None
+        self._set_then: int | None = None
 
     def begin(self) -> tuple[int, int]:
         """A pass begins: its epoch and first batch; `beyond` is to be left out."""
-        self._over = None
+        self._over = self._set_then = None
         self._looks = self._looks + 1 if self._forget_look() else 0
         if self._looks == 2:
             _LOG.warning(
@@ -113,6 +116,13 @@ class Cursor:
             InvalidError: It is no epoch.
         """
         epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
+        self._set = epoch
+        if self._set_then is not None:
+            # That one was set when the state was saved, and passes had gone on from it: Lightning reads a short loader several times in an epoch of its own.
+            if epoch == self._set_then:
+                self.placed += 1
+                return
+            self._over = None
         self._is_rest = epoch == self._over and not again
         if self._is_rest:
             _LOG.info("set_epoch(%d): the state that was loaded was saved at its end, so nothing is left of it", epoch)
@@ -134,9 +144,10 @@ class Cursor:
                 self.beyond = frozenset()
 
     def stamp(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of here. One that was loaded, and is saved anew, still says which epoch was over."""
+        """A state of here. One that was loaded, and is saved anew, still says which epoch was over; one of an epoch that nobody set, which was set last."""
         is_behind = self._over is not None and self._next == (self._over + 1, 0)
-        return {**state, "over": self._over} if is_behind else state
+        found = {**state, "over": self._over} if is_behind else state
+        return found if self._set in (None, state["epoch"]) else {**found, "set": self._set}
 
     def takes_rest(self) -> bool:
         """Whether the pass that begins is what is left of an epoch that was over: then it has no batch, and the next one goes on."""
@@ -157,8 +168,11 @@ class Cursor:
             StateError: It is damaged.
         """
         over = epoch if of is None else of.get("over", of["epoch"])
-        if not isinstance(over, int) or isinstance(over, bool) or over < 0:
-            raise StateError(f"the state is damaged: its over is {over!r:.60}, and would be an epoch")
+        told = None if of is None else of.get("set")
+        for name, value in {"over": over, "set": 0 if told is None else told}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_EPOCH:
+                raise StateError(f"the state is damaged: its {name} is {value!r:.60}, and would be an epoch")
+        self._set = self._set_then = told
         self._over = over if over < epoch else None
         self._is_rest = False
         self._begun = None

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -101,6 +102,7 @@ class Run:
         keep_freed_memory()
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}")
         self._told: _core.Job | None = None
+        self._process = os.getpid()
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
@@ -242,7 +244,7 @@ class Run:
         Returns:
             What names the pass, for `leave`.
         """
-        self._pass = object()
+        self._pass, self._process = object(), os.getpid()
         where = (self.rank, self.lap(epoch), self.position(epoch, batch), self._pass)
         try:
             self._told = self.attachment().begin(*where)
@@ -260,7 +262,10 @@ class Run:
         """
         self.dataset.source.renew()
         if self.attachment().job() is not self._told:
-            _LOG.warning("the foreload agent ended and was replaced; going on at epoch %d, batch %d", epoch, batch)
+            # A process that was forked since has a connection of its own, to the same agent.
+            if self._process == os.getpid():
+                _LOG.warning("the foreload agent ended and was replaced; going on at epoch %d, batch %d", epoch, batch)
+            self._process = os.getpid()
             self.restore()
             self._told = self.attachment().go_on(self.rank, self.lap(epoch), self.position(epoch, batch), self._pass)
 
@@ -316,7 +321,7 @@ def check_belongs(state: dict[str, Any], order: Order) -> None:
         for name, text in names.items()
         if state.get(name) != here[name]
     ]
-    if {state.get("kind"), order.name} == {"torch_random", "torch_distributed"}:
+    if {str(state.get("kind")), order.name} == {"torch_random", "torch_distributed"}:
         # What `order="torch"` means on one rank and on several.
         differing.append(
             "order='torch' is another order on one rank than on several; order='torch-distributed' is the same on all numbers of ranks"

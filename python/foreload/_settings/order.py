@@ -147,10 +147,15 @@ def tail_of(
         The rule.
 
     Raises:
-        InvalidError: `uneven` is something else.
+        InvalidError: `uneven` is something else, or can't be kept to.
     """
     if uneven not in (None, "pad", "weights"):
         raise InvalidError(f"uneven={uneven!r}: give None, 'pad' or 'weights'")
+    if drop_last and uneven == "weights" and torch and world > 1:
+        raise InvalidError(
+            "uneven='weights' counts each sample once, and drop_last=True in torch's order repeats samples, as DistributedSampler does: leave one of the "
+            "two out, or take another order"
+        )
     if drop_last:
         return {"pad_then_drop": {"multiple": world}} if torch and world > 1 else "drop"
     if uneven == "weights":

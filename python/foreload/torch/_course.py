@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, count
@@ -156,16 +157,9 @@ class Course(Sampler):
         self._cache = samples.cache
         self._uneven, self._draws = uneven, draws
         self._explicit = explicit
-        #: What the plan knows of a sampler of the user's, whose generator is not to be the loader's.
-        self._known: dict[str, Any] | None = None
         self._generator = generator
-        self._lists: _lists.Lists | None = None
-        if explicit is not None and self._ours is None:
-            if batch_size is not None:
-                self._known = _samplers.known(explicit, len(samples), generator)
-            if self._known is None:
-                self._lists = self._listed(explicit, batch_size)
-        self._waiting: tuple[int | None, _lists.Drawn] | None = None
+        self._cut = batch_size
+        self._heed_sampler(len(samples))
         #: How many passes of the same epoch came before, because nobody set the sampler to another one.
         self.again = 0
         self._heeded = 0
@@ -174,6 +168,26 @@ class Course(Sampler):
         #: A state that the next pass goes on from, and where it says that a sampler of the user's stood.
         self._loaded: tuple[dict[str, Any], _lists.Resumed] | None = None
         tail_of(1, 1, drop_last=drop_last, uneven=uneven)
+
+    def _heed_sampler(self, samples: int) -> None:
+        #: What the plan knows of a sampler of the user's, whose generator is not to be the loader's.
+        self._known: dict[str, Any] | None = None
+        self._lists: _lists.Lists | None = None
+        self._waiting: tuple[int | None, _lists.Drawn] | None = None
+        if self._explicit is not None and self._ours is None:
+            if self._cut is not None:
+                self._known = _samplers.known(self._explicit, samples, self._generator)
+            if self._known is None:
+                self._lists = self._listed(self._explicit, self._cut)
+
+    def change(self, samples: Dataset[Any]) -> None:
+        """The data set has other samples from the next pass on. Where the loop stands stays: epochs go on."""
+        self.data = self.dataset = samples.data
+        samples.sampler = weakref.ref(self)
+        self._meet()
+        self._run, self._loaded = None, None
+        self._forget_left()
+        self._heed_sampler(len(samples))
 
     def retire(self) -> int:
         """Ends as a loader's order. Where the user's own sampler goes by it, it goes on as that one's sampler.
@@ -525,11 +539,25 @@ class Course(Sampler):
         return whole if size is None else whole // size if self.drop_last else -(-whole // size)
 
     def __len__(self) -> int:
-        return len(self._explicit) if self._explicit is not None and self._ours is None else super().__len__()
+        if self._explicit is not None and self._ours is None:
+            return len(self._explicit)
+        return len(self.data) if self._drops_batches else super().__len__()
 
     def __iter__(self) -> Iterator[int]:
-        """What a library sees that takes the loader apart."""
-        yield from super().__iter__()
+        """What a library sees that takes the loader apart: all samples, which a batch sampler over them may cut otherwise."""
+        yield from self._undropped if self._drops_batches else super().__iter__()
+
+    @property
+    def _drops_batches(self) -> bool:
+        """Whether the order leaves samples out because the loader drops a last batch. On several ranks a sampler drops them itself, as torch's does."""
+        return self.drop_last and self._explicit is None and self._place().world == 1
+
+    @property
+    def _undropped(self) -> Course:
+        twin: Course = object.__new__(Course)
+        # It stands where this one does.
+        vars(twin).update(vars(self), drop_last=False, _run=None)
+        return twin
 
 
 def _check_whole(state: Any) -> None:

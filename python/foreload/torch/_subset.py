@@ -31,6 +31,12 @@ def ours(dataset: Any) -> _dataset.Dataset | Dataset[Any] | None:
     return whole.chosen(samples) if isinstance(whole, Dataset) else whole.select(samples)
 
 
+def samples_in(dataset: Any) -> NDArray[np.int64] | None:
+    """Which samples of a data set of ours torch's subset or concatenation has at the moment; None: it is neither, or has others, too."""
+    found = None if isinstance(dataset, (Dataset, _dataset.Dataset)) else _found(dataset)
+    return None if found is None else found[1]
+
+
 def _found(dataset: Any) -> tuple[_dataset.Dataset | Dataset[Any], NDArray[np.int64] | None] | None:
     """A data set of ours and the samples of it that this one has; None for the samples: all."""
     if isinstance(dataset, (Dataset, _dataset.Dataset)):

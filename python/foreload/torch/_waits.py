@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import dataloader as _torchs
@@ -29,6 +30,15 @@ def report(message: str) -> None:
     """Says what is waited for."""
     _LOG.warning("%s", message)
     warnings.warn(message, StalledWarning, stacklevel=2)
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a process was stopped by a signal or a debugger, where the system says so."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in ("T", "t")
 
 
 class Waiting(_torchs._MultiProcessingDataLoaderIter):
@@ -62,7 +72,11 @@ class Waiting(_torchs._MultiProcessingDataLoaderIter):
         return found
 
     def _cause(self, worker: int | None) -> str:
-        if worker is None or worker in self.heard or type(self._workers[worker]).__name__ == "SpawnProcess":
+        if worker is None:
+            return self.cause()
+        if _is_stopped(self._workers[worker].pid):
+            return f": that process is stopped; `kill -CONT {self._workers[worker].pid}` lets it go on"
+        if worker in self.heard or type(self._workers[worker]).__name__ != "ForkProcess":
             return self.cause()
         # It has sent nothing yet.
         return (

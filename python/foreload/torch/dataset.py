@@ -152,6 +152,10 @@ def _lies_in(tensor: torch.Tensor, raw: memoryview) -> bool:
     return first <= tensor.data_ptr() < first + len(raw)
 
 
+#: Attributes of torch's subsets and concatenations.
+_OF_PARTS = ("indices", "dataset", "datasets", "cumulative_sizes")
+
+
 class Dataset(data.Dataset[Item]):
     """Samples as (data, label) pairs; the label is -1 where there is none.
 
@@ -171,6 +175,8 @@ class Dataset(data.Dataset[Item]):
     paired = True
     #: In a worker: the number of the batch that was asked for last.
     turn = 0
+    #: Torch's subset or concatenation that a loader was given, whose attributes are found here.
+    _part: Any = None
 
     def __init__(
         self,
@@ -204,6 +210,27 @@ class Dataset(data.Dataset[Item]):
         self._fixed: tuple[Recipe, int] | None = None
         self._settled = False
         self._meet()
+
+    def __getattr__(self, name: str) -> Any:
+        """What torch's subset or concatenation has that a loader was given."""
+        if name in _OF_PARTS and self._part is not None:
+            return getattr(self._part, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute.
+
+        Raises:
+            InvalidError: It would have no effect, because loaders were made of what it was.
+        """
+        if self.paired and name in ("decode", "transform"):
+            raise InvalidError(
+                f"a Dataset's {name} can't be set: loaders go by what it was made with. Make another Dataset, or a {name} that looks up what it does"
+            )
+        if name in _OF_PARTS and self._part is not None:
+            setattr(self._part, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _meet(self) -> None:
         self.data.meeting["cache"] = self.cache
@@ -368,7 +395,7 @@ class Dataset(data.Dataset[Item]):
 
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: where to read is decided here."""
-        return {**self.__dict__, "_fixed": self.place(), "sampler": None}
+        return {**self.__dict__, "_fixed": self.place(), "sampler": None, "_part": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Elsewhere it meets its sampler again, through the data set that both were made of."""

@@ -21,12 +21,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import data
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from foreload import _core
-from foreload._data import dataset as _dataset
 from foreload._node import agent as _agent
 from foreload._node.job import Attachment
 from foreload._node.ranks import check_named
@@ -41,7 +41,7 @@ from foreload._run.tally import EpochTally
 from foreload._settings.cache import Cache
 from foreload._settings.failures import OnError
 from foreload._settings.tuning import Tuning
-from foreload.errors import InvalidError, StateError
+from foreload.errors import ForkedError, InvalidError, StateError
 from foreload.torch import _batch, _check, _given, _interrupts, _modes, _samplers, _subset, _worker
 from foreload.torch._accord import Accord
 from foreload.torch._batch import Form, Found, Undecoded
@@ -178,13 +178,15 @@ class DataLoader(ForeignLoader[T]):
             "policy": policy,
             "tuning": tuning,
         }
-        found = _subset.ours(dataset)
+        shown_as, found = dataset, _subset.ours(dataset)
         if found is None:
             torchs |= {"drop_last": drop_last, "num_workers": num_workers, "timeout": timeout}
             torchs["generator"] = _check.generator_of_foreign(dataset, generator, seed, ours)
             super().__init__(dataset, batch_size, shuffle, sampler, batch_sampler, **torchs)
             return
         dataset = found
+        #: Torch's subset or concatenation that was given, and the samples that it had: they may be changed between passes.
+        self._part, self._chosen = shown_as, _subset.samples_in(shown_as)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InvalidError(f"generator={generator!r}: give a torch.Generator")
         self._shuffles_by_default = bool(shuffle) and seed is None and generator is None
@@ -208,15 +210,10 @@ class DataLoader(ForeignLoader[T]):
         own = sampler if sampler is not None else batch_sampler
         if own is not None and not isinstance(own, Sampler):
             _check.warn_of_ignored(own, order, is_placed=(dp_size or 1) > 1 or device_mesh is not None)
-        # What this loader tells its data set about its order doesn't concern others who read the same one.
-        whole = dataset.apart() if isinstance(dataset, (Dataset, _dataset.Dataset)) else dataset
-        samples = whole if isinstance(whole, Dataset) else Dataset(whole, seed=seed, **given)
-        self._detach = samples.decoder.detach
-        if not single and collate_fn is None:
-            # What is stacked is copied anyway.
-            samples.decoder.detach = None
-        if num_workers:
-            samples.failures.share(_in_shared_memory(num_workers))
+        self._stacks = not single and collate_fn is None
+        samples = self._samples = self._apart(dataset, num_workers, {"seed": seed, **given})
+        #: What a `Dataset` is made with, where the data set was given without one.
+        self._given_data = {"seed": seed, **given}
         check_named(dp_rank, dp_size)
         #: What a course is made with, whatever the order.
         self._common: dict[str, Any] = {
@@ -253,7 +250,8 @@ class DataLoader(ForeignLoader[T]):
         self._left: torch.Tensor | None = None
         self._shares = False
         torchs |= {"num_workers": num_workers, "timeout": timeout, "generator": generator}
-        super().__init__(samples, **torchs, **shown)
+        # With what was told to this loader alone, the data set that it reads is one of its own.
+        super().__init__(shown_as if isinstance(dataset, Dataset) else samples, **torchs, **shown)
         #: Whether torch cuts the batches; what it has made of the arguments.
         self._cuts = batch_sampler is None and not single
         self._made_of = self._batching()
@@ -265,6 +263,20 @@ class DataLoader(ForeignLoader[T]):
             vars(self.batch_sampler)["set_epoch"] = course.set_epoch
         # Under their own names, by which Lightning finds what to make the loader anew with.
         vars(self).update(ours, shuffle=shuffle, seed=seed, epochs=epochs)
+
+    def _apart(self, dataset: Any, num_workers: int, given: dict[str, Any]) -> Dataset[Any]:
+        """A data set for this loader alone: what it is told about its order doesn't concern others who read the same one."""
+        whole = dataset.apart()
+        samples: Dataset[Any] = whole if isinstance(whole, Dataset) else Dataset(whole, **given)
+        if samples is not whole and self._chosen is not None:
+            samples._part = self._part
+        self._detach = samples.decoder.detach
+        if self._stacks:
+            # What is stacked is copied anyway.
+            samples.decoder.detach = None
+        if num_workers:
+            samples.failures.share(_in_shared_memory(num_workers))
+        return samples
 
     @staticmethod
     def _choose(
@@ -321,6 +333,8 @@ class DataLoader(ForeignLoader[T]):
         """Batches of an epoch, the same on every rank."""
         if self._course is None or self._is_batched_anew:
             return super().__len__()
+        if self._chosen is not None and len(self._part) != len(self._chosen):
+            self._heed_data()
         return self._course.count()
 
     def set_epoch(self, epoch: int) -> None:
@@ -363,6 +377,7 @@ class DataLoader(ForeignLoader[T]):
         if self._course is None:
             super().load_state_dict(state_dict)
             return
+        self._heed_data()
         self._heed_batching()
         if self._course.adopt(state_dict):
             self._end_workers()
@@ -372,7 +387,7 @@ class DataLoader(ForeignLoader[T]):
         """How it went: each epoch on this rank, and the job's counters on this node."""
         if self._course is None:
             return super().stats()
-        samples: Any = self.dataset
+        samples = self._samples
         return {
             "epochs": [tally.as_dict() for tally in self._tallies],
             **samples.counts(),
@@ -395,6 +410,7 @@ class DataLoader(ForeignLoader[T]):
         twin = copy.copy(self)
         replay, self._replay = self._replay, None
         vars(twin).update(
+            dataset=self._samples,
             collate_fn=_worker.Collate(
                 self.collate_fn, is_default=not self._user_collates, single=not self._auto_collation
             ),
@@ -443,7 +459,7 @@ class DataLoader(ForeignLoader[T]):
         _LOG.info(
             "the batch sampler was changed or replaced after its loader was made: it is asked when each pass begins"
         )
-        samples: Any = self.dataset
+        samples = self._samples
         own: Any = self.batch_sampler if self._auto_collation else self.sampler
         size = None if self._auto_collation else before.batch_size
         course = self._course = Course(samples, size, before.drop_last, own, shuffle=False, **self._common)
@@ -453,14 +469,48 @@ class DataLoader(ForeignLoader[T]):
         self._made_of = self._batching()
         self._end_workers()
 
+    def _heed_data(self) -> None:
+        """Reads what a subset or concatenation of torch's has now, should its samples have been changed since.
+
+        Raises:
+            StateError: A state was loaded that goes on within an epoch.
+            InvalidError: It isn't one data set of ours any more.
+        """
+        course = self._course
+        if self._chosen is None or course is None:
+            return
+        now = _subset.samples_in(self._part)
+        if now is not None and np.array_equal(now, self._chosen):
+            return
+        if course.cursor.upcoming[1]:
+            raise StateError(
+                f"the samples of the {type(self._part).__name__} were changed after a state was loaded that goes on within an epoch, which has those of before: "
+                "change them when that epoch is over, or before load_state_dict"
+            )
+        found = _subset.ours(self._part)
+        if found is None:
+            raise InvalidError(
+                f"the samples of the {type(self._part).__name__} were changed, and are none, or not of one data set of Foreload's, or not all in it: "
+                "make a loader of it anew"
+            )
+        _LOG.info(
+            "the samples of the %s were changed after its loader was made: they are read", type(self._part).__name__
+        )
+        self._chosen = now
+        samples = self._samples = self._apart(found, self.num_workers, self._given_data)
+        if not isinstance(found, Dataset):
+            vars(self)["dataset"] = samples
+        course.change(samples)
+        self._end_workers()
+
     def _start(self) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]] | None:
         """A pass begins; None: it is what is left of an epoch that is over."""
         self._collate = self.collate_fn
+        self._heed_data()
         self._heed_batching()
         course: Course = self._course  # type: ignore[assignment] # the data set is ours
         if self._user_collates:
-            samples: Any = self.dataset
-            samples.decoder.detach = self._detach
+            self._samples.decoder.detach = self._detach
         self._cursor.is_dealt = course.is_dealt
         stood = course.state()
         try:
@@ -543,7 +593,7 @@ class DataLoader(ForeignLoader[T]):
                         raise
 
     def _from_here(self, run: Run, epoch: int, first: int) -> Iterator[tuple[int, Any]]:
-        samples: Any = self.dataset
+        samples = self._samples
         decoder: Decoder = samples.decoder
         kind: Any = FlowStream if isinstance(run, Flow) else Stream
         if isinstance(run, _given.GivenRun) and not run.regular:
@@ -574,7 +624,7 @@ class DataLoader(ForeignLoader[T]):
     def _batches(
         self, stream: Stream, decoder: Decoder, attachment: Attachment, *, pins: bool
     ) -> Iterator[tuple[int, Any]]:
-        samples: Any = self.dataset
+        samples = self._samples
         beyond, failures, form = self._cursor.beyond, samples.failures, samples.raw
 
         def of_delivery(delivery: _core.Delivery | Failed) -> Any:
@@ -654,8 +704,7 @@ def _in_shared_memory(numbers: int) -> torch.Tensor:
 
 
 def _samples_of(loader: DataLoader[Any]) -> int:
-    samples: Any = loader.dataset
-    return len(samples)
+    return len(loader._samples)
 
 
 def _note_side_by_side(begun: _Pass) -> None:
@@ -679,6 +728,7 @@ class _Pass(Iterator[Any]):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
+        self._process = os.getpid()
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._run: Run | None = None
         self._tally = EpochTally(0)
@@ -691,12 +741,15 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         loader = self._loader
         begun = time.perf_counter()
+        if self._batches is not None and not loader.num_workers and self._process != os.getpid():
+            raise ForkedError("a pass over a loader belongs to the process that began it; begin another one here")
         if self._batches is None or self._run is None:
             started = None if self._is_empty else loader._start()
             if started is None:
                 self._is_empty = True
                 raise StopIteration
             self._run, self._tally, self._batches = started
+            self._process = os.getpid()
             close_at_exit(self._batches)
             self._had = Had(loader._turns.begun[1], loader._turns.beyond)
             _note_side_by_side(self)
