@@ -551,3 +551,81 @@ def test_a_part_that_may_be_anything_is_torchs(data: Any) -> None:
         if isinstance(item[0], tuple)
     ]
     assert found == [0, 50, 100, 150, 200]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("sets", [False, True])
+def test_our_sampler_over_anybodys_data_goes_on_after_an_epochs_last_batch(data: Any, sets: bool, workers: int) -> None:
+    samples = [(at, 0) for at in range(len(data))]
+
+    def made() -> Any:
+        return DataLoader(samples, 24, sampler=Sampler(data, seed=3), num_workers=workers)
+
+    def passes(loader: Any, number: int = 3) -> list[list[list[int]]]:
+        found = []
+        for epoch in range(number):
+            if sets:
+                loader.set_epoch(epoch)
+            found.append([values.tolist() for values, _ in loader])
+        return found
+
+    wanted = passes(made())
+    loader = made()
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    state = loader.state_dict()
+    for _ in range(2):
+        again = made()
+        again.load_state_dict(state)
+        assert passes(again) == [[], *wanted[1:]]
+        # Saved again after what was left of the epoch: the next pass is the next epoch.
+        again = made()
+        again.load_state_dict(state)
+        assert passes(again, 1) == [[]]
+        after = made()
+        after.load_state_dict(again.state_dict())
+        assert passes(after) == ([[], *wanted[1:]] if sets else [*wanted[1:], passes_of(made(), 3)])
+
+
+def passes_of(loader: Any, epoch: int) -> list[list[int]]:
+    loader.set_epoch(epoch)
+    return [values.tolist() for values, _ in loader]
+
+
+@pytest.mark.parametrize("whose", ["anybody's", "ours"])
+def test_another_epoch_that_is_set_after_a_state_of_our_sampler_is_read_from_its_beginning(
+    data: Any, whose: str
+) -> None:
+    samples = [(at, 0) for at in range(len(data))]
+
+    def made() -> Any:
+        options = (
+            {} if whose == "anybody's" else {"decode": lambda raw, meta: meta.sample, "cache": fl.Cache(ram="32MB")}
+        )
+        return DataLoader(samples if whose == "anybody's" else data, 24, sampler=Sampler(data, seed=3), **options)
+
+    loader = made()
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    state = loader.state_dict()
+    for epoch, first in ((0, 2), (1, 0), (4, 0)):
+        again = made()
+        again.load_state_dict(state)
+        again.set_epoch(epoch)
+        assert [[int(at) for at in values] for values, _ in again] == [
+            [int(at) for at in values] for values in passes_of_any(made(), epoch)
+        ][first:]
+    # The sampler alone, under torch's own loader, whose batches may end within one of its hints'.
+    sampler = Sampler(data, seed=3)
+    sampler.load_state_dict({**Sampler(data, seed=3).state_dict(), "position": 16})
+    sampler.set_epoch(1)
+    fresh = Sampler(data, seed=3)
+    fresh.set_epoch(1)
+    assert list(sampler) == list(fresh)
+
+
+def passes_of_any(loader: Any, epoch: int) -> list[Any]:
+    loader.set_epoch(epoch)
+    return [values for values, _ in loader]

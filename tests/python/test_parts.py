@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch.utils import data as torch_data
 from torch.utils.data import ConcatDataset, Subset, random_split
 
@@ -148,6 +149,40 @@ def test_a_subset_of_what_open_answered_is_seen_through(data: Any) -> None:
     assert read(loader)[1] == [[len(data[at]) for at in batch] for batch in ([4, 5, 6, 7], [8])]
     with pytest.raises(AttributeError, match="nothing_of_that_name"):
         _ = loader.dataset.nothing_of_that_name
+
+
+def test_a_library_that_took_the_sampler_sees_that_the_subset_changed(data: Any) -> None:
+    lengths = [len(each) for each in data]
+
+    def taken(loader: Any) -> Any:
+        return torch_data.DataLoader(loader.dataset, 4, sampler=loader.sampler)
+
+    theirs, ours = (
+        Subset(Numbers(len(data)), list(range(10))),
+        Subset(Dataset(data, decode=len, cache=TINY), list(range(10))),
+    )
+    both = [taken(torch_data.DataLoader(theirs, 4)), taken(DataLoader(ours, 4))]
+    for change in (None, assign, shrink, grow):
+        for part in (theirs, ours):
+            if change is not None:
+                change(part)
+        wanted, found = (read(loader) for loader in both)
+        assert found == (wanted[0], [[lengths[at] for at in batch] for batch in wanted[1]]), change
+
+
+def test_a_worker_sees_the_subset_that_the_loader_was_given(data: Any) -> None:
+    seen: Any = torch.zeros(4, dtype=torch.int64).share_memory_()
+
+    def begin(number: int) -> None:
+        found: Any = torch_data.get_worker_info().dataset  # type: ignore[union-attr] # there is one here
+        seen[0], seen[1] = len(found.indices), len(found.dataset)
+
+    for whole in (Dataset(data, decode=len, cache=TINY), data):
+        seen.zero_()
+        list(
+            DataLoader(Subset(whole, [1, 2, 3]), 2, num_workers=1, worker_init_fn=begin, multiprocessing_context="fork")
+        )
+        assert seen[:2].tolist() == [3, len(data)]
 
 
 @pytest.mark.parametrize("name", ["decode", "transform"])

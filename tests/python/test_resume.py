@@ -9,9 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data import DistributedSampler
 
 import foreload as fl
 from foreload import errors
@@ -179,6 +181,41 @@ def test_a_state_goes_on_where_an_epoch_was_set_and_passes_went_on_from_it(
         again.load_state_dict(state)
         again.set_epoch(told)
         assert rows(again) == rows(make_at(data, told))
+
+
+@pytest.mark.parametrize("kind", ["loader", "numpy", "listed"])
+@pytest.mark.parametrize("then", [lambda it: it.set_epoch(0), lambda it: (it.set_epoch(0), list(it)), lambda it: None])
+def test_a_state_of_an_epochs_end_is_one_after_it_was_loaded_set_and_saved_again(
+    data: Any, kind: str, then: Any
+) -> None:
+    def made() -> Any:
+        if kind == "numpy":
+            return fl.NumpyLoader(data, 24, shuffle=True, seed=2, cache=TINY, decode=head)
+        sampler = {"shuffle": False, "sampler": DistributedSampler(data, 1, 0, seed=2)} if kind == "listed" else {}  # type: ignore[arg-type]
+        return make(data, **sampler)
+
+    def epochs(loader: Any) -> list[list[list[int]]]:
+        found = []
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            found.append([np.asarray(values).tolist() for values, _ in loader])
+        return found
+
+    wanted = epochs(made())
+    loader = made()
+    loader.set_epoch(0)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    state = loader.state_dict()
+    for _ in range(2):
+        again = made()
+        again.load_state_dict(state)
+        assert epochs(again) == [[], *wanted[1:]]
+        again = made()
+        again.load_state_dict(state)
+        then(again)
+        state = again.state_dict()
 
 
 @pytest.mark.parametrize("epoch", [True, -1, "3", 1 << 40])

@@ -158,7 +158,9 @@ def test_checksums_of_the_index_hold_for_what_a_disk_tier_has(home: Any, tmp_pat
     found, stats = kinds()
     assert found == {2}
     if not is_manifest:
-        assert stats["quarantined"] > 0, "records of the first version were found, and not delivered"
+        assert stats["quarantined"] > 20, "records of the first version were found, and not delivered"
+        # What was fetched in their place is kept: the disk isn't ill.
+        assert stats["disk_hits"] > 5
 
 
 def test_bytes_in_a_coding_that_nobody_asked_for_are_an_error_that_names_it(web: Web) -> None:

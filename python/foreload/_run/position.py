@@ -68,13 +68,17 @@ class Cursor:
         #: The epoch that was over where the loaded state was saved, and whether the next pass is what is left of it: nothing.
         self._over: int | None = None
         self._is_rest = False
+        #: The epoch before where a loaded state is of its end, for the states of a loader that hasn't begun another one since.
+        self._behind: int | None = None
         #: The epoch that was set last, which later passes go on from; and the same of the state that the next pass goes on from.
         self._set: int | None = None
         self._set_then: int | None = None
+        #: Whether whoever reads sets epochs here, and not at a sampler of his own, which says itself how often it was read.
+        self.is_told = True
 
     def begin(self) -> tuple[int, int]:
         """A pass begins: its epoch and first batch; `beyond` is to be left out."""
-        self._over = self._set_then = None
+        self._over = self._behind = self._set_then = None
         self._looks = self._looks + 1 if self._forget_look() else 0
         if self._looks == 2:
             _LOG.warning(
@@ -117,7 +121,7 @@ class Cursor:
         """
         epoch = _numbers.count("epoch", epoch, 0, MOST_EPOCH)
         self._set = epoch
-        if self._set_then is not None:
+        if self._set_then is not None and self.is_told:
             # That one was set when the state was saved, and passes had gone on from it: Lightning reads a short loader several times in an epoch of its own.
             if epoch == self._set_then:
                 self.placed += 1
@@ -145,9 +149,10 @@ class Cursor:
 
     def stamp(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state of here. One that was loaded, and is saved anew, still says which epoch was over; one of an epoch that nobody set, which was set last."""
-        is_behind = self._over is not None and self._next == (self._over + 1, 0)
-        found = {**state, "over": self._over} if is_behind else state
-        return found if self._set in (None, state["epoch"]) else {**found, "set": self._set}
+        is_behind = self._behind is not None and self._next == (self._behind + 1, 0)
+        found = {**state, "over": self._behind} if is_behind else state
+        has_gone_on = self.is_told and self._set not in (None, self._behind if is_behind else state["epoch"])
+        return {**found, "set": self._set} if has_gone_on else found
 
     def takes_rest(self) -> bool:
         """Whether the pass that begins is what is left of an epoch that was over: then it has no batch, and the next one goes on."""
@@ -173,12 +178,17 @@ class Cursor:
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_EPOCH:
                 raise StateError(f"the state is damaged: its {name} is {value!r:.60}, and would be an epoch")
         self._set = self._set_then = told
-        self._over = over if over < epoch else None
+        self._over = self._behind = over if over < epoch else None
         self._is_rest = False
         self._begun = None
         self.placed += 1
         self.epoch, self.batch = self._next = (epoch, batch)
         self.beyond = self._next_beyond = frozenset(beyond)
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether the next pass is what is left of an epoch that was over: nothing."""
+        return self._is_rest
 
     @property
     def is_under_way(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import accumulate, count
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import data
 
@@ -25,7 +26,7 @@ from foreload._settings.cache import Cache
 from foreload._settings.order import Order, tail_of
 from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError, StateError
-from foreload.torch import _given, _lists, _reference, _samplers
+from foreload.torch import _given, _lists, _reference, _samplers, _subset
 from foreload.torch._flow import Flow
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
@@ -157,6 +158,10 @@ class Course(Sampler):
         self._cache = samples.cache
         self._uneven, self._draws = uneven, draws
         self._explicit = explicit
+        self.cursor.is_told = self._cursor.is_told = explicit is None or self._ours is not None
+        #: Torch's subset or concatenation that the loader was given, and the samples that it had when this order was made.
+        self.part: Any = None
+        self.chosen: Any = None
         self._generator = generator
         self._cut = batch_size
         self._heed_sampler(len(samples))
@@ -182,12 +187,27 @@ class Course(Sampler):
 
     def change(self, samples: Dataset[Any]) -> None:
         """The data set has other samples from the next pass on. Where the loop stands stays: epochs go on."""
-        self.data = self.dataset = samples.data
         samples.sampler = weakref.ref(self)
+        self._change(samples.data)
+
+    def _change(self, data: Any) -> None:
+        self.data = self.dataset = data
         self._meet()
         self._run, self._loaded = None, None
         self._forget_left()
-        self._heed_sampler(len(samples))
+        self._heed_sampler(len(data))
+
+    def _heed_part(self) -> None:
+        """What a library takes from here is of the samples that torch's subset has now."""
+        if self.chosen is None or self.cursor.upcoming[1] or self._cursor.upcoming[1]:
+            return
+        now = _subset.samples_in(self.part)
+        if now is None or np.array_equal(now, self.chosen):
+            return
+        found = _subset.ours(self.part)
+        if found is not None:
+            self.chosen = now
+            self._change(getattr(found, "data", found))
 
     def retire(self) -> int:
         """Ends as a loader's order. Where the user's own sampler goes by it, it goes on as that one's sampler.
@@ -541,10 +561,12 @@ class Course(Sampler):
     def __len__(self) -> int:
         if self._explicit is not None and self._ours is None:
             return len(self._explicit)
+        self._heed_part()
         return len(self.data) if self._drops_batches else super().__len__()
 
     def __iter__(self) -> Iterator[int]:
         """What a library sees that takes the loader apart: all samples, which a batch sampler over them may cut otherwise."""
+        self._heed_part()
         yield from self._undropped if self._drops_batches else super().__iter__()
 
     @property

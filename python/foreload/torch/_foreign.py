@@ -21,7 +21,7 @@ from torch.utils.data import dataloader as _torchs
 from foreload.errors import StateError
 from foreload.torch import _feed, _samplers
 from foreload.torch._kept import Kept
-from foreload.torch._progress import Progress, is_iterable, own_now, put_back_own, random_now
+from foreload.torch._progress import Progress, is_iterable, own_now, place_planned, put_back_own, random_now
 from foreload.torch._waits import STALL_S, Waiting, report
 from foreload.torch._worker import Ending
 
@@ -103,6 +103,8 @@ class ForeignLoader(data.DataLoader[T]):
         epoch = state_dict["sampler"]["epoch"]
         if epoch is not None:
             _samplers.set_epoch(self._index_sampler, epoch)
+        # Now, so that an epoch that is set before the pass is heard.
+        place_planned(self._index_sampler, self._loaded)
 
     def stats(self) -> dict[str, Any]:
         """How it went: each pass on this rank, and what was kept of a data set that `wrap` was told to be deterministic."""
@@ -125,6 +127,8 @@ class ForeignLoader(data.DataLoader[T]):
         if loaded is None and before is not None and before.has_failed:
             # It failed before it had anything of a state that was loaded: that is gone on from yet.
             loaded = before.loaded
+            if loaded is not None:
+                place_planned(self._index_sampler, loaded)
         number = self._passes if loaded is None else loaded["epoch"]
         try:
             progress = Progress(self, number, loaded, is_kept=self.persistent_workers, is_seeded=is_seeded)

@@ -117,7 +117,10 @@ class Progress:
         return {**self.__dict__, "reader": None, "_generators": {}}
 
     def _is_of(self, loaded: dict[str, Any]) -> bool:
-        if self.told is None or isinstance(_sampler_of(self.order), Sampler):
+        sampler: Any = _sampler_of(self.order)
+        if isinstance(sampler, Sampler) and "planned" in loaded["sampler"]:
+            return sampler.goes_on
+        if self.told is None or isinstance(sampler, Sampler):
             return True
         return bool(loaded["sampler"]["epoch"] in (None, self.told))
 
@@ -133,9 +136,6 @@ class Progress:
                 self._now = own_now(loader)
             put_back_own(loader, state)
         self._draws = {name: Draw.of(random[name]) for name in ("loader", "sampler") if random.get(name)}
-        planned: Any = _sampler_of(self.order)
-        if isinstance(planned, Sampler) and "planned" in state["sampler"]:
-            planned.load_state_dict(state["sampler"]["planned"])
         for name, part in _stated(self.order).items():
             if name in state["sampler"] and (
                 (goes_on and state["_num_yielded"]) or not isinstance(part, DistributedSampler)
@@ -230,6 +230,8 @@ class Progress:
         """The pass couldn't begin: its generators stand where they stood."""
         for name, generator in self._generators.items():
             put_back(generator, self._begun[name])
+        if self.loaded is not None:
+            place_planned(self.order, self.loaded)
 
     def fails(self) -> None:
         """The loop gets an error in place of a batch."""
@@ -271,6 +273,9 @@ class Progress:
     def _end(self, drawing: Iterator[Any]) -> None:
         """Ends a pass whose last batch the loop has had, where its sampler itself says where it stands: it may be in the next one by now."""
         self._has_ended = True
+        if isinstance(_sampler_of(self.order), Sampler):
+            # It would begin the next one.
+            raise StopIteration
         parts = _stated(self.order)
         said = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
         with contextlib.suppress(StopIteration):
@@ -414,7 +419,8 @@ class Progress:
         if self.is_over or not self.had:
             parts = {name: copy.deepcopy(part.state_dict()) for name, part in _stated(self.order).items()}
         if isinstance(sampler, Sampler):
-            parts["planned"] = sampler.state_dict(consumed=self.samples)
+            told = None if self.resumed is None or not self._is_whole else self.resumed["sampler"].get("planned")
+            parts["planned"] = sampler.state_dict(consumed=self.samples) if told is None else copy.deepcopy(told)
         state: dict[str, Any] = {
             "version": VERSION,
             "loader": "torch",
@@ -473,6 +479,13 @@ class Progress:
 def state_of_reader(dataset: Any, iterator: Any, *, ended: bool) -> dict[str, Any]:
     """Where torch's own reader of a data set stands, in this process."""
     return _feed.state_of(dataset, iterator, ended=ended, is_iterable=iterator is not None)
+
+
+def place_planned(order: Any, state: dict[str, Any]) -> None:
+    """Has a sampler of ours go on where a state says."""
+    planned: Any = _sampler_of(order)
+    if isinstance(planned, Sampler) and "planned" in state["sampler"]:
+        planned.load_state_dict(state["sampler"]["planned"])
 
 
 def own_now(loader: Any) -> dict[str, Any]:

@@ -242,6 +242,7 @@ class DataLoader(ForeignLoader[T]):
         self._gave_collate = collate_fn is not None
         # Whoever gives none has said nothing of a decoder that bears threads, and decodes as under torch's loader.
         self._threads, self._chosen_threads = threads_of(threads or 0, samples.decoder), threads is not None
+        course.part, course.chosen = self._part, self._chosen
         self._cursor = course.cursor
         self._accord = Accord()
         self._turns = Turns(course)
@@ -268,7 +269,7 @@ class DataLoader(ForeignLoader[T]):
         """A data set for this loader alone: what it is told about its order doesn't concern others who read the same one."""
         whole = dataset.apart()
         samples: Dataset[Any] = whole if isinstance(whole, Dataset) else Dataset(whole, **given)
-        if samples is not whole and self._chosen is not None:
+        if self._chosen is not None:
             samples._part = self._part
         self._detach = samples.decoder.detach
         if self._stacks:
@@ -500,6 +501,7 @@ class DataLoader(ForeignLoader[T]):
         samples = self._samples = self._apart(found, self.num_workers, self._given_data)
         if not isinstance(found, Dataset):
             vars(self)["dataset"] = samples
+        course.chosen = now
         course.change(samples)
         self._end_workers()
 

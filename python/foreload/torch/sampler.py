@@ -8,6 +8,7 @@ data set that both were made of.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError, StateError
 from foreload.torch._accord import Accord
 
+_LOG = logging.getLogger("foreload")
 #: Which samples of an epoch this process yields: its rank's, or all because somebody else shares them out.
 Sharding = Literal["self", "external"]
 
@@ -231,15 +233,36 @@ class Sampler(DistributedSampler[int]):
         run = self.run()
         return run.plan.positions // run.ranks.world
 
+    #: Where a state left it that it goes on from, and whether that is of an epoch's end; None: there is none, or another epoch was set since.
+    _resumed_at: tuple[tuple[int, int], bool] | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next pass is what is left of the epoch of the state that was loaded, which may be nothing."""
+        return self._resumed_at is not None
+
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is of this epoch."""
+        """The next pass is of this epoch; of the one that a loaded state is of, what is left."""
+        before = self.upcoming
         self._cursor.set_epoch(epoch)
+        is_moved = self._cursor.upcoming[0] != before[0]
+        if is_moved:
+            if self._skip and not self._cursor.upcoming[1] and before[1] == self._skip:
+                _LOG.warning(
+                    "set_epoch(%d): the state that was loaded, epoch %d after %d samples, is not gone on with",
+                    epoch,
+                    *before,
+                )
+            self._skip = 0
+        if self._resumed_at is not None and (not self._cursor.is_rest if self._resumed_at[1] else is_moved):
+            self._resumed_at = None
 
     def __iter__(self) -> Iterator[int]:
         return _Pass(self)
 
     def _reads(self) -> Iterator[int]:
         """A pass; it begins with its first sample."""
+        self._resumed_at = None
         if self._cursor.takes_rest():
             return
         epoch, first = self._cursor.begin()
@@ -310,7 +333,8 @@ class Sampler(DistributedSampler[int]):
         border = position if is_over else whole * run.order.global_batch
         epoch, batch, _ = run.resume({**state, "order": "", "position": border})
         self._cursor.load(epoch, batch, of=state)
-        self._skip = self._yielded = 0 if is_over else rest // run.ranks.world
+        self._yielded = self._skip = 0 if is_over else rest // run.ranks.world
+        self._resumed_at = self.upcoming, is_over
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}

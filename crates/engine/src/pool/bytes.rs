@@ -6,7 +6,7 @@
 use super::{Pool, key_of};
 use crate::carriers::{Carrier, Landed, Order};
 use crate::dataset::{Dataset, trouble};
-use crate::disk::{Entry, Refusal};
+use crate::disk::{Entry, ReadError, Refusal};
 use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter, Sums};
 use crate::sync::Mutex;
@@ -360,20 +360,28 @@ impl Pool {
             tokio::task::spawn_blocking(move || {
                 let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
                 let mut buffer = vec![0; longest.min(READ_BYTES) as usize];
+                // A disk that fails is another matter than a record that isn't what it was.
+                let mut failure = Failure::Corrupt;
                 let is_there = pieces.iter().zip(entries).all(|(piece, entry)| {
                     let write = |at, bytes: &[u8]| {
                         sums.add(piece.at + at, bytes);
                         given_up.unless(|| cache.write(piece.slot_offset + at, bytes).is_ok())
                     };
-                    entry.is_some_and(|(entry, range)| matches!(entry.read(range, &mut buffer, write), Ok(true)))
+                    entry.is_some_and(|(entry, range)| match entry.read(range, &mut buffer, write) {
+                        Err(ReadError::Io { .. }) => {
+                            failure = Failure::Unavailable;
+                            false
+                        }
+                        read => matches!(read, Ok(true)),
+                    })
                 });
-                is_there.then_some(sums)
+                if is_there { Ok(sums) } else { Err(failure) }
             })
         };
         tokio::task::spawn_local(async move {
             let read = tokio::select! {
                 biased;
-                read = reading => Ok(read.unwrap_or(None)),
+                read = reading => Ok(read.unwrap_or(Err(Failure::Corrupt))),
                 () = cancel.notified() => Err(Failure::Cancelled),
                 () = tokio::time::sleep_until(deadline) => Err(Failure::Unavailable),
             };
@@ -385,10 +393,10 @@ impl Pool {
                 None => true,
             };
             let completion = match read {
-                Ok(Some(sums)) if is_right(&sums) => action.done(took / 8, took),
-                Ok(_) => {
+                Ok(Ok(sums)) if is_right(&sums) => action.done(took / 8, took),
+                Ok(read) => {
                     pool.quarantine(tier, load);
-                    action.failed(Failure::Corrupt)
+                    action.failed(read.err().unwrap_or(Failure::Corrupt))
                 }
                 Err(failure) => {
                     given_up.set();

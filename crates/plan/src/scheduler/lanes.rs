@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | limit | found by the lane, or set by the carrier ([`Event::Limit`](crate::action::Event::Limit)) | set: `disk_depth` |
 //! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it |
-//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead |
+//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead. A damaged record doesn't count: it is gone |
 
 use super::flights::Pending;
 use crate::action::{Failure, Outcome, Source, Told};
@@ -202,6 +202,8 @@ impl Lane {
                 self.breaker.succeeded();
             }
             Outcome::Failed(Failure::Cancelled) => self.twins.left(ratio),
+            // What it holds is not what it was, which says nothing of the source: it answered.
+            Outcome::Failed(Failure::Corrupt) => {}
             Outcome::Failed(_) => self.breaker.failed(now_ns),
         }
     }
@@ -330,12 +332,22 @@ mod tests {
         }
         let first = lanes.of_mut(Source::Disk(0));
         while fly(first).is_some() {}
-        (0..Breaker::FAILURES).for_each(|_| {
-            let load = pending(Source::Disk(0), 0, 100);
-            first.ended(1, 0, &load, Outcome::Failed(Failure::Corrupt));
-            first.depart(&load);
-        });
-        assert!(!first.is_open(1), "ill after {} failures", Breaker::FAILURES);
+        let mut fail = |failure| {
+            (0..Breaker::FAILURES).for_each(|_| {
+                let load = pending(Source::Disk(0), 0, 100);
+                first.ended(1, 0, &load, Outcome::Failed(failure));
+                first.depart(&load);
+            });
+            first.is_open(1)
+        };
+        assert!(fail(Failure::Corrupt), "damaged records are no illness");
+        let is_open = fail(Failure::Unavailable);
+        let first = lanes.of_mut(Source::Disk(0));
+        assert!(
+            !is_open && !first.is_open(1),
+            "ill after {} failures",
+            Breaker::FAILURES
+        );
         assert!(lanes.of(Source::Disk(1)).is_open(1) && lanes.bucket.is_open(1));
         assert_eq!(lanes.of(Source::Disk(1)).demand().in_flight, 0);
         assert_eq!(

@@ -305,7 +305,7 @@ fn a_block_is_read_from_the_fastest_disk_that_has_it() {
         let load = super::super::flights::tests::pending(ill, 0, 100);
         let lane = hand.plan.loads.lanes.of_mut(ill);
         lane.depart(&load);
-        lane.ended(1, 0, &load, crate::action::Outcome::Failed(Failure::Corrupt));
+        lane.ended(1, 0, &load, crate::action::Outcome::Failed(Failure::Unavailable));
     }
     assert_eq!(hand.plan.best_tier(2, 1000), Some(0));
 }
