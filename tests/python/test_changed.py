@@ -69,6 +69,21 @@ def test_a_sampler_that_is_changed_is_obeyed(data: Any, kind: str, before: bool,
     assert passes(DataLoader(data, 8, sampler=ours, **options), ours, change, before=before) == wanted
 
 
+@pytest.mark.parametrize("taken", [1, 2])
+def test_a_distributed_sampler_that_is_set_to_the_next_epoch_is_obeyed_after_a_batch(data: Any, taken: int) -> None:
+    def found(kind: Any, whole: Any, **options: Any) -> list[list[list[int]]]:
+        sampler = DistributedSampler(whole, 2, 0, seed=3)
+        loader, passes = kind(whole, 8, sampler=sampler, **options), []
+        for epoch in range(4):
+            sampler.set_epoch(epoch)
+            batches = iter(loader)
+            passes.append([[int(each) for each in next(batches)[0]] for _ in range(taken)])
+        return passes
+
+    theirs = found(torch_data.DataLoader, torch_data.TensorDataset(torch.arange(COUNT)))
+    assert found(DataLoader, data, decode=lambda raw, about: about.sample, cache=TINY) == theirs
+
+
 @pytest.mark.parametrize("kind", ["seeded anew", "seed", "shuffle"])
 def test_a_sampler_that_is_changed_within_an_epoch_that_is_gone_on_in_is_refused(data: Any, kind: str) -> None:
     make, change = CHANGES[kind]

@@ -554,12 +554,15 @@ def test_a_part_that_may_be_anything_is_torchs(data: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("sets", [False, True])
-def test_our_sampler_over_anybodys_data_goes_on_after_an_epochs_last_batch(data: Any, sets: bool, workers: int) -> None:
+def test_our_sampler_over_anybodys_data_goes_on_after_an_epochs_last_batch(
+    data: Any, sets: bool, drops: bool, workers: int
+) -> None:
     samples = [(at, 0) for at in range(len(data))]
 
     def made() -> Any:
-        return DataLoader(samples, 24, sampler=Sampler(data, seed=3), num_workers=workers)
+        return DataLoader(samples, 24, sampler=Sampler(data, seed=3), num_workers=workers, drop_last=drops)
 
     def passes(loader: Any, number: int = 3) -> list[list[list[int]]]:
         found = []
@@ -575,6 +578,16 @@ def test_our_sampler_over_anybodys_data_goes_on_after_an_epochs_last_batch(data:
     for _ in range(len(loader)):
         next(batches)
     state = loader.state_dict()
+    # Saved after the loop, the next pass is the next epoch.
+    assert list(batches) == []
+    after = made()
+    after.load_state_dict(loader.state_dict())
+    assert passes(after) == ([[], *wanted[1:]] if sets else [*wanted[1:], passes_of(made(), 3)])
+    # Its own epoch is set once, and passes go on from there.
+    again = made()
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert [[values.tolist() for values, _ in again] for _ in range(3)] == [[], *wanted[1:]]
     for _ in range(2):
         again = made()
         again.load_state_dict(state)

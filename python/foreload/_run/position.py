@@ -154,6 +154,10 @@ class Cursor:
         has_gone_on = self.is_told and self._set not in (None, self._behind if is_behind else state["epoch"])
         return {**found, "set": self._set} if has_gone_on else found
 
+    def rest_is_read(self) -> None:
+        """What was left of an epoch that was over, nothing, has been read elsewhere."""
+        self._is_rest, self._over = False, None
+
     def takes_rest(self) -> bool:
         """Whether the pass that begins is what is left of an epoch that was over: then it has no batch, and the next one goes on."""
         is_rest, self._is_rest = self._is_rest, False

@@ -378,40 +378,49 @@ class Course(Sampler):
             StateError: A state that our `Sampler` was given ends within one of the loader's batches.
         """
         if self._ours is not None:
-            placed, self._placed = self._placed, self._ours._cursor.placed
-            if placed != self._placed:
-                epoch, had = self._ours.upcoming
-                batch, rest = divmod(had, self.batch_size)
-                if rest:
-                    raise StateError(
-                        f"the sampler's state was saved after {had} samples of this rank, which is within a batch of {self.batch_size}; choose a "
-                        "batch_size that divides it"
-                    )
-                if had:
-                    self.cursor.load(epoch, batch)
-                else:
-                    # Whether that is another one than the loader's state is of, its cursor knows.
-                    self.cursor.set_epoch(epoch)
+            self._heed_ours(self._ours)
         elif self._explicit is not None:
-            self._heed_changes()
-            left = self._forget_left()
-            is_left = left is not None and left.is_as_left()
-            told = _samplers.epoch_of(self._explicit) if left is None or is_left else left.told()
-            is_placed = self._heeded != self.cursor.placed
-            upcoming = self.cursor.upcoming[0]
-            if left is not None and is_left:
-                # Nobody has set an epoch since the state was loaded.
-                self.again = left.again
-                if told is not None and told != upcoming:
-                    self.cursor.set_epoch(told, again=True)
-            elif told is not None and (told != upcoming or left is not None):
-                # Since the pass before, nobody has set another epoch.
-                is_again = told == self.cursor.epoch and not is_placed
-                self.again = self.again + 1 if is_again else 0
-                self.cursor.set_epoch(told)
-            elif is_placed or upcoming != self.cursor.epoch:
-                self.again = 0
-            self._heeded = self.cursor.placed
+            self._heed_explicit()
+
+    def _heed_ours(self, ours: Sampler) -> None:
+        placed, self._placed = self._placed, ours._cursor.placed
+        if placed != self._placed:
+            epoch, had = ours.upcoming
+            batch, rest = divmod(had, self.batch_size)
+            if rest:
+                raise StateError(
+                    f"the sampler's state was saved after {had} samples of this rank, which is within a batch of {self.batch_size}; choose a "
+                    "batch_size that divides it"
+                )
+            if had:
+                self.cursor.load(epoch, batch)
+            else:
+                # Whether that is another one than the loader's state is of, its cursor knows.
+                self.cursor.set_epoch(epoch)
+
+    def _heed_explicit(self) -> None:
+        self._heed_changes()
+        left = self._forget_left()
+        is_left = left is not None and left.is_as_left()
+        told = _samplers.epoch_of(self._explicit) if left is None or is_left else left.told()
+        is_placed = self._heeded != self.cursor.placed
+        upcoming = self.cursor.upcoming[0]
+        if told == upcoming:
+            # Set to this one: a pass that was left after a batch is no look at an epoch that is yet to come.
+            self.cursor.ended()
+        if left is not None and is_left:
+            # Nobody has set an epoch since the state was loaded.
+            self.again = left.again
+            if told is not None and told != upcoming:
+                self.cursor.set_epoch(told, again=True)
+        elif told is not None and (told != upcoming or left is not None):
+            # Since the pass before, nobody has set another epoch.
+            is_again = told == self.cursor.epoch and not is_placed
+            self.again = self.again + 1 if is_again else 0
+            self.cursor.set_epoch(told)
+        elif is_placed or upcoming != self.cursor.epoch:
+            self.again = 0
+        self._heeded = self.cursor.placed
 
     def _heed_changes(self) -> None:
         """A sampler that the plan knows may have been changed since the loader was made, or its generator seeded: from then on it is listed, as any other."""

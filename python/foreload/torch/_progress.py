@@ -273,8 +273,10 @@ class Progress:
     def _end(self, drawing: Iterator[Any]) -> None:
         """Ends a pass whose last batch the loop has had, where its sampler itself says where it stands: it may be in the next one by now."""
         self._has_ended = True
-        if isinstance(_sampler_of(self.order), Sampler):
-            # It would begin the next one.
+        planned: Any = _sampler_of(self.order)
+        if isinstance(planned, Sampler):
+            # Asked for more, it would begin the next one.
+            planned.rest_is_read()
             raise StopIteration
         parts = _stated(self.order)
         said = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
@@ -420,7 +422,11 @@ class Progress:
             parts = {name: copy.deepcopy(part.state_dict()) for name, part in _stated(self.order).items()}
         if isinstance(sampler, Sampler):
             told = None if self.resumed is None or not self._is_whole else self.resumed["sampler"].get("planned")
-            parts["planned"] = sampler.state_dict(consumed=self.samples) if told is None else copy.deepcopy(told)
+            batches = _samplers.length_of(self.order)
+            # Of what the last batch drops nothing is left to read.
+            is_whole = self.is_over or (batches is not None and self.had >= batches and not self.beyond)
+            consumed = len(sampler) if is_whole else self.samples
+            parts["planned"] = sampler.state_dict(consumed=consumed) if told is None else copy.deepcopy(told)
         state: dict[str, Any] = {
             "version": VERSION,
             "loader": "torch",

@@ -241,6 +241,11 @@ class Sampler(DistributedSampler[int]):
         """Whether the next pass is what is left of the epoch of the state that was loaded, which may be nothing."""
         return self._resumed_at is not None
 
+    def rest_is_read(self) -> None:
+        """A loader had a pass without batches, because nothing was left of the epoch of the state that was loaded."""
+        self._cursor.rest_is_read()
+        self._resumed_at = None
+
     def set_epoch(self, epoch: int) -> None:
         """The next pass is of this epoch; of the one that a loaded state is of, what is left."""
         before = self.upcoming
