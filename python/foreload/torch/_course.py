@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import accumulate, count
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import data
 
@@ -199,10 +198,8 @@ class Course(Sampler):
 
     def _heed_part(self) -> None:
         """What a library takes from here is of the samples that torch's subset has now."""
-        if self.chosen is None or self.cursor.upcoming[1] or self._cursor.upcoming[1]:
-            return
-        now = _subset.samples_in(self.part)
-        if now is None or np.array_equal(now, self.chosen):
+        now = _subset.change_in(self.part, self.chosen)
+        if now is None or self.cursor.upcoming[1] or self._cursor.upcoming[1]:
             return
         found = _subset.ours(self.part)
         if found is not None:

@@ -37,6 +37,20 @@ def samples_in(dataset: Any) -> NDArray[np.int64] | None:
     return None if found is None else found[1]
 
 
+def change_in(dataset: Any, samples: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """Which samples torch's subset or concatenation has now that had these; None: the same, or it wasn't one.
+
+    Args:
+        dataset: The subset.
+        samples: What `samples_in` said of it.
+    """
+    if samples is None:
+        return None
+    now = samples_in(dataset)
+    now = np.empty(0, np.int64) if now is None else now
+    return None if np.array_equal(now, samples) else now
+
+
 def _found(dataset: Any) -> tuple[_dataset.Dataset | Dataset[Any], NDArray[np.int64] | None] | None:
     """A data set of ours and the samples of it that this one has; None for the samples: all."""
     if isinstance(dataset, (Dataset, _dataset.Dataset)):

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import data
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
@@ -478,10 +477,10 @@ class DataLoader(ForeignLoader[T]):
             InvalidError: It isn't one data set of ours any more.
         """
         course = self._course
-        if self._chosen is None or course is None:
+        if course is None:
             return
-        now = _subset.samples_in(self._part)
-        if now is not None and np.array_equal(now, self._chosen):
+        now = _subset.change_in(self._part, self._chosen)
+        if now is None:
             return
         if course.cursor.upcoming[1]:
             raise StateError(
