@@ -205,3 +205,42 @@ def test_who_takes_the_sampler_gets_all_samples_whatever_the_loader_drops(data: 
             whole = DataLoader(samples, batch_sampler=batches, cache=TINY, decode=number)
             assert sorted(int(at) for values, _ in whole for at in values) == list(range(len(data)))
     assert len(list(loader)) == len(loader) == len(theirs) == len(data) // 16
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_subset_that_is_changed_is_read_as_it_is_by_workers_however_they_start(data: Any, context: str) -> None:
+    part: Any = Subset(Dataset(data, decode=len, cache=TINY), list(range(10)))
+    loader = DataLoader(part, 4, num_workers=1, multiprocessing_context=context)
+    for change in (None, assign, shrink):
+        if change is not None:
+            change(part)
+        assert read(loader)[1] == [
+            [len(data[at]) for at in part.indices[first : first + 4]] for first in range(0, len(part), 4)
+        ]
+
+
+@pytest.mark.parametrize("change", [grow, assign, shrink])
+def test_two_ranks_share_a_subset_that_is_changed_and_go_on_in_it(data: Any, change: Callable[[Any], None]) -> None:
+    whole = Dataset(data.select(range(203)), decode=number, cache=TINY)
+    parts: list[Any] = [Subset(whole, list(range(10))) for _ in range(2)]
+
+    def made(rank: int) -> Any:
+        return DataLoader(parts[rank], 2, shuffle=True, seed=3, dp_rank=rank, dp_size=2)
+
+    loaders = [made(rank) for rank in range(2)]
+    first = [read(loader) for loader in loaders]
+    assert first[0][0] == first[1][0]
+    for part in parts:
+        change(part)
+    iterators = [iter(loader) for loader in loaders]
+    begun = [[int(at) for at in next(batches)[0]] for batches in iterators]
+    states = [loader.state_dict() for loader in loaders]
+    rest = [[int(at) for values, _ in batches for at in values] for batches in iterators]
+    # A count that two don't divide repeats one.
+    seen = [at for some in (*begun, *rest) for at in some]
+    assert set(seen) == set(parts[0].indices)
+    assert len(seen) == len(parts[0]) + len(parts[0]) % 2
+    for rank, state in enumerate(states):
+        again = made(rank)
+        again.load_state_dict(state)
+        assert [at for batch in read(again)[1] for at in batch] == rest[rank]
