@@ -1,6 +1,6 @@
 """Every workload beside its peers: `make bench`, or `python -m bench [WORKLOAD...] [--peers all|none|NAMES] [--quick]`.
 
-Runs W1 to W4, the slow file system, the peers on W1's objects (and on the same amount of data in their own forms), and paper 000's Table I. All
+Runs W1 to W4, the slow file system, the peers on W1's objects (and on the same samples in their own forms), and paper 000's Table I. All
 ratios of a workload come from one run. Prints tables and writes them, with plots, to `bench/results/DATE-bench.md`, `.json` and `.png`.
 """
 
@@ -21,26 +21,7 @@ from bench.registry import Result
 from bench.rows.throughput import make_files
 from bench.stage import ROOT, Stage
 
-WORKLOADS = ("w1", "w2", "w3", "w4", "slowfs", "converted", "table-i")
-
-
-def beside_converted(stage: Stage, chosen: tuple[str, ...]) -> Result:
-    """Peers that want the data in another form, with as many samples as W1; shuffling is theirs, and approximate."""
-    count, shards = stage.amount(10_000, 500), stage.amount(12, 2)
-    result = Result()
-    with stage.bucket(
-        f"w1:{count}x110000", f"shards:{shards}x{stage.amount(900, 100)}x110000,tar", anonymous=True
-    ) as bucket:
-        found = peers.beside(
-            stage, bucket, "w1", count, [name for name in chosen if name in peers.CONVERTED], shards=("shards", shards)
-        )
-    for name, (rate, details) in found.items():
-        result.read(name, *([rate] if rate else []), unit="samples/s")
-        result.raw[name] = details
-        converting = [run.get("convert_s", 0.0) for run in details.get("runs", [])]
-        if any(converting):
-            result.read(f"{name}: its conversion", *converting, unit="s")
-    return result
+WORKLOADS = ("w1", "w2", "w3", "w4", "slowfs", "forms", "table-i")
 
 
 def first_table(stage: Stage) -> Result:
@@ -165,7 +146,7 @@ def main() -> None:
     console = Console()
     stage = Stage(given.quick, 1 if given.quick else given.pairs, names, console.print)
     measures: dict[str, Any] = {figure.id: figure.measure for figure in figures.FIGURES}
-    measures |= {"converted": lambda stage: beside_converted(stage, names), "table-i": first_table}
+    measures["table-i"] = first_table
     results: dict[str, Result] = {}
     try:
         for name in WORKLOADS:

@@ -22,6 +22,8 @@ from bench import machine, peers
 from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
 from bench.rows import cost, proofs, reuse, startup, throughput
 from bench.rows.cold import cold
+from bench.rows.forms import forms
+from bench.rows.gateway import gateway
 from bench.rows.mlperf import retinanet
 from bench.rows.shards import shards
 from bench.stage import ROOT, Stage
@@ -56,6 +58,12 @@ FIGURES = [
         cold(20_000, 110_000, hard=True),
     ),
     Figure(
+        "gateway",
+        "a cold epoch over 10,000 objects of 60 to 160 KB from versitygw, default settings",
+        {"loader / yardstick at its best": Bar(least=0.90)},
+        gateway,
+    ),
+    Figure(
         "retinanet",
         "RetinaNet-shaped accelerators (B200) that a client core feeds at AU >= 85 % in every epoch, unverified",
         {"one core: accelerators / core": Bar(least=2)},
@@ -85,6 +93,12 @@ FIGURES = [
             )
         },
         shards,
+    ),
+    Figure(
+        "forms",
+        "a shuffled epoch from nothing over 16 tar shards of 66 MB, beside loaders over their own forms of the same samples",
+        {f"foreload, tar shards / {peer}": Bar(least=1.0) for peer in peers.CONVERTED},
+        forms,
     ),
     Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
     Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),
@@ -303,7 +317,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="little data; numbers that mean nothing")
     parser.add_argument("--pairs", type=int, default=5, help="interleaved repetitions (5)")
     parser.add_argument(
-        "--peers", default="objects", help="peers beside w1: objects (those that read the same), none, or names"
+        "--peers",
+        default="all",
+        help="peers beside w1 and forms: all, objects (those that read the same), none, or names",
     )
     given = parser.parse_args(arguments)
     chosen = [*given.ids, *filter(None, given.only.split(","))] or known

@@ -3,7 +3,8 @@
 `python -m bench.predict` calibrates this machine and the emulated bucket on one data set, predicts training on another one whose samples fit into
 memory, fit on disk, or fit into neither, writes that down (`bench/results/DATE-prediction.json`), and only then trains: a step of 20 ms (`--step-ms`) for each batch,
 five times each, and writes what it took beside it (`DATE-prediction-measured.json`, `DATE-prediction.md`). `--predict` stops after the prediction,
-`--measure FILE` goes on from one, so that it can be committed in between. `--data` names another data set, of small or large objects. `--quick` goes through the
+`--measure FILE` goes on from one, so that it can be committed in between. `--data` names another data set: small objects, large ones, or tar shards (of which it has
+an index). `--draw SEED` draws the bucket's latency and rates, which the prediction learns from the calibration alone. `--quick` goes through the
 motions with little data and writes to a scratch directory: such numbers mean nothing.
 
 What needs no simulator stands beside the prediction: the steps alone, and the bytes that must come from the bucket over its link, where that takes longer. A prediction is worth
@@ -15,18 +16,23 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import foreload
 from bench import machine
 from bench.client import Job
+from bench.rows.shards import saved_index
 from bench.stage import ROOT, Bucket, Stage, options_of
 from foreload import speeds
+from foreload._data.samples_file import places_of, sizes_file
 from foreload.sim import simulate_text
 
 RESULTS = ROOT / "bench" / "results"
@@ -66,16 +72,49 @@ class Data:
     """What is trained on.
 
     Attributes:
-        samples: Objects.
+        samples: Objects, or members of tar shards.
         size: Bytes of each.
+        members: Of a shard; 0: they are objects.
     """
 
     samples: int
     size: int
+    members: int = 0
+
+    @property
+    def rule(self) -> str:
+        """As the test bucket makes it."""
+        return (
+            f"train:{self.samples // self.members}x{self.members}x{self.size},tar"
+            if self.members
+            else f"train:{self.samples}x{self.size}"
+        )
 
 
 #: By the names that `--data` takes.
-DATA = {"110k": Data(12_000, 110_000), "small": Data(60_000, 20_000), "large": Data(1_200, 2_000_000)}
+DATA = {
+    "110k": Data(12_000, 110_000),
+    "small": Data(60_000, 20_000),
+    "large": Data(1_200, 2_000_000),
+    "shards": Data(12_000, 110_000, members=600),
+}
+
+
+def drawn(seed: int) -> dict[str, float]:
+    """The timing of a bucket between a near and a far one, as the test bucket takes it: each value log-uniform in its bounds."""
+    dice = random.Random(seed)
+
+    def between(low: float, high: float) -> float:
+        return low * (high / low) ** dice.random()
+
+    latency = between(5, 80)
+    return {
+        "first_byte_ms": round(latency, 1),
+        "first_byte_sigma": round(between(0.1, 0.6), 2),
+        "connect_ms": round(latency, 1),
+        "connection_bytes_per_s": int(between(20e6, 90e6)),
+        "total_bytes_per_s": int(between(0.2e9, 1.2e9)),
+    }
 
 
 def budget(case: Case, data: Data) -> tuple[int, int]:
@@ -104,8 +143,8 @@ def trivial(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> d
     return {"compute": [steps] * _EPOCHS, "link": [max(steps, link) for link in links]}
 
 
-def scenario(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> str:
-    """A case as the simulator reads it, decided by the engine's own scheduler."""
+def scenario(case: Case, data: Data, measured: speeds.Speeds, step_s: float, places: Path | None) -> str:
+    """A case as the simulator reads it, decided by the engine's own scheduler; members of shards lie where a list says."""
     ram, disk = budget(case, data)
     memory = {"read_mb_s": measured.ram_mb_s, "write_mb_s": measured.ram_mb_s}
     tiers: list[dict[str, Any]] = [
@@ -118,7 +157,7 @@ def scenario(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> 
         {
             "name": case.name,
             "drive": "engine",
-            "dataset": {"samples": data.samples, "mean_mb": data.size / _MB},
+            "dataset": {"sizes_file": str(places)} if places else {"samples": data.samples, "mean_mb": data.size / _MB},
             "training": {"epochs": _EPOCHS, "global_batch": _BATCH, "seed": 1, "step_s": step_s},
             # What the loop takes over by itself comes on top of a step.
             "cluster": {"nodes": 1, "compute_mb_s": measured.loop_mb_s},
@@ -134,9 +173,11 @@ def scenario(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> 
     )
 
 
-def predict(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> dict[str, Any]:
+def predict(
+    case: Case, data: Data, measured: speeds.Speeds, step_s: float, places: Path | None = None
+) -> dict[str, Any]:
     """What the simulator says, and what needs none."""
-    text = scenario(case, data, measured, step_s)
+    text = scenario(case, data, measured, step_s, places)
     report = simulate_text(text, ["foreload"])
     outcome = report.ran("foreload")
     return {
@@ -149,14 +190,23 @@ def predict(case: Case, data: Data, measured: speeds.Speeds, step_s: float) -> d
     }
 
 
-def measure(stage: Stage, case: Case, predicted: dict[str, Any], bucket: Bucket) -> dict[str, Any]:
+def data_of(predicted: dict[str, Any]) -> Data:
+    """What a prediction is about."""
+    return Data(predicted["samples"], predicted["sample_bytes"], predicted.get("members", 0))
+
+
+def measure(
+    stage: Stage, case: Case, predicted: dict[str, Any], bucket: Bucket, index: Path | None = None
+) -> dict[str, Any]:
     """What a run takes, with a cold cache."""
-    data = Data(predicted["samples"], predicted["sample_bytes"])
+    data = data_of(predicted)
     ram, disk = budget(case, data)
     home = stage.directory()
     job = Job(
         url="s3://bench/train",
         options=options_of(bucket),
+        format="tar" if data.members else "auto",
+        index=str(index or ""),
         batch=_BATCH,
         compute_s=predicted.get("step_ms", _STEP_MS) / 1000,
         epochs=_EPOCHS,
@@ -180,10 +230,11 @@ def measure(stage: Stage, case: Case, predicted: dict[str, Any], bucket: Bucket)
     }
 
 
-def calibrated(stage: Stage, path: Path) -> None:
+def calibrated(stage: Stage, path: Path, profile: str | dict[str, float]) -> None:
     """Calibrates on other objects than those that are trained on, on the CPU that trains."""
     rule = f"calibrate:{stage.amount(8000, 2000)}x20KB-300KB"
     with stage.bucket(rule) as bucket, stage.surroundings() as environment:
+        bucket.set_profile(profile)
         words = ["calibrate", "s3://bench/calibrate", "--disk", str(stage.directory()), "--out", str(path)]
         words += ["--seconds", str(stage.amount(4, 1) / 2), "--scratch", f"{stage.amount(1536, 64)}MB"]
         command(stage, environment, *words, bucket=bucket)
@@ -201,8 +252,18 @@ def command(stage: Stage, environment: dict[str, str], *words: str, bucket: Buck
     return found
 
 
-def _train(data: Data) -> str:
-    return f"train:{data.samples}x{data.size}"
+@contextmanager
+def indexed(stage: Stage, data: Data) -> Iterator[tuple[Path | None, Path | None]]:
+    """An index of shards and a list of where their members lie; objects need neither."""
+    if not data.members:
+        yield None, None
+        return
+    url = "s3://bench/train"
+    with stage.bucket(data.rule, profile="fast") as bucket:
+        index = saved_index(stage, bucket, url)
+        dataset = foreload.open(url, "tar", index=index, storage_options=options_of(bucket))
+        with sizes_file(dataset.lengths, places_of(dataset)) as places:
+            yield index, places
 
 
 def step_s(stage: Stage, step_ms: float) -> float:
@@ -215,35 +276,42 @@ def step_s(stage: Stage, step_ms: float) -> float:
     return float(ran.stdout)
 
 
-def prediction(stage: Stage, calibration: Path, step_ms: float, data: Data) -> dict[str, Any]:
+def prediction(
+    stage: Stage, calibration: Path, step_ms: float, data: Data, profile: str | dict[str, float]
+) -> dict[str, Any]:
     """Calibrates and predicts all cases."""
-    data = Data(stage.amount(data.samples, data.samples // 3), data.size)
-    calibrated(stage, calibration)
+    data = replace(data, samples=stage.amount(data.samples, data.samples // 3))
+    calibrated(stage, calibration, profile)
     took = step_s(stage, step_ms)
     measured = speeds.read(calibration)
+    with indexed(stage, data) as (_, places):
+        cases = {case.name: predict(case, data, measured, took, places) for case in CASES}
     return {
         "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
         "machine": machine.describe(),
         "samples": data.samples,
         "sample_bytes": data.size,
+        "members": data.members,
+        "profile": profile,
         "batch": _BATCH,
         "step_ms": step_ms,
         "step_s": took,
         "calibration": calibration.read_text(),
-        "cases": {case.name: predict(case, data, measured, took) for case in CASES},
+        "cases": cases,
     }
 
 
 def reality(stage: Stage, predicted: dict[str, Any]) -> dict[str, Any]:
     """Trains all cases, in turn, as often as the stage says."""
-    data = Data(predicted["samples"], predicted["sample_bytes"])
+    data = data_of(predicted)
     runs: dict[str, list[dict[str, Any]]] = {case.name: [] for case in CASES}
-    with stage.bucket(_train(data)) as bucket:
+    with indexed(stage, data) as (index, _), stage.bucket(data.rule) as bucket:
+        bucket.set_profile(predicted.get("profile", "cloud"))
         for number in range(stage.pairs):
             for case in CASES:
                 stage.say(f"{case.name}, run {number + 1} of {stage.pairs}")
-                runs[case.name].append(measure(stage, case, predicted, bucket))
+                runs[case.name].append(measure(stage, case, predicted, bucket, index))
     return {
         "dated": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
@@ -294,8 +362,12 @@ def compare(predicted: dict[str, Any], found: dict[str, Any]) -> list[dict[str, 
 def table(predicted: dict[str, Any], found: dict[str, Any]) -> str:
     """The comparison as Markdown."""
     about = predicted["machine"]
+    profile = predicted.get("profile", "cloud")
+    members = predicted.get("members", 0)
+    objects = f"members of {predicted['samples'] // members} tar shards" if members else "objects"
     how = (
-        f"`python -m bench.predict`: {predicted['samples']:,} objects of {predicted['sample_bytes']:,} bytes from the emulated bucket (profile `cloud`), "
+        f"`python -m bench.predict`: {predicted['samples']:,} {objects} of {predicted['sample_bytes']:,} bytes from the emulated bucket "
+        f"(profile {f'`{profile}`' if isinstance(profile, str) else f'drawn: {json.dumps(profile)}'}), "
         f"batches of {predicted['batch']}, steps of {predicted['step_s'] * 1000:.2f} ms, {_EPOCHS} epochs. Parameters were calibrated on other objects "
         "(20 KB to 300 KB). Server and client on a CPU each."
     )
@@ -371,7 +443,13 @@ def main(say: Callable[[str], None] = print) -> None:
         help="a step's length (20); shorter ones wait for the bucket or the disk",
     )
     parser.add_argument(
-        "--data", choices=DATA, default="110k", help="what is trained on: objects of 110 KB (default), 20 KB, or 2 MB"
+        "--data",
+        choices=DATA,
+        default="110k",
+        help="what is trained on: objects of 110 KB (default), 20 KB, or 2 MB; or 20 tar shards of 66 MB",
+    )
+    parser.add_argument(
+        "--draw", type=int, metavar="SEED", help="draw the bucket's latency and rates, instead of the profile cloud"
     )
     parser.add_argument("--runs", type=int, default=5, help="runs of each case")
     given = parser.parse_args()
@@ -383,9 +461,12 @@ def main(say: Callable[[str], None] = print) -> None:
         results = stage.scratch if given.quick else RESULTS
         step = "" if given.step_ms == _STEP_MS else f"-{given.step_ms:g}ms"
         step += "" if given.data == "110k" else f"-{given.data}"
+        step += "" if given.draw is None else f"-drawn-{given.draw}"
+        profile = "cloud" if given.draw is None else drawn(given.draw)
         path = given.measure or results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction{step}.json"
         if given.measure is None:
-            write(path, prediction(stage, stage.scratch / "calibration.toml", given.step_ms, DATA[given.data]))
+            calibration = stage.scratch / "calibration.toml"
+            write(path, prediction(stage, calibration, given.step_ms, DATA[given.data], profile))
             say(f"predicted: {path}")
         predicted = json.loads(path.read_text())
         if given.predict:

@@ -68,6 +68,11 @@ class Server(ABC):
             time.sleep(0.05)
         self.prepare()
 
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether its program is here."""
+        return program(cls.binary) is not None
+
     def log(self) -> str:
         """What it wrote."""
         return (self.directory / "log").read_text(errors="replace")

@@ -1,13 +1,14 @@
 """The loaders that people use today, one small adapter each, beside Foreload on the same bucket.
 
 An adapter is a module with `SETTINGS` (what its own documentation recommends, shown with its results), `samples(task)`, which yields each sample's
-size, and, if it needs the data in another form, `convert(task)`, which is timed apart and done by the peer's own tool. It runs in a
-process of its own on the client's CPU until the data or its time is over. A peer that fails is reported with its error.
+size, and, if it needs the data in another form, `convert(task)`, which is timed apart and done by the peer's own tool. Each runs in a
+process of its own, on the client's CPU or on all, until the data or its time is over. A peer that fails is reported with its error.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from bench.stage import ROOT, Bucket, Stage
 #: Peers that read the objects as they are.
 OBJECTS = ("torch_boto3", "obstore", "s3torchconnector", "litdata_raw", "s3dlio")
 #: Peers that read another form of the data: converted, or tar shards that are already there.
-CONVERTED = ("litdata_converted", "mosaicml", "webdataset")
+CONVERTED = ("lance", "litdata_converted", "mosaicml", "webdataset")
 ALL = OBJECTS + CONVERTED
 
 
@@ -38,6 +39,7 @@ class Task:
         shards: Prefix of the same amount of data as tar shards, and how many there are.
         seconds: How long to read at most.
         scratch: A directory to use.
+        workers: Worker processes, or what the peer has in their place.
         seed: Of the shuffle.
         batch: Samples in a batch.
     """
@@ -51,6 +53,7 @@ class Task:
     shards: tuple[str, int]
     seconds: float
     scratch: str
+    workers: int = 2
     seed: int = 1
     batch: int = 64
 
@@ -77,11 +80,27 @@ def run(
     *,
     seconds: float,
     shards: tuple[str, int] = ("shards", 0),
+    workers: int = 2,
+    pinned: bool = True,
+    verb: str = "read",
 ) -> dict[str, Any]:
     """Runs a peer once.
 
+    Args:
+        stage: Where.
+        peer: Which.
+        bucket: What it reads from.
+        prefix: Of its objects.
+        count: How many.
+        seconds: How long to read at most.
+        shards: See `Task`.
+        workers: See `Task`.
+        pinned: Whether it has the client's CPU alone.
+        verb: `convert`, or `read`, before which nothing is converted.
+
     Returns:
-        samples, bytes, seconds, samples_per_s (in the later half of its time), first_s, cpu_s, convert_s, settings; or error.
+        After `read`: samples, bytes, seconds (from before its first step), samples_per_s (in the later half of its time), epoch_per_s (over all of
+        it), first_s, cpu_s, settings. After `convert`: seconds. Or error.
     """
     scratch = stage.directory()
     task = Task(
@@ -94,6 +113,7 @@ def run(
         shards,
         seconds,
         str(scratch),
+        workers,
     )
     environment = {
         **stage.environment(scratch),
@@ -102,7 +122,8 @@ def run(
         "HOME": str(scratch),
         "DO_NOT_TRACK": "1",
     }
-    command = stage.pinned(stage.peer_python, "-m", "bench.peers", peer, json.dumps(asdict(task)))
+    command = [stage.peer_python, "-m", "bench.peers", verb, peer, json.dumps(asdict(task))]
+    command = stage.pinned(*command) if pinned else command
     try:
         ran = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds * 4 + 240
@@ -113,6 +134,8 @@ def run(
     if not lines:
         return {"error": "\n".join(ran.stderr.strip().splitlines()[-25:]) or f"ended with {ran.returncode}"}
     found: dict[str, Any] = json.loads(lines[-1])
+    # What it copied to a disk isn't needed any more.
+    shutil.rmtree(scratch, ignore_errors=True)
     return found
 
 
@@ -122,8 +145,6 @@ def beside(
     prefix: str,
     count: int,
     chosen: Sequence[str],
-    *,
-    shards: tuple[str, int] = ("shards", 0),
 ) -> dict[str, tuple[float, Any]]:
     """Runs peers in turn, several times.
 
@@ -134,7 +155,7 @@ def beside(
     for _ in range(1 if stage.quick else 3):
         for peer in chosen:
             stage.say(f"  {peer}")
-            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(6, 3), shards=shards))
+            reports[peer].append(run(stage, peer, bucket, prefix, count, seconds=stage.amount(6, 3)))
     found = {}
     for peer, runs in reports.items():
         good = [report for report in runs if not report.get("error")]

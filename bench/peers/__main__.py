@@ -1,4 +1,4 @@
-"""Runs one adapter: `python -m bench.peers NAME TASK`; prints a line of JSON."""
+"""Runs one adapter: `python -m bench.peers convert|read NAME TASK`; prints a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ def cpu_seconds() -> float:
 
 
 def measure(adapter: Any, task: Task) -> dict[str, Any]:
-    """Reads until the data or the time is over. The rate is that of the later half, so that neither start-up nor what was fetched meanwhile counts."""
-    found: dict[str, Any] = {"settings": adapter.SETTINGS}
-    if hasattr(adapter, "convert"):
-        begun = time.perf_counter()
-        adapter.convert(task)
-        found["convert_s"] = time.perf_counter() - begun
+    """Reads until the data or the time is over: the rate of all of it, and that of the later half, without start-up and what was fetched meanwhile."""
     begun, used = time.perf_counter(), cpu_seconds()
     size, times = 0, []
     for length in adapter.samples(task):
@@ -39,11 +34,13 @@ def measure(adapter: Any, task: Task) -> dict[str, Any]:
     half = (times[0] + times[-1]) / 2
     later = sum(at > half for at in times)
     return {
-        **found,
+        "settings": adapter.SETTINGS,
+        "workers": task.workers,
         "first_s": times[0] - begun,
         "samples": len(times),
         "bytes": size,
         "seconds": times[-1] - begun,
+        "epoch_per_s": len(times) / (times[-1] - begun),
         "samples_per_s": later / max(times[-1] - half, 1e-9),
         "cpu_s": cpu_seconds() - used,
     }
@@ -51,10 +48,15 @@ def measure(adapter: Any, task: Task) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the adapter and leaves without waiting for its threads and workers."""
-    name, task = sys.argv[1], json.loads(sys.argv[2])
-    task["shards"] = tuple(task["shards"])
+    verb, name, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    task = Task(**{**given, "shards": tuple(given["shards"])})
     adapter = importlib.import_module(f"bench.peers.{name}")
-    found = measure(adapter, Task(**task))
+    if verb == "convert":
+        begun = time.perf_counter()
+        adapter.convert(task)
+        found = {"seconds": time.perf_counter() - begun}
+    else:
+        found = measure(adapter, task)
     print(json.dumps({"peer": name, **found}), flush=True)
     for child in machine.children(os.getpid()):
         os.kill(child, 9)

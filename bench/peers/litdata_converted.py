@@ -14,15 +14,11 @@ from bench.peers import Task, scratch_of
 # It knows no setting for buckets that speak plain HTTP, as the test bucket does.
 downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 
-#: Converting W1 as a whole would take longer than everything else.
-CONVERTED = 2000
 SETTINGS = {
-    "num_workers": 2,
     "batch_size": 64,
     "shuffle": True,
     "chunk_bytes": "64MB",
     "max_cache_size": "100GB",
-    "samples converted": 2000,
 }
 
 
@@ -37,7 +33,7 @@ def convert(task: Task) -> None:
     chunks = scratch_of(task, "chunks")
     optimize(
         read,
-        inputs=task.keys()[:CONVERTED],
+        inputs=task.keys(),
         output_dir=str(chunks),
         chunk_bytes="64MB",
         num_workers=1,
@@ -59,6 +55,6 @@ def samples(task: Task) -> Iterator[int]:
     # Endpoint and keys come from the environment.
     cache = scratch_of(task, "cache")
     dataset = StreamingDataset("s3://litdata/chunks", cache_dir=str(cache), shuffle=True, max_cache_size="100GB")
-    loader: Any = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=2, collate_fn=as_bytes)
+    loader: Any = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers, collate_fn=as_bytes)
     for batch in loader:
         yield from map(len, batch)

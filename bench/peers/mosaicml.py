@@ -12,15 +12,11 @@ from torch.utils.data import DataLoader
 
 from bench.peers import Task, scratch_of
 
-#: Converting W1 as a whole would take longer than everything else.
-CONVERTED = 2000
 SETTINGS = {
-    "num_workers": 2,
     "batch_size": 64,
     "shuffle": True,
     "shuffle_algo": "py1e",
     "size_limit": "64mb",
-    "samples converted": 2000,
 }
 
 
@@ -28,8 +24,9 @@ def convert(task: Task) -> None:
     """Writes shards and uploads them."""
     client = boto3.client("s3", endpoint_url=task.endpoint, region_name=task.region)
     shards = scratch_of(task, "mds")
+    keys = task.keys()
     with MDSWriter(out=str(shards), columns={"data": "bytes"}, size_limit="64mb", exist_ok=True) as writer:
-        for key in task.keys()[:CONVERTED]:
+        for key in keys:
             writer.write({"data": client.get_object(Bucket="bench", Key=key)["Body"].read()})
     client.create_bucket(Bucket="mds")
     for path in shards.iterdir():
@@ -49,6 +46,6 @@ def samples(task: Task) -> Iterator[int]:
     dataset = StreamingDataset(
         remote="s3://mds/shards", local=str(local / "shards"), shuffle=True, batch_size=task.batch
     )
-    loader: Any = DataLoader(dataset, batch_size=task.batch, num_workers=2, collate_fn=collate)
+    loader: Any = DataLoader(dataset, batch_size=task.batch, num_workers=task.workers, collate_fn=collate)
     for batch in loader:
         yield from map(len, batch)

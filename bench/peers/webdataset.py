@@ -10,7 +10,6 @@ import webdataset
 from bench.peers import Task
 
 SETTINGS = {
-    "num_workers": 2,
     "batch_size": 64,
     "shuffle": "shards, and a buffer of 1000 samples",
     "source": "pipe:curl, as its documentation does",
@@ -28,7 +27,7 @@ def samples(task: Task) -> Iterator[int]:
         .to_tuple("bin")
         .batched(task.batch, collation_fn=list)
     )
-    loader: Any = webdataset.WebLoader(dataset, batch_size=None, num_workers=2)
+    loader: Any = webdataset.WebLoader(dataset, batch_size=None, num_workers=task.workers)
     for batch in loader:
         for (data,) in batch:
             yield len(data)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 from foreload import errors
 from foreload.torch import _accord
@@ -132,6 +133,7 @@ import json, os
 import torch.distributed as dist
 import foreload as fl
 from foreload.torch import DataLoader, _accord
+from torch.utils.data import DistributedSampler
 _accord._PATIENCE_S = 0.2
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -166,7 +168,20 @@ if rank == 0:
     list(DataLoader(data, 10, shuffle=True, seed=9))
 look = told(looked, "look")
 apart = told(left, "apart")
-print(json.dumps([seeds, look, apart]))
+# Each epoch is set at the sampler, as DistributedSampler's documentation has it: who leaves one early has nothing that comes twice.
+sampler = DistributedSampler(data, seed=5)
+by_sampler = DataLoader(data, 10, sampler=sampler, decode=lambda raw, meta: meta.sample)
+epochs = []
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    had = []
+    for batch, _ in by_sampler:
+        had += batch.tolist()
+        if rank == 0 and len(had) == 10 * (4, 1, 99)[epoch]:
+            break
+    epochs.append(had)
+    meet(f"set/{epoch}")
+print(json.dumps([seeds, look, apart, epochs]))
 if rank == 1:
     store.set("bye", "")
 else:
@@ -191,7 +206,7 @@ def test_ranks_of_a_process_group_are_compared(home: Any) -> None:
     ]
     outputs = [process.communicate(timeout=100)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    seeds, look, apart = zip(*map(json.loads, outputs), strict=True)
+    seeds, look, apart, by_sampler = zip(*map(json.loads, outputs), strict=True)
     refused = [one["refused"] for one in seeds if "refused" in one]
     assert len(refused) == 1
     assert "seed 42 and 43" in refused[0] or "seed 43 and 42" in refused[0]
@@ -203,6 +218,12 @@ def test_ranks_of_a_process_group_are_compared(home: Any) -> None:
     refused = [one["refused"] for one in apart if "refused" in one]
     assert refused
     assert "rank 0 is in epoch 1, rank 1 in epoch 0" in refused[0]
+    for rank, epochs in enumerate(by_sampler):
+        sampler = DistributedSampler(range(COUNT), 2, rank, seed=5)  # type: ignore[arg-type] # it wants a length alone
+        for epoch, had in enumerate(epochs):
+            sampler.set_epoch(epoch)
+            most = (40, 10, None)[epoch] if rank == 0 else None
+            assert had == list(sampler)[:most]
 
 
 def test_a_rank_whose_last_batch_failed_has_left_nothing(ranks: Any) -> None:

@@ -88,7 +88,10 @@ def test_a_mount_that_falls_silent_is_reported_and_is_an_error_in_time(
     next(iterator)
     os.kill(slow._process.pid, signal.SIGSTOP)
     begun = time.monotonic()
-    with pytest.warns(errors.StalledWarning, match="is under way"), pytest.raises(errors.ForeloadError, match="mount/"):
+    with (
+        pytest.warns(errors.StalledWarning, match="a read from the file system is under way"),
+        pytest.raises(errors.ForeloadError, match="mount/"),
+    ):
         list(iterator)
     assert time.monotonic() - begun < 15
     os.kill(slow._process.pid, signal.SIGCONT)

@@ -182,6 +182,12 @@ impl Streams {
         found.unwrap_or_default()
     }
 
+    /// Whether a sample lies in a directory, and not in a bucket.
+    #[must_use]
+    pub fn is_local(&self, sample: u64) -> bool {
+        self.find(sample).is_some_and(|(part, _)| part.source.is_local())
+    }
+
     /// A sample, as messages name it.
     #[must_use]
     pub fn name(&self, sample: u64) -> String {

@@ -109,6 +109,11 @@ class Cursor:
         """The loop has had the whole pass."""
         self._begun = None
 
+    def confirmed(self) -> None:
+        """The next pass was set to the epoch that comes anyway: one that was left after a batch is no look at it."""
+        self._begun = None
+        self.placed += 1
+
     def set_epoch(self, epoch: int, *, again: bool = False) -> None:
         """The next pass is of this epoch; one that is to be resumed goes on where it was, which may be its end.
 

@@ -326,8 +326,16 @@ def check_belongs(state: dict[str, Any], order: Order) -> None:
         differing.append(
             "order='torch' is another order on one rank than on several; order='torch-distributed' is the same on all numbers of ranks"
         )
-    other = "other weights or another length of an epoch" if order.name == "mixture" else "another version of the order"
+    other = _OTHERWISE.get(order.name, "another version of the order")
     raise StateError(f"the state belongs to another run: {'; '.join(differing) or other}")
+
+
+#: What else is in the order of a kind.
+_OTHERWISE = {
+    "mixture": "other weights or another length of an epoch",
+    "contiguous": "another number of ranks, and with it other ranges (order='contiguous' deals the data set in one range for each)",
+    "strided": "another number of ranks, and with it other samples for each (order='strided')",
+}
 
 
 def _explain(error: ValueError, order: Order, ranks: Ranks) -> str:

@@ -18,7 +18,9 @@ _LOG = logging.getLogger("foreload")
 
 @dataclass(frozen=True)
 class skip:  # noqa: N801 (reads as a verb: `on_error=foreload.skip(max_consecutive=10)`)
-    """Leaves samples out that can't be read or decoded.
+    """Leaves samples out that are damaged, gone, replaced, larger than the memory, or can't be decoded.
+
+    What may not be read, and a store that fails, are errors all the same: they are seldom the trouble of one sample.
 
     Attributes:
         max_consecutive: How many may follow each other, in each process that decodes. 100: a damaged shard, but not a wrong `decode`.

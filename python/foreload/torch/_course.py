@@ -27,6 +27,7 @@ from foreload._settings.tuning import Tuning
 from foreload.errors import InvalidError, StateError
 from foreload.torch import _given, _lists, _reference, _samplers, _subset
 from foreload.torch._flow import Flow
+from foreload.torch._randomness import put_back, standing
 from foreload.torch.dataset import Dataset, Turn
 from foreload.torch.sampler import Sampler, place_of
 
@@ -164,6 +165,9 @@ class Course(Sampler):
         self._generator = generator
         self._cut = batch_size
         self._heed_sampler(len(samples))
+        #: How often a sampler of the user's is made an iterator of: in the next pass, and in later ones. The same of a run that is resumed.
+        self._asks = (1, 1)
+        self._asked: tuple[int, int] | None = None
         #: How many passes of the same epoch came before, because nobody set the sampler to another one.
         self.again = 0
         self._heeded = 0
@@ -274,9 +278,11 @@ class Course(Sampler):
             epoch, batch = resumed.epoch, resumed.batches
             self._loaded = dict(state), resumed
         self.cursor.load(epoch, batch, beyond, of=state)
+        self._restore_generator(state)
         if self._ours is not None or self._explicit is None:
             return
         self._forget_left()
+        self._asked = _asks_in(state)
         self._left = _samplers.Left(self._explicit, state, epoch, is_within=bool(batch or beyond))
         if self._lists is not None:
             self._lists.place = self._own_place()
@@ -287,6 +293,16 @@ class Course(Sampler):
                 known: dict[str, Any] = {name: state[name] for name in ("of", "random", "samplers") if name in state}
                 self._loaded = {**_given.unread(self.data, self._batch_size, epoch), **known}, self._loaded[1]
 
+    def _restore_generator(self, state: dict[str, Any]) -> None:
+        """The loader's generator stands where it stood when the state was saved, if it is seeded as that was: ranks may have seeds of their own."""
+        stood, own = state.get("generator"), self._generator
+        if own is None or stood is None:
+            return
+        if not isinstance(stood, dict) or not {"seed", "state"} <= stood.keys():
+            raise StateError(f"the state is damaged: its loader's generator is {stood!r:.60}")
+        if stood["seed"] == own.initial_seed():
+            put_back(own, stood)
+
     def go_back(self, state: dict[str, Any]) -> None:
         """A pass couldn't begin: the next one begins where it would have, if that can be had again."""
         with contextlib.suppress(StateError, InvalidError):
@@ -295,9 +311,14 @@ class Course(Sampler):
             # Nothing was read before, so what this pass has listed decides nothing.
             self._run = None
 
-    def state(self) -> dict[str, Any]:
-        """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader."""
-        state = self.cursor.stamp(self._stands())
+    def state(self, *, seeded: bool | None = None) -> dict[str, Any]:
+        """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader.
+
+        Args:
+            seeded: Whether workers have their seed that get one for all epochs; None: each pass draws one.
+        """
+        own = {} if self._generator is None else {"generator": standing(self._generator)}
+        state = self.cursor.stamp(self._stands() | own | ({} if seeded is None else {"seeded": seeded}))
         return {**state, "names": " ".join(sorted(state.keys() - {"names"}))}
 
     def _stands(self) -> dict[str, Any]:
@@ -307,15 +328,23 @@ class Course(Sampler):
         if self._lists is not None and self._run is None:
             self._lists.place = self._own_place()
             unread = _given.unread(self.data, self._batch_size, cursor.epoch)
-            return unread | self._lists.state(None) | self._set_to()
+            return unread | self._lists.state(None) | self._will_have_asked() | self._set_to()
         state = self.run().state(cursor.epoch, cursor.batch, cursor.beyond)
         drawn = None
         if self._lists is not None:
             is_over = "positions" in state and state["position"] >= state["positions"]
             epoch = None if is_over else cursor.epoch
-            state |= self._lists.state(epoch)
+            state |= self._lists.state(epoch) | self._will_have_asked(None if is_over else self._lists.asks)
             drawn = self._lists.drawn_as(epoch)
         return state | self._set_to(drawn)
+
+    def will_ask(self, now: int, later: int) -> None:
+        """How often torch would make an iterator of a sampler of the user's: in the next pass, and in later ones. A run that is resumed goes on as it did."""
+        self._asks = (now, later) if self._asked is None else self._asked
+
+    def _will_have_asked(self, now: int | None = None) -> dict[str, list[int]]:
+        asks = [self._asks[0] if now is None else now, self._asks[1]]
+        return {} if asks == [1, 1] else {"asks": asks}
 
     def _set_to(self, drawn: int | None = None) -> dict[str, int]:
         """Which epoch a sampler of the user's is set to, and how often that was read before.
@@ -403,8 +432,7 @@ class Course(Sampler):
         is_placed = self._heeded != self.cursor.placed
         upcoming = self.cursor.upcoming[0]
         if told == upcoming:
-            # Set to this one: a pass that was left after a batch is no look at an epoch that is yet to come.
-            self.cursor.ended()
+            self.cursor.confirmed()
         if left is not None and is_left:
             # Nobody has set an epoch since the state was loaded.
             self.again = left.again
@@ -495,7 +523,7 @@ class Course(Sampler):
     def _supplied(self, lists: _lists.Lists, epoch: int) -> Run:
         if self._run is None:
             lists.place = self._own_place()
-            drawn = lists.draw(epoch)
+            drawn = lists.draw(epoch, self._asks[0])
             self._waiting = lists.told(epoch), drawn
             if drawn.rest is None and any(drawn.batches):
                 # Lists are their rank's own, and so is the job.
@@ -526,12 +554,16 @@ class Course(Sampler):
     def begin(self, epoch: int) -> Run:
         """A pass of an epoch begins: a sampler of the user's is asked for it now."""
         run = self._run = self.run(epoch).going_on(epoch)
+        if self._asked is not None:
+            self._asked = (self._asked[1], self._asked[1])
         lists, loaded, self._loaded = self._lists, self._loaded, None
         if lists is None:
             return run
         # What was listed before the first pass was drawn for that one.
         waiting, self._waiting = self._waiting, None
-        drawn = waiting[1] if waiting is not None and waiting[0] == lists.told(epoch) else lists.draw(epoch)
+        drawn = (
+            waiting[1] if waiting is not None and waiting[0] == lists.told(epoch) else lists.draw(epoch, self._asks[0])
+        )
         resumed = loaded and loaded[1]
         if isinstance(run, _given.GivenRun):
             if drawn.rest is None and run.misfit(epoch, drawn.batches) is None:
@@ -548,7 +580,7 @@ class Course(Sampler):
         if resumed is not None:
             resumed.check(epoch, sum(map(len, batches[: resumed.batches])))
             resumed.check_list(run.lists.place, _lists.digest(batches[: resumed.batches]), drawn.samples)
-        ahead = run.lists.peek() if self.epochs is None or epoch + 1 < self.epochs else None
+        ahead = run.lists.peek(self._asks[1]) if self.epochs is None or epoch + 1 < self.epochs else None
         if ahead is not None and run.misfit(epoch + 1, ahead) is None:
             run.supply(epoch + 1, ahead)
         return run
@@ -586,6 +618,13 @@ class Course(Sampler):
         # It stands where this one does.
         vars(twin).update(vars(self), drop_last=False, _run=None)
         return twin
+
+
+def _asks_in(state: dict[str, Any]) -> tuple[int, int]:
+    now, later = found if isinstance(found := state.get("asks", [1, 1]), (list, tuple)) and len(found) == 2 else (0, 0)
+    if not {now, later} <= {1, 2}:
+        raise StateError(f"the state is damaged: its sampler was asked {found!r:.60} times")
+    return now, later
 
 
 def _check_whole(state: Any) -> None:

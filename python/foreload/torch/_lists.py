@@ -68,6 +68,8 @@ class Lists:
         #: How the generators stood when the latest pass was drawn.
         self._stood: dict[str, Any] | None = None
         self._drawn_epoch: int | None = None
+        #: How often an iterator was made of the sampler for it.
+        self.asks = 1
         #: What samplers said of themselves then.
         self._told_before: dict[str, Any] = {}
         #: Whether it has more than was listed of it, which it draws later.
@@ -173,11 +175,12 @@ class Lists:
         """The epoch that the sampler was set to when it drew this pass of the loader's; None: it didn't, or doesn't say."""
         return self._told if epoch == self._drawn_epoch else None
 
-    def draw(self, epoch: int) -> Drawn:
+    def draw(self, epoch: int, asks: int = 1) -> Drawn:
         """The pass that begins now.
 
         Args:
             epoch: What the loader calls it.
+            asks: How often the sampler is made an iterator of, the last of which counts: one may draw at once.
         """
         if self._is_ours:
             set_epoch(self.sampler, epoch)
@@ -186,6 +189,7 @@ class Lists:
             self._step = told - self._told
         self._told = told
         restored, self._restored = self._restored, None
+        self.asks = asks
         since = {} if restored is None else restored["random"].get("since", {})
         if since and restored is not None and restored["of"] == self.place:
             # They were put there when the state was loaded, and others may have drawn from them since.
@@ -194,7 +198,7 @@ class Lists:
         stood, self._told_before = self._standing(), self._said()
         with everybodys.again() if everybodys is not None else contextlib.nullcontext():
             before = Draw.now()
-            drawn = self._drawn(iter(self.sampler))
+            drawn = self._drawn(_iterator(self.sampler, asks))
             after = Draw.now()
         self._draws_on, self.length = drawn.rest is not None, drawn.samples
         if not self._draws_on:
@@ -213,8 +217,12 @@ class Lists:
             self._is_foreseeable = False
         return drawn
 
-    def peek(self) -> list[list[int]] | None:
-        """The batches of the pass after the one that was drawn last, as far as they can be had without touching the sampler."""
+    def peek(self, asks: int = 1) -> list[list[int]] | None:
+        """The batches of the pass after the one that was drawn last, as far as they can be had without touching the sampler.
+
+        Args:
+            asks: How often it will be made an iterator of.
+        """
         if not self._is_foreseeable:
             return None
         twin = copy_of(self.sampler)
@@ -224,7 +232,7 @@ class Lists:
         if told is not None:
             set_epoch(twin, told)
         with _Unnoticed() as noticed:
-            drawn = self._drawn(iter(twin))
+            drawn = self._drawn(_iterator(twin, asks))
         if noticed.any or drawn.rest is not None:
             # From everybody's random numbers: what it draws next is not known yet. Or more than is listed.
             self._is_foreseeable = False
@@ -369,6 +377,13 @@ class _Unnoticed:
     def _now() -> tuple[Any, Any, torch.Tensor, Any]:
         numpy: Any = np.random.get_state()
         return random.getstate(), (numpy[1].tobytes(), *numpy[2:]), torch.get_rng_state(), numpy
+
+
+def _iterator(sampler: Iterable[Any], asks: int) -> Iterator[Any]:
+    """The last of so many iterators of a sampler."""
+    for _ in range(asks - 1):
+        iter(sampler)
+    return iter(sampler)
 
 
 def _batch(found: Any) -> Iterable[Any]:

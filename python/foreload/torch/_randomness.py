@@ -163,13 +163,15 @@ class Draw:
 
 
 @contextlib.contextmanager
-def unnoticed() -> Iterator[None]:
-    """Puts everybody's generators back at the end."""
-    before = Draw.now()
+def unnoticed(own: torch.Generator | None = None) -> Iterator[None]:
+    """Puts everybody's generators back at the end, and one of somebody's own."""
+    before, stood = Draw.now(), None if own is None else own.get_state()
     try:
         yield
     finally:
         before.set()
+        if own is not None and stood is not None:
+            own.set_state(stood)
 
 
 def generators_of(loader: Any) -> dict[str, Any]:

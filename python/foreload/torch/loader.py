@@ -225,7 +225,7 @@ class DataLoader(ForeignLoader[T]):
             "policy": policy,
             "tuning": tuning,
         }
-        lives_on = persistent_workers and num_workers > 0
+        lives_on = bool(persistent_workers) and num_workers > 0
         course = self._course = self._choose(
             samples, in_batch, bool(shuffle), sampler, batch_sampler, drop_last, lives_on=lives_on, **self._common
         )
@@ -246,6 +246,8 @@ class DataLoader(ForeignLoader[T]):
         self._accord = Accord()
         self._turns = Turns(course)
         self._replay: torch.Generator | None = None
+        #: Whether workers get one seed for all epochs, as those that live through them do; and whether they have it. A run that is resumed goes on as it did.
+        self._draws_once, self._is_seeded = lives_on, False
         #: How torch's order left the generator, which is to be this loader's alone.
         self._left: torch.Tensor | None = None
         self._shares = False
@@ -359,7 +361,8 @@ class DataLoader(ForeignLoader[T]):
                 "in_order=False: in the middle of an epoch each rank has had other batches, which no one state can say; "
                 "save it between epochs, or use in_order=True"
             )
-        return course.state()
+        course.will_ask(*self._asks())
+        return course.state(seeded=self._is_seeded if self._draws_once else None)
 
     @staticmethod
     def _is_one_of_several(run: Run) -> bool:
@@ -382,6 +385,8 @@ class DataLoader(ForeignLoader[T]):
         if self._course.adopt(state_dict):
             self._end_workers()
         self._course.load(state_dict)
+        seeded = state_dict.get("seeded")
+        self._draws_once, self._is_seeded, self._left = seeded is not None, bool(seeded), None
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -513,22 +518,32 @@ class DataLoader(ForeignLoader[T]):
         if self._user_collates:
             self._samples.decoder.detach = self._detach
         self._cursor.is_dealt = course.is_dealt
-        stood = course.state()
+        course.will_ask(*self._asks())
+        stood, seeded = course.state(), self._is_seeded
         try:
             return self._begin_planned(course)
         except BaseException:
             # Interrupted, or its sampler failed: what the pass took of a state that was loaded, and drew, it gives back.
             course.go_back(stood)
+            self._is_seeded = seeded
             raise
+
+    def _asks(self) -> tuple[int, int]:
+        """How often torch would make an iterator of what it takes batches from: in this pass and in the next one. With workers it drops the first of two."""
+        own = self.batch_sampler if self._auto_collation else self.sampler
+        course: Course = self._course  # type: ignore[assignment] # the data set is ours
+        if not self.num_workers or own is not course._explicit:
+            return 1, 1
+        if not self.persistent_workers:
+            return 2, 2
+        return (2 if getattr(self, "_iterator", None) is None else 1), 1
 
     def _begin_planned(self, course: Course) -> tuple[Run, EpochTally, Iterator[tuple[int, Any]]] | None:
         course.heed()
         if self._cursor.takes_rest():
             return None
         epoch, first = self._cursor.begin()
-        # What a pass that is resumed draws at its beginning was drawn then.
-        with unnoticed() if first or self._cursor.beyond else contextlib.nullcontext():
-            self._draw_base_seed()
+        self._draw_base_seed(is_drawn=bool(first or self._cursor.beyond))
         late = f"no batch within timeout={self.timeout} s (epoch {epoch}, batch {first}): the agent doesn't answer"
         with _agent.within(self.timeout or None, late):
             before = course.run(epoch)
@@ -549,24 +564,40 @@ class DataLoader(ForeignLoader[T]):
         self._iterator = None
         return True
 
-    def _draw_base_seed(self) -> None:
-        """Draws what torch draws at the beginning of a pass, before its sampler does: the seed of the workers, who get it all the same."""
-        if self.num_workers and self.persistent_workers and getattr(self, "_iterator", None) is not None:
+    def _draw_base_seed(self, *, is_drawn: bool = False) -> None:
+        """Draws what torch draws at the beginning of a pass, before its sampler does: the seed of the workers, who get it all the same.
+
+        Args:
+            is_drawn: Whether it was drawn before: by the pass that is resumed.
+        """
+        is_drawn = is_drawn or (self._draws_once and self._is_seeded)
+        if is_drawn and self.persistent_workers and getattr(self, "_iterator", None) is not None:
             return
-        generator = torch.default_generator if self.generator is None else self.generator
         course: Course = self._course  # type: ignore[assignment] # the data set is ours
-        left, planned = self._left, course._explicit is None and course.order in ("torch", "torch-random")
-        watched = self.generator is not None and course.shuffle and planned and not self._shares
-        if watched and left is not None and not torch.equal(left, generator.get_state()):
+        if self.generator is not None:
+            self._watch(self.generator, course)
+        generator = torch.default_generator if self.generator is None else self.generator
+        if self.num_workers:
+            self._replay = torch.Generator(device=generator.device).set_state(generator.get_state())
+        with unnoticed(self.generator) if is_drawn else contextlib.nullcontext():
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
+        self._is_seeded = True
+        self._left = None if self.generator is None else generator.get_state()
+
+    def _watch(self, generator: torch.Generator, course: Course) -> None:
+        """Says once that somebody else draws from a generator that torch's order depends on."""
+        is_planned = course._explicit is None and course.order in ("torch", "torch-random") and course.shuffle
+        if (
+            is_planned
+            and not self._shares
+            and self._left is not None
+            and not torch.equal(self._left, generator.get_state())
+        ):
             self._shares = True
             _LOG.warning(
                 "somebody else draws from the generator of this loader: its order is that of the generator's seed, and under torch's loader would "
                 "depend on those draws too; give each loader a generator of its own"
             )
-        if self.num_workers:
-            self._replay = torch.Generator(device=generator.device).set_state(generator.get_state())
-        torch.empty((), dtype=torch.int64).random_(generator=generator)
-        self._left = generator.get_state() if watched else None
 
     def _from_workers(self) -> Iterator[tuple[int, Any]]:
         batches: Any = None

@@ -90,9 +90,12 @@ impl Pool {
             let what = waiting
                 .sample
                 .map_or_else(|| "its samples".to_owned(), |sample| job.streams.name(sample));
+            let is_local = waiting.sample.is_some_and(|sample| job.streams.is_local(sample));
             let cause = match waiting.cause {
+                Cause::Loading(Source::Bucket) if is_local => "a read from the file system is under way".to_owned(),
                 Cause::Loading(Source::Bucket) => "a GET to the bucket is under way".to_owned(),
                 Cause::Loading(Source::Disk(tier)) => format!("a read from disk tier {tier} is under way"),
+                Cause::Queued if is_local => "its read waits for its turn".to_owned(),
                 Cause::Queued => "its GET waits for its turn".to_owned(),
                 Cause::Memory => {
                     let gauges = state.plan.scheduler().gauges();

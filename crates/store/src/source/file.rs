@@ -10,10 +10,10 @@ use super::cloud::Progress;
 use super::{Entries, ObjectMeta, Sink};
 use crate::index::bare_etag;
 use crate::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use std::fs::{File, Metadata};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl Directory {
                 let is_first = file.is_none();
                 let file = match file {
                     Some(file) => file,
-                    None => File::open(&path).map_err(|e| io(&path, "opening it", e))?,
+                    None => open_at_once(&path).map_err(|e| io(&path, "opening it", e))?,
                 };
                 let mut etag = None;
                 if is_first {
@@ -158,6 +158,12 @@ impl Directory {
         let done = tokio::time::timeout_at(deadline, task).await.map_err(late)?;
         done.map_err(|e| Error::new(ErrorKind::Bug, format!("a file system call panicked: {e}")))
     }
+}
+
+/// Opens a file; of a pipe that nobody writes to, too, without waiting for one.
+fn open_at_once(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    File::options().read(true).custom_flags(flags).open(path)
 }
 
 /// ETag and size of an open file, when it is the one asked for and holds the range.
@@ -271,6 +277,7 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
         }
     };
     let mut entries = Entries::default();
+    let (mut lost, mut first_lost) = (0_u64, None);
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().into_string().map_err(|name| {
@@ -278,7 +285,7 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
                 .with_remedy("rename it")
         })?;
         let key = format!("{prefix}{name}");
-        // Follows links, as ImageFolder does; a link to nowhere is not data.
+        // Follows links, as ImageFolder does.
         match std::fs::metadata(entry.path()) {
             Ok(metadata) if metadata.is_dir() => {
                 let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
@@ -289,16 +296,44 @@ fn read_directory(path: &Path, prefix: &str) -> Result<Entries> {
             }
             Ok(metadata) if metadata.is_file() => entries.objects.push(describe(key, &metadata)),
             Ok(_) => {}
-            Err(e) if leads_nowhere(&e) => {}
+            Err(e) if leads_nowhere(&e) => {
+                // A file may have gone since it was named here, and what is hidden isn't data.
+                let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+                if is_link && !key.split('/').any(|part| part.starts_with('.')) {
+                    lost += 1;
+                    first_lost.get_or_insert_with(|| entry.path());
+                }
+            }
             Err(e) => {
                 let path = entry.path();
                 return Err(io(&path, format!("looking at {}", path.display()), e));
             }
         }
     }
+    if let Some(first) = first_lost {
+        return Err(lost_links(path, &first, lost));
+    }
     entries.objects.sort_by(|a, b| a.key.cmp(&b.key));
     entries.prefixes.sort();
     Ok(entries)
+}
+
+/// Links that lead nowhere would be samples: of a checkout that wasn't fetched whole, or on a volume that isn't mounted.
+fn lost_links(directory: &Path, first: &Path, count: u64) -> Error {
+    let to = std::fs::read_link(first).unwrap_or_default();
+    let what = format!(
+        "{} in {} whose file isn't there: {} -> {}",
+        if count == 1 {
+            "a link".to_owned()
+        } else {
+            format!("{count} links")
+        },
+        directory.display(),
+        first.display(),
+        to.display()
+    );
+    Error::new(ErrorKind::NotFound, what)
+        .with_remedy("fetch or mount what they lead to, or remove them, so that no sample is left out unnoticed")
 }
 
 /// How long one directory may take to list: file systems answer in milliseconds, sick ones in minutes.
