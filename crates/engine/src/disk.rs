@@ -17,6 +17,8 @@
 //!   chore()              -> Chore       -> run()
 //! ```
 //!
+//! Large records lie on pages of their own and go around the page cache (`direct`); small ones are packed and go through it.
+//!
 //! A record is found from `commit` on. Nothing is flushed: a killed process loses nothing that reached the page cache,
 //! a power cut may, and then the record's checksum says so; it is compared with every read. The format is described in
 //! docs/reference/disk-format.md, recovery in `scan`.
@@ -24,6 +26,7 @@
 //! The tier never aborts training: a damaged file is removed and reported, a full or failing disk makes
 //! [`DiskTier::reserve`] refuse, and a damaged record is an error of its read.
 
+mod direct;
 mod index;
 mod layout;
 mod scan;
@@ -33,13 +36,14 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+pub use direct::Buffer;
 pub use scan::Damage;
 pub use segment::{Chore, Entry, FailedWrite, ReadError, Reservation, SegmentFile, Written, free_bytes};
 pub use settings::DiskSettings;
 
 use foreload_plan::scheduler::record_bytes;
 use index::{Index, Place};
-use layout::{MAX_SEGMENT, Record, SEGMENT_OVERHEAD};
+use layout::{Layout, MAX_SEGMENT, Record};
 use rustc_hash::FxHashMap;
 use rustix::fs::{FlockOperation, flock};
 use segments::Segments;
@@ -188,9 +192,10 @@ impl DiskTier {
         {
             Ok(contents) => {
                 if !contents.sealed {
-                    let whole: u64 = contents.records.iter().map(|r| r.end() - u64::from(r.offset)).sum();
+                    let layout = contents.header.layout;
+                    let places = contents.records.iter().map(|r| layout.end(r) - u64::from(r.offset));
                     report.unsealed += 1;
-                    report.lost_bytes += contents.bytes.saturating_sub(layout::SEGMENT_HEADER + whole);
+                    report.lost_bytes += contents.bytes.saturating_sub(layout.first() + places.sum::<u64>());
                 }
                 let records = self.segments.adopt(sequence, path, contents);
                 for record in &records {
@@ -251,16 +256,20 @@ impl DiskTier {
         if len > MAX_SEGMENT {
             return Err(Refusal::Full);
         }
+        let layout = Layout::of(len, self.settings.segment_bytes());
         let need = record_bytes(len);
-        let alone = need + SEGMENT_OVERHEAD;
+        let alone = need + layout.overhead();
         if alone > self.settings.capacity_bytes.min(MAX_SEGMENT) {
             return Err(Refusal::Full);
         }
         self.make_room(alone)?;
-        if !self.segments.has_room(need, self.settings.segment_bytes()) {
-            self.segments.roll(&self.index)?;
+        if !self.segments.has_room(layout, need, self.settings.segment_bytes()) {
+            self.segments.roll(layout, &self.index)?;
         }
-        let reservation = self.segments.append(job, key, len as u32).ok_or(Refusal::Full)?;
+        let reservation = self
+            .segments
+            .append(layout, job, key, len as u32)
+            .ok_or(Refusal::Full)?;
         self.pending_bytes += need;
         self.writing.insert(key, false);
         Ok(reservation)

@@ -40,7 +40,7 @@ use requests::Requests;
 use residents::{NONE, Residents, State};
 use std::collections::BTreeSet;
 use tiers::Tier;
-pub use tiers::{CHECKED_BYTES, RECORD_BYTES, check_bytes, record_bytes};
+pub use tiers::{CHECKED_BYTES, ENTRY_BYTES, HEADER_BYTES, PAGE_BYTES, PAGED_BYTES, check_bytes, record_bytes};
 use window::{Read, Reader, Windows};
 
 /// Entries planned in one step at most: keeps a step below a millisecond; the next [`Event::Tick`] goes on.

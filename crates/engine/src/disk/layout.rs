@@ -4,28 +4,26 @@
 //! `None` for what this version did not write. All numbers are little-endian, all checksums CRC-32C.
 
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
-use foreload_plan::scheduler::{CHECKED_BYTES, RECORD_BYTES, check_bytes};
+use foreload_plan::scheduler::{CHECKED_BYTES, ENTRY_BYTES, HEADER_BYTES, PAGE_BYTES, PAGED_BYTES, check_bytes};
 
 /// Bytes of the header of a segment.
 pub(super) const SEGMENT_HEADER: u64 = 32;
 /// Bytes of the header of a record.
-pub(super) const RECORD_HEADER: u64 = 36;
+pub(super) const RECORD_HEADER: u64 = HEADER_BYTES;
 /// Bytes of a record's entry in the footer.
-pub(super) const ENTRY: u64 = 28;
+pub(super) const ENTRY: u64 = ENTRY_BYTES;
 /// Bytes of the end of a sealed segment.
 pub(super) const TRAILER: u64 = 40;
-/// What a segment costs besides its records.
-pub(super) const SEGMENT_OVERHEAD: u64 = SEGMENT_HEADER + TRAILER;
 /// Places in a segment are 32 bits wide.
 pub(super) const MAX_SEGMENT: u64 = u32::MAX as u64;
+/// Smaller segments are never paged: the header alone takes a page.
+pub(super) const LEAST_PAGED: u64 = 1 << 20;
 /// Records in a segment: their list is in memory while it is written, sealed or read, 28 bytes each.
 pub(super) const MOST_RECORDS: usize = 1 << 18;
 
-const _: () = assert!(RECORD_HEADER + ENTRY == RECORD_BYTES);
-
 const MAGIC: u64 = u64::from_le_bytes(*b"FLSEGMNT");
 const SEAL: u64 = u64::from_le_bytes(*b"FLSEALED");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// CRC-32C of `bytes`.
 #[must_use]
@@ -170,6 +168,51 @@ pub(super) struct SegmentHeader {
     pub sequence: u32,
     /// Random, repeated in every record header: payload that looks like a record can't know it.
     pub mark: u64,
+    /// Where its records begin and end.
+    pub layout: Layout,
+}
+
+/// Where the records of a segment begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// One right behind the other. They are read and written through the page cache.
+    Packed,
+    /// On pages of their own, which are read and written around it where the file system can do that.
+    Paged,
+}
+
+impl Layout {
+    /// For records of so many bytes, in segments that are large enough for pages not to matter.
+    pub(super) fn of(len: u64, segment_bytes: u64) -> Self {
+        if len >= PAGED_BYTES && segment_bytes >= LEAST_PAGED {
+            Layout::Paged
+        } else {
+            Layout::Packed
+        }
+    }
+
+    /// What places are multiples of.
+    pub(super) fn step(self) -> u64 {
+        match self {
+            Layout::Packed => 1,
+            Layout::Paged => PAGE_BYTES,
+        }
+    }
+
+    /// Where the first record begins.
+    pub(super) fn first(self) -> u64 {
+        SEGMENT_HEADER.next_multiple_of(self.step())
+    }
+
+    /// Where the place of a record ends, and the next one begins.
+    pub(super) fn end(self, record: &Record) -> u64 {
+        record.end().next_multiple_of(self.step())
+    }
+
+    /// What a segment costs besides its records.
+    pub(super) fn overhead(self) -> u64 {
+        self.first() + TRAILER
+    }
 }
 
 impl SegmentHeader {
@@ -180,7 +223,7 @@ impl SegmentHeader {
             .u32(VERSION)
             .u32(self.sequence)
             .u64(self.mark)
-            .u32(0)
+            .u32(self.layout.step() as u32)
             .crc(&[]);
         out
     }
@@ -192,10 +235,11 @@ impl SegmentHeader {
         if from.u64()? != MAGIC || from.u32()? != VERSION {
             return None;
         }
-        Some(SegmentHeader {
-            sequence: from.u32()?,
-            mark: from.u64()?,
-        })
+        let (sequence, mark, step) = (from.u32()?, from.u64()?, from.u32()?);
+        let layout = [Layout::Packed, Layout::Paged]
+            .into_iter()
+            .find(|layout| layout.step() == u64::from(step))?;
+        Some(SegmentHeader { sequence, mark, layout })
     }
 }
 
@@ -217,7 +261,7 @@ impl Record {
         u64::from(self.offset) + RECORD_HEADER + u64::from(self.len)
     }
 
-    /// Where the next record starts.
+    /// Where it ends.
     pub(super) fn end(&self) -> u64 {
         self.checks_at() + check_bytes(u64::from(self.len))
     }
@@ -348,13 +392,14 @@ mod tests {
         let header = SegmentHeader {
             sequence: 7,
             mark: 0x0102_0304_0506_0708,
+            layout: Layout::Packed,
         };
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         // The check value that every description of CRC-32C gives.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(
             hex(&header.encode()),
-            "464c5345474d4e540200000007000000080706050403020100000000".to_owned() + &hex(&header.encode()[28..])
+            "464c5345474d4e540300000007000000080706050403020101000000".to_owned() + &hex(&header.encode()[28..])
         );
         assert_eq!(
             hex(&record.header(header.mark)[..32]),
@@ -392,7 +437,8 @@ mod tests {
             let record = Record { key, offset, len, checksum: crc };
             prop_assert_eq!(Record::from_header(&record.header(mark), mark, offset), Some(record));
             prop_assert_eq!(Record::from_header(&record.header(mark), mark, offset ^ 1), None);
-            let header = SegmentHeader { sequence, mark };
+            let layout = if sequence % 2 == 0 { Layout::Packed } else { Layout::Paged };
+            let header = SegmentHeader { sequence, mark, layout };
             prop_assert_eq!(SegmentHeader::decode(&header.encode()), Some(header));
             let at = record.end();
             let bytes = footer(&[record, record], mark, at);
@@ -407,7 +453,7 @@ mod tests {
             let mut bytes = record.header(mark);
             bytes[at] ^= 1 << bit;
             prop_assert_eq!(Record::from_header(&bytes, mark, 32), None);
-            let mut bytes = SegmentHeader { sequence, mark }.encode();
+            let mut bytes = SegmentHeader { sequence, mark, layout: Layout::Paged }.encode();
             bytes[at % 32] ^= 1 << bit;
             prop_assert_eq!(SegmentHeader::decode(&bytes), None);
         }

@@ -58,7 +58,9 @@ pub(super) fn read(file: &File, sequence: u32) -> Result<Contents, Damage> {
         Some((records, end)) => (records, end, true),
         None => {
             let records = unsealed(file, &header, bytes)?;
-            let end = records.last().map_or(SEGMENT_HEADER, Record::end);
+            let end = records
+                .last()
+                .map_or(header.layout.first(), |last| header.layout.end(last));
             (records, end, false)
         }
     };
@@ -121,7 +123,7 @@ fn unsealed(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Vec<R
     let mut buffer = vec![0; CHUNK];
     // Bytes are read once, or twice behind a hole or the header of a failed write. More is a made-up file.
     let mut budget = (64 << 20) + bytes * 4;
-    let mut at = SEGMENT_HEADER;
+    let mut at = header.layout.first();
     while at + RECORD_HEADER <= bytes && records.len() < MOST_RECORDS {
         if let Some(record) = record_at(file, header.mark, at, bytes)? {
             let Some(left) = budget.checked_sub(u64::from(record.len)) else {
@@ -129,7 +131,7 @@ fn unsealed(file: &File, header: &SegmentHeader, bytes: u64) -> io::Result<Vec<R
             };
             budget = left;
             if is_intact(file, &record, &mut buffer)? {
-                at = record.end();
+                at = header.layout.end(&record);
                 records.push(record);
                 continue;
             }

@@ -4,11 +4,12 @@
 //! there are too many, so that the number of segments is not limited by that of file descriptors. A handle in use stays
 //! open until its call ends, whatever happens to the pool or to the file's name.
 
-use super::layout::{Checks, RECORD_HEADER, Record, SegmentHeader, footer};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use super::direct::{Buffer, Handle, refuses};
+use super::layout::{Checks, Layout, RECORD_HEADER, Record, SegmentHeader, footer};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use foreload_plan::scheduler::{CHECKED_BYTES, check_bytes};
-use rustix::fs::Advice;
+use rustix::fs::{Advice, OFlags};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     pub(super) free: AtomicU64,
     /// How often it was asked.
     pub(super) answers: AtomicU64,
+    /// Whether the file system has refused to go around the page cache.
+    refuses_direct: AtomicBool,
 }
 
 impl Shared {
@@ -41,6 +44,7 @@ impl Shared {
             to_unlink: AtomicU64::new(0),
             free: AtomicU64::new(u64::MAX),
             answers: AtomicU64::new(0),
+            refuses_direct: AtomicBool::new(false),
         })
     }
 
@@ -83,7 +87,7 @@ pub struct SegmentFile {
 }
 
 struct State {
-    handle: Option<Arc<File>>,
+    handle: Option<Handle>,
     exists: bool,
 }
 
@@ -108,45 +112,91 @@ impl SegmentFile {
         &self.path
     }
 
+    pub(super) fn layout(&self) -> Layout {
+        self.header.layout
+    }
+
     /// The handle; `make`: the file is created where it does not exist yet.
-    fn handle(self: &Arc<Self>, make: bool) -> io::Result<Arc<File>> {
+    fn handle(self: &Arc<Self>, make: bool) -> io::Result<Handle> {
         let mut state = self.lock();
-        if let Some(file) = &state.handle {
-            return Ok(Arc::clone(file));
+        if let Some(handle) = &state.handle {
+            return Ok(handle.clone());
         }
         let new = make && !state.exists;
-        let file = Arc::new(open(&self.path, new)?);
-        if new && let Err(error) = file.write_all_at(&self.header.encode(), 0) {
-            drop(std::fs::remove_file(&self.path));
-            return Err(error);
-        }
+        let handle = match self.begun(new) {
+            Err(error) => {
+                if new {
+                    drop(std::fs::remove_file(&self.path));
+                }
+                return Err(error);
+            }
+            Ok(handle) => handle,
+        };
         state.exists |= new;
         // Records are read one at a time, in no order: what the system would read ahead is never used.
-        let _ = rustix::fs::fadvise(&*file, 0, None, Advice::Random);
-        state.handle = Some(Arc::clone(&file));
+        let _ = rustix::fs::fadvise(&*handle.file, 0, None, Advice::Random);
+        state.handle = Some(handle.clone());
         drop(state);
         self.shared.opened(self);
-        Ok(file)
+        Ok(handle)
+    }
+
+    /// An open file with a header. One that a file system can't open, write or read around the page cache goes through it.
+    fn begun(&self, new: bool) -> io::Result<Handle> {
+        if self.header.layout == Layout::Paged && !self.shared.refuses_direct.load(Ordering::Relaxed) {
+            let direct = self.begun_as(new, true);
+            if !direct.as_ref().is_err_and(refuses) {
+                return direct;
+            }
+            self.shared.refuses_direct.store(true, Ordering::Relaxed);
+            if new {
+                // Some make the file before they refuse.
+                drop(std::fs::remove_file(&self.path));
+            }
+        }
+        self.begun_as(new, false)
+    }
+
+    fn begun_as(&self, new: bool, is_direct: bool) -> io::Result<Handle> {
+        let file = Arc::new(open_as(&self.path, new, is_direct)?);
+        let handle = Handle { file, is_direct };
+        match (new, is_direct) {
+            (true, true) => handle.write_pages(&[&self.header.encode()], 0)?,
+            (true, false) => handle.file.write_all_at(&self.header.encode(), 0)?,
+            (false, true) => match handle.read(0..1, &mut Buffer::new(0), |_| true) {
+                Err(error) if refuses(&error) => return Err(error),
+                // What else is wrong, its reader finds out.
+                _ => {}
+            },
+            (false, false) => {}
+        }
+        Ok(handle)
     }
 
     /// Writes the footer where the records end, so that the next start need not read them.
     ///
     /// What lies behind `end` is left over from failed writes and goes.
     pub(super) fn seal(self: &Arc<Self>, records: &[Record], end: u64) -> io::Result<()> {
-        let file = self.handle(false)?;
+        // A footer fills no page.
+        let file = open(&self.path, false)?;
         file.set_len(end)?;
         file.write_all_at(&footer(records, self.header.mark, end), end)
     }
 }
 
 pub(super) fn open(path: &Path, new: bool) -> io::Result<File> {
+    open_as(path, new, false)
+}
+
+fn open_as(path: &Path, new: bool, is_direct: bool) -> io::Result<File> {
+    let direct = if is_direct { OFlags::DIRECT } else { OFlags::empty() };
     OpenOptions::new()
         .read(true)
         .write(true)
         .create_new(new)
         .mode(0o600)
         // A link in the directory could name any file of the user's.
-        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .custom_flags((OFlags::NOFOLLOW | direct).bits().cast_signed())
         .open(path)
 }
 
@@ -217,7 +267,7 @@ impl Entry {
     pub fn read(
         &self,
         range: Range<u64>,
-        buffer: &mut [u8],
+        buffer: &mut Buffer,
         mut take: impl FnMut(u64, &[u8]) -> bool,
     ) -> Result<bool, ReadError> {
         if range.end > self.len() {
@@ -228,41 +278,45 @@ impl Entry {
             // It touches no stretch that could be compared.
             return Ok(true);
         }
-        let file = match self.segment.handle(false) {
+        let handle = match self.segment.handle(false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let path = self.segment.path.clone();
                 return Err(ReadError::Gone { path });
             }
             handle => handle.map_err(|error| self.failed(error))?,
         };
-        let read_at = |bytes: &mut [u8], at| file.read_exact_at(bytes, at).map_err(|error| self.failed(error));
         let payload = u64::from(self.record.offset) + RECORD_HEADER;
         let is_part = range.end - range.start < self.len();
         // A range is as good as the stretches that it touches.
-        let (mut at, end) = match check_bytes(self.len()) {
+        let (first, end) = match check_bytes(self.len()) {
             0 => (0, self.len()),
             _ => (
                 range.start / CHECKED_BYTES * CHECKED_BYTES,
                 range.end.next_multiple_of(CHECKED_BYTES).min(self.len()),
             ),
         };
-        let stretches = (at / CHECKED_BYTES) as usize..end.div_ceil(CHECKED_BYTES) as usize;
-        let mut checks = Checks::new();
-        while at < end {
-            let part = (end - at).min(buffer.len() as u64);
-            let bytes = &mut buffer[..part as usize];
-            read_at(bytes, payload + at)?;
+        let stretches = (first / CHECKED_BYTES) as usize..end.div_ceil(CHECKED_BYTES) as usize;
+        let (mut checks, mut at) = (Checks::new(), first);
+        let whole = handle.read(payload + first..payload + end, buffer, |bytes| {
             checks.update(bytes);
-            let (from, to) = (range.start.max(at), range.end.min(at + part));
-            if from < to && !take(from - range.start, &bytes[(from - at) as usize..(to - at) as usize]) {
-                return Ok(false);
-            }
-            at += part;
+            let to = at + bytes.len() as u64;
+            let (from, until) = (range.start.max(at), range.end.min(to));
+            let goes_on =
+                from >= until || take(from - range.start, &bytes[(from - at) as usize..(until - at) as usize]);
+            at = to;
+            goes_on
+        });
+        if !whole.map_err(|error| self.failed(error))? {
+            return Ok(false);
         }
         let checks = checks.finish();
         let right = if is_part && check_bytes(self.len()) > 0 {
-            let mut written = vec![0; check_bytes(self.len()) as usize];
-            read_at(&mut written, self.record.checks_at())?;
+            let mut written = Vec::with_capacity(check_bytes(self.len()) as usize);
+            let read = handle.read(self.record.checks_at()..self.record.end(), buffer, |bytes| {
+                written.extend_from_slice(bytes);
+                true
+            });
+            read.map_err(|error| self.failed(error))?;
             Checks::summary(&written) == self.record.checksum
                 && written.get(4 * stretches.start..4 * stretches.end) == Some(&checks)
         } else {
@@ -323,8 +377,8 @@ impl Reservation {
 
     /// Writes the record to its place. Blocks.
     ///
-    /// No flush follows: the bytes are a copy of what the bucket
-    /// holds, they outlive the process in the page cache, and after a power cut the checksum tells what is missing.
+    /// No flush follows: the bytes are a copy of what the bucket holds, they outlive the process in the page cache or on the device, and after a power
+    /// cut the checksum tells what is missing.
     ///
     /// # Errors
     /// What the system says, or `InvalidInput` when `bytes` are not as many as reserved.
@@ -347,16 +401,21 @@ impl Reservation {
                 "not as many bytes as reserved",
             ));
         }
-        let file = self.segment.handle(true)?;
+        let handle = self.segment.handle(true)?;
         let header = self.record.header(self.segment.header.mark);
         let mut at = u64::from(self.record.offset);
         // One checksum alone is in the header.
         let checks = &checks[..check_bytes(self.len()) as usize];
+        if handle.is_direct {
+            handle.write_pages(&[&header, bytes, checks], at)?;
+            self.segment.shared.measure();
+            return Ok(());
+        }
         let mut parts = [IoSlice::new(&header), IoSlice::new(bytes), IoSlice::new(checks)];
         let mut rest = &mut parts[..];
         let mut left = header.len() + bytes.len() + checks.len();
         while left > 0 {
-            match rustix::io::pwritev(&*file, rest, at) {
+            match rustix::io::pwritev(&*handle.file, rest, at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => {
                     IoSlice::advance_slices(&mut rest, n);
@@ -454,7 +513,8 @@ impl Reservation {
         all.extend(bytes);
         all.extend(&checks[..check_bytes(self.len()) as usize]);
         all.truncate(at.min(all.len() - 1));
-        let file = self.segment.handle(true).unwrap();
+        drop(self.segment.handle(true).unwrap());
+        let file = open(&self.segment.path, false).unwrap();
         file.write_all_at(&all, u64::from(self.record.offset)).unwrap();
         FailedWrite {
             reservation: self,

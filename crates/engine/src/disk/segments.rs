@@ -2,11 +2,10 @@
 
 use super::Refusal;
 use super::index::{Index, Place};
-use super::layout::{ENTRY, MOST_RECORDS, Record, SEGMENT_HEADER, SEGMENT_OVERHEAD, SegmentHeader, TRAILER};
+use super::layout::{ENTRY, Layout, MOST_RECORDS, Record, SegmentHeader, TRAILER};
 use super::scan::Contents;
 use super::segment::{Chore, Reservation, SegmentFile, Shared, Work};
 use crate::sync::atomic::Ordering;
-use foreload_plan::scheduler::record_bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -43,7 +42,8 @@ pub(super) struct Segments {
     shared: Arc<Shared>,
     /// By number, so the oldest first.
     all: BTreeMap<u32, Segment>,
-    active: Option<u32>,
+    /// Those that are being written to, one for each layout.
+    active: [Option<u32>; 2],
     next: u32,
     bytes: u64,
     chores: VecDeque<Chore>,
@@ -55,7 +55,7 @@ impl Segments {
         Segments {
             shared: Shared::new(dir, open_files),
             all: BTreeMap::new(),
-            active: None,
+            active: [None; 2],
             next: 1,
             bytes: 0,
             chores: VecDeque::new(),
@@ -156,9 +156,13 @@ impl Segments {
         self.next = self.next.max(sequence.saturating_add(1));
     }
 
-    /// Whether `need` more bytes go into the active segment.
-    pub(super) fn has_room(&self, need: u64, segment_bytes: u64) -> bool {
-        let active = self.active.and_then(|sequence| self.all.get(&sequence));
+    fn is_active(&self, sequence: u32) -> bool {
+        self.active.contains(&Some(sequence))
+    }
+
+    /// Whether `need` more bytes go into the active segment of a layout.
+    pub(super) fn has_room(&self, layout: Layout, need: u64, segment_bytes: u64) -> bool {
+        let active = self.active[layout as usize].and_then(|sequence| self.all.get(&sequence));
         active.is_some_and(|segment| {
             let records = segment.unsealed.as_ref().map_or(0, Vec::len) + segment.in_flight as usize;
             segment.bytes.saturating_add(need) <= segment_bytes && records < MOST_RECORDS
@@ -166,8 +170,8 @@ impl Segments {
     }
 
     /// Gives the next place in the active segment away; `None` when there is none.
-    pub(super) fn append(&mut self, job: u64, key: [u8; 16], len: u32) -> Option<Reservation> {
-        let sequence = self.active?;
+    pub(super) fn append(&mut self, layout: Layout, job: u64, key: [u8; 16], len: u32) -> Option<Reservation> {
+        let sequence = self.active[layout as usize]?;
         let segment = self.all.get_mut(&sequence)?;
         let record = Record {
             key,
@@ -175,8 +179,9 @@ impl Segments {
             len,
             checksum: 0,
         };
-        let bytes = record_bytes(u64::from(len));
-        segment.end = record.end();
+        let end = layout.end(&record);
+        let bytes = end - segment.end + ENTRY;
+        segment.end = end;
         segment.bytes += bytes;
         segment.in_flight += 1;
         segment.protect(job);
@@ -189,26 +194,26 @@ impl Segments {
     }
 
     /// Begins a new segment. Its file is made by the first write.
-    pub(super) fn roll(&mut self, index: &Index) -> Result<(), Refusal> {
+    pub(super) fn roll(&mut self, layout: Layout, index: &Index) -> Result<(), Refusal> {
         let sequence = self.next;
         self.next = sequence.checked_add(1).ok_or(Refusal::Full)?;
-        let full = self.active.replace(sequence);
+        let full = self.active[layout as usize].replace(sequence);
         // Unpredictable, so that payload can't be made to look like a record of ours.
         let mark = self
             .marks
             .hash_one((sequence, std::process::id(), std::time::SystemTime::now()));
         let path = self.shared.dir.join(name(sequence));
-        let file = SegmentFile::new(path, SegmentHeader { sequence, mark }, false, &self.shared);
+        let file = SegmentFile::new(path, SegmentHeader { sequence, mark, layout }, false, &self.shared);
         let segment = Segment {
             file,
-            end: SEGMENT_HEADER,
-            bytes: SEGMENT_OVERHEAD,
+            end: layout.first(),
+            bytes: layout.overhead(),
             live: 0,
             in_flight: 0,
             jobs: Vec::new(),
             unsealed: Some(Vec::new()),
         };
-        self.bytes += SEGMENT_OVERHEAD;
+        self.bytes += layout.overhead();
         self.all.insert(sequence, segment);
         if let Some(full) = full {
             self.settle(full, index);
@@ -237,13 +242,13 @@ impl Segments {
 
     /// A record won't come. Its place is used again when it is the last.
     pub(super) fn abandoned(&mut self, sequence: u32, record: &Record, index: &Index) {
-        let active = self.active == Some(sequence);
+        let active = self.is_active(sequence);
         let Some(segment) = self.all.get_mut(&sequence) else {
             return;
         };
         segment.in_flight -= 1;
-        if active && segment.end == record.end() {
-            let bytes = record_bytes(u64::from(record.len));
+        if active && segment.end == segment.file.layout().end(record) {
+            let bytes = segment.end - u64::from(record.offset) + ENTRY;
             segment.end = u64::from(record.offset);
             segment.bytes -= bytes;
             self.bytes -= bytes;
@@ -253,11 +258,12 @@ impl Segments {
 
     /// A record was forgotten; false when its segment was gone already.
     pub(super) fn died(&mut self, sequence: u32) -> bool {
+        let active = self.is_active(sequence);
         let Some(segment) = self.all.get_mut(&sequence) else {
             return false;
         };
         segment.live -= 1;
-        if segment.live == 0 && segment.in_flight == 0 && self.active != Some(sequence) && segment.unsealed.is_none() {
+        if segment.live == 0 && segment.in_flight == 0 && !active && segment.unsealed.is_none() {
             self.unlink(sequence);
         }
         true
@@ -265,10 +271,11 @@ impl Segments {
 
     /// Seals or drops a segment that is full and has no write under way.
     fn settle(&mut self, sequence: u32, index: &Index) {
+        let active = self.is_active(sequence);
         let Some(segment) = self.all.get_mut(&sequence) else {
             return;
         };
-        if self.active == Some(sequence) || segment.in_flight > 0 {
+        if active || segment.in_flight > 0 {
             return;
         }
         if segment.live == 0 {
@@ -288,7 +295,7 @@ impl Segments {
 
     /// Seals what can be sealed, whatever is still being written.
     pub(super) fn seal_all(&mut self, index: &Index) {
-        self.active = None;
+        self.active = [None; 2];
         let open: Vec<u32> = self
             .all
             .iter()
@@ -327,8 +334,8 @@ impl Segments {
         let Some(segment) = self.all.remove(&sequence) else {
             return;
         };
-        if self.active == Some(sequence) {
-            self.active = None;
+        for active in &mut self.active {
+            *active = active.filter(|active| *active != sequence);
         }
         self.bytes -= segment.bytes;
         self.shared.to_unlink.fetch_add(segment.bytes, Ordering::Relaxed);

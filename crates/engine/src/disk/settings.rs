@@ -1,7 +1,8 @@
 //! What a disk tier is told.
 
 use super::DiskError;
-use super::layout::{MAX_SEGMENT, SEGMENT_OVERHEAD};
+use super::layout::{LEAST_PAGED, Layout, MAX_SEGMENT};
+use foreload_plan::scheduler::PAGED_BYTES;
 
 const MIB: u64 = 1 << 20;
 
@@ -10,7 +11,7 @@ const MIB: u64 = 1 << 20;
 pub struct DiskSettings {
     /// Bytes that the files may take, all included.
     pub capacity_bytes: u64,
-    /// Bytes of a segment file, at most 4 GiB and an eighth of the capacity; a larger record gets a segment of its own.
+    /// Bytes of a segment file, at most 4 GiB and an eighth of the capacity, or a sixteenth from 16 MiB on; a larger record gets a segment of its own.
     /// Default: a 64th of the capacity between 4 and 256 MiB, or a 1024th where that is more. Large ones are few
     /// handles and footers; small ones lose less when one is evicted, and are sooner read after a kill.
     pub segment_bytes: Option<u64>,
@@ -52,14 +53,19 @@ impl DiskSettings {
         let chosen = self
             .segment_bytes
             .unwrap_or(share.clamp(4 * MIB, 256 * MIB).max(self.capacity_bytes / 1024));
-        chosen.clamp(4096, MAX_SEGMENT).min(self.capacity_bytes / 8)
+        chosen
+            .clamp(4096, MAX_SEGMENT)
+            .min(self.capacity_bytes / if self.capacity_bytes < 16 * LEAST_PAGED { 8 } else { 16 })
     }
 
     pub(super) fn usable_bytes(&self) -> u64 {
+        let layout = Layout::of(PAGED_BYTES, self.segment_bytes());
+        // Where there are two layouts, two segments are open.
+        let open = if layout == Layout::Paged { 2 } else { 1 };
         // A segment is at least half full when no record is above half a segment.
-        let segments = 2 * self.capacity_bytes / self.segment_bytes() + 2;
+        let segments = 2 * self.capacity_bytes / self.segment_bytes() + 2 * open;
         self.capacity_bytes
-            .saturating_sub(self.segment_bytes() + segments * SEGMENT_OVERHEAD)
+            .saturating_sub(open * self.segment_bytes() + segments * layout.overhead())
     }
 }
 

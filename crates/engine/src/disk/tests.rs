@@ -55,14 +55,14 @@ fn read(entry: &Entry) -> Result<Vec<u8>, ReadError> {
         out[at as usize..][..bytes.len()].copy_from_slice(bytes);
         true
     };
-    assert!(entry.read(0..entry.len(), &mut [0; 97], &mut put)?);
+    assert!(entry.read(0..entry.len(), &mut Buffer::new(0), &mut put)?);
     let (from, to) = (entry.len() / 3, entry.len() - entry.len() / 5);
     let mut part = vec![0xaa; (to - from) as usize];
     let mut put = |at: u64, bytes: &[u8]| {
         part[at as usize..][..bytes.len()].copy_from_slice(bytes);
         true
     };
-    assert!(entry.read(from..to, &mut [0; 97], &mut put)?);
+    assert!(entry.read(from..to, &mut Buffer::new(0), &mut put)?);
     assert!(part == out[from as usize..to as usize], "a part is part of the whole");
     Ok(out)
 }
@@ -105,6 +105,57 @@ fn a_record_is_found_again_after_a_restart() {
     assert_eq!(found, (0..100).map(|n| (key(n), n * 37)).collect());
 }
 
+/// Lengths of records of which some are packed and some lie on pages of their own.
+fn mixed(n: u64) -> usize {
+    [100, 65_535, 65_536, 110_000, 9000, 300_001][n as usize % 6] + n as usize / 6
+}
+
+#[test]
+fn large_records_lie_on_pages_of_their_own_and_are_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(dir.path(), settings(64 << 20, 2 << 20)).unwrap();
+    for n in 0..60 {
+        put(&mut tier, 1, n, mixed(n)).unwrap();
+        assert!(holds(&tier, n, mixed(n)));
+        let record = tier.find(&key(n)).unwrap().record;
+        assert!(mixed(n) < 65_536 || u64::from(record.offset) % 4096 == 0);
+    }
+    // Those of a killed process have no footers.
+    let killed = snapshot(dir.path());
+    let (survivor, report) = DiskTier::open(killed.path(), settings(64 << 20, 2 << 20)).unwrap();
+    assert_eq!((report.unsealed > 0, report.records, report.lost_bytes), (true, 60, 0));
+    assert!((0..60).all(|n| holds(&survivor, n, mixed(n))));
+    let used = tier.used_bytes();
+    drop(tier);
+    let on_disk: u64 = files(dir.path()).iter().map(|f| f.metadata().unwrap().len()).sum();
+    assert_eq!(used, on_disk);
+    let (tier, report) = DiskTier::open(dir.path(), settings(64 << 20, 2 << 20)).unwrap();
+    assert_eq!((report.unsealed, report.records, tier.used_bytes()), (0, 60, used));
+    assert!((0..60).all(|n| holds(&tier, n, mixed(n))));
+}
+
+#[test]
+fn a_mixture_of_records_costs_no_more_than_the_policy_reckons() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tier, _) = DiskTier::open(dir.path(), settings(32 << 20, 1 << 20)).unwrap();
+    let usable = tier.usable_bytes();
+    let mut held = std::collections::VecDeque::new();
+    let mut reckoned = 0;
+    for n in 0..1500 {
+        let len = mixed(n);
+        while reckoned + record_bytes(len as u64) > usable {
+            let (old, bytes): (u64, u64) = held.pop_front().unwrap();
+            tier.forget(&key(old));
+            reckoned -= bytes;
+        }
+        put(&mut tier, 1, n, len).expect("there is room as long as the policy thinks so");
+        held.push_back((n, record_bytes(len as u64)));
+        reckoned += record_bytes(len as u64);
+        assert!(tier.used_bytes() <= tier.capacity_bytes());
+        tier.run_chores();
+    }
+}
+
 #[test]
 fn each_record_costs_what_the_policy_reckons() {
     let dir = tempfile::tempdir().unwrap();
@@ -114,7 +165,7 @@ fn each_record_costs_what_the_policy_reckons() {
     let (mut reckoned, mut n) = (0, 0);
     loop {
         let len = 1000 + n as usize * 7919 % 5000;
-        reckoned += len as u64 + foreload_plan::scheduler::RECORD_BYTES;
+        reckoned += len as u64 + foreload_plan::scheduler::HEADER_BYTES + foreload_plan::scheduler::ENTRY_BYTES;
         if reckoned > usable {
             break;
         }

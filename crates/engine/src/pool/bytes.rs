@@ -6,7 +6,7 @@
 use super::{Pool, key_of};
 use crate::carriers::{Carrier, Landed, Order};
 use crate::dataset::{Dataset, trouble};
-use crate::disk::{Entry, ReadError, Refusal};
+use crate::disk::{Buffer, Entry, ReadError, Refusal};
 use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter, Sums};
 use crate::sync::Mutex;
@@ -25,6 +25,8 @@ use tokio::time::Instant;
 
 /// What is read from a disk at a time, outside the arena: the most that a lock is held for.
 const READ_BYTES: u64 = 1 << 20;
+/// What is read of a record on both sides of what is wanted: stretches that are compared as a whole, and pages.
+const BESIDE_BYTES: u64 = 40 << 10;
 /// Fetches that are taken back before clients are heard again.
 const AT_ONCE: usize = 32;
 
@@ -359,7 +361,7 @@ impl Pool {
             let given_up = given_up.clone();
             tokio::task::spawn_blocking(move || {
                 let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
-                let mut buffer = vec![0; longest.min(READ_BYTES) as usize];
+                let mut buffer = Buffer::new(READ_BYTES.min(longest + BESIDE_BYTES));
                 // A disk that fails is another matter than a record that isn't what it was.
                 let mut failure = Failure::Corrupt;
                 let is_there = pieces.iter().zip(entries).all(|(piece, entry)| {

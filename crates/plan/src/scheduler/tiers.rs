@@ -3,8 +3,17 @@
 use crate::settings::TierSettings;
 use std::collections::VecDeque;
 
-/// Bytes that a record adds on disk to its block's own: header and entry in the footer (the engine's segment format).
-pub const RECORD_BYTES: u64 = 64;
+/// Bytes that a record has on disk before its block's own (the engine's segment format).
+pub const HEADER_BYTES: u64 = 36;
+
+/// Bytes of its entry in the footer.
+pub const ENTRY_BYTES: u64 = 28;
+
+/// Records from this many bytes on lie on pages of their own, so that the page cache needn't have them.
+pub const PAGED_BYTES: u64 = 64 << 10;
+
+/// What these pages have.
+pub const PAGE_BYTES: u64 = 4096;
 
 /// A longer record carries a checksum of four bytes for each stretch of so many, so that part of it can be read.
 pub const CHECKED_BYTES: u64 = 16 << 10;
@@ -12,7 +21,9 @@ pub const CHECKED_BYTES: u64 = 16 << 10;
 /// Bytes that a record of `len` bytes takes on disk.
 #[must_use]
 pub const fn record_bytes(len: u64) -> u64 {
-    len + RECORD_BYTES + check_bytes(len)
+    let place = HEADER_BYTES + len + check_bytes(len);
+    let pages = if len < PAGED_BYTES { 1 } else { PAGE_BYTES };
+    place.next_multiple_of(pages) + ENTRY_BYTES
 }
 
 /// Bytes of a record's own checksums.
@@ -162,6 +173,12 @@ mod tests {
         assert_eq!([1, 2].map(|n| check_bytes(n * CHECKED_BYTES + 1)), [8, 12]);
         assert_eq!(record_bytes(1000), 1064);
         assert_eq!(record_bytes(2 * CHECKED_BYTES), 2 * CHECKED_BYTES + 64 + 8);
+        assert_eq!(record_bytes(PAGED_BYTES - 1), PAGED_BYTES - 1 + 64 + 16);
+        assert_eq!(
+            record_bytes(PAGED_BYTES),
+            PAGED_BYTES + PAGE_BYTES + 28,
+            "on whole pages"
+        );
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Carrier for Disk {
             out[at as usize..][..bytes.len()].copy_from_slice(bytes);
             true
         };
-        let read = self.find(name)?.read(range, &mut [0; 5000], &mut put);
+        let read = self.find(name)?.read(range, &mut Buffer::new(0), &mut put);
         match read {
             Ok(true) => Ok(out),
             Ok(false) => Err("nobody gave up".into()),
@@ -51,7 +51,7 @@ impl Carrier for Disk {
             frames += 1;
             false
         };
-        assert!(!entry.read(0..entry.len(), &mut [0; 5000], &mut put).unwrap());
+        assert!(!entry.read(0..entry.len(), &mut Buffer::new(0), &mut put).unwrap());
         assert_eq!(frames, 1);
     }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 const DIR: &str = "FORELOAD_TEST_DISK_DIR";
 
 fn len(n: u64) -> usize {
-    1000 + (n as usize * 7919) % 60_000
+    // Half of them lie on pages of their own.
+    1000 + (n as usize * 7919) % 130_000
 }
 
 fn small() -> DiskSettings {

@@ -31,19 +31,28 @@ enum Op {
     Tear(u64),
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let len = prop_oneof![4 => 0usize..300, 4 => 300usize..3000, 1 => 3000usize..9000];
+/// Records that are packed.
+fn small() -> impl Strategy<Value = usize> + Clone {
+    prop_oneof![4 => 0usize..300, 4 => 300usize..3000, 1 => 3000usize..9000]
+}
+
+/// Some that are, and some that lie on pages of their own.
+fn mixed() -> impl Strategy<Value = usize> + Clone {
+    prop_oneof![1 => 0usize..3000, 1 => 65_000usize..66_000, 2 => 66_000usize..400_000]
+}
+
+fn ops(len: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         8 => (0u64..60, len.clone(), 0u64..2).prop_map(|(n, len, job)| Op::Put { n, len, job }),
         4 => (0u64..60, len).prop_map(|(n, len)| Op::Start { n, len }),
         4 => any::<usize>().prop_map(Op::Finish),
-        2 => (any::<usize>(), 0usize..9000).prop_map(|(i, at)| Op::Fail(i, at)),
+        2 => (any::<usize>(), prop_oneof![0usize..9000, 0usize..400_000]).prop_map(|(i, at)| Op::Fail(i, at)),
         1 => any::<usize>().prop_map(Op::Abandon),
         2 => (0u64..60).prop_map(Op::Forget),
         1 => Just(Op::Chores),
         1 => Just(Op::Reopen),
         1 => Just(Op::Kill),
-        1 => (1u64..5000).prop_map(Op::Tear),
+        1 => prop_oneof![1u64..5000, 1u64..500_000].prop_map(Op::Tear),
     ];
     proptest::collection::vec(op, 1..120)
 }
@@ -51,18 +60,20 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 struct Model {
     dir: tempfile::TempDir,
     tier: DiskTier,
+    settings: DiskSettings,
     /// Length and whether it must be there.
     held: HashMap<u64, (usize, bool)>,
     started: Vec<(u64, usize, Reservation)>,
 }
 
 impl Model {
-    fn new() -> Self {
+    fn new(settings: DiskSettings) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (tier, _) = DiskTier::open(dir.path(), settings(100_000, 8_000)).unwrap();
+        let (tier, _) = DiskTier::open(dir.path(), settings.clone()).unwrap();
         Model {
             dir,
             tier,
+            settings,
             held: HashMap::new(),
             started: Vec::new(),
         }
@@ -142,7 +153,7 @@ impl Model {
                 *must &= entry.is_some_and(|e| e.segment().path().file_name().unwrap() != name);
             }
         }
-        let (tier, _) = DiskTier::open(copy.path(), settings(100_000, 8_000)).unwrap();
+        let (tier, _) = DiskTier::open(copy.path(), self.settings.clone()).unwrap();
         (self.tier, self.dir) = (tier, copy);
         self.tier.protect(
             RUNS,
@@ -157,7 +168,7 @@ impl Model {
     }
 
     fn check(&self) {
-        assert!(self.tier.used_bytes() <= 100_000);
+        assert!(self.tier.used_bytes() <= self.settings.capacity_bytes);
         for (n, (len, must)) in &self.held {
             match self.tier.find(&key(*n)) {
                 Some(entry) => assert_eq!(read(&entry).unwrap(), payload(*n, *len)),
@@ -171,11 +182,27 @@ impl Model {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
+
+    #[test]
+    fn proptest_so_does_one_with_records_on_pages_of_their_own(ops in ops(mixed())) {
+        let mut model = Model::new(settings(16 << 20, 1 << 20));
+        for (at, op) in ops.into_iter().enumerate() {
+            model.run(op);
+            if at % 8 == 0 {
+                model.check();
+            }
+        }
+        model.check();
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn proptest_the_tier_behaves_like_a_map_whatever_happens(ops in ops()) {
-        let mut model = Model::new();
+    fn proptest_the_tier_behaves_like_a_map_whatever_happens(ops in ops(small())) {
+        let mut model = Model::new(settings(100_000, 8_000));
         for op in ops {
             model.run(op);
             model.check();
@@ -230,7 +257,7 @@ proptest! {
     #[test]
     fn proptest_any_file_is_opened_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..3000), header: bool, mark: u64, entries: u32) {
         let dir = tempfile::tempdir().unwrap();
-        let mut file = if header { layout::SegmentHeader { sequence: 1, mark }.encode().to_vec() } else { Vec::new() };
+        let mut file = if header { layout::SegmentHeader { sequence: 1, mark, layout: if entries % 3 == 0 { Layout::Paged } else { Layout::Packed } }.encode().to_vec() } else { Vec::new() };
         file.extend(&bytes);
         if header && entries % 2 == 0 {
             // A footer that is whole, with records that are not.
@@ -255,7 +282,11 @@ proptest! {
 #[test]
 fn a_file_made_up_to_be_read_for_ever_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
-    let header = layout::SegmentHeader { sequence: 1, mark: 42 };
+    let header = layout::SegmentHeader {
+        sequence: 1,
+        mark: 42,
+        layout: Layout::Packed,
+    };
     let size = 8 << 20;
     let mut file = header.encode().to_vec();
     // Every 36 bytes a record that pretends to reach the end of the file: 230 000 times 4 MiB in the mean.
