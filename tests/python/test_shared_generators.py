@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -174,3 +175,92 @@ def test_a_rank_whose_generator_is_seeded_otherwise_keeps_its_own(data: Any) -> 
     stood = other.generator.get_state()
     other.load_state_dict(first.state_dict())
     assert torch.equal(other.generator.get_state(), stood)
+
+
+@pytest.mark.parametrize("kind", ["subset", "eager"])
+def test_what_is_foreseen_of_a_shared_generator_is_what_comes(
+    data: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = torch.Generator().manual_seed(7)
+    loader = DataLoader(data, generator=own, decode=number, cache=TINY, **SAMPLERS[kind](own))
+    for _ in range(EPOCHS):
+        numbers(loader)
+    assert "another order than a copy" not in caplog.text
+
+
+def test_a_state_of_an_earlier_release_is_taken_to_be_of_a_loader_like_this_one(data: Any) -> None:
+    def loader() -> Any:
+        keywords: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "decode": number, "cache": TINY}
+        return DataLoader(data, SIZE, sampler=SubsetRandomSampler(range(COUNT)), **keywords)
+
+    torch.manual_seed(11)
+    straight = loader()
+    numbers(straight)
+    passes = iter(straight)
+    head = [next(passes)[0].tolist()]
+    state, stood = straight.state_dict(), torch.get_rng_state()
+    head += numbers(passes)
+    later = numbers(straight)
+    state = {name: value for name, value in state.items() if name not in ("seeded", "asks", "names")}
+    torch.manual_seed(99)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(stood)
+    assert numbers(resumed) == head[1:]
+    assert numbers(resumed) == later
+
+
+@pytest.mark.parametrize("training", ["ours", "theirs", "theirs by a sampler"])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_script_that_restores_torchs_generator_goes_on_in_every_loader(
+    data: Any, training: str, shuffle: bool, workers: int
+) -> None:
+    """Training and validation, of which one at least is torch's to load; and a model that draws from the generator between them."""
+
+    def loaders() -> tuple[Any, Any]:
+        given: dict[str, dict[str, Any]] = {
+            "ours": {"dataset": data, "shuffle": True, "seed": 3, "decode": number, "cache": TINY},
+            "theirs": {"dataset": InMemory(), "shuffle": True},
+            "theirs by a sampler": {"dataset": InMemory(), "sampler": SubsetRandomSampler(range(COUNT))},
+        }
+        train: Any = DataLoader(batch_size=SIZE, num_workers=workers, **given[training])
+        return train, DataLoader(InMemory(), 2 * SIZE, shuffle=shuffle, num_workers=workers)
+
+    def epoch(train: Any, val: Any) -> list[Any]:
+        trained = [(found.tolist(), torch.rand(3).tolist()) for found, _ in train]
+        return [trained, numbers(val), torch.rand(3).tolist()]
+
+    torch.manual_seed(11)
+    train, val = loaders()
+    epoch(train, val)
+    states, stood = (train.state_dict(), val.state_dict()), torch.get_rng_state()
+    straight = [epoch(train, val) for _ in range(EPOCHS)]
+    torch.manual_seed(99)
+    train, val = loaders()
+    train.load_state_dict(states[0])
+    val.load_state_dict(states[1])
+    torch.set_rng_state(stood)
+    assert [epoch(train, val) for _ in range(EPOCHS)] == straight
+
+
+@pytest.mark.parametrize("lives_on", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_batches_that_are_drawn_at_once_go_on_over_other_data_too(begun: bool, lives_on: bool) -> None:
+    def loader() -> Any:
+        own = torch.Generator().manual_seed(3)
+        return DataLoader(
+            InMemory(), batch_sampler=Eager(own), generator=own, num_workers=1, persistent_workers=lives_on
+        )
+
+    straight = loader()
+    numbers(straight)
+    passes = iter(straight) if begun else iter(())
+    head = [found.tolist() for found, _ in islice(passes, 1)]
+    state = straight.state_dict()
+    rest = [numbers(passes)] if begun else []
+    later = [numbers(straight) for _ in range(EPOCHS)]
+    assert len(head) == begun
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert [numbers(resumed) for _ in range(len(rest) + EPOCHS)] == rest + later

@@ -311,14 +311,14 @@ class Course(Sampler):
             # Nothing was read before, so what this pass has listed decides nothing.
             self._run = None
 
-    def state(self, *, seeded: bool | None = None) -> dict[str, Any]:
+    def state(self, **more: Any) -> dict[str, Any]:
         """Where the loop stands. A sampler of the user's isn't asked for anything: it draws when a pass begins, as under torch's loader.
 
         Args:
-            seeded: Whether workers have their seed that get one for all epochs; None: each pass draws one.
+            more: What the loader has to say.
         """
         own = {} if self._generator is None else {"generator": standing(self._generator)}
-        state = self.cursor.stamp(self._stands() | own | ({} if seeded is None else {"seeded": seeded}))
+        state = self.cursor.stamp(self._stands() | own | more)
         return {**state, "names": " ".join(sorted(state.keys() - {"names"}))}
 
     def _stands(self) -> dict[str, Any]:
@@ -338,9 +338,17 @@ class Course(Sampler):
             drawn = self._lists.drawn_as(epoch)
         return state | self._set_to(drawn)
 
-    def will_ask(self, now: int, later: int) -> None:
-        """How often torch would make an iterator of a sampler of the user's: in the next pass, and in later ones. A run that is resumed goes on as it did."""
+    def will_ask(self, now: int, later: int, *, seeds: bool) -> None:
+        """How often torch would make an iterator of a sampler of the user's, which a run that is resumed goes on with as it did.
+
+        Args:
+            now: In the next pass.
+            later: In passes after it.
+            seeds: Whether the workers' seed is drawn in each of these.
+        """
         self._asks = (now, later) if self._asked is None else self._asked
+        if self._lists is not None:
+            self._lists.seeds = self._generator if seeds else None
 
     def _will_have_asked(self, now: int | None = None) -> dict[str, list[int]]:
         asks = [self._asks[0] if now is None else now, self._asks[1]]

@@ -72,6 +72,8 @@ class Lists:
         self.asks = 1
         #: What samplers said of themselves then.
         self._told_before: dict[str, Any] = {}
+        #: What the workers' seed is drawn from in each pass before the sampler draws; None: from something else.
+        self.seeds: Any = None
         #: Whether it has more than was listed of it, which it draws later.
         self._draws_on = False
         #: Samples of the latest pass, those of a batch that was dropped too; None: it draws on.
@@ -111,8 +113,7 @@ class Lists:
         return {name: standing(generator) for name, generator in self._generators()}
 
     def _generators(self) -> list[tuple[str, Any]]:
-        """What the sampler has to draw from, and samplers within it have, by name."""
-        return list(generators_within(dict(zip(("order", "sampler"), parts(self.sampler), strict=False))).items())
+        return list(generators_of_parts(self.sampler).items())
 
     def restore(self, state: dict[str, Any], *, is_within: bool) -> bool:
         """The next pass draws as the one that a state is of, or as the one after it would have drawn.
@@ -231,6 +232,11 @@ class Lists:
         told = None if self._told is None else self._told + self._step
         if told is not None:
             set_epoch(twin, told)
+        theirs = generators_of_parts(twin)
+        for name, generator in self._generators():
+            if generator is self.seeds and isinstance(theirs.get(name), torch.Generator):
+                # The workers' seed comes first.
+                torch.empty((), dtype=torch.int64).random_(generator=theirs[name])
         with _Unnoticed() as noticed:
             drawn = self._drawn(_iterator(twin, asks))
         if noticed.any or drawn.rest is not None:
@@ -377,6 +383,11 @@ class _Unnoticed:
     def _now() -> tuple[Any, Any, torch.Tensor, Any]:
         numpy: Any = np.random.get_state()
         return random.getstate(), (numpy[1].tobytes(), *numpy[2:]), torch.get_rng_state(), numpy
+
+
+def generators_of_parts(sampler: Any) -> dict[str, Any]:
+    """What a sampler has to draw from, and samplers within it have, by name."""
+    return generators_within(dict(zip(("order", "sampler"), parts(sampler), strict=False)))
 
 
 def _iterator(sampler: Iterable[Any], asks: int) -> Iterator[Any]:

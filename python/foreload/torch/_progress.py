@@ -95,6 +95,8 @@ class Progress:
         self.has_failed = False
         self._draws: dict[str, Draw] = {}
         self._is_seeded = is_seeded
+        #: Whether torch draws the workers' seed from everybody's generator.
+        self._seeds_from_everybodys = getattr(loader, "generator", None) is None
         if loaded is not None and (goes_on or loaded["_iterator_finished"]):
             self._restore(loader, loaded, goes_on=goes_on)
             if goes_on or is_kept:
@@ -128,7 +130,7 @@ class Progress:
 
     def _restore(self, loader: Any, state: dict[str, Any], *, goes_on: bool) -> None:
         random = state["random"]
-        self._is_seeded = random["seeded"]
+        self._is_seeded = bool(random.get("seeded"))
         if goes_on:
             ahead = random.get("ahead")
             if ahead is not None:
@@ -219,12 +221,21 @@ class Progress:
             with contextlib.nullcontext() if self.resumed is None else unnoticed():
                 yield
             return
+        if self.resumed is None and draw.led_here():
+            # The script has put torch's generator back, and whoever drew from it since then does as he did in the run that is resumed.
+            self._draws = {}
+            yield
+            return
+        is_elsewhere = Draw.now().torch_moved(draw)
         with draw.again():
             yield
             if self.resumed is None and not self._is_drawing:
                 # What the sampler draws from is how that left it.
                 now = Draw.now()
                 self._draws["sampler"] = Draw(now.torch_state, None if draw.others is None else now.others)
+        if self.resumed is None and is_elsewhere and self._seeds_from_everybodys and not self._is_seeded:
+            # Everybody's has moved on all the same, as it does under torch.
+            torch.empty((), dtype=torch.int64).random_()
 
     def go_back(self) -> None:
         """The pass couldn't begin: its generators stand where they stood."""
@@ -241,10 +252,11 @@ class Progress:
     def begins_to_draw(self) -> None:
         """Torch makes an iterator of the sampler, which may draw at once."""
         for name, generator in self._generators.items():
-            # The loader's own has drawn the workers' seed in between.
-            if name != "loader" and self._stand_at is not None and name in self._stand_at:
+            # The loader's own has drawn the workers' seed in between, if they hadn't got it before.
+            is_sampled = name != "loader" or self._is_seeded
+            if is_sampled and self._stand_at is not None and name in self._stand_at:
                 put_back(generator, self._stand_at[name])
-            elif name != "loader":
+            elif is_sampled:
                 self._begun[name] = standing(generator)
 
     def seeding(self, loader: Any) -> Any:

@@ -130,6 +130,24 @@ class Draw:
             if not stood_there:
                 before.set()
 
+    def led_here(self) -> bool:
+        """Whether torch's stands where draws lead from that moment, within two million of them; and the others, if they matter, where they stood."""
+        now = torch.get_rng_state()
+        if self.others is not None and Draw.now().others_moved(self):
+            return False
+        here, twin = _blocks(now), torch.Generator()
+        try:
+            twin.set_state(self.torch_state)
+        except RuntimeError:
+            return False
+        for block in range(_MOST_BLOCKS):
+            there = _blocks(twin.get_state())
+            if there[1] == here[1]:
+                return block > 0 or here[0] <= there[0]
+            # As many as a block has.
+            torch.empty(_BLOCK, dtype=torch.int32).random_(0, 1 << 16, generator=twin)
+        return False
+
     def _plain(self) -> Any:
         if self.others is None:
             return None
@@ -160,6 +178,16 @@ class Draw:
             return cls(state_in(state["torch"]), others)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state is damaged: generators' states are {state!r:.60}") from error
+
+
+#: Numbers that torch's generator, a Mersenne twister, makes at a time, and how many times it is followed.
+_BLOCK, _MOST_BLOCKS = 624, 3200
+
+
+def _blocks(state: torch.Tensor) -> tuple[int, bytes]:
+    """Of a state of torch's generator: the numbers that are left of its block, and the block."""
+    text = state.numpy().tobytes()
+    return int.from_bytes(text[8:12], "little"), text[24 : 24 + 8 * _BLOCK]
 
 
 @contextlib.contextmanager

@@ -56,6 +56,8 @@ from foreload.torch.sampler import Sampler
 # ruff: noqa: SLF001
 
 _LOG = logging.getLogger("foreload")
+#: What a state's `seeded` says: whether workers get one seed for all epochs, and whether they have it.
+_SEEDED = ((False, False), (True, False), (True, True))
 
 
 class DataLoader(ForeignLoader[T]):
@@ -361,8 +363,8 @@ class DataLoader(ForeignLoader[T]):
                 "in_order=False: in the middle of an epoch each rank has had other batches, which no one state can say; "
                 "save it between epochs, or use in_order=True"
             )
-        course.will_ask(*self._asks())
-        return course.state(seeded=self._is_seeded if self._draws_once else None)
+        course.will_ask(*self._asks(), seeds=not self._draws_once)
+        return course.state(seeded=_SEEDED.index((self._draws_once, self._is_seeded and self._draws_once)))
 
     @staticmethod
     def _is_one_of_several(run: Run) -> bool:
@@ -385,8 +387,12 @@ class DataLoader(ForeignLoader[T]):
         if self._course.adopt(state_dict):
             self._end_workers()
         self._course.load(state_dict)
-        seeded = state_dict.get("seeded")
-        self._draws_once, self._is_seeded, self._left = seeded is not None, bool(seeded), None
+        # A state of an earlier release doesn't say it: its loader is taken to be as this one.
+        is_begun = bool(state_dict["epoch"] or state_dict["position"])
+        seeded = state_dict.get("seeded", _SEEDED.index((self._draws_once, is_begun and self._draws_once)))
+        if seeded not in range(len(_SEEDED)):
+            raise StateError(f"the state is damaged: its workers' seed is {seeded!r:.60}")
+        (self._draws_once, self._is_seeded), self._left = _SEEDED[seeded], None
 
     def stats(self) -> dict[str, Any]:
         """How it went: each epoch on this rank, and the job's counters on this node."""
@@ -518,7 +524,7 @@ class DataLoader(ForeignLoader[T]):
         if self._user_collates:
             self._samples.decoder.detach = self._detach
         self._cursor.is_dealt = course.is_dealt
-        course.will_ask(*self._asks())
+        course.will_ask(*self._asks(), seeds=not self._draws_once)
         stood, seeded = course.state(), self._is_seeded
         try:
             return self._begin_planned(course)
