@@ -237,7 +237,7 @@ mod tests {
 
     /// Files, an arena with room for all of them, and a queue.
     struct Place {
-        directory: tempfile::TempDir,
+        _directory: tempfile::TempDir,
         source: Source,
         arena: Arc<Shared>,
         back: UnboundedSender<Landed>,
@@ -259,7 +259,7 @@ mod tests {
             let place = Place {
                 source: Source::open(&root, &SourceOptions::default()).expect("a source"),
                 arena: Arc::new(Shared::new("t", (files + 1) * LEN, true).expect("memory")),
-                directory,
+                _directory: directory,
                 back,
             };
             (place, landed)
@@ -343,13 +343,15 @@ mod tests {
         for threads in [1, 3] {
             run(async {
                 let (place, mut landed) = Place::new(1);
-                // A file that never ends: its reader waits for a writer.
-                let pipe = place.directory.path().join("1");
-                let made = std::process::Command::new("mkfifo").arg(&pipe).status();
-                assert!(made.expect("ran").success());
+                // A server that says nothing.
+                let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+                let url = format!("http://{}/", silent.local_addr().expect("bound"));
                 let carriers = Carriers::default();
                 carriers.want(threads).expect("started");
-                let order = place.order(1);
+                let order = Order {
+                    source: Source::open(&url, &SourceOptions::default()).expect("a source"),
+                    ..place.order(1)
+                };
                 let name = order.name;
                 let carrier = carriers.carry(order);
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -359,8 +361,6 @@ mod tests {
                 let landed = tokio::time::timeout(Duration::from_secs(10), landed.recv()).await;
                 assert!(landed.expect("soon").expect("back").fetched.is_none());
                 carriers.call_off(name, carrier);
-                // Lets the thread go that waits for the pipe's other end.
-                drop(std::fs::OpenOptions::new().read(true).write(true).open(&pipe));
             });
         }
     }

@@ -33,6 +33,9 @@ pub(super) struct Shared {
     pub(super) answers: AtomicU64,
     /// Whether the file system has refused to go around the page cache.
     refuses_direct: AtomicBool,
+    /// It makes files, and then refuses to.
+    #[cfg(test)]
+    pub(super) is_like_old_tmpfs: AtomicBool,
 }
 
 impl Shared {
@@ -45,6 +48,8 @@ impl Shared {
             free: AtomicU64::new(u64::MAX),
             answers: AtomicU64::new(0),
             refuses_direct: AtomicBool::new(false),
+            #[cfg(test)]
+            is_like_old_tmpfs: AtomicBool::new(false),
         })
     }
 
@@ -159,6 +164,10 @@ impl SegmentFile {
 
     fn begun_as(&self, new: bool, is_direct: bool) -> io::Result<Handle> {
         let file = Arc::new(open_as(&self.path, new, is_direct)?);
+        #[cfg(test)]
+        if is_direct && self.shared.is_like_old_tmpfs.load(Ordering::Relaxed) {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
         let handle = Handle { file, is_direct };
         match (new, is_direct) {
             (true, true) => handle.write_pages(&[&self.header.encode()], 0)?,

@@ -92,6 +92,12 @@ impl Segments {
         self.shared.free.store(bytes, Ordering::Relaxed);
     }
 
+    /// The file system can't go around the page cache.
+    #[cfg(test)]
+    pub(super) fn is_like_old_tmpfs(&self) {
+        self.shared.is_like_old_tmpfs.store(true, Ordering::Relaxed);
+    }
+
     /// Has the file system asked what it has left.
     pub(super) fn measure(&mut self) {
         let shared = Arc::clone(&self.shared);

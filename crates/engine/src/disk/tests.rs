@@ -135,6 +135,25 @@ fn large_records_lie_on_pages_of_their_own_and_are_found_again() {
 }
 
 #[test]
+fn a_file_system_that_cannot_go_around_the_page_cache_is_used_through_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        // Those of the first time are found, and read so, too.
+        let (mut tier, report) = DiskTier::open(dir.path(), settings(64 << 20, 2 << 20)).unwrap();
+        tier.segments.is_like_old_tmpfs();
+        assert!(report.damaged.is_empty());
+        for n in report.records..report.records + 30 {
+            put(&mut tier, 1, n, mixed(n)).unwrap();
+        }
+        assert!((0..tier.len()).all(|n| holds(&tier, n, mixed(n))));
+    }
+    // What was written through it is read around it.
+    let (tier, report) = DiskTier::open(dir.path(), settings(64 << 20, 2 << 20)).unwrap();
+    assert_eq!((report.records, report.unsealed), (60, 0));
+    assert!((0..60).all(|n| holds(&tier, n, mixed(n))));
+}
+
+#[test]
 fn a_mixture_of_records_costs_no_more_than_the_policy_reckons() {
     let dir = tempfile::tempdir().unwrap();
     let (mut tier, _) = DiskTier::open(dir.path(), settings(32 << 20, 1 << 20)).unwrap();
