@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -169,3 +170,23 @@ def test_bytes_in_a_coding_that_nobody_asked_for_are_an_error_that_names_it(web:
     web.coding = "gzip"
     with pytest.raises(errors.InvalidError, match="Content-Encoding"):
         list(loader)
+
+
+def test_an_index_that_another_process_brought_up_to_date_is_opened(home: Any, tmp_path: Path) -> None:
+    """Also by a process that has the data set open by the old one, once nobody else has it."""
+    root = tmp_path / "data"
+    (root / "c").mkdir(parents=True)
+    for at in range(3):
+        (root / "c" / f"{at}.bin").write_bytes(bytes([at]) * 1000)
+        os.utime(root / "c" / f"{at}.bin", (1.7e9, 1.7e9))
+    held = fl.open(str(root))
+    assert len(held) == 3
+    command = [sys.executable, "-m", "foreload", "index", str(root), "--update", "--checksum"]
+    subprocess.run(command, check=True, timeout=60)
+    # The agent lets go of what the command had opened.
+    time.sleep(1)
+    (root / "c" / "1.bin").write_bytes(bytes([7]) * 1000)
+    os.utime(root / "c" / "1.bin", (1.7e9, 1.7e9))
+    for _ in range(2):
+        with pytest.raises(errors.CorruptError, match=r"1\.bin"):
+            fl.open(str(root)).read(1)

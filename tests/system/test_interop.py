@@ -183,8 +183,8 @@ def test_damage_that_the_etag_does_not_show_is_caught_by_checksums(
         monkeypatch.setenv(name, value)
     assert Command(capsys, monkeypatch)("index", "s3://learn/rot", "--checksum") == 0
     data = fl.open("s3://learn/rot")
-    whole = [data.read(sample) for sample in range(5)]
-    assert whole == [content(number + 10) for number in range(5)]
+    # Not read before: what is in memory is as it was fetched.
+    whole = [content(number + 10) for number in range(5)]
     with server.path("rot/cat/3.bin").open("r+b") as file:
         file.seek(100)
         file.write(bytes([whole[3][100] ^ 1]))

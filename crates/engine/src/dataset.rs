@@ -15,7 +15,8 @@ use foreload_store::index::{MAX_RANGES, ObjectRange, ObjectRef, bare_etag, conte
 use foreload_store::spool::Room;
 use foreload_store::{Credentials, ErrorKind, Index, Source, SourceOptions, Spool, source};
 use rustc_hash::FxHashMap;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -39,6 +40,8 @@ pub struct Dataset {
     pub changes: Option<Changes>,
     /// ETag of the saved index that was read.
     pub index_etag: Option<String>,
+    /// The file in the cache directory that keeps its index.
+    pub kept: RefCell<Option<Kept>>,
     /// What was read of its shards to make the index.
     pub spool: Option<Arc<Spool>>,
     /// When its objects were last seen to be those of the index.
@@ -47,12 +50,32 @@ pub struct Dataset {
     pub pins: Arc<Mutex<FxHashMap<u64, String>>>,
 }
 
+/// A file that keeps an index, as it was when it was read or written: its file system, number, bytes and time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    path: PathBuf,
+    is: (u64, u64, u64, i64, i64),
+}
+
+impl Kept {
+    /// As it is now. Blocks for as long as a look at a file of the cache directory takes.
+    fn at(path: &Path) -> Option<Self> {
+        let found = std::fs::metadata(path).ok()?;
+        let is = (found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec());
+        Some(Kept {
+            path: path.to_owned(),
+            is,
+        })
+    }
+}
+
 /// What opening a data set comes to.
 struct Found {
     index: Index,
     origin: &'static str,
     changes: Option<Changes>,
     index_etag: Option<String>,
+    kept: Option<Kept>,
     spool: Option<Spool>,
 }
 
@@ -183,6 +206,7 @@ impl Dataset {
             origin,
             changes,
             index_etag,
+            kept,
             spool,
         } = find_index(&open, &options, cache_dir, room, report).await?;
         // The root is what the index says: the URL may name shards by a pattern, or a manifest.
@@ -197,6 +221,7 @@ impl Dataset {
             origin,
             changes,
             index_etag,
+            kept: RefCell::new(kept),
             spool: spool.map(Arc::new),
             seen: Cell::new((origin == "listed").then(Instant::now)),
             pins: Arc::default(),
@@ -246,7 +271,9 @@ impl Dataset {
     /// [`Trouble`] with what the store said.
     pub async fn is_current(&self) -> Result<bool, Trouble> {
         let Some(named) = &self.open.index else {
-            return Ok(true);
+            // Another process may have brought it up to date.
+            let now = |kept: &Kept| Kept::at(&kept.path).is_none_or(|now| now == *kept);
+            return Ok(self.kept.borrow().as_ref().is_none_or(now));
         };
         let (source, name) = source_of(named, &source_options(&self.open))?;
         let meta = source.head(&name, deadline()).await.map_err(|e| trouble(&e))?;
@@ -265,6 +292,7 @@ impl Dataset {
             origin: "subset",
             changes: None,
             index_etag: None,
+            kept: RefCell::default(),
             spool: self.spool.clone(),
             seen: self.seen.clone(),
             pins: Arc::clone(&self.pins),
@@ -363,6 +391,8 @@ async fn find_index(
 ) -> Result<Found, Trouble> {
     let path = index_path(cache_dir, open);
     let (mut index_etag, mut spool) = (None, None);
+    // Before it is read: one that is written meanwhile is another.
+    let mut kept = open.index.is_none().then(|| Kept::at(&path)).flatten();
     let known = match &open.index {
         Some(named) => {
             let (index, etag) = read_index(named, options).await?;
@@ -412,16 +442,18 @@ async fn find_index(
         changes = changes.or(Some(Changes::default()));
     }
     // Saving it is a convenience: a full or read-only disk doesn't keep anybody from training.
-    if (origin == "listed" || origin == "updated")
-        && let Err(error) = save(&path, index.as_bytes())
-    {
-        crate::log::say!("can't save the index at {}: {error}", path.display());
+    if origin == "listed" || origin == "updated" {
+        if let Err(error) = save(&path, index.as_bytes()) {
+            crate::log::say!("can't save the index at {}: {error}", path.display());
+        }
+        kept = open.index.is_none().then(|| Kept::at(&path)).flatten();
     }
     Ok(Found {
         index,
         origin,
         changes,
         index_etag,
+        kept,
         spool: spool.filter(|spool| spool.bytes() > 0),
     })
 }

@@ -166,9 +166,12 @@ impl Agent {
         let mut number = self.known(is_like);
         if let Some(like) = number {
             // Digests leave checksums out.
-            let both = [self.dataset(like)?.index.clone(), dataset.index.clone()];
+            let known = self.dataset(like)?;
+            let both = [known.index.clone(), dataset.index.clone()];
             let is_same = move |_: &Work| Ok(both[0].as_bytes() == both[1].as_bytes());
-            if !self.aside(connection, id, is_same).await? {
+            if self.aside(connection, id, is_same).await? {
+                known.kept.swap(&dataset.kept);
+            } else {
                 number = None;
             }
         }

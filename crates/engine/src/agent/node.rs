@@ -108,6 +108,7 @@ impl Node {
             origin: "listed",
             changes: None,
             index_etag: None,
+            kept: std::cell::RefCell::default(),
             spool: None,
             seen: std::cell::Cell::new(None),
             pins: Arc::default(),

@@ -5,15 +5,17 @@
 //! A file system that can't do that is written to and read from as any other, at the same places.
 
 use foreload_plan::scheduler::PAGE_BYTES;
-use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is written at a time.
-const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BYTES: u64 = 512 << 10;
+/// Buffers that are kept for the next writes, whichever threads do them.
+const KEPT: usize = 8;
+static BUFFERS: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
 
 /// Memory that begins at a page, as the device wants it.
 pub struct Buffer {
@@ -71,28 +73,33 @@ impl Handle {
 
     /// Writes parts one behind the other, in whole pages from `at` on: zeros follow the last one.
     pub(super) fn write_pages(&self, parts: &[&[u8]], mut at: u64) -> io::Result<()> {
-        thread_local! {
-            static BUFFER: RefCell<Buffer> = RefCell::new(Buffer::new(PIECE_BYTES));
+        let kept = || BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffer = kept().pop().unwrap_or_else(|| Buffer::new(PIECE_BYTES));
+        let written = self.write_through(&mut buffer, parts, &mut at);
+        let mut kept = kept();
+        if kept.len() < KEPT {
+            kept.push(buffer);
         }
-        BUFFER.with_borrow_mut(|buffer| {
-            let pages = buffer.pages();
-            let mut filled = 0;
-            for part in parts {
-                let mut rest = *part;
-                while !rest.is_empty() {
-                    let (now, later) = rest.split_at(rest.len().min(pages.len() - filled));
-                    pages[filled..filled + now.len()].copy_from_slice(now);
-                    (filled, rest) = (filled + now.len(), later);
-                    if filled == pages.len() {
-                        self.file.write_all_at(pages, at)?;
-                        (at, filled) = (at + filled as u64, 0);
-                    }
+        written
+    }
+
+    fn write_through(&self, buffer: &mut Buffer, parts: &[&[u8]], at: &mut u64) -> io::Result<()> {
+        let (pages, mut filled) = (buffer.pages(), 0);
+        for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rest.len().min(pages.len() - filled));
+                pages[filled..filled + now.len()].copy_from_slice(now);
+                (filled, rest) = (filled + now.len(), later);
+                if filled == pages.len() {
+                    self.file.write_all_at(pages, *at)?;
+                    (*at, filled) = (*at + filled as u64, 0);
                 }
             }
-            let end = filled.next_multiple_of(PAGE_BYTES as usize);
-            pages[filled..end].fill(0);
-            self.file.write_all_at(&pages[..end], at)
-        })
+        }
+        let end = filled.next_multiple_of(PAGE_BYTES as usize);
+        pages[filled..end].fill(0);
+        self.file.write_all_at(&pages[..end], *at)
     }
 }
 
