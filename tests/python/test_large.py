@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import random
+import tarfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +114,32 @@ def test_samples_and_batches_of_over_half_and_all_of_the_memory_pass_through(hom
     (odd / "0.bin").write_bytes(bytes(most + 1))
     with pytest.raises(errors.NoMemoryError, match=f"length <= {most}"):
         next(iter(DataLoader(fl.open(odd, refresh=True), 1, cache=BUDGET)))
+
+
+def test_a_loop_that_holds_the_memory_of_its_next_batch_gets_an_error(
+    home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large samples among small ones that lie in kept blocks, which the batch in use holds as a whole."""
+    dice = random.Random(7)
+    for shard in range(6):
+        with tarfile.open(tmp_path / f"sh-{shard}.tar", "w") as tar:
+            for number in range(30):
+                length = 5 << 20 if dice.random() < 0.05 else dice.randint(20_000, 300_000)
+                member = tarfile.TarInfo(f"{30 * shard + number:06}.bin")
+                member.size = length
+                tar.addfile(member, io.BytesIO(dice.randbytes(length)))
+    monkeypatch.setattr("foreload._run.stream._STARVED_S", 11.0)
+    ended: list[Any] = []
+    for seed in range(4):
+        loader: Any = DataLoader(
+            fl.open(str(tmp_path)), 8, shuffle=True, seed=seed, raw="view", collate_fn=list, cache=fl.Cache(ram="39MB")
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", errors.StalledWarning)
+            try:
+                ended.append(sum(len(batch) for batch in loader))
+            except errors.NoMemoryError as error:
+                ended.append(str(error))
+    # Whichever seeds have such a batch: no pass waits for ever.
+    refused = [each for each in ended if each != 180]
+    assert all("no memory" in each and "give cache=Cache(ram=" in each for each in refused), ended

@@ -52,6 +52,8 @@ _BAD = (CorruptError, ChangedError, NotFoundError, NoMemoryError)
 _OVER = (TimedOutError, ForkedError, CancelledError, BugError)
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
+#: A loop that has waited so long for memory, all of which is held by what it and others have, gets an error: who waits gives nothing back.
+_STARVED_S = 60.0
 
 
 class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
@@ -217,17 +219,34 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         return delivery
 
     def _wait(self, job: _core.Job, want: int) -> _core.Delivery:
-        begun = time.monotonic()
+        begun, starved = time.monotonic(), ""
         while True:
             left = _LOOK_S if self._timeout_s is None else min(_LOOK_S, self._timeout_s - (time.monotonic() - begun))
             try:
                 return job.take(want, max(0.0, left))
             except WaitingError:
-                report_notices(self._attachment)
+                starved = self._starved(report_notices(self._attachment), starved)
+                if starved and time.monotonic() - begun >= _STARVED_S:
+                    self._withdraw(job, want)
+                    raise NoMemoryError(
+                        f"{starved} (epoch {self.epoch}, batch {self._next}, rank {self.run.rank}). What the loop has of the batches before keeps the memory "
+                        "that this one needs: give cache=Cache(ram=...) more, or smaller batches"
+                    ) from None
                 if self._timeout_s is not None and time.monotonic() - begun >= self._timeout_s:
                     self._withdraw(job, want)
                     message = f"no batch within timeout={self._timeout_s} s (epoch {self.epoch}, batch {self._next}, rank {self.run.rank})"
                     raise TimedOutError(message) from None
+
+    def _starved(self, told: list[tuple[str, str, int | None]], before: str) -> str:
+        """Why the batch that is waited for has no memory, as the agent said last; empty: it waits for something else."""
+        reports = [(message, sample) for kind, message, sample in told if kind == "stalled" and sample is not None]
+        if not reports:
+            return before
+        wanted = set(self._samples(self._next))
+        for message, sample in reports:
+            if sample in wanted:
+                before = message if ": no memory: " in message else ""
+        return before
 
     def _without(self, error: ForeloadError) -> _core.Delivery:
         """Fetches the batch again without the samples that can't be had."""
@@ -285,10 +304,16 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
             self.close()
 
 
-def report_notices(attachment: Attachment) -> None:
-    """Logs what the agent wants somebody to read, and warns of stalls."""
-    for kind, message, _ in attachment.notices():
+def report_notices(attachment: Attachment) -> list[tuple[str, str, int | None]]:
+    """Logs what the agent wants somebody to read, and warns of stalls.
+
+    Returns:
+        That: kind, message and sample.
+    """
+    told = attachment.notices()
+    for kind, message, _ in told:
         report(kind, message)
+    return told
 
 
 class _LeftOut:
