@@ -107,7 +107,7 @@ fn a_record_is_found_again_after_a_restart() {
 
 /// Lengths of records of which some are packed and some lie on pages of their own.
 fn mixed(n: u64) -> usize {
-    [100, 65_535, 65_536, 110_000, 9000, 300_001][n as usize % 6] + n as usize / 6
+    [100, 262_137, 262_144, 300_001, 9000, 500_000][n as usize % 6] + n as usize / 6
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn large_records_lie_on_pages_of_their_own_and_are_found_again() {
         put(&mut tier, 1, n, mixed(n)).unwrap();
         assert!(holds(&tier, n, mixed(n)));
         let record = tier.find(&key(n)).unwrap().record;
-        assert!(mixed(n) < 65_536 || u64::from(record.offset) % 4096 == 0);
+        assert!(mixed(n) < 262_144 || u64::from(record.offset) % 4096 == 0);
     }
     // Those of a killed process have no footers.
     let killed = snapshot(dir.path());

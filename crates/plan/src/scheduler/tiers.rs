@@ -9,8 +9,9 @@ pub const HEADER_BYTES: u64 = 36;
 /// Bytes of its entry in the footer.
 pub const ENTRY_BYTES: u64 = 28;
 
-/// Records from this many bytes on lie on pages of their own, so that the page cache needn't have them.
-pub const PAGED_BYTES: u64 = 64 << 10;
+/// Records from this many bytes on lie on pages of their own, so that the page cache needn't have them. Smaller ones would be written too slowly: each
+/// makes its file longer, which takes a tenth of a millisecond of one writer at a time.
+pub const PAGED_BYTES: u64 = 256 << 10;
 
 /// What these pages have.
 pub const PAGE_BYTES: u64 = 4096;
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!([1, 2].map(|n| check_bytes(n * CHECKED_BYTES + 1)), [8, 12]);
         assert_eq!(record_bytes(1000), 1064);
         assert_eq!(record_bytes(2 * CHECKED_BYTES), 2 * CHECKED_BYTES + 64 + 8);
-        assert_eq!(record_bytes(PAGED_BYTES - 1), PAGED_BYTES - 1 + 64 + 16);
+        assert_eq!(record_bytes(PAGED_BYTES - 1), PAGED_BYTES - 1 + 64 + 64);
         assert_eq!(
             record_bytes(PAGED_BYTES),
             PAGED_BYTES + PAGE_BYTES + 28,

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 const DIR: &str = "FORELOAD_TEST_DISK_DIR";
 
 fn len(n: u64) -> usize {
-    // Half of them lie on pages of their own.
-    1000 + (n as usize * 7919) % 130_000
+    // A quarter of them lie on pages of their own.
+    1000 + (n as usize * 7919) % 60_000 + if n % 4 == 0 { 262_144 } else { 0 }
 }
 
 fn small() -> DiskSettings {

@@ -38,7 +38,7 @@ fn small() -> impl Strategy<Value = usize> + Clone {
 
 /// Some that are, and some that lie on pages of their own.
 fn mixed() -> impl Strategy<Value = usize> + Clone {
-    prop_oneof![1 => 0usize..3000, 1 => 65_000usize..66_000, 2 => 66_000usize..400_000]
+    prop_oneof![1 => 0usize..3000, 1 => 262_000usize..262_300, 2 => 262_300usize..700_000]
 }
 
 fn ops(len: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Value = Vec<Op>> {
@@ -46,7 +46,7 @@ fn ops(len: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Val
         8 => (0u64..60, len.clone(), 0u64..2).prop_map(|(n, len, job)| Op::Put { n, len, job }),
         4 => (0u64..60, len).prop_map(|(n, len)| Op::Start { n, len }),
         4 => any::<usize>().prop_map(Op::Finish),
-        2 => (any::<usize>(), prop_oneof![0usize..9000, 0usize..400_000]).prop_map(|(i, at)| Op::Fail(i, at)),
+        2 => (any::<usize>(), prop_oneof![0usize..9000, 0usize..700_000]).prop_map(|(i, at)| Op::Fail(i, at)),
         1 => any::<usize>().prop_map(Op::Abandon),
         2 => (0u64..60).prop_map(Op::Forget),
         1 => Just(Op::Chores),
@@ -186,7 +186,7 @@ proptest! {
 
     #[test]
     fn proptest_so_does_one_with_records_on_pages_of_their_own(ops in ops(mixed())) {
-        let mut model = Model::new(settings(16 << 20, 1 << 20));
+        let mut model = Model::new(settings(32 << 20, 2 << 20));
         for (at, op) in ops.into_iter().enumerate() {
             model.run(op);
             if at % 8 == 0 {
