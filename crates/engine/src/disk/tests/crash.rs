@@ -9,7 +9,7 @@ const DIR: &str = "FORELOAD_TEST_DISK_DIR";
 
 fn len(n: u64) -> usize {
     // A quarter of them lie on pages of their own.
-    1000 + (n as usize * 7919) % 60_000 + if n % 4 == 0 { 262_144 } else { 0 }
+    1000 + (n as usize * 7919) % 60_000 + if n.is_multiple_of(4) { 262_144 } else { 0 }
 }
 
 fn small() -> DiskSettings {
