@@ -170,7 +170,7 @@ def report(kind: str, message: str) -> None:
         kind: A word of the agent's.
         message: The message.
     """
-    if kind == "stalled":
+    if kind in ("stalled", "starved"):
         _LOG.warning("%s", message)
         warnings.warn(message, StalledWarning, stacklevel=3)
     else:

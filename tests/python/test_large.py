@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 
 import foreload as fl
 from foreload import errors
+from foreload._run.stream import Stream
 from foreload.torch import DataLoader, Dataset, Sampler
 
 LARGE = 7
@@ -143,3 +144,15 @@ def test_a_loop_that_holds_the_memory_of_its_next_batch_gets_an_error(
     # Whichever seeds have such a batch: no pass waits for ever.
     refused = [each for each in ended if each != 180]
     assert all("no memory" in each and "give cache=Cache(ram=" in each for each in refused), ended
+
+
+def test_a_batch_lacks_memory_only_as_long_as_nothing_else_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = object.__new__(Stream)
+    monkeypatch.setattr(Stream, "_samples", lambda *_: [3, 4])
+    stream._next = 0
+    since = stream._starved([("starved", "first", 3)], None)
+    assert since is not None
+    assert stream._starved([], since) == since
+    assert stream._starved([("stalled", "of another batch", 9)], since) == since
+    assert stream._starved([("starved", "second", 4)], since) == (since[0], "second")
+    assert stream._starved([("stalled", "a GET is under way", 3)], since) is None

@@ -58,9 +58,17 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// As it is now. Blocks for as long as a look at a file of the cache directory takes.
-    fn at(path: &Path) -> Option<Self> {
-        let found = std::fs::metadata(path).ok()?;
+    /// That of a data set, unless its index is a saved one.
+    async fn of(open: &Open, path: &Path) -> Option<Self> {
+        if open.index.is_some() {
+            return None;
+        }
+        Kept::at(path).await
+    }
+
+    /// As it is now.
+    async fn at(path: &Path) -> Option<Self> {
+        let found = tokio::fs::metadata(path).await.ok()?;
         let is = (found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec());
         Some(Kept {
             path: path.to_owned(),
@@ -272,8 +280,10 @@ impl Dataset {
     pub async fn is_current(&self) -> Result<bool, Trouble> {
         let Some(named) = &self.open.index else {
             // Another process may have brought it up to date.
-            let now = |kept: &Kept| Kept::at(&kept.path).is_none_or(|now| now == *kept);
-            return Ok(self.kept.borrow().as_ref().is_none_or(now));
+            let Some(kept) = self.kept.borrow().clone() else {
+                return Ok(true);
+            };
+            return Ok(Kept::at(&kept.path).await.is_none_or(|now| now == kept));
         };
         let (source, name) = source_of(named, &source_options(&self.open))?;
         let meta = source.head(&name, deadline()).await.map_err(|e| trouble(&e))?;
@@ -392,7 +402,7 @@ async fn find_index(
     let path = index_path(cache_dir, open);
     let (mut index_etag, mut spool) = (None, None);
     // Before it is read: one that is written meanwhile is another.
-    let mut kept = open.index.is_none().then(|| Kept::at(&path)).flatten();
+    let mut kept = Kept::of(open, &path).await;
     let known = match &open.index {
         Some(named) => {
             let (index, etag) = read_index(named, options).await?;
@@ -446,7 +456,7 @@ async fn find_index(
         if let Err(error) = save(&path, index.as_bytes()) {
             crate::log::say!("can't save the index at {}: {error}", path.display());
         }
-        kept = open.index.is_none().then(|| Kept::at(&path)).flatten();
+        kept = Kept::of(open, &path).await;
     }
     Ok(Found {
         index,

@@ -211,7 +211,8 @@ pub enum Say {
 /// Why something can't be served, for a person and for an exception's type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
-    /// `invalid`, `not-found`, `denied`, `unavailable`, `corrupt`, `changed`, `timeout`, `no-memory`, `cancelled`, `closed`, `stalled`, `bug`.
+    /// `invalid`, `not-found`, `denied`, `unavailable`, `corrupt`, `changed`, `timeout`, `no-memory`, `cancelled`, `closed`, `stalled`, `starved` (stalled,
+    /// and only leases that come back would help), `bug`.
     pub kind: String,
     /// What failed, with object, step and remedy.
     pub message: String,

@@ -643,6 +643,12 @@ impl Scheduler {
         }
     }
 
+    /// Whether nothing is loaded or written, or about to be: a read that waits for memory then waits for leases to come back, and for nothing else.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.loads.is_idle()
+    }
+
     /// What a request waits for, oldest first; for the watchdog.
     #[must_use]
     pub fn waiting(&self) -> Vec<Waiting> {

@@ -52,7 +52,7 @@ _BAD = (CorruptError, ChangedError, NotFoundError, NoMemoryError)
 _OVER = (TimedOutError, ForkedError, CancelledError, BugError)
 #: How often a wait looks for what the agent has to say.
 _LOOK_S = 1.0
-#: A loop that has waited so long for memory, all of which is held by what it and others have, gets an error: who waits gives nothing back.
+#: A loop that lacks memory for so long, while nothing is loaded or written and only leases hold it, gets an error: who waits gives nothing back.
 _STARVED_S = 60.0
 
 
@@ -219,17 +219,18 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         return delivery
 
     def _wait(self, job: _core.Job, want: int) -> _core.Delivery:
-        begun, starved = time.monotonic(), ""
+        begun = time.monotonic()
+        starved: tuple[float, str] | None = None
         while True:
             left = _LOOK_S if self._timeout_s is None else min(_LOOK_S, self._timeout_s - (time.monotonic() - begun))
             try:
                 return job.take(want, max(0.0, left))
             except WaitingError:
                 starved = self._starved(report_notices(self._attachment), starved)
-                if starved and time.monotonic() - begun >= _STARVED_S:
+                if starved is not None and time.monotonic() - starved[0] >= _STARVED_S:
                     self._withdraw(job, want)
                     raise NoMemoryError(
-                        f"{starved} (epoch {self.epoch}, batch {self._next}, rank {self.run.rank}). What the loop has of the batches before keeps the memory "
+                        f"{starved[1]} (epoch {self.epoch}, batch {self._next}, rank {self.run.rank}). What the loop has of the batches before keeps the memory "
                         "that this one needs: give cache=Cache(ram=...) more, or smaller batches"
                     ) from None
                 if self._timeout_s is not None and time.monotonic() - begun >= self._timeout_s:
@@ -237,15 +238,14 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
                     message = f"no batch within timeout={self._timeout_s} s (epoch {self.epoch}, batch {self._next}, rank {self.run.rank})"
                     raise TimedOutError(message) from None
 
-    def _starved(self, told: list[tuple[str, str, int | None]], before: str) -> str:
-        """Why the batch that is waited for has no memory, as the agent said last; empty: it waits for something else."""
-        reports = [(message, sample) for kind, message, sample in told if kind == "stalled" and sample is not None]
-        if not reports:
-            return before
-        wanted = set(self._samples(self._next))
-        for message, sample in reports:
+    def _starved(
+        self, told: list[tuple[str, str, int | None]], before: tuple[float, str] | None
+    ) -> tuple[float, str] | None:
+        """Since when the batch that is waited for lacks memory that only leases hold, and how the agent says so; None: something else moves."""
+        wanted = set(self._samples(self._next)) if told else set()
+        for kind, message, sample in told:
             if sample in wanted:
-                before = message if ": no memory: " in message else ""
+                before = (time.monotonic() if before is None else before[0], message) if kind == "starved" else None
         return before
 
     def _without(self, error: ForeloadError) -> _core.Delivery:

@@ -106,12 +106,14 @@ impl Pool {
                 }
                 Cause::Order => "the order of the next epoch is not known".to_owned(),
             };
+            let is_starved = waiting.cause == Cause::Memory && state.plan.scheduler().is_at_rest();
+            let kind = if is_starved { "starved" } else { "stalled" };
             let message = format!("waiting for {seconds:.1} s for {what}: {cause}");
             crate::log::say!("job {}: {message}", job.id);
             if let Some(who) = state.wants.get(&waiting.request).and_then(|want| want.who.upgrade()) {
                 let body = serde_json::to_string(&Trouble {
                     sample: waiting.sample,
-                    ..Trouble::new("stalled", message)
+                    ..Trouble::new(kind, message)
                 })
                 .unwrap_or_default();
                 who.say(&Say::Notice { body });
