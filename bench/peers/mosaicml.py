@@ -46,6 +46,10 @@ def samples(task: Task) -> Iterator[int]:
     dataset = StreamingDataset(
         remote="s3://mds/shards", local=str(local / "shards"), shuffle=True, batch_size=task.batch
     )
+    # It connected to read the index, and workers that are forked would read from that connection in turn: over plain HTTP a shard's answer goes to
+    # another worker, and nobody goes on until its time-out of 60 s.
+    for stream in dataset.streams:
+        stream._downloader.clean_up()
     loader: Any = DataLoader(dataset, batch_size=task.batch, num_workers=task.workers, collate_fn=collate)
     for batch in loader:
         yield from map(len, batch)
