@@ -324,7 +324,8 @@ class Course(Sampler):
     def _stands(self) -> dict[str, Any]:
         cursor = self.cursor
         if self._loaded is not None and self._is_placed(self._loaded[1]):
-            return {**self._loaded[0], **self._set_to()}
+            moved = {} if self._lists is None else self._lists.moved_since(*self._loaded)
+            return {**self._loaded[0], **moved, **self._set_to()}
         if self._lists is not None and self._run is None:
             self._lists.place = self._own_place()
             unread = _given.unread(self.data, self._batch_size, cursor.epoch)

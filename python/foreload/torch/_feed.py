@@ -164,7 +164,7 @@ class Collate:
         collate: The loader's.
         feed: The data set, where it is iterable.
         batch_size: Samples in a batch; None: samples come one at a time.
-        drop_last: Whether a batch with fewer is left out.
+        drop_last: Whether a batch with fewer is left out: here, because torch's reader would leave out the end with it.
     """
 
     def __init__(
@@ -176,9 +176,12 @@ class Collate:
         feed = self._feed
         if feed is None:
             return Stated(self._collate(data), {"worker_id": _info().id, **state_of(_info().dataset)})
-        if not feed.is_stated:
-            return self._collate(data)
         size = self._batch_size
+        if not feed.is_stated:
+            if size is not None and self._drop_last and len(data) < size:
+                # As torch's reader ends.
+                raise StopIteration
+            return self._collate(data)
         if size is None:
             batch = END if data is END else self._collate(data)
         else:

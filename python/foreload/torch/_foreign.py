@@ -431,6 +431,7 @@ def _staged(loader: ForeignLoader[Any], progress: Progress) -> Any:
         dataset=dataset if feed is None else feed,
         worker_init_fn=_feed.Begin(loader.worker_init_fn, feed, states),
         collate_fn=_feed.Collate(loader.collate_fn, feed, loader.batch_size, drop_last=loader.drop_last),
+        drop_last=loader.drop_last and feed is None,
     )
     return twin
 

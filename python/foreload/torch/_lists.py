@@ -74,10 +74,8 @@ class Lists:
         self._told_before: dict[str, Any] = {}
         #: What the workers' seed is drawn from in each pass before the sampler draws; None: from something else.
         self.seeds: Any = None
-        #: Whether it has more than was listed of it, which it draws later.
-        self._draws_on = False
-        #: Samples of the latest pass, those of a batch that was dropped too; None: it draws on.
-        self.length: int | None = None
+        #: The latest pass.
+        self._drawn_last: Drawn | None = None
         #: How they stood when the pass was drawn that is resumed.
         self._restored: dict[str, Any] | None = None
 
@@ -93,12 +91,29 @@ class Lists:
             epoch: As they stood when its pass was drawn, if that is the latest one; None: as they stand between passes.
         """
         now = self._standing()
-        if self._stood is None or epoch != self._drawn_epoch:
+        drawn = self._drawn_last
+        if self._stood is None or drawn is None or epoch != self._drawn_epoch:
             return {"of": list(self.place), "random": now, **self._said()}
         # Whoever shares a generator with the sampler may have drawn from it since.
-        since = {} if self._draws_on else {"since": now}
-        length = {} if self.length is None else {"length": self.length}
-        return {"of": list(self.place), "random": self._stood | since, **self._told_before, **length}
+        since = {} if drawn.rest is not None else {"since": now}
+        length = {} if drawn.samples is None else {"length": drawn.samples}
+        stood = {name: each for name, each in self._stood.items() if name != "all" or not drawn.is_drawn_on}
+        return {"of": list(self.place), "random": stood | since, **self._told_before, **length}
+
+    def moved_since(self, state: dict[str, Any], resumed: Resumed) -> dict[str, Any]:
+        """How a state that was loaded reads before its pass begins: whoever shares a generator with the sampler may have drawn from it since.
+
+        Args:
+            state: The state.
+            resumed: Where it says that the loop stood.
+        """
+        random = state.get("random")
+        if not isinstance(random, dict) or place_in_state(state) != self.place:
+            return {}
+        now = self._standing()
+        if not resumed.batches:
+            return {"random": random | {name: stood for name, stood in now.items() if name in random}}
+        return {"random": random | {"since": now}} if "since" in random else {}
 
     def _said(self) -> dict[str, Any]:
         """What samplers say of themselves that have a state."""
@@ -201,11 +216,11 @@ class Lists:
             before = Draw.now()
             drawn = self._drawn(_iterator(self.sampler, asks))
             after = Draw.now()
-        self._draws_on, self.length = drawn.rest is not None, drawn.samples
-        if not self._draws_on:
+        self._drawn_last = drawn
+        if drawn.rest is None:
             self._put_back(since)
         others = before.others if after.others_moved(before) else None
-        if drawn.rest is None and (others is not None or after.torch_moved(before)):
+        if others is not None or after.torch_moved(before):
             stood["all"] = Draw(before.torch_state, others).as_dict()
         self._stood, self._drawn_epoch = stood, epoch
         foreseen, self._foreseen = self._foreseen, None
@@ -280,9 +295,12 @@ class Drawn:
 
     Attributes:
         batches: The first batches.
-        rest: Those after them; None: there are none.
-        samples: Samples of the pass; None: there are more than was listed.
+        rest: Those after them, which are drawn later; None: there are none.
+        samples: Samples of the pass, those of a batch that was dropped too; None: there are more than was listed.
+        is_drawn_on: Whether any was asked for of those that are drawn later.
     """
+
+    is_drawn_on = False
 
     def __init__(
         self, batches: list[list[int]], rest: Iterator[list[int]] | None = None, *, samples: int | None = None
@@ -290,7 +308,10 @@ class Drawn:
         self.batches, self.rest, self.samples = batches, rest, samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        return chain(self.batches, self.rest or ())
+        yield from self.batches
+        if self.rest is not None:
+            self.is_drawn_on = True
+            yield from self.rest
 
 
 class Resumed:

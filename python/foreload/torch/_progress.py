@@ -13,6 +13,7 @@ import operator
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -109,7 +110,8 @@ class Progress:
         self._ahead: deque[Any] = deque()
         #: Batches that it was asked for, those before a resume too; and whether it has said that there are no more.
         self._taken, self._has_ended = 0, False
-        self._before = self._draws.get("loader") or Draw.now()
+        #: How everybody's stood when the pass began; None: it began without workers, in the run that is resumed.
+        self._before = self._draws.get("loader") or (None if goes_on else Draw.now())
         self._sampled: Draw | None = None
         #: What its sampler said of its length when the pass had begun.
         self._length: int | None = None
@@ -316,6 +318,7 @@ class Progress:
                 check, self._check = self._check, None
                 if check is not None and self._list is not None:
                     check.check_list(self._place(), self._list, self._length)
+                self._check_ahead()
                 self._lists[self.had] = self._list
                 index = self._next(drawing)
             finally:
@@ -376,6 +379,26 @@ class Progress:
         for name, generator in self._generators.items():
             if name in self._now:
                 put_back(generator, self._now[name])
+
+    def _list_ahead(self) -> int | None:
+        """What names all that the sampler was asked for."""
+        return reduce(lambda found, index: None if found is None else _named(index, found), self._ahead, self._list)
+
+    def _check_ahead(self) -> None:
+        """Refuses to go on where the sampler yields others now than those that it had been asked for, and of which the loop had none yet.
+
+        Raises:
+            StateError: It does.
+        """
+        state = self.resumed
+        if not self.had or not self._ahead or state is None or "of" not in state:
+            return
+        saved, found = state["random"]["ahead"].get("list"), self._list_ahead()
+        if None not in (saved, found) and found != saved and _lists.place_in_state(state) == self._place():
+            raise StateError(
+                f"the sampler yields others now after its first {self.had} batches than those that workers were asked to read when the state was saved: it draws "
+                "batch by batch from torch's own generator, or Python's or NumPy's, and so did others in between; give it a generator of its own"
+            )
 
     def hear_of_before(self, workers: dict[int, dict[str, Any]], *, is_of_this: bool) -> None:
         """Workers' states from before they sent anything in this pass.
@@ -468,14 +491,17 @@ class Progress:
                 others=self._sampled is not None and self._sampled.others is not None,
             )
         found: dict[str, Any] = {"own": self._begun, "seeded": self._is_seeded}
-        if loader.num_workers and "loader" not in self._begun:
+        if loader.num_workers and "loader" not in self._begun and self._before is not None:
             found["loader"] = Draw(self._before.torch_state).as_dict()
         sampled = self._sampled if self._is_drawing else self._draws.get("sampler") or Draw.now()
         if sampled is not None:
             found["sampler"] = sampled.as_dict()
         # One whose sampler failed at once has drawn nothing that anybody got.
         if self._is_drawing and (self._taken or self._has_ended) and not self._is_iterable:
-            found["ahead"] = {"drawn": self._taken, "ended": self._has_ended, "own": own_now(loader)}
+            asked = {"drawn": self._taken, "ended": self._has_ended, "own": own_now(loader)}
+            if not isinstance(_sampler_of(self.order), DistributedSampler):
+                asked["list"] = self._list_ahead()
+            found["ahead"] = asked
         return found
 
     def _of_data(self, loader: Any) -> dict[str, Any]:

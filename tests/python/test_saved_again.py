@@ -1,0 +1,253 @@
+"""A state that a resumed loader saves again, and states of workers that live on: what follows is what would have come without them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import data as torchs
+from torch.utils.data import BatchSampler, RandomSampler, Subset, WeightedRandomSampler
+
+import foreload as fl
+from foreload.errors import StateError
+from foreload.torch import DataLoader, Dataset
+from small import COUNT
+
+TINY = fl.Cache(ram="32MB")
+SIZE, EPOCHS = 10, 4
+
+
+class InMemory(torchs.Dataset[Any]):
+    """Numbers."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index)
+
+
+class Counting(torchs.IterableDataset[Any]):
+    """Numbers from a place that it says, dealt out among workers."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.at = count, 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = torchs.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        while first + self.at * step < self.count:
+            self.at += 1
+            yield first + (self.at - 1) * step
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class InBlocks(torchs.Sampler[int]):
+    """Shuffles blocks of eight, each when it is reached, with everybody's random numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        for first in range(0, self.count, 8):
+            yield from (first + torch.randperm(min(8, self.count - first))).tolist()
+
+
+class Again:
+    """A batch sampler without an end, as Ultralytics' and timm's are."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.batches)
+
+
+def number(_: memoryview, meta: fl.Meta) -> torch.Tensor:
+    return torch.tensor(meta.sample)
+
+
+def numbers(found: Any) -> list[int]:
+    """A batch's samples; over data of ours labels come with them."""
+    batch: list[int] = (found[0] if isinstance(found, list) else found).tolist()
+    return batch
+
+
+def ids(loader: Any) -> list[list[int]]:
+    return [numbers(found) for found in loader]
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint file has it."""
+    found: dict[str, Any] = json.loads(json.dumps(state))
+    return found
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("workers", "lives_on"), [(0, False), (1, True), (2, False), (2, True)])
+@pytest.mark.parametrize("count", [24, 27])
+def test_workers_that_live_on_say_where_they_stand_at_the_end_of_an_epoch(
+    count: int, workers: int, lives_on: bool, drop_last: bool
+) -> None:
+    def loader() -> Any:
+        return DataLoader(Counting(count), 6, num_workers=workers, persistent_workers=lives_on, drop_last=drop_last)
+
+    straight, whole, saved = loader(), [], []
+    for _ in range(3):
+        whole.append([])
+        for found in straight:
+            whole[-1].append(numbers(found))
+            saved.append((len(whole) - 1, len(whole[-1]), plain(straight.state_dict())))
+        saved.append((len(whole), 0, plain(straight.state_dict())))
+    assert whole[0] == whole[1] == whole[2]
+    assert len(whole[0]) >= 4 - workers
+    for epoch, had, state in saved:
+        resumed = loader()
+        resumed.load_state_dict(state)
+        left = [whole[epoch][had:], *whole[epoch + 1 :]] if epoch < 3 else []
+        assert [ids(resumed) for _ in left] == left, (epoch, had)
+
+
+@pytest.mark.parametrize("workers", [(0, 0, 0), (0, 2, 2), (0, 2, 0), (2, 0, 2)])
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_resumed_twice_with_other_workers(data: Any, is_ours: bool, workers: tuple[int, int, int]) -> None:
+    def loader(workers: int) -> Any:
+        own = {"decode": number, "cache": TINY} if is_ours else {}
+        sampler = RandomSampler(range(COUNT))
+        return DataLoader(data if is_ours else InMemory(), SIZE, num_workers=workers, sampler=sampler, **own)
+
+    torch.manual_seed(7)
+    straight = loader(0)
+    torch.manual_seed(7)
+    whole = [ids(straight) for _ in range(3)]
+    torch.manual_seed(7)
+    first, had, state = loader(workers[0]), [], {}
+    for found in first:
+        had.append(numbers(found))
+        if len(had) == 2:
+            state, stood = plain(first.state_dict()), torch.get_rng_state()
+            break
+    for count in workers[1:]:
+        torch.manual_seed(99)
+        resumed = loader(count)
+        resumed.load_state_dict(state)
+        torch.set_rng_state(stood)
+        for found in resumed:
+            had.append(numbers(found))
+            if len(had) == 4:
+                state, stood = plain(resumed.state_dict()), torch.get_rng_state()
+                break
+    assert had == whole[0]
+    assert [ids(resumed) for _ in range(2)] == whole[1:]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("kind", ["random", "weighted", "batches", "with the loader"])
+@pytest.mark.parametrize("at", ["last", "end"])
+def test_saved_again_after_somebody_drew_from_a_shared_generator(data: Any, kind: str, at: str, is_ours: bool) -> None:
+    def loaders() -> tuple[Any, Any]:
+        shared = torch.Generator().manual_seed(3)
+        weighted = WeightedRandomSampler([1.0] * COUNT, COUNT, generator=shared)
+        own: dict[str, Any] = {
+            "random": {"batch_size": SIZE, "sampler": RandomSampler(range(COUNT), generator=shared)},
+            "weighted": {"batch_size": SIZE, "sampler": weighted},
+            "batches": {"batch_sampler": BatchSampler(weighted, SIZE, drop_last=False)},
+            "with the loader": {"batch_size": SIZE, "sampler": weighted, "generator": shared},
+        }[kind]
+        ours = {"decode": number, "cache": TINY} if is_ours else {}
+        train = DataLoader(data if is_ours else InMemory(), **own, **ours)
+        return train, torchs.DataLoader(InMemory(9), 4, shuffle=True, generator=shared)
+
+    train, val = loaders()
+    whole, state = [], {}
+    for epoch in range(EPOCHS):
+        whole.append([])
+        for found in train:
+            whole[-1].append(numbers(found))
+            if epoch == 1 and at == "last":
+                state = plain(train.state_dict())
+        if epoch == 1 and at == "end":
+            state = plain(train.state_dict())
+        ids(val)
+    train, val = loaders()
+    train.load_state_dict(state)
+    if at == "last" and not is_ours:
+        assert ids(train) == []
+    ids(val)
+    again = plain(train.state_dict())
+    train, val = loaders()
+    train.load_state_dict(again)
+    assert ids(train) == whole[2]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_others_than_workers_were_asked_for_are_refused(workers: int, draws: bool) -> None:
+    """A sampler that draws as it goes, beside a loop that draws, too: what was asked for ahead can't be drawn again."""
+
+    def loader() -> Any:
+        return DataLoader(InMemory(32), 4, num_workers=workers, sampler=InBlocks(32))
+
+    torch.manual_seed(1)
+    straight, whole, saved = loader(), [], []
+    for found in straight:
+        whole.append(numbers(found))
+        torch.rand(int(draws))
+        saved.append((plain(straight.state_dict()), torch.get_rng_state()))
+    refused = 0
+    for had, (state, stood) in enumerate(saved, 1):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        torch.set_rng_state(stood)
+        try:
+            rest = []
+            for found in resumed:
+                rest.append(numbers(found))
+                torch.rand(int(draws))
+            assert rest == whole[had:], had
+        except StateError:
+            refused += 1
+    assert bool(refused) == draws
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_without_an_end_goes_on_in_its_pass(data: Any, workers: int) -> None:
+    def loader() -> Any:
+        part = Subset(Dataset(data, decode=number, cache=TINY), range(10))
+        batches = Again(BatchSampler(RandomSampler(part), 4, drop_last=False))
+        return DataLoader(part, batch_sampler=batches, num_workers=workers)
+
+    def some(loader: Any, count: int) -> list[list[int]]:
+        passing = iter(loader)
+        return [numbers(next(passing)) for _ in range(count)]
+
+    torch.manual_seed(0)
+    whole = some(loader(), 14)
+    torch.manual_seed(0)
+    first = loader()
+    assert some(first, 2) == whole[:2]
+    state, stood = plain(first.state_dict()), torch.get_rng_state()
+    resumed = loader()
+    torch.manual_seed(99)
+    resumed.load_state_dict(state)
+    torch.set_rng_state(stood)
+    assert some(resumed, 12) == whole[2:]
