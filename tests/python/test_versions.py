@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 import foreload as fl
 from foreload import errors
+from foreload._node import agent as _agent
 from foreload.torch import DataLoader
 
 
@@ -190,3 +192,66 @@ def test_an_index_that_another_process_brought_up_to_date_is_opened(home: Any, t
     for _ in range(2):
         with pytest.raises(errors.CorruptError, match=r"1\.bin"):
             fl.open(str(root)).read(1)
+
+
+def numbered(root: Path, count: int) -> list[Path]:
+    """Files of a directory, each full of its own number, and not written just now."""
+    (root / "c").mkdir(parents=True)
+    files = [root / "c" / f"{at:03}.bin" for at in range(count)]
+    for at, path in enumerate(files):
+        path.write_bytes(bytes([at % 251]) * 10_000)
+        os.utime(path, (1.7e9, 1.7e9))
+    return files
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+@pytest.mark.parametrize("is_new_agent", [True, False])
+def test_one_file_that_was_replaced_is_not_taken_for_what_a_disk_tier_has(
+    home: Any, tmp_path: Path, is_new_agent: bool, is_replaced: bool
+) -> None:
+    files = numbered(tmp_path / "data", 300)
+
+    def loader(**options: Any) -> Any:
+        cache = fl.Cache(ram="16MB", disk=f"{tmp_path}/tier:64MB")
+        return DataLoader(fl.open(str(tmp_path / "data"), **options), 10, cache=cache)
+
+    first = loader()
+    assert len(list(first)) == 30
+    if is_new_agent:
+        del first
+        os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+    if is_replaced:
+        files[77].write_bytes(bytes([255]) * 10_000)
+    else:
+        files[77].unlink()
+    with pytest.raises(errors.ChangedError, match=r"077\.bin.*refresh=True"):
+        loader()
+    found = [bytes(each)[0] for batch, _ in loader(refresh=True) for each in batch]
+    other = [255] if is_replaced else []
+    assert sorted(found) == sorted([at % 251 for at in range(300) if at != 77] + other)
+
+
+def test_a_data_set_that_is_listed_again_keeps_the_checksums_of_what_is_unchanged(home: Any, tmp_path: Path) -> None:
+    files = numbered(tmp_path / "data", 3)
+    command = [sys.executable, "-m", "foreload", "index", str(tmp_path / "data"), "--checksum"]
+    subprocess.run(command, check=True, timeout=60)
+    files[0].write_bytes(b"another one")
+    files[1].write_bytes(bytes([7]) * 10_000)
+    os.utime(files[1], (1.7e9, 1.7e9))
+    again = fl.open(str(tmp_path / "data"), refresh=True)
+    assert bytes(again.read(0)) == b"another one"
+    with pytest.raises(errors.CorruptError, match=r"001\.bin"):
+        again.read(1)
+    assert bytes(again.read(2)) == bytes([2]) * 10_000
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_counters_are_told_when_the_agent_was_killed_after_the_last_batch(
+    home: Any, tmp_path: Path, workers: int
+) -> None:
+    numbered(tmp_path / "data", 20)
+    loader: Any = DataLoader(fl.open(str(tmp_path / "data")), 5, num_workers=workers, cache=fl.Cache(ram="16MB"))
+    assert len(list(loader)) == 4
+    os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
+    assert len(loader.stats()["epochs"]) == 1
+    assert len(list(loader)) == 4

@@ -19,7 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 /// A data set, opened.
@@ -92,6 +92,9 @@ const LOOKS: u64 = 16;
 /// For that long it isn't done again, as where all ranks of a node open it.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+/// Files are looked at for so long: some hundred thousand of a local disk.
+const LOOK_FILES: Duration = Duration::from_millis(250);
+const LOOK_SWEEPS: u64 = 64;
 
 /// Told how far a long call is; only the latest step counts.
 pub type Reporter = tokio::sync::watch::Sender<Progress>;
@@ -236,15 +239,47 @@ impl Dataset {
         })
     }
 
-    /// Looks at some of its objects, for somebody who opens it by an index that was made before. Who writes a data set anew mostly writes all of it, and
-    /// what lies in memory and on disks would be taken for it, without a request that could notice.
+    /// Looks at its objects, for somebody who opens it by an index that was made before: what lies in memory and on disks would be taken for what was
+    /// written since, without a request that could notice. At as many files as there is time for, and at some objects of a bucket: who writes a data
+    /// set anew mostly writes all of it.
     ///
     /// # Errors
     /// `changed`, with the object and what helps. What the source has to say of itself is left to the first fetch.
     pub async fn look(&self) -> Result<(), Trouble> {
-        if self.seen.get().is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+        let changed = match self.source.is_local() {
+            true => self.look_at_files().await,
+            false if self.seen.get().is_some_and(|at| at.elapsed() < LOOK_EVERY) => None,
+            false => self.look_at_some().await,
+        };
+        let Some(key) = changed else {
+            self.seen.set(Some(Instant::now()));
             return Ok(());
-        }
+        };
+        let url = self.source.url_of(&key);
+        Err(Trouble::new(
+            "changed",
+            format!(
+                "{url} is another object than when the data set was listed, or is gone: open it with refresh=True, or run `foreload index --update`"
+            ),
+        ))
+    }
+
+    async fn look_at_files(&self) -> Option<String> {
+        let (index, objects) = (self.index.clone(), self.index.objects());
+        // In sweeps over all of them, beginning with another one each time: where there isn't time for all, it is at some from everywhere.
+        let first = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |now| now.subsec_micros());
+        let sweeps = (0..LOOK_SWEEPS).map(move |sweep| (u64::from(first) + sweep) % LOOK_SWEEPS);
+        let numbers = sweeps.flat_map(move |sweep| (sweep..objects).step_by(LOOK_SWEEPS as usize));
+        let known = numbers.filter_map(move |number| index.object(number).ok());
+        let found = self
+            .source
+            .first_changed(known, LOOK_FILES, Instant::now() + LOOK_TIMEOUT);
+        found.await.ok().flatten()
+    }
+
+    async fn look_at_some(&self) -> Option<String> {
         let objects = self.index.objects();
         let (some, deadline) = (objects.min(LOOKS), Instant::now() + LOOK_TIMEOUT);
         // From the first to the last.
@@ -257,20 +292,9 @@ impl Dataset {
                 }
                 Err(error) => error.kind() == ErrorKind::NotFound,
             };
-            is_gone.then(|| self.source.url_of(&object.key))
+            is_gone.then_some(object.key)
         });
-        match futures::future::join_all(looks).await.into_iter().flatten().next() {
-            None => {
-                self.seen.set(Some(Instant::now()));
-                Ok(())
-            }
-            Some(url) => Err(Trouble::new(
-                "changed",
-                format!(
-                    "{url} is another object than when the data set was listed, or is gone: open it with refresh=True, or run `foreload index --update`"
-                ),
-            )),
-        }
+        futures::future::join_all(looks).await.into_iter().flatten().next()
     }
 
     /// Whether the saved index that it was opened with is still the one that was read.
@@ -410,12 +434,7 @@ async fn find_index(
             Some((index, "saved"))
         }
         None if open.refresh => None,
-        // A damaged cache file is no reason to fail: it is made again.
-        None => tokio::fs::read(&path)
-            .await
-            .ok()
-            .and_then(|bytes| Index::from_bytes(bytes.into()).ok())
-            .map(|index| (index, "cache")),
+        None => kept_index(&path).await.map(|index| (index, "cache")),
     };
     let mut tell = move |step: &Step| {
         let bytes = if step.bytes > 0 { Some(step.bytes) } else { None };
@@ -439,7 +458,12 @@ async fn find_index(
             let build = build_options(open, &path)?;
             spool = new_spool(open, cache_dir, room)?;
             let built = format::build(&open.url, options, &build, spool.as_ref(), &mut tell).await;
-            (built.map_err(|e| trouble(&e))?, "listed", None)
+            let mut index = built.map_err(|e| trouble(&e))?;
+            // What isn't changed keeps its checksums.
+            if let Some(before) = before_refresh(open, &path).await {
+                index = format::with_checksums_of(&index, &before).map_err(|e| trouble(&e))?;
+            }
+            (index, "listed", None)
         }
     };
     // A checksum may have been made of bytes that were damaged on their way: with `update` all are made again.
@@ -466,6 +490,20 @@ async fn find_index(
         kept,
         spool: spool.filter(|spool| spool.bytes() > 0),
     })
+}
+
+/// The index that is kept of a data set. A damaged file is no reason to fail: it is made again.
+async fn kept_index(path: &Path) -> Option<Index> {
+    let bytes = tokio::fs::read(path).await.ok()?;
+    Index::from_bytes(bytes.into()).ok()
+}
+
+/// The kept index of a data set that is listed again.
+async fn before_refresh(open: &Open, path: &Path) -> Option<Index> {
+    match open.refresh {
+        true => kept_index(path).await,
+        false => None,
+    }
 }
 
 /// Where what a scan reads of shards in a bucket goes. Unless the user says how much that may be, it is an eighth of the memory that is left: so much the

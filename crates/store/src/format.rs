@@ -21,7 +21,7 @@ mod update;
 mod wids;
 
 pub use build::build;
-pub use checksum::checksum;
+pub use checksum::{checksum, with_checksums_of};
 pub use manifest::Columns;
 pub use notes::Note;
 pub use pattern::{split, split_file, stands_for};

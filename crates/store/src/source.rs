@@ -275,6 +275,23 @@ impl Source {
         head.await.map_err(|e| e.with_object(self.url_of(key)))
     }
 
+    /// The key of the first of these objects that isn't what it was, or is gone, where a look is no request: of files, one after the other for at most
+    /// `most`.
+    ///
+    /// # Errors
+    /// `Timeout` at the deadline.
+    pub async fn first_changed(
+        &self,
+        known: impl Iterator<Item = ObjectRef> + Send + 'static,
+        most: Duration,
+        deadline: Instant,
+    ) -> Result<Option<String>> {
+        match &self.store {
+            Store::Bucket(_) => Ok(None),
+            Store::Directory(directory) => directory.first_changed(known, most, deadline).await,
+        }
+    }
+
     /// Fetches `range` of `key` into `sink` and checks that the answer is exactly that.
     ///
     /// With `if_match`, the object must still have that ETag. An empty range answers at once without a request. Failed

@@ -282,6 +282,8 @@ async fn a_manifest_makes_samples_of_several_ranges_and_checksums_cover_all_of_t
     ];
     let opened = Source::open(index.root(), &source).unwrap();
     let with = format::checksum(&index, &opened, 4, &mut |_| {}).await.unwrap();
+    let again = format::with_checksums_of(&index, &with).unwrap();
+    assert_eq!(again.as_bytes(), with.as_bytes());
     assert_eq!(with.digest(), index.digest());
     for (i, expected) in (0..).zip(expected) {
         let expected = expected.concat();
@@ -363,6 +365,12 @@ async fn checksums_are_computed_in_one_pass_over_each_object() {
         assert_eq!(with.digest(), index.digest());
         assert!((0..with.len()).all(|i| with.crc32c(i).is_some()));
         read_all(&with, &bucket, &source).await;
+        let again = format::with_checksums_of(&index, &with).unwrap();
+        assert_eq!(
+            again.as_bytes(),
+            with.as_bytes(),
+            "one that is listed again takes them over"
+        );
     }
 }
 

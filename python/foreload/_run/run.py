@@ -275,7 +275,7 @@ class Run:
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters for the job, and what its requests cost where they have a price."""
-        answer = self.attachment().call("stats")
+        answer = _agent.once_more(lambda: self.attachment().call("stats"))
         answer.pop("reply", None)
         gets = answer["requests"] + answer["retries"]
         calls = self.dataset.source.calls()

@@ -154,8 +154,8 @@ def fixed(cache: Cache | None) -> Cache:
 @functools.cache
 def _note_if_smaller(directory: str, size: int) -> None:
     """Says once that a disk tier is to be larger than the file system of its directory, which may be made only later."""
-    there = next((it for it in (Path(directory), *Path(directory).parents) if it.is_dir()), Path("/"))
     try:
+        there = next((it for it in (Path(directory), *Path(directory).parents) if it.is_dir()), Path("/"))
         whole = shutil.disk_usage(there).total
     except OSError:
         return

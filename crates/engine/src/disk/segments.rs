@@ -356,7 +356,7 @@ fn name(sequence: u32) -> String {
     format!("{sequence:08x}.seg")
 }
 
-/// The segment files in `dir`, oldest first.
+/// The segment files in `dir`, oldest first. A directory is none, whatever its name, nor is what has no number after its own.
 pub(super) fn list(dir: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for file in std::fs::read_dir(dir)? {
@@ -366,7 +366,10 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
             .to_str()
             .and_then(|n| n.strip_suffix(".seg"))
             .and_then(|n| u32::from_str_radix(n, 16).ok());
-        if let Some(sequence) = sequence.filter(|sequence| file_name.to_str() == Some(&name(*sequence))) {
+        let is_one = |sequence: &u32| *sequence < u32::MAX && file_name.to_str() == Some(&name(*sequence));
+        if let Some(sequence) = sequence.filter(is_one)
+            && !file.file_type().is_ok_and(|kind| kind.is_dir())
+        {
             found.push((sequence, file.path()));
         }
     }

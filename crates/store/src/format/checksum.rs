@@ -9,6 +9,7 @@ use crate::source::{Sink, Source};
 use crate::{Error, ErrorKind, Index, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use futures::{StreamExt, TryStreamExt, stream};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -145,6 +146,41 @@ impl Sink for Parts {
         self.first = 0;
         self.parts.iter_mut().for_each(|p| p.digest.reset());
     }
+}
+
+/// The same index with the checksums of another one, of the same samples of objects that haven't changed since.
+///
+/// # Errors
+/// `Corrupt` when one of the two is damaged.
+pub fn with_checksums_of(index: &Index, before: &Index) -> Result<Index> {
+    if (0..before.len()).all(|i| before.crc32c(i).is_none()) {
+        return Ok(index.clone());
+    }
+    let (index, before) = (&index.alone()?, &before.alone()?);
+    let mut objects = FxHashMap::default();
+    for o in 0..before.objects() {
+        let object = before.object(o)?;
+        objects.insert((object.key, object.size, object.etag), o);
+    }
+    // The objects' numbers before.
+    let numbers = (0..index.objects()).map(|o| {
+        let object = index.object(o)?;
+        Ok(objects.get(&(object.key, object.size, object.etag)).copied())
+    });
+    let numbers: Vec<Option<u64>> = numbers.collect::<Result<_>>()?;
+    let mut known: FxHashMap<Vec<(u64, u64, u64)>, u32> = FxHashMap::default();
+    for i in 0..before.len() {
+        if let Some(crc) = before.crc32c(i) {
+            let ranges = before.sample(i)?.ranges().map(|it| (it.object, it.offset, it.length));
+            known.insert(ranges.collect(), crc);
+        }
+    }
+    let sums = (0..index.len()).map(|i| {
+        let before = |it: ObjectRange| Some((numbers.get(it.object as usize).copied()??, it.offset, it.length));
+        let ranges: Option<Vec<_>> = index.sample(i)?.ranges().map(before).collect();
+        Ok(index.crc32c(i).or_else(|| known.get(&ranges?).copied()))
+    });
+    with_checksums(index, &sums.collect::<Result<Vec<_>>>()?)
 }
 
 fn with_checksums(index: &Index, sums: &[Option<u32>]) -> Result<Index> {

@@ -8,7 +8,7 @@
 use super::address;
 use super::cloud::Progress;
 use super::{Entries, ObjectMeta, Sink};
-use crate::index::bare_etag;
+use crate::index::{ObjectRef, bare_etag};
 use crate::{Error, ErrorKind, Result};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use std::fs::{File, Metadata};
@@ -65,6 +65,31 @@ impl Directory {
             return Err(Error::new(ErrorKind::NotFound, "it is not a file"));
         }
         Ok(describe(key, &metadata))
+    }
+
+    /// The first of these files that isn't what it was, or is gone; they are looked at one after the other, for at most `most`.
+    pub async fn first_changed(
+        &self,
+        known: impl Iterator<Item = ObjectRef> + Send + 'static,
+        most: Duration,
+        deadline: Instant,
+    ) -> Result<Option<String>> {
+        let (root, end) = (self.root.clone(), Instant::now() + most);
+        let is_other = move |object: &ObjectRef| match std::fs::metadata(root.join(&object.key)) {
+            Ok(found) => {
+                let found = describe(String::new(), &found);
+                let etag = found.etag.as_deref().map(bare_etag);
+                found.size != object.size
+                    || object
+                        .etag
+                        .as_deref()
+                        .is_some_and(|known| Some(bare_etag(known)) != etag)
+            }
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        };
+        let mut in_time = known.take_while(move |_| Instant::now() < end);
+        self.call(deadline, move || in_time.find(is_other).map(|object| object.key))
+            .await
     }
 
     /// Reads `range`, from byte `progress.bytes` of it on.
