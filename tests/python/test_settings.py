@@ -6,6 +6,8 @@ import doctest
 import importlib
 import math
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -452,3 +454,22 @@ def test_a_filter_that_keeps_nothing_says_what_it_was_asked(data: fl.Dataset) ->
         match=r"none of \d+ samples is kept; the first is called with key '.*', label \d and \d+ bytes",
     ):
         data.filter(lambda key, label, length: False)
+
+
+def test_a_batch_is_copied_into_the_memory_of_the_one_before() -> None:
+    """Of large samples too, of which the C library would give most back to the system with each batch."""
+    program = """if True:
+        import resource
+        from foreload._settings.memory import keep_freed_memory
+
+        kept = []
+        for batch in range(4):
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            copies = [b"x" * 2_000_000 for _ in range(64)]
+            keep_freed_memory(sum(map(len, copies)))
+            kept.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+            del copies
+        assert max(kept[2:]) < kept[0] / 4, kept
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from foreload import _core
 from foreload._data.dataset import Dataset
 from foreload._node import ranks as _ranks
 from foreload._run.ahead import Ahead
-from foreload._run.decode import Decoder, decoded_batches, threads_of
+from foreload._run.decode import Decoder, copies_of, decoded_batches, threads_of
 from foreload._run.ending import close_at_exit
 from foreload._run.failed import Failed, attempted
 from foreload._run.position import Cursor, Had
@@ -250,7 +250,7 @@ class NumpyIterator(Iterator[Batch]):
 
 
 def _undecoded(delivery: _core.Delivery) -> Batch:
-    return delivery.to_bytes(), np.frombuffer(delivery.label_bytes(), dtype="<i8")
+    return copies_of(delivery), np.frombuffer(delivery.label_bytes(), dtype="<i8")
 
 
 def stack(rows: Sequence[tuple[Any, int]]) -> tuple[Any, Any]:

@@ -30,6 +30,7 @@ from foreload._run.patience import Patience
 from foreload._run.readings import Readings, sample_seed
 from foreload._settings import numbers as _numbers
 from foreload._settings.failures import Failures
+from foreload._settings.memory import keep_freed_memory
 from foreload.errors import DecodeError, ForeloadError, InvalidError
 
 if TYPE_CHECKING:
@@ -263,9 +264,16 @@ def raw_of(delivery: _core.Delivery, readings: Readings) -> Raw:
     return (*columns, readings.numbers(len(columns[1])))
 
 
+def copies_of(delivery: _core.Delivery) -> list[bytes]:
+    """Copies of a delivery's bytes, into memory that the batch before was in."""
+    copies = delivery.to_bytes()
+    keep_freed_memory(sum(map(len, copies)))
+    return copies
+
+
 def columns_of(delivery: _core.Delivery) -> Columns:
     """A delivery as columns; copies of its bytes where so much memory is held already that a decoder which keeps its input would stall the loader."""
-    return delivery.to_bytes() if delivery.copy else delivery.views(), delivery.samples, delivery.labels
+    return copies_of(delivery) if delivery.copy else delivery.views(), delivery.samples, delivery.labels
 
 
 def decoded(raw: Raw, epoch: int | None, decoder: Decoder) -> Any:

@@ -99,7 +99,7 @@ class Run:
         }
         if policy is not None:
             attach["policy"] = policy
-        keep_freed_memory()
+        keep_freed_memory(0)
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}")
         self._told: _core.Job | None = None
         self._process = os.getpid()

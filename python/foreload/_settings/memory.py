@@ -6,10 +6,15 @@ available, because the kernel gives it back. Reads a handful of files; changes n
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+#: Bytes of freed memory that are kept, at least and at most, and for now.
+_LEAST_KEPT, _MOST_KEPT = 64 << 20, 1 << 30
+_kept_bytes = 0
+#: What `mallopt` calls the size from which a block is given back by itself, and how much at the heap's end is kept.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -29,15 +34,27 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min(left))
 
 
-@functools.cache
-def keep_freed_memory() -> None:
-    """Lets the C library keep what a batch frees for the next one; once a process.
+def keep_freed_memory(batch_bytes: int) -> None:
+    """Lets the C library keep what a batch frees for the next one.
 
     By default glibc gives blocks above 128 KiB back to the system when they are freed, and the next batch pays for fresh pages: of 38 microseconds for a
-    copy of 110 KB, 30 are page faults. It raises that limit by itself to the largest block that a program frees, up to
-    32 MiB, and keeps twice as much; so one such block, whose pages are never touched, is enough.
+    copy of 110 KB, 30 are page faults. Here it keeps blocks of up to 32 MiB, its most, and of those twice the largest batch so far. Another C
+    library does as it does.
+
+    Args:
+        batch_bytes: Of a batch that was copied.
     """
-    bytearray((32 << 20) - (64 << 10))
+    global _kept_bytes  # noqa: PLW0603 (the C library's setting is the process')
+    wanted = min(max(2 * batch_bytes, _LEAST_KEPT), _MOST_KEPT)
+    if wanted <= _kept_bytes:
+        return
+    _kept_bytes = wanted
+    import ctypes  # for those who read alone
+
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LEAST_KEPT // 2)
+        mallopt(_TRIM_THRESHOLD, wanted)
 
 
 def _meminfo(path: Path) -> int:

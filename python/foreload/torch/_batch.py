@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from foreload import _core
 from foreload._node.job import Attachment
-from foreload._run.decode import columns_of
+from foreload._run.decode import columns_of, copies_of
 from foreload.errors import InvalidError
 from foreload.torch import _parcel
 
@@ -93,7 +93,7 @@ class Undecoded(Found):
             # It unpickles as the list.
             return _parcel.samples(delivery, attachment)
         labels = _parcel.labels_in(delivery, parcel=False)
-        return [delivery.views() if form == "view" and not delivery.copy else delivery.to_bytes(), labels]
+        return [delivery.views() if form == "view" and not delivery.copy else copies_of(delivery), labels]
 
 
 class Decoded(Found):

@@ -18,6 +18,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from foreload import _core
 from foreload._node.job import Attachment, attachment
+from foreload._run.decode import copies_of
 from foreload.errors import ClosedError
 
 #: Below this a copy through the pipe is cheaper than two calls of the agent.
@@ -51,7 +52,7 @@ def samples(delivery: _core.Delivery, of: Attachment) -> Any:
 def _unpack_samples(name: str, agent: int, connection: int, process: int, items: bytes) -> list[Any]:
     of = attachment(name)
     delivery = of.job_of(agent).adopt(connection, process, items)
-    unpacked = [delivery.to_bytes(), labels_in(delivery, parcel=False)]
+    unpacked = [copies_of(delivery), labels_in(delivery, parcel=False)]
     # The workers may need the memory for the next batch, and this process has nothing to ask until it comes.
     of.agent().flush()
     return unpacked
