@@ -251,3 +251,61 @@ def test_a_sampler_without_an_end_goes_on_in_its_pass(data: Any, workers: int) -
     resumed.load_state_dict(state)
     torch.set_rng_state(stood)
     assert some(resumed, 12) == whole[2:]
+
+
+class Forever(torchs.IterableDataset[Any]):
+    """Numbers without an end, each worker's its own, from a place that it says."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        worker: Any = torchs.get_worker_info()
+        while True:
+            self.at += 1
+            yield 1000 * worker.id + self.at - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Numbering(InMemory):
+    """Which reading of its worker's each is."""
+
+    read = 0
+
+    def __getitem__(self, index: int) -> Any:
+        worker: Any = torchs.get_worker_info()
+        self.read += 1
+        return torch.tensor(1000 * worker.id + self.read - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.read = state["read"]
+
+
+@pytest.mark.parametrize("had", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Forever, Numbering])
+def test_workers_that_live_on_say_what_they_were_ahead_with_in_a_pass_that_was_left(kind: Any, had: int) -> None:
+    def loader() -> Any:
+        return DataLoader(kind(), 2, num_workers=2, persistent_workers=True)
+
+    straight = loader()
+    for number, _ in enumerate(straight):
+        if number == 2:
+            break
+    whole, state = [], {}
+    for found in straight:
+        whole.append(numbers(found))
+        if len(whole) == had:
+            state = plain(straight.state_dict())
+        if len(whole) == 8:
+            break
+    resumed = loader()
+    resumed.load_state_dict(state)
+    rest = iter(resumed)
+    assert [numbers(next(rest)) for _ in range(8 - had)] == whole[had:]

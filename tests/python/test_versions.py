@@ -255,3 +255,39 @@ def test_counters_are_told_when_the_agent_was_killed_after_the_last_batch(
     os.kill(_agent.connect(str(home.cache_dir)).pid, signal.SIGKILL)
     assert len(loader.stats()["epochs"]) == 1
     assert len(list(loader)) == 4
+
+
+def test_a_manifest_that_was_written_anew_is_noticed_when_it_is_opened(home: Any, tmp_path: Path) -> None:
+    numbered(tmp_path / "data", 4)
+    manifest = tmp_path / "data" / "list.csv"
+
+    def write(label: int, count: int) -> None:
+        manifest.write_text("object,label\n" + "".join(f"c/{at:03}.bin,{label}\n" for at in range(count)))
+
+    write(3, 4)
+    data = fl.open(str(manifest))
+    assert list(data.labels) == [3] * 4
+    write(5, 4)
+    with pytest.raises(errors.ChangedError, match=r"list\.csv.*refresh=True"):
+        fl.open(str(manifest))
+    data = fl.open(str(manifest), refresh=True)
+    assert list(data.labels) == [5] * 4
+    assert len(fl.open(str(manifest))) == 4
+    write(5, 2)
+    with pytest.raises(errors.ChangedError, match=r"list\.csv"):
+        fl.open(str(manifest))
+
+
+@pytest.mark.parametrize("form", ["auto", "flat"])
+def test_the_remedy_for_what_was_changed_names_the_format_that_was_given(home: Any, tmp_path: Path, form: str) -> None:
+    files = numbered(tmp_path / "data", 3)
+    assert len(fl.open(str(tmp_path / "data" / "c"), form)) == 3
+    files[1].write_bytes(b"another")
+    with pytest.raises(errors.ChangedError) as caught:
+        fl.open(str(tmp_path / "data" / "c"), form)
+    remedy = re.search(r"`foreload (index --update[^`]*)`", str(caught.value))
+    assert remedy
+    command = [sys.executable, "-m", "foreload", *remedy[1].split(), str(tmp_path / "data" / "c")]
+    subprocess.run(command, check=True, timeout=60)
+    again = fl.open(str(tmp_path / "data" / "c"), form)
+    assert b"another" in [bytes(again.read(at)) for at in range(3)]

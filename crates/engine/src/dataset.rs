@@ -246,22 +246,39 @@ impl Dataset {
     /// # Errors
     /// `changed`, with the object and what helps. What the source has to say of itself is left to the first fetch.
     pub async fn look(&self) -> Result<(), Trouble> {
+        let is_seen = self.seen.get().is_some_and(|at| at.elapsed() < LOOK_EVERY);
         let changed = match self.source.is_local() {
-            true => self.look_at_files().await,
-            false if self.seen.get().is_some_and(|at| at.elapsed() < LOOK_EVERY) => None,
-            false => self.look_at_some().await,
+            true => futures::future::join(self.look_at_manifest(), self.look_at_files()).await,
+            false if is_seen => (None, None),
+            false => futures::future::join(self.look_at_manifest(), self.look_at_some()).await,
         };
-        let Some(key) = changed else {
+        let Some(url) = changed.0.or_else(|| Some(self.source.url_of(&changed.1?))) else {
             self.seen.set(Some(Instant::now()));
             return Ok(());
         };
-        let url = self.source.url_of(&key);
+        // An index is of one format.
+        let format = match self.open.format.as_str() {
+            "" | "auto" => String::new(),
+            format => format!(" --format {format}"),
+        };
         Err(Trouble::new(
             "changed",
             format!(
-                "{url} is another object than when the data set was listed, or is gone: open it with refresh=True, or run `foreload index --update`"
+                "{url} is another object than when the data set was listed, or is gone: open it with refresh=True, or run `foreload index --update{format}`"
             ),
         ))
+    }
+
+    /// The manifest that lists its samples, if it is another one now. Whoever names an index of it may not have it.
+    async fn look_at_manifest(&self) -> Option<String> {
+        let url = self.index.manifest().filter(|_| self.open.index.is_none())?;
+        let known = self.index.manifest_etag()?;
+        let (source, name) = source_of(&url, &source_options(&self.open)).ok()?;
+        let is_other = match source.head(&name, Instant::now() + LOOK_TIMEOUT).await {
+            Ok(found) => found.etag.as_deref().map(bare_etag) != Some(bare_etag(&known)),
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        };
+        is_other.then_some(url)
     }
 
     async fn look_at_files(&self) -> Option<String> {

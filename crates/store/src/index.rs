@@ -281,6 +281,16 @@ impl Index {
         serde_json::from_str::<Built>(self.options()).ok()?.manifest
     }
 
+    /// ETag of that manifest when it was read; `None` when it had none, or a release before this was recorded read it.
+    #[must_use]
+    pub fn manifest_etag(&self) -> Option<String> {
+        #[derive(serde::Deserialize)]
+        struct Built {
+            manifest_etag: Option<String>,
+        }
+        serde_json::from_str::<Built>(self.options()).ok()?.manifest_etag
+    }
+
     /// What building it found worth telling: objects that were left out, shards that hold nothing.
     #[must_use]
     pub fn notes(&self) -> Vec<Note> {

@@ -374,10 +374,32 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._progress
-        super()._reset(loader, first_iter)
+        # What they are ahead with when a pass is left is dropped, and read all the same.
+        waiting = () if first_iter else self._task_info.values()
+        for data in [data for _, *found in waiting for data in found]:
+            self._hear(before, data)
+        self._left = None if first_iter else before
+        try:
+            super()._reset(loader, first_iter)
+        finally:
+            self._left = None
         if before is not self._progress:
             # They live on, and so does what they were told.
             self._progress.hear_of_before(before.workers, is_of_this=False)
+
+    #: The pass that is left, while the workers' last batches of it come.
+    _left: Progress | None = None
+
+    def _get_data(self) -> Any:
+        found = super()._get_data()  # type: ignore[no-untyped-call] # torch's
+        if self._left is not None:
+            self._hear(self._left, found[1])
+        return found
+
+    @staticmethod
+    def _hear(progress: Progress, data: Any) -> None:
+        if isinstance(data, _feed.Stated):
+            progress.heard(data.state["worker_id"], data.state)
 
     def _next_index(self) -> Any:
         index = super()._next_index()
@@ -398,10 +420,9 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
     def _process_data(self, data: Any, *of: Any) -> Any:
         data = super()._process_data(data, *of)  # type: ignore[no-untyped-call] # torch's
         worker = of[0] if of else -1
+        self._hear(self._progress, data)
         if isinstance(data, _feed.Stated):
-            worker = data.state["worker_id"]
-            self._progress.heard(worker, data.state)
-            data = data.batch
+            worker, data = data.state["worker_id"], data.batch
         if data is not _feed.END:
             self._progress.last_worker = worker
         return data

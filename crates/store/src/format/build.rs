@@ -79,10 +79,15 @@ pub(super) enum Found {
 }
 
 /// How an index was built, as it says itself ([`Index::options`], [`Index::manifest`], [`Index::notes`]).
-pub(super) fn recorded(options: &BuildOptions, manifest: Option<&str>, notes: &[Note]) -> Result<String> {
+pub(super) fn recorded(
+    options: &BuildOptions,
+    manifest: Option<(&str, Option<&str>)>,
+    notes: &[Note],
+) -> Result<String> {
     serde_json::to_string(&Built {
         options,
-        manifest,
+        manifest: manifest.map(|(url, _)| url),
+        manifest_etag: manifest.and_then(|(_, etag)| etag),
         notes,
     })
     .map_err(|e| Error::new(ErrorKind::Bug, "the options cannot be written").with_source(e))
@@ -94,6 +99,8 @@ struct Built<'a> {
     options: &'a BuildOptions,
     #[serde(skip_serializing_if = "Option::is_none")]
     manifest: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manifest_etag: Option<&'a str>,
     #[serde(skip_serializing_if = "<[Note]>::is_empty")]
     notes: &'a [Note],
 }
@@ -321,7 +328,7 @@ async fn from_manifest(
     };
     let known = known_objects(&source, &rows, options, progress).await?;
     let mut builder = IndexBuilder::new(source.root(), Format::Manifest);
-    builder.options(recorded(options, Some(&url), &[])?);
+    builder.options(recorded(options, Some((&url, meta.etag.as_deref())), &[])?);
     let labels = Labels::new(&rows).map_err(|e| e.with_object(&url))?;
     builder.classes(labels.classes());
     let mut objects: FxHashMap<&str, (u64, u64)> = FxHashMap::default();
