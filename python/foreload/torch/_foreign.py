@@ -376,8 +376,8 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         before = self._progress
         # What they are ahead with when a pass is left is dropped, and read all the same.
         waiting = () if first_iter else self._task_info.values()
-        for data in [data for _, *found in waiting for data in found]:
-            self._hear(before, data)
+        for ahead in [ahead for _, *found in waiting for ahead in found]:
+            self._hear(before, ahead)
         self._left = None if first_iter else before
         try:
             super()._reset(loader, first_iter)
