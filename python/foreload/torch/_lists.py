@@ -74,8 +74,10 @@ class Lists:
         self._told_before: dict[str, Any] = {}
         #: What the workers' seed is drawn from in each pass before the sampler draws; None: from something else.
         self.seeds: Any = None
-        #: The latest pass.
-        self._drawn_last: Drawn | None = None
+        #: Whether it has more than was listed of it, which it draws later; and whether any was asked for of that.
+        self._draws_on = self._has_drawn_on = False
+        #: Samples of the latest pass, those of a batch that was dropped too; None: it draws on.
+        self.length: int | None = None
         #: How they stood when the pass was drawn that is resumed.
         self._restored: dict[str, Any] | None = None
 
@@ -91,13 +93,12 @@ class Lists:
             epoch: As they stood when its pass was drawn, if that is the latest one; None: as they stand between passes.
         """
         now = self._standing()
-        drawn = self._drawn_last
-        if self._stood is None or drawn is None or epoch != self._drawn_epoch:
+        if self._stood is None or epoch != self._drawn_epoch:
             return {"of": list(self.place), "random": now, **self._said()}
         # Whoever shares a generator with the sampler may have drawn from it since.
-        since = {} if drawn.rest is not None else {"since": now}
-        length = {} if drawn.samples is None else {"length": drawn.samples}
-        stood = {name: each for name, each in self._stood.items() if name != "all" or not drawn.is_drawn_on}
+        since = {} if self._draws_on else {"since": now}
+        length = {} if self.length is None else {"length": self.length}
+        stood = {name: each for name, each in self._stood.items() if name != "all" or not self._has_drawn_on}
         return {"of": list(self.place), "random": stood | since, **self._told_before, **length}
 
     def moved_since(self, state: dict[str, Any], resumed: Resumed) -> dict[str, Any]:
@@ -216,8 +217,8 @@ class Lists:
             before = Draw.now()
             drawn = self._drawn(_iterator(self.sampler, asks))
             after = Draw.now()
-        self._drawn_last = drawn
-        if drawn.rest is None:
+        self._draws_on, self._has_drawn_on, self.length = drawn.rest is not None, False, drawn.samples
+        if not self._draws_on:
             self._put_back(since)
         others = before.others if after.others_moved(before) else None
         if others is not None or after.torch_moved(before):
@@ -269,8 +270,12 @@ class Lists:
             # An empty batch counts, too: of those there may be no end either.
             left -= max(1, len(batch))
             if left < 0:
-                return Drawn(batches, drawing)
+                return Drawn(batches, self._drawing_on(drawing))
         return Drawn(batches, samples=sum(map(len, batches)) + len(dropped))
+
+    def _drawing_on(self, batches: Iterator[list[int]]) -> Iterator[list[int]]:
+        self._has_drawn_on = True
+        yield from batches
 
     def _numbers(self, items: Iterable[Any]) -> list[int]:
         """Numbers of samples; negative ones count from the end, as in a list."""
@@ -297,10 +302,7 @@ class Drawn:
         batches: The first batches.
         rest: Those after them, which are drawn later; None: there are none.
         samples: Samples of the pass, those of a batch that was dropped too; None: there are more than was listed.
-        is_drawn_on: Whether any was asked for of those that are drawn later.
     """
-
-    is_drawn_on = False
 
     def __init__(
         self, batches: list[list[int]], rest: Iterator[list[int]] | None = None, *, samples: int | None = None
@@ -308,10 +310,7 @@ class Drawn:
         self.batches, self.rest, self.samples = batches, rest, samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from self.batches
-        if self.rest is not None:
-            self.is_drawn_on = True
-            yield from self.rest
+        return chain(self.batches, self.rest or ())
 
 
 class Resumed:

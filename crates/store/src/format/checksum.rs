@@ -157,6 +157,10 @@ pub fn with_checksums_of(index: &Index, before: &Index) -> Result<Index> {
         return Ok(index.clone());
     }
     let (index, before) = (&index.alone()?, &before.alone()?);
+    if index.digest() == before.digest() {
+        let sums: Vec<_> = (0..index.len()).map(|i| index.crc32c(i).or(before.crc32c(i))).collect();
+        return with_checksums(index, &sums);
+    }
     let mut objects = FxHashMap::default();
     for o in 0..before.objects() {
         let object = before.object(o)?;
@@ -168,19 +172,30 @@ pub fn with_checksums_of(index: &Index, before: &Index) -> Result<Index> {
         Ok(objects.get(&(object.key, object.size, object.etag)).copied())
     });
     let numbers: Vec<Option<u64>> = numbers.collect::<Result<_>>()?;
-    let mut known: FxHashMap<Vec<(u64, u64, u64)>, u32> = FxHashMap::default();
+    // By the first range, and the others, of which most samples have none.
+    let mut known: FxHashMap<Ranges, u32> = FxHashMap::default();
     for i in 0..before.len() {
         if let Some(crc) = before.crc32c(i) {
-            let ranges = before.sample(i)?.ranges().map(|it| (it.object, it.offset, it.length));
-            known.insert(ranges.collect(), crc);
+            let ranges = before
+                .sample(i)?
+                .ranges()
+                .map(|it| Some((it.object, it.offset, it.length)));
+            known.extend(split(ranges).map(|ranges| (ranges, crc)));
         }
     }
     let sums = (0..index.len()).map(|i| {
         let before = |it: ObjectRange| Some((numbers.get(it.object as usize).copied()??, it.offset, it.length));
-        let ranges: Option<Vec<_>> = index.sample(i)?.ranges().map(before).collect();
+        let ranges = split(index.sample(i)?.ranges().map(before));
         Ok(index.crc32c(i).or_else(|| known.get(&ranges?).copied()))
     });
     with_checksums(index, &sums.collect::<Result<Vec<_>>>()?)
+}
+
+/// Object, offset and length of a sample's first range, and of the others.
+type Ranges = ((u64, u64, u64), Box<[(u64, u64, u64)]>);
+
+fn split(mut ranges: impl Iterator<Item = Option<(u64, u64, u64)>>) -> Option<Ranges> {
+    Some((ranges.next()??, ranges.collect::<Option<_>>()?))
 }
 
 fn with_checksums(index: &Index, sums: &[Option<u32>]) -> Result<Index> {
