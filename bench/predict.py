@@ -430,6 +430,12 @@ def write(path: Path, value: dict[str, Any]) -> None:
         file.write("\n")
 
 
+def unused(path: Path) -> Path:
+    """The path, with a number after its name where a prediction of that day has it already."""
+    names = (path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, 100)))
+    return next(path for path in names if not path.exists())
+
+
 def main(say: Callable[[str], None] = print) -> None:
     """Predicts, then measures."""
     parser = argparse.ArgumentParser(prog="python -m bench.predict", description=__doc__)
@@ -463,7 +469,7 @@ def main(say: Callable[[str], None] = print) -> None:
         step += "" if given.data == "110k" else f"-{given.data}"
         step += "" if given.draw is None else f"-drawn-{given.draw}"
         profile = "cloud" if given.draw is None else drawn(given.draw)
-        path = given.measure or results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction{step}.json"
+        path = given.measure or unused(results / f"{dt.datetime.now(dt.UTC):%Y-%m-%d}-prediction{step}.json")
         if given.measure is None:
             calibration = stage.scratch / "calibration.toml"
             write(path, prediction(stage, calibration, given.step_ms, DATA[given.data], profile))
