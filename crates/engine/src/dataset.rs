@@ -303,10 +303,7 @@ impl Dataset {
         let looks = (0..some).map(|look| async move {
             let object = self.index.object(look * (objects - 1) / (some - 1).max(1)).ok()?;
             let is_gone = match self.source.head(&object.key, deadline).await {
-                Ok(found) => {
-                    let other = |etag: &str| found.etag.as_deref().map(bare_etag) != Some(bare_etag(etag));
-                    found.size != object.size || object.etag.as_deref().is_some_and(other)
-                }
+                Ok(found) => object.is_other(found.size, found.etag.as_deref()),
                 Err(error) => error.kind() == ErrorKind::NotFound,
             };
             is_gone.then_some(object.key)
@@ -476,8 +473,10 @@ async fn find_index(
             spool = new_spool(open, cache_dir, room)?;
             let built = format::build(&open.url, options, &build, spool.as_ref(), &mut tell).await;
             let mut index = built.map_err(|e| trouble(&e))?;
-            // What isn't changed keeps its checksums.
-            if let Some(before) = before_refresh(open, &path).await {
+            if open.refresh
+                && let Some(before) = kept_index(&path).await
+            {
+                // What isn't changed keeps its checksums.
                 index = format::with_checksums_of(&index, &before).map_err(|e| trouble(&e))?;
             }
             (index, "listed", None)
@@ -513,14 +512,6 @@ async fn find_index(
 async fn kept_index(path: &Path) -> Option<Index> {
     let bytes = tokio::fs::read(path).await.ok()?;
     Index::from_bytes(bytes.into()).ok()
-}
-
-/// The kept index of a data set that is listed again.
-async fn before_refresh(open: &Open, path: &Path) -> Option<Index> {
-    match open.refresh {
-        true => kept_index(path).await,
-        false => None,
-    }
 }
 
 /// Where what a scan reads of shards in a bucket goes. Unless the user says how much that may be, it is an eighth of the memory that is left: so much the

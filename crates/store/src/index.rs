@@ -177,6 +177,24 @@ pub struct ObjectRef {
     pub version: Option<String>,
 }
 
+impl ObjectRef {
+    /// Whether one that was found under its key now is another one, by size and ETag; by its size alone where it had no ETag.
+    #[must_use]
+    pub fn is_other(&self, size: u64, etag: Option<&str>) -> bool {
+        let other_etag = |known: &str| etag.map(bare_etag) != Some(bare_etag(known));
+        size != self.size || self.etag.as_deref().is_some_and(other_etag)
+    }
+}
+
+/// What an index says of how it was built; a release before a part was recorded leaves it out.
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Built {
+    manifest: Option<String>,
+    manifest_etag: Option<String>,
+    notes: Vec<Note>,
+}
+
 impl Index {
     /// Opens an index and verifies its checksum (about 5 ms per 50 MB); nothing else is read or copied.
     ///
@@ -271,35 +289,26 @@ impl Index {
         std::str::from_utf8(blob(&self.inner.file, &self.inner.layout, Section::Options)).unwrap_or("")
     }
 
+    fn built(&self) -> Built {
+        serde_json::from_str(self.options()).unwrap_or_default()
+    }
+
     /// URL of the manifest that listed its samples; `None` when none did, or a release before this was recorded built it.
     #[must_use]
     pub fn manifest(&self) -> Option<String> {
-        #[derive(serde::Deserialize)]
-        struct Built {
-            manifest: Option<String>,
-        }
-        serde_json::from_str::<Built>(self.options()).ok()?.manifest
+        self.built().manifest
     }
 
     /// ETag of that manifest when it was read; `None` when it had none, or a release before this was recorded read it.
     #[must_use]
     pub fn manifest_etag(&self) -> Option<String> {
-        #[derive(serde::Deserialize)]
-        struct Built {
-            manifest_etag: Option<String>,
-        }
-        serde_json::from_str::<Built>(self.options()).ok()?.manifest_etag
+        self.built().manifest_etag
     }
 
     /// What building it found worth telling: objects that were left out, shards that hold nothing.
     #[must_use]
     pub fn notes(&self) -> Vec<Note> {
-        #[derive(serde::Deserialize)]
-        struct Built {
-            #[serde(default)]
-            notes: Vec<Note>,
-        }
-        serde_json::from_str::<Built>(self.options()).map_or_else(|_| Vec::new(), |built| built.notes)
+        self.built().notes
     }
 
     /// Class names, where label `i` is `classes()[i]`; empty when the labels have no names.

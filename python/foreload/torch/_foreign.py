@@ -345,6 +345,9 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
 class _MultiProcessingDataLoaderIter(_Counting, Waiting):
     """Torch's iterator over workers, under torch's name, which profiles show."""
 
+    #: The pass that is left, while the workers' last batches of it come.
+    _left: Progress | None = None
+
     def __init__(self, loader: ForeignLoader[Any], progress: Progress, loaded: dict[str, Any] | None) -> None:
         self._progress = progress
         #: The batches' numbers by torch's numbers of what it asks workers for.
@@ -386,9 +389,6 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         if before is not self._progress:
             # They live on, and so does what they were told.
             self._progress.hear_of_before(before.workers, is_of_this=False)
-
-    #: The pass that is left, while the workers' last batches of it come.
-    _left: Progress | None = None
 
     def _get_data(self) -> Any:
         found = super()._get_data()  # type: ignore[no-untyped-call] # torch's

@@ -78,12 +78,7 @@ impl Directory {
         let is_other = move |object: &ObjectRef| match std::fs::metadata(root.join(&object.key)) {
             Ok(found) => {
                 let found = describe(String::new(), &found);
-                let etag = found.etag.as_deref().map(bare_etag);
-                found.size != object.size
-                    || object
-                        .etag
-                        .as_deref()
-                        .is_some_and(|known| Some(bare_etag(known)) != etag)
+                object.is_other(found.size, found.etag.as_deref())
             }
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         };
