@@ -132,6 +132,8 @@ class Index:
         """(key, first byte, bytes, object's size, etag); of several ranges the first."""
     def ranges(self, sample: int) -> list[tuple[str, int, int, int, str | None]]:
         """The ranges of a sample, each as (key, first byte, bytes, object's size, etag): nearly always one."""
+    def crc32c(self, sample: int) -> int | None:
+        """A sample's CRC-32C, where the index has checksums."""
     def fields(self, sample: int) -> list[tuple[str, int, int]]:
         """Parts of a sample: (name, first byte in the sample, bytes)."""
     def labels(self) -> bytes:

@@ -54,6 +54,63 @@ class Counting(torchs.IterableDataset[Any]):
         self.at = state["at"]
 
 
+class Beginning(Counting):
+    """The same, from the beginning unless it was told a place just before; hundreds are the epoch."""
+
+    epoch, is_told = 0, False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_told:
+            self.at = 0
+        self.is_told = False
+        # Also shares that differ.
+        info: Any = torchs.get_worker_info()
+        for number in range(info.id + self.at * info.num_workers, self.count - 5 * info.id, info.num_workers):
+            self.at += 1
+            yield number + 100 * self.epoch
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch, self.is_told = state["at"], state["epoch"], True
+
+
+class Walk:
+    """An iterator that says where it is and in which epoch."""
+
+    def __init__(self, numbers: list[int], epoch: int) -> None:
+        self.numbers, self.at, self.epoch = numbers, 0, epoch
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.numbers[self.at - 1] + 100 * self.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Walking(torchs.IterableDataset[Any]):
+    """Has no state; its iterators have."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch = count, -1
+
+    def __iter__(self) -> Iterator[int]:
+        info: Any = torchs.get_worker_info()
+        self.epoch += 1
+        return Walk(list(range(info.id, self.count - 5 * info.id, info.num_workers)), self.epoch)
+
+
 class InBlocks(torchs.Sampler[int]):
     """Shuffles blocks of eight, each when it is reached, with everybody's random numbers."""
 
@@ -125,6 +182,54 @@ def test_workers_that_live_on_say_where_they_stand_at_the_end_of_an_epoch(
         resumed.load_state_dict(state)
         left = [whole[epoch][had:], *whole[epoch + 1 :]] if epoch < 3 else []
         assert [ids(resumed) for _ in left] == left, (epoch, had)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", [Beginning, Walking])
+@pytest.mark.parametrize(("count", "workers"), [(24, 2), (29, 2), (29, 3)])
+def test_what_a_data_set_says_at_its_end_is_not_what_is_gone_on_from(
+    kind: Any, count: int, workers: int, drop_last: bool
+) -> None:
+    def loader() -> Any:
+        return DataLoader(kind(count), 4, num_workers=workers, persistent_workers=True, drop_last=drop_last)
+
+    straight, whole, saved = loader(), [], []
+    for _ in range(4):
+        whole.append([])
+        for found in straight:
+            whole[-1].append(numbers(found))
+            saved.append((len(whole) - 1, len(whole[-1]), plain(straight.state_dict())))
+        saved.append((len(whole), 0, plain(straight.state_dict())))
+    assert whole[1] == [[number + 100 for number in batch] for batch in whole[0]]
+    for epoch, had, state in saved:
+        if kind is Walking and not had:
+            # Between passes there is nothing that says which epoch it is.
+            continue
+        resumed = loader()
+        resumed.load_state_dict(state)
+        left = [whole[epoch][had:], *whole[epoch + 1 : 4 if kind is Beginning else epoch + 1]] if epoch < 4 else []
+        assert [ids(resumed) for _ in left] == left, (epoch, had)
+
+
+def test_a_pass_that_has_nothing_after_its_data_set_was_set_to_an_end_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Alone(Beginning):
+        def __iter__(self) -> Iterator[int]:
+            if not self.is_told:
+                self.at = 0
+            self.is_told = False
+            for number in range(self.at, self.count):
+                self.at += 1
+                yield number
+
+    first = DataLoader(Alone(6), 2)
+    assert len(ids(first)) == 3
+    resumed = DataLoader(Alone(6), 2)
+    resumed.load_state_dict(plain(first.state_dict()))
+    assert ids(resumed) == []
+    assert "Alone has nothing" in caplog.text
+    assert len(ids(resumed)) == 3
 
 
 @pytest.mark.parametrize("workers", [(0, 0, 0), (0, 2, 2), (0, 2, 0), (2, 0, 2)])

@@ -291,3 +291,34 @@ def test_the_remedy_for_what_was_changed_names_the_format_that_was_given(home: A
     subprocess.run(command, check=True, timeout=60)
     again = fl.open(str(tmp_path / "data" / "c"), form)
     assert b"another" in [bytes(again.read(at)) for at in range(3)]
+
+
+def test_a_saved_index_is_taken_as_it_is(home: Any, tmp_path: Path) -> None:
+    files = numbered(tmp_path / "data", 40)
+    root, saved = str(tmp_path / "data"), str(tmp_path / "saved.fli")
+    command = [sys.executable, "-m", "foreload", "index", root, "--out", saved]
+    subprocess.run(command, check=True, timeout=60)
+    files[7].write_bytes(bytes([255]) * 9_000)
+    with pytest.raises(errors.ChangedError, match=r"007\.bin is another object.*--update --out FILE` writes a new one"):
+        fl.open(root, index=saved)
+    with pytest.raises(errors.InvalidError, match=r"refresh=True.*taken as it is"):
+        fl.open(root, index=saved, refresh=True)
+    subprocess.run([*command, "--update"], check=True, timeout=60)
+    # New content follows what stays.
+    assert bytes(fl.open(root, index=saved).read(39)) == bytes([255]) * 9_000
+
+
+def test_an_update_says_what_checksums_alone_tell(home: Any, tmp_path: Path) -> None:
+    files = numbered(tmp_path / "data", 6)
+    command = [sys.executable, "-m", "foreload", "index", str(tmp_path / "data"), "--update", "--checksum", "--json"]
+
+    def changes() -> Any:
+        said = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+        return json.loads(said)["changes"]
+
+    assert changes() == {"added": 0, "removed": 0, "changed": 0}
+    files[1].write_bytes(bytes([7]) * 10_000)
+    os.utime(files[1], (1.7e9, 1.7e9))
+    files[2].write_bytes(b"shorter")
+    assert changes() == {"added": 0, "removed": 0, "changed": 2}
+    assert changes() == {"added": 0, "removed": 0, "changed": 0}

@@ -256,6 +256,12 @@ impl Dataset {
             self.seen.set(Some(Instant::now()));
             return Ok(());
         };
+        if self.open.index.is_some() {
+            return Err(Trouble::new(
+                "changed",
+                format!("{url} is another object than when the data set was listed, or is gone"),
+            ));
+        }
         // An index is of one format.
         let format = match self.open.format.as_str() {
             "" | "auto" => String::new(),

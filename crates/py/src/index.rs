@@ -117,6 +117,11 @@ impl Index {
         found.ranges().map(|range| self.place_of(&range)).collect()
     }
 
+    /// A sample's CRC-32C, where the index has checksums.
+    fn crc32c(&self, sample: u64) -> PyResult<Option<u32>> {
+        Ok(self.0.crc32c(self.check(sample)?))
+    }
+
     /// Parts of a sample: (name, first byte in the sample, bytes).
     fn fields(&self, sample: u64) -> PyResult<Vec<(String, u64, u64)>> {
         let found = self.0.sample(self.check(sample)?).map_err(invalid)?;

@@ -60,7 +60,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
             from the environment.
         credential_provider: A callable that answers with storage options, or a boto3 session; asked again before what it gave expires.
         index: A saved index (`foreload index`) of this URL: a path or a URL.
-        refresh: List again even if an index is known.
+        refresh: List again even if an index is known. Not with `index`, which is taken as it is.
         extensions: Suffixes of the files that are samples, such as `jpg`; none given: all.
         cache_dir: Where the index is kept and the agent is found. Default: `FORELOAD_CACHE_DIR`, otherwise `~/.cache/foreload`.
         progress: Called with a step's name, how much of it is done, and of how much.
@@ -106,6 +106,11 @@ def opened(
     """
     paths = {"url": url, "index": index, "cache_dir": cache_dir}
     _check_types(paths, format, refresh, extensions, storage_options)
+    if refresh and index is not None:
+        raise InvalidError(
+            f"open(index={os.fspath(index)!r}, refresh=True): a saved index is taken as it is; leave out index=, or write a new one: "
+            "`foreload index URL --update --out FILE`"
+        )
     address = _address.absolute(url)
     _address.check_directory(address)
     given = _environment.as_text(storage_options or {})
@@ -125,7 +130,9 @@ def opened(
     except CorruptError as error:
         if index is None:
             raise
-        raise CorruptError(f"index {os.fspath(index)}: {error}; `foreload index URL --out FILE` writes one") from None
+        raise type(error)(
+            f"index {os.fspath(index)}: {error}; `foreload index URL --update --out FILE` writes a new one"
+        ) from None
     except NotFoundError as error:
         if index is not None or not _address.looks_like_an_object(address):
             raise

@@ -87,19 +87,22 @@ def summary(dataset: "Dataset") -> dict[str, Any]:
 
 
 def changes(before: "Dataset", after: "Dataset") -> dict[str, int]:
-    """How many samples came, went and changed: by key, place in the object, and ETag, of all their ranges."""
+    """How many samples came, went and changed: by key, place in the object, ETag and, where both have one, checksum."""
 
-    def places(dataset: "Dataset") -> dict[tuple[tuple[str, int], ...], list[tuple[int, str | None]]]:
-        found = (dataset.source.opened().index.ranges(sample) for sample in range(len(dataset)))
+    def places(dataset: "Dataset") -> dict[tuple[tuple[str, int], ...], tuple[Any, int | None]]:
+        index = dataset.source.opened().index
+        found = ((index.ranges(sample), index.crc32c(sample)) for sample in range(len(dataset)))
         return {
-            tuple((key, first) for key, first, *_ in ranges): [(length, etag) for _, _, length, _, etag in ranges]
-            for ranges in found
+            tuple((key, first) for key, first, *_ in ranges): (
+                [(length, etag) for _, _, length, _, etag in ranges],
+                crc,
+            )
+            for ranges, crc in found
         }
 
-    if before.digest == after.digest:
-        return {"added": 0, "removed": 0, "changed": 0}
     old, new = places(before), places(after)
-    changed = sum(old[place] != new[place] for place in old.keys() & new.keys())
+    both = [(old[place], new[place]) for place in old.keys() & new.keys()]
+    changed = sum(a != b or (crc != other and None not in (crc, other)) for (a, crc), (b, other) in both)
     return {"added": len(new.keys() - old.keys()), "removed": len(old.keys() - new.keys()), "changed": changed}
 
 

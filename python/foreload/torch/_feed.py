@@ -61,12 +61,13 @@ class Stated:
     Args:
         batch: The batch; `END`: there was none left.
         state: The worker's state, which is copied: it is sent by a thread, while the data set goes on.
+        begun: Where it stood when the pass began, with its first batch and where the data set's iterator says so itself.
     """
 
-    __slots__ = ("batch", "state")
+    __slots__ = ("batch", "begun", "state")
 
-    def __init__(self, batch: Any, state: dict[str, Any]) -> None:
-        self.batch, self.state = batch, copy.deepcopy(state)
+    def __init__(self, batch: Any, state: dict[str, Any], begun: dict[str, Any] | None = None) -> None:
+        self.batch, self.state, self.begun = batch, copy.deepcopy(state), begun
 
     def pin_memory(self, device: Any = None) -> Stated:
         """What torch's pinning thread calls."""
@@ -78,6 +79,9 @@ class Stated:
 class Feed:
     """Stands for an iterable data set in worker processes.
 
+    A worker's state of a pass that it has come to the end of is the one of before its last batch, and says that it `ends`: what a data set says of
+    itself at the end may stand for a pass of which nothing is left, or for a new one. Reading on from before leads where it led.
+
     Args:
         dataset: The data set.
         states: Each worker's, to go on from.
@@ -88,6 +92,10 @@ class Feed:
         self.dataset, self._states, self._is_over = dataset, states, is_over
         self.iterator: Any = None
         self.ended = False
+        #: Where the worker stood after the batch before, in this pass.
+        self._stood: dict[str, Any] | None = None
+        #: Where it stood when the pass began, until that is told.
+        self._begun: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -100,22 +108,34 @@ class Feed:
     def __iter__(self) -> Iterator[Any]:
         """A pass of a worker's."""
         info = _info()
-        self.ended = False
-        self.iterator = self._begun(self._states.pop(info.id, None))
-        return self if self.is_stated else self.iterator
+        self.ended, self._stood = False, None
+        iterator: Iterator[Any] = self._placed(self._states.pop(info.id, None))
+        self.iterator = iterator
+        if not self.is_stated:
+            return iterator
+        # One without a state may begin only when it is asked for its first sample.
+        self._begun = copy.deepcopy(self._now()) if has_state(self.iterator) else None
+        return self
 
-    def _begun(self, state: dict[str, Any] | None) -> Any:
+    def _placed(self, state: dict[str, Any] | None) -> Any:
         if state is None:
             return iter(self.dataset)
         where = go_on(self.dataset, state)
+        is_new = self._is_over or bool(state.get("begins_anew"))
+        ends = bool(state.get("ends"))
         iterator = None
-        if where is not None or not self._is_over:
+        if where is not None or ends or not is_new:
             iterator = iter(self.dataset)
         if where is not None:
             iterator.load_state_dict(where)  # type: ignore[union-attr]
-        if self._is_over:
+        if ends:
+            # Less than a batch, of which nobody got anything, or everybody all.
+            for _ in iterator:  # type: ignore[union-attr]
+                pass
+        if is_new:
             return iter(self.dataset)
-        self.ended = bool((state["fetcher_state"] or {}).get("fetcher_ended"))
+        self.ended = ends or bool((state["fetcher_state"] or {}).get("fetcher_ended"))
+        self._stood = {name: state[name] for name in ("dataset_state", "fetcher_state")}
         return iterator
 
     def __next__(self) -> Any:
@@ -127,8 +147,17 @@ class Feed:
             self.ended = True
             return END
 
-    def state(self) -> dict[str, Any]:
-        """Where the worker stands."""
+    def stated(self, batch: Any) -> Stated:
+        """A batch with where the worker stands after it."""
+        before = self._stood if self.ended else None
+        state = self._now() if before is None else {**before, "ends": True}
+        begun, self._begun = self._begun, None
+        found = Stated(batch, {"worker_id": _info().id, **state}, begun)
+        if not self.ended:
+            self._stood = {name: found.state[name] for name in ("dataset_state", "fetcher_state")}
+        return found
+
+    def _now(self) -> dict[str, Any]:
         return state_of(self.dataset, self.iterator, ended=self.ended, is_iterable=True)
 
 
@@ -189,4 +218,4 @@ class Collate:
                 data = data[:-1]
             is_none = not data or (self._drop_last and len(data) < size)
             batch = END if is_none else self._collate(data)
-        return Stated(batch, {"worker_id": _info().id, **feed.state()})
+        return feed.stated(batch)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.utils import data
 from torch.utils.data import dataloader as _torchs
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
 from foreload.errors import StateError
 from foreload.torch import _feed, _samplers
@@ -65,6 +66,8 @@ class ForeignLoader(data.DataLoader[T]):
                     "in_order=False: nobody knows which batches of an iterable data set without state_dict the loop has had; save the state between passes, "
                     "use in_order=True, or give the data set a state"
                 )
+            if isinstance(self._iterator, _MultiProcessingDataLoaderIter):
+                self._iterator.hear_beginnings()
             return progress.state(self)
         unbegun = {**Progress(self, 0, None).state(self), "_iterator_finished": True}
         if not self.num_workers and _feed.has_state(self.dataset) and not hasattr(self.dataset, "__next__"):
@@ -272,6 +275,11 @@ class _Counting(_torchs._BaseDataLoaderIter):
         except StopIteration:
             progress.is_over = True
             self._count()
+            if self._is_iterable and not progress.had and (progress.loaded or {}).get("_iterator_finished"):
+                _LOG.warning(
+                    "%s has nothing: it was set to what it had said of itself at the end of a pass",
+                    type(self._dataset).__name__,
+                )
             raise
         except BaseException:
             progress.fails()
@@ -394,7 +402,29 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         found = super()._get_data()  # type: ignore[no-untyped-call] # torch's
         if self._left is not None:
             self._hear(self._left, found[1])
+        elif isinstance(found[1], _feed.Stated) and found[1].begun is not None:
+            self._progress.begun[found[1].state["worker_id"]] = found[1].begun
         return found
+
+    def hear_beginnings(self) -> None:
+        """Waits for the first batch of each worker of which nothing was heard in this pass and whose iterator says where it began."""
+        progress = self._progress
+        while not progress.is_over and any(
+            (progress.workers[worker]["fetcher_state"] or {}).get("dataset_iter_state") is not None
+            and self._workers_num_tasks_of(worker)
+            for worker in progress.unheard - set(progress.begun)
+        ):
+            task, found = self._get_data()
+            self._tasks_outstanding -= 1
+            if isinstance(found, _IterableDatasetStopIteration):
+                # As torch has it, where they live on.
+                self._workers_status[found.worker_id] = False
+                self._try_put_index()
+            else:
+                self._task_info[task] += (found,)
+
+    def _workers_num_tasks_of(self, worker: int) -> int:
+        return sum(len(found) == 1 and found[0] == worker for found in self._task_info.values())
 
     @staticmethod
     def _hear(progress: Progress, data: Any) -> None:

@@ -79,6 +79,8 @@ class Progress:
         self.last_worker = -1
         #: Those whose state is of the end of the pass before: they have sent nothing in this one.
         self.unheard: set[int] = set()
+        #: Where workers stood when the pass began, those that say so themselves.
+        self.begun: dict[int, dict[str, Any]] = {}
         #: Without workers: torch's own reader, where its data set has a state.
         self.reader: Any = None
         #: What was asked for and hasn't come, by number; and by number where the samplers stood then.
@@ -417,11 +419,10 @@ class Progress:
         self.unheard.discard(worker)
 
     def _worker_state(self, worker: int) -> dict[str, Any]:
-        state = copy.deepcopy(self.workers[worker])
+        state = self.workers[worker]
         if worker in self.unheard and not self.is_over:
-            # Its iterator begins anew.
-            state["fetcher_state"] = None
-        return {"worker_id": worker, **state}
+            state = self.begun.get(worker) or {**state, "begins_anew": True}
+        return {"worker_id": worker, **copy.deepcopy(state)}
 
     def _place(self) -> tuple[int, int]:
         """This process among those that a sampler deals an epoch among: as that says, or the launcher."""
