@@ -26,6 +26,7 @@ from bench.rows.forms import forms
 from bench.rows.gateway import gateway
 from bench.rows.mlperf import retinanet
 from bench.rows.shards import shards
+from bench.rows.threads import threads
 from bench.stage import ROOT, Stage
 
 RESULTS = ROOT / "bench" / "results"
@@ -68,6 +69,16 @@ FIGURES = [
         "RetinaNet-shaped accelerators (B200) that a client core feeds at AU >= 85 % in every epoch, unverified",
         {"one core: accelerators / core": Bar(least=2)},
         retinanet,
+    ),
+    Figure(
+        "threads",
+        "I/O threads of the agent, against a server with CPUs of its own",
+        {
+            f"{kind}: {number} threads / 1": Bar(least=least)
+            for kind in ("plain", "TLS")
+            for number, least in ((2, 1.8), (8, 6.0))
+        },
+        threads,
     ),
     Figure(
         "w4",

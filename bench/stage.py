@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +113,7 @@ class Stage:
 
     def bucket(self, *synthetic: str, profile: str = "cloud", **keywords: Any) -> Bucket:
         """A test bucket on the server's CPU."""
-        return Bucket(profile=profile, synthetic=synthetic, cpu=self.server_cpu, **keywords)
+        return Bucket(profile=profile, synthetic=synthetic, **{"cpus": [self.server_cpu], **keywords})
 
     def bare(self, verb: str, *options: str, bucket: Bucket | None = None, pinned: bool = True) -> dict[str, Any]:
         """The yardstick on the client's CPU."""
@@ -177,12 +177,13 @@ class Stage:
         found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
         return found
 
-    def read(self, job: Job, *, pinned: bool = True, samples_memory: bool = False) -> Reader:
+    def read(self, job: Job, *, pinned: bool = True, cpus: Sequence[int] = (), samples_memory: bool = False) -> Reader:
         """Runs a client with a cold cache.
 
         Args:
             job: What it reads.
             pinned: Whether it runs on the client's CPU alone.
+            cpus: Instead: the CPUs that it runs on.
             samples_memory: Whether to watch its memory.
 
         Raises:
@@ -190,7 +191,9 @@ class Stage:
         """
         with self.surroundings() as environment:
             command = [sys.executable, "-m", "bench.client", job.json()]
-            if pinned:
+            if cpus:
+                command = ["taskset", "-c", ",".join(map(str, cpus)), *command]
+            elif pinned:
                 command = self.pinned(*command)
             process = subprocess.Popen(
                 command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

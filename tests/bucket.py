@@ -61,7 +61,7 @@ class Bucket:
         anonymous: Whether unsigned requests are accepted.
         tls: Whether to speak TLS; `ca_file` is the certificate to trust.
         seed: What delays, faults and synthetic content depend on.
-        cpu: The CPU to pin the server to.
+        cpus: The CPUs to pin the server to, a thread on each; None: one thread, anywhere.
         options: More options of `testbucket serve`.
 
     Raises:
@@ -80,7 +80,7 @@ class Bucket:
         anonymous: bool = False,
         tls: bool = False,
         seed: int = 0,
-        cpu: int | None = None,
+        cpus: Sequence[int] | None = None,
         options: Sequence[str] = (),
     ) -> None:
         """Starts the server and waits until it accepts connections."""
@@ -98,12 +98,13 @@ class Bucket:
         command += [f"--dir={directory}"] if directory is not None else []
         command += ["--anonymous"] if anonymous else []
         command += ["--tls", "--ca-file", str(scratch / "ca.pem")] if tls else []
+        command += [f"--threads={len(cpus)}"] if cpus else []
         command += options
+        # Before it has threads: they take after the one that starts them.
+        command = ["taskset", "-c", ",".join(map(str, cpus)), *command] if cpus else command
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        if cpu is not None:
-            os.sched_setaffinity(self._process.pid, {cpu})
         values = self._wait(ready)
         self.endpoint: str = values["endpoint"]
         self.access_key: str = values["access_key"]

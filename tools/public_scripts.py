@@ -2,7 +2,7 @@
 """Runs public training scripts with torch's loader and with ours, and compares their losses to the last bit.
 
 The scripts, in tools/public_scripts.toml, are other people's: fetched at a commit, or found in `--checkout DIR` by the names of their repositories. They run
-in copies below `--work`, on small data made here, without network and GPU. In a copy those lines differ that a user would change, the import of the
+in copies below `--work`, on small data made here, without network and, but for `--gpu`, without GPU. In a copy those lines differ that a user would change, the import of the
 loader or the making of the data set, and what such a run needs. What a run computes is seen from outside, by a `sitecustomize`: each loss at its `backward`,
 and a checksum of all that a model is called with.
 
@@ -46,17 +46,28 @@ KINDS: dict[str, tuple[str, bool]] = {
     "drop-in": ("foreload.torch.DataLoader", False),
 }
 
+#: What a script's arguments say of the CPU, and with `--gpu` instead.
+ON_GPU = {
+    " --no-accel": "",
+    " --cpu": "",
+    " --use_cpu": "",
+    "--device cpu": "--device cuda",
+    "device=cpu": "device=cuda",
+    "accelerator cpu": "accelerator gpu",
+}
+
 #: Seeds what a script leaves to chance, and writes down what its main process computes.
 WATCH = """
 import hashlib, os, random, threading
 import numpy, torch
 random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+if "CUBLAS_WORKSPACE_CONFIG" in os.environ: torch.use_deterministic_algorithms(True, warn_only=True)
 main, depth, log = os.getpid(), threading.local(), os.environ["WATCH_TO"] + os.environ.get("RANK", "0")
 def write(line):
     if os.getpid() == main:
         with open(log, "a") as file: file.write(line + "\\n")
 def digest(found):
-    if isinstance(found, torch.Tensor): return hashlib.sha1(found.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
+    if isinstance(found, torch.Tensor): return hashlib.sha1(found.detach().contiguous().cpu().numpy().tobytes()).hexdigest()[:12]
     if isinstance(found, dict): found = list(found.values())
     return "+".join(filter(None, map(digest, found))) if isinstance(found, (list, tuple)) else ""
 backward, call = torch.Tensor.backward, torch.nn.Module.__call__
@@ -181,16 +192,19 @@ def edit(script: dict[str, Any], folder: Path, kind: str, filled: dict[str, str]
         (folder / name).write_text(text[:at] + first[name] + text[at:])
 
 
-def environment(here: Path, work: Path) -> dict[str, str]:
+def environment(here: Path, work: Path, *, gpu: bool) -> dict[str, str]:
     """The variables of a run."""
+    # A GPU adds in an order of its own unless it is asked not to.
+    device = (
+        {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if gpu else {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    )
     paths = [str(here / "watch"), str(here / "copy"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "WATCH_TO": str(here / "rank"),
         "FORELOAD_CACHE_DIR": str(here / "cache"),
         "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "ACCELERATE_USE_CPU": "true",
+        **device,
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(work / "huggingface"),
     }
@@ -201,7 +215,9 @@ def computed(here: Path) -> list[str]:
     return [line for log in sorted(here.glob("rank*")) for line in log.read_text().splitlines()]
 
 
-def run(script: dict[str, Any], kind: str, workers: int, ranks: int, checkout: Path, here: Path, limit_s: float) -> str:
+def run(
+    script: dict[str, Any], kind: str, workers: int, ranks: int, checkout: Path, here: Path, given: argparse.Namespace
+) -> str:
     """Runs a script in a new directory, and says how it ended."""
     shutil.rmtree(here, ignore_errors=True)
     shutil.copytree(checkout, here / "copy", ignore=shutil.ignore_patterns(".git"))
@@ -212,21 +228,24 @@ def run(script: dict[str, Any], kind: str, workers: int, ranks: int, checkout: P
     edit(script, here / "copy", kind, filled)
     path = here / "copy" / script["path"]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    words = [*launcher, str(path), *script["arguments"].format(**filled).split()]
+    arguments = " ".join(script["arguments"].split())
+    for of_cpu, of_gpu in ON_GPU.items() if given.gpu else ():
+        arguments = arguments.replace(of_cpu, of_gpu)
+    words = [*launcher, str(path), *arguments.format(**filled).split()]
     words += script["ranks"].split() if ranks > 1 else []
     with (
         (here / "output").open("w") as output,
         subprocess.Popen(
             [sys.executable, *words],
             cwd=path.parent,
-            env=environment(here, work),
+            env=environment(here, work, gpu=given.gpu),
             stdout=output,
             stderr=output,
             start_new_session=True,
         ) as process,
     ):
         try:
-            code = process.wait(limit_s)
+            code = process.wait(given.limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return "too long"
@@ -249,9 +268,7 @@ def compare(name: str, ranks: int, workers: int, given: argparse.Namespace) -> b
         ended = "yes"
         if not (given.reuse and kind == "torch" and (here / "ended").exists()):
             # Ranks may abort when they are done already (pytorch#179291).
-            tries = (
-                run(script, kind, workers, ranks, checkout, here, given.limit) for _ in range(2 if ranks > 1 else 1)
-            )
+            tries = (run(script, kind, workers, ranks, checkout, here, given) for _ in range(2 if ranks > 1 else 1))
             ended = next((found for found in tries if found == "yes"), "no")
         lines = computed(here)
         expected = expected if kind != "torch" else lines
@@ -280,6 +297,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--workers", nargs="*", type=int, default=[0, 2])
     parser.add_argument("--ranks", nargs="*", type=int, default=[1])
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU, where a script lets itself be told so")
     parser.add_argument("--limit", type=float, default=300, help="seconds a run may take")
     parser.add_argument("--reuse", action="store_true", help="compare with what torch's loader came to the last time")
     given = parser.parse_args()

@@ -136,7 +136,7 @@ impl Bucket {
         let thread = std::thread::Builder::new()
             .name("testbucket".into())
             .spawn(move || {
-                let ran = server.run(async {
+                let ran = server.run(1, async {
                     let _ = stopped.await;
                 });
                 if let Err(error) = ran {

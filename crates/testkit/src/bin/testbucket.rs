@@ -51,6 +51,9 @@ struct Serve {
     /// The port on loopback; 0: a free one.
     #[arg(long, default_value_t = 0)]
     port: u16,
+    /// Threads that serve.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
     /// The address; only loopback addresses are accepted.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
@@ -154,7 +157,7 @@ impl Serve {
             println!("{ready}");
             begun.is_ok()
         };
-        let ran = server.run(ending::requested(self.until_eof, begin));
+        let ran = server.run(self.threads, ending::requested(self.until_eof, begin));
         begun?;
         ran.map_err(|source| Error::Io {
             what: "its socket".into(),

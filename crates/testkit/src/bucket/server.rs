@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -185,26 +186,36 @@ impl Server {
         })
     }
 
-    /// Serves on a current-thread runtime until `stop` completes; then all connections end.
+    /// Serves on as many threads, each a runtime of its own, until `stop` completes; then all connections end.
     ///
     /// # Errors
     ///
-    /// When the runtime can't be built or the listener fails for good.
-    pub fn run(self, stop: impl Future<Output = ()>) -> io::Result<()> {
+    /// When a runtime can't be built or the listener fails for good.
+    pub fn run(self, threads: usize, stop: impl Future<Output = ()>) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // The first thread accepts and serves; the others serve what it gives them.
+        let mut others = Vec::new();
+        for _ in 1..threads {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let (give, given) = mpsc::unbounded_channel();
+            let (state, tls) = (Arc::clone(&self.state), self.tls.clone());
+            std::thread::spawn(move || runtime.block_on(serve_given(state, given, tls)));
+            others.push(give);
+        }
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
             let mut stop = pin!(stop);
             let mut connections = JoinSet::new();
+            let mut turns = (0..threads.max(1)).cycle();
             loop {
                 tokio::select! {
                     () = &mut stop => return Ok(()),
                     Some(_) = connections.join_next(), if !connections.is_empty() => {}
                     accepted = listener.accept() => match accepted {
-                        Ok((stream, _)) => {
-                            let state = Arc::clone(&self.state);
-                            connections.spawn(connect(state, stream, self.tls.clone()));
-                        }
+                        Ok((stream, _)) => match turns.next().and_then(|turn| others.get(turn.checked_sub(1)?)) {
+                            Some(other) => drop(stream.into_std().map(|stream| other.send(stream))),
+                            None => drop(connections.spawn(connect(Arc::clone(&self.state), stream, self.tls.clone()))),
+                        },
                         // For example too many open files: wait until some are closed.
                         Err(error) => {
                             eprintln!("testbucket: can't accept a connection: {error}");
@@ -214,6 +225,25 @@ impl Server {
                 }
             }
         })
+    }
+}
+
+/// Serves the connections that the first thread gives, until it ends.
+async fn serve_given(
+    state: Arc<State>,
+    mut given: mpsc::UnboundedReceiver<std::net::TcpStream>,
+    tls: Option<tokio_rustls::TlsAcceptor>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            stream = given.recv() => match stream.map(TcpStream::from_std) {
+                Some(Ok(stream)) => drop(connections.spawn(connect(Arc::clone(&state), stream, tls.clone()))),
+                Some(Err(error)) => eprintln!("testbucket: can't serve a connection: {error}"),
+                None => return,
+            },
+        }
     }
 }
 

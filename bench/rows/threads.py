@@ -1,0 +1,59 @@
+"""What more I/O threads bring: the agent with one, two, four and eight, against a server that has CPUs of its own.
+
+A machine of few CPUs can't show it: there the server takes what the threads would. The server's threads are reported beside: where they are busy all the
+time, a ratio says what the server does, not what the agent could.
+"""
+
+from __future__ import annotations
+
+from bench.client import Job, fixed
+from bench.registry import Result
+from bench.stage import Stage, interleaved, options_of, ratios
+
+#: Threads of the agent.
+THREADS = (1, 2, 4, 8)
+#: CPUs below which a second I/O thread would take one from the server, or from the scheduler and the loop.
+LEAST_CPUS = 8
+#: Requests in flight: enough that eight threads have enough each.
+IN_FLIGHT = 256
+
+
+def threads(stage: Stage) -> Result:
+    """Samples per second by the number of I/O threads, plain and TLS."""
+    count = stage.amount(40_000, 1000)
+    rule = f"threads:{count}x110000"
+    half = max(1, len(stage.cpus) // 2)
+    theirs, ours = stage.cpus[:half], stage.cpus[half:] or stage.cpus
+    result = Result()
+    if len(stage.cpus) < LEAST_CPUS:
+        result.invalid = (
+            f"this machine has {len(stage.cpus)} CPUs; threads of the server and of the agent need {LEAST_CPUS}"
+        )
+    for kind in ("plain", "TLS"):
+        result.raw[kind] = {number: [] for number in THREADS}
+        with stage.bucket(rule, profile="fast", tls=kind == "TLS", cpus=theirs) as bucket:
+
+            def measure(number: int) -> float:
+                attach = {**fixed(IN_FLIGHT), "io_threads": number}
+                job = Job("s3://bench/threads", options_of(bucket), raw="view", ram="512MB", attach=attach)
+                before = bucket.cpu_seconds()
+                found = stage.read(job, cpus=ours).last
+                found["server_busy"] = (bucket.cpu_seconds() - before) / found["seconds"] / len(theirs)
+                result.raw[kind][number].append(found)  # noqa: B023
+                return float(found["samples"] / found["seconds"])
+
+            rates = interleaved(stage.pairs, *(lambda number=number: measure(number) for number in THREADS))
+        for number, rate in zip(THREADS, rates, strict=True):
+            if number > 1:
+                result.read(f"{kind}: {number} threads / 1", *ratios(rate, rates[0]))
+        for number, rate in zip(THREADS, rates, strict=True):
+            result.read(f"{kind}, {number} threads", *rate, unit="samples/s")
+            busy = [found["server_busy"] for found in result.raw[kind][number]]
+            result.read(f"{kind}, {number} threads: server busy", *busy)
+    result.settings = {
+        "data": rule,
+        "server": f"no delays, a thread on each of {len(theirs)} CPUs",
+        "client": f"the other {len(ours)}: agent, and a loop that takes views and drops them; 512 MB of RAM, {IN_FLIGHT} requests in flight",
+        "repetitions": stage.pairs,
+    }
+    return result
