@@ -28,11 +28,13 @@ class Nowhere(fl.Dataset):
         return f"{self._samples:032x}"
 
 
-def run_of(samples: int, world: int, batch: int, rule: dict[str, Any], rank: int = 0, seed: int = 3) -> Run:
+def run_of(
+    samples: int, world: int, batch: int, rule: dict[str, Any], rank: int = 0, seed: int = 3, kind: str = "keyed"
+) -> Run:
     """The run of one rank, with nobody to attach to."""
     data = Nowhere(samples)
     keywords = {"drop_last": False, "uneven": None, **rule}
-    order = Order(data.digest, samples, "keyed", seed, batch * world, tail_of(world, batch * world, **keywords))
+    order = Order(data.digest, samples, kind, seed, batch * world, tail_of(world, batch * world, **keywords))
     return Run(
         data, order, Ranks(rank, world, (rank,), word=Word()), fl.Cache(), uneven=keywords["uneven"] == "weights"
     )

@@ -29,8 +29,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
     known: dict[int, set[str]] = {}
 
     class Rank:
-        def __init__(self, rank: int, seed: int = 3, samples: int = 100, **rule: Any) -> None:
-            self.run, self.accord, self.rank = run_of(samples, 2, 5, rule, rank, seed), Accord(), rank
+        def __init__(
+            self, rank: int, seed: int = 3, samples: int = 100, batch: int = 5, kind: str = "keyed", **rule: Any
+        ) -> None:
+            self.run, self.accord, self.rank = run_of(samples, 2, batch, rule, rank, seed, kind), Accord(), rank
             # Every loader of the test is the first with its plan, in its process.
             self.run.ranks.word._numbers[self.run.plan.digest] = 0  # type: ignore[union-attr]
 
@@ -84,6 +86,36 @@ def test_a_loader_more_on_one_rank_is_no_other_plan(ranks: Any) -> None:
     theirs.had(0, 2)
     ours.had(0, 2)
     ranks(1, 8).had(0, 1, 2, 3)
+
+
+IN_ORDER = {"kind": "sequential"}
+
+
+def test_one_rank_that_shuffles_alone_is_refused(ranks: Any) -> None:
+    ours, theirs = ranks(0), ranks(1, **IN_ORDER)
+    ours.had(0, *range(1, 11))
+    theirs.had(0, *range(1, 10))
+    with pytest.raises(errors.InvalidError, match=r"rank 0 and rank 1 read .* order .* and "):
+        theirs.had(0, 10)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_evaluation_on_one_rank_is_no_other_plan(ranks: Any, is_first: bool) -> None:
+    evaluation, ours, theirs = ranks(0, **IN_ORDER), ranks(0), ranks(1)
+    if is_first:
+        evaluation.had(0, *range(1, 11))
+    for batch in range(1, 11):
+        ours.had(0, batch)
+        theirs.had(0, batch)
+    if not is_first:
+        evaluation.had(0, *range(1, 11))
+
+
+def test_batches_of_different_sizes_are_warned_of(ranks: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = ranks(0), ranks(1, batch=10)
+    ours.had(0, *range(1, 11))
+    theirs.had(0, *range(1, 6))
+    assert "in batches of 5, and rank 1 of 10: they take unequally many steps" in caplog.text
 
 
 def test_a_rank_that_left_an_epoch_which_others_go_through_is_refused(ranks: Any) -> None:

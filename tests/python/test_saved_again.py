@@ -111,6 +111,41 @@ class Walking(torchs.IterableDataset[Any]):
         return Walk(list(range(info.id, self.count - 5 * info.id, info.num_workers)), self.epoch)
 
 
+class Own(torchs.IterableDataset[Any]):
+    """Its own iterator, which counts its passes where it is asked for one."""
+
+    at, epoch = 0, -1
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Own:
+        self.at, self.epoch = 0, self.epoch + 1
+        return self
+
+    def __next__(self) -> int:
+        info: Any = torchs.get_worker_info()
+        found = info.id + self.at * info.num_workers
+        if found >= self.count - 5 * info.id:
+            raise StopIteration
+        self.at += 1
+        return found + 100 * self.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Failing(Beginning):
+    """One whose shares end with an error."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from super().__iter__()
+        raise ArithmeticError("the end")
+
+
 class InBlocks(torchs.Sampler[int]):
     """Shuffles blocks of eight, each when it is reached, with everybody's random numbers."""
 
@@ -185,8 +220,8 @@ def test_workers_that_live_on_say_where_they_stand_at_the_end_of_an_epoch(
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("kind", [Beginning, Walking])
-@pytest.mark.parametrize(("count", "workers"), [(24, 2), (29, 2), (29, 3)])
+@pytest.mark.parametrize("kind", [Beginning, Walking, Own])
+@pytest.mark.parametrize(("count", "workers"), [(24, 2), (29, 2), (29, 3), (13, 2), (7, 2), (3, 1)])
 def test_what_a_data_set_says_at_its_end_is_not_what_is_gone_on_from(
     kind: Any, count: int, workers: int, drop_last: bool
 ) -> None:
@@ -207,8 +242,61 @@ def test_what_a_data_set_says_at_its_end_is_not_what_is_gone_on_from(
             continue
         resumed = loader()
         resumed.load_state_dict(state)
-        left = [whole[epoch][had:], *whole[epoch + 1 : 4 if kind is Beginning else epoch + 1]] if epoch < 4 else []
+        left = [whole[epoch][had:], *whole[epoch + 1 : epoch + 1 if kind is Walking else 4]] if epoch < 4 else []
         assert [ids(resumed) for _ in left] == left, (epoch, had)
+
+
+def caught(loader: Any) -> list[Any]:
+    """A pass of a loop that goes on after errors."""
+    found: list[Any] = []
+    batches = iter(loader)
+    while True:
+        try:
+            found.append(numbers(next(batches)))
+        except StopIteration:
+            return found
+        except ArithmeticError as error:
+            found.append(type(error))
+
+
+@pytest.mark.parametrize("count", [24, 13])
+def test_an_error_at_the_end_of_a_share_is_of_the_pass_that_is_over(count: int) -> None:
+    def loader() -> Any:
+        return DataLoader(Failing(count), 4, num_workers=2, persistent_workers=True)
+
+    straight = loader()
+    whole = [caught(straight)]
+    states = [plain(straight.state_dict())]
+    batches = iter(straight)
+    first = numbers(next(batches))
+    states.append(plain(straight.state_dict()))
+    whole.append([first, *caught(batches)])
+    for had, state in enumerate(states):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert caught(resumed) == whole[1][had:]
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(Counting, 0), (Counting, 2), (InMemory, 0), (InMemory, 2)])
+def test_a_resumed_pass_of_which_each_batch_failed_was_gone_through(kind: Any, workers: int) -> None:
+    def collate(batch: list[int]) -> torch.Tensor:
+        found = torch.tensor(batch)
+        if found.max() > 15:
+            raise ArithmeticError("not these")
+        return found
+
+    def loader() -> Any:
+        return DataLoader(kind(24), 4, num_workers=workers, collate_fn=collate)
+
+    straight = loader()
+    batches = iter(straight)
+    whole = [numbers(next(batches)) for _ in range(4)]
+    state = plain(straight.state_dict())
+    whole += caught(batches)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert caught(resumed) == whole[4:] == [ArithmeticError] * 2
+    assert caught(resumed) == whole
 
 
 def test_a_pass_that_has_nothing_after_its_data_set_was_set_to_an_end_is_warned_of(

@@ -147,10 +147,14 @@ impl Job {
         let order_bytes = self.order(|order| order.map_or(0, |order| order.expected_bytes(self.looks_up())));
         let beside = self.attach.batch_bytes + order_bytes;
         let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(beside));
-        if let Some(budget) = self.pool.share_memory(left) {
+        if let Some((budget, asked)) = self.pool.share_memory(left) {
             let mb = |bytes: u64| bytes / 1_000_000;
+            let together = match mb(asked) > mb(self.sample_bytes()) {
+                true => format!(", all loaders that share it for {} MB", mb(asked)),
+                false => String::new(),
+            };
             warnings.push(format!(
-                "the loader asks for {} MB of memory, and this machine or its control group has {} MB left: it keeps {} MB for samples now, and more when there is more; give cache=Cache(ram=...) less",
+                "the loader asks for {} MB of memory{together}, and this machine or its control group has {} MB left: it keeps {} MB for samples now, and more when there is more; give cache=Cache(ram=...) less",
                 mb(self.attach.ram_bytes),
                 mb(left.saturating_add(beside)),
                 mb(budget.min(self.sample_bytes())),

@@ -759,13 +759,13 @@ impl Pool {
             .fold(0, |sum, job| sum.saturating_add(job.attach.ram_bytes))
     }
 
-    /// Shares out memory anew, when `left` bytes are left on the machine beside what it has. Answers with the budget where that is less than its jobs ask
-    /// for together.
-    pub fn share_memory(self: &Rc<Self>, left: u64) -> Option<u64> {
+    /// Shares out memory anew, when `left` bytes are left on the machine beside what it has. Answers with the budget and with what its jobs
+    /// ask for together, where that is more.
+    pub fn share_memory(self: &Rc<Self>, left: u64) -> Option<(u64, u64)> {
         let bounds = self.bounds();
         let budget = bounds.first(left.saturating_add(self.cache.used_bytes()));
         self.set_budget(budget);
-        (budget < bounds.asked).then_some(budget)
+        (budget < bounds.asked).then_some((budget, bounds.asked))
     }
 
     /// What the plan may use of the cache arena from now on.

@@ -97,7 +97,7 @@ def open_named(
         raise InvalidError("the data set has no samples")
     if len(places) > 1:
         raise InvalidError(
-            f"the files lie in several places, {' and '.join(sorted(places)[:2])}: wrap one data set for each place, and join them with "
+            f"the files lie in several places, {' and '.join(sorted(place or 'this machine' for place in places)[:2])}: wrap one data set for each place, and join them with "
             "torch.utils.data.ConcatDataset"
         )
     (place,) = places

@@ -6,7 +6,10 @@ anybody: a rank may have a loader alone, and ranks need not go in step. So only 
 
 - a rank left an epoch after some batches and has begun the next one, and another rank has had more of that epoch;
 - two ranks' loaders for one place, with batches of one size, read different plans, and each has never begun the other's: their seeds differ, or one has an
-  index of the place from another day.
+  index of the place from another day;
+- the same where one shuffles and the other doesn't, once both have had many batches: until then one may be an evaluation on a rank alone.
+
+Batches of different sizes are a warning: torch allows them to ranks that know what they do.
 
 `foreload.torch.DataLoader` and `Sampler` report each batch. What is written and looked for is a few bytes, at the first two batches of a plan and
 then at every doubling, so that it costs nothing. Ranks that deal the data set among fewer than the group's processes (`dp_size`) are not
@@ -28,6 +31,8 @@ from foreload.errors import InvalidError
 _LOG = logging.getLogger("foreload")
 #: How long a rank waits before it refuses another plan: the other one may still have a loader of its own in hand, and come to this one then.
 _PATIENCE_S = 10.0
+#: Batches after which a rank reads its plan for good.
+_FOR_GOOD = 64
 #: What differs between plans, in words.
 _WORDS = {
     "data": "data set",
@@ -88,14 +93,27 @@ class Accord:
         if self._batches == 1:
             _known.add(plan)
             store.set(f"foreload/begun/{plan}/{rank}", "1")
-        if self._batches != 2:
-            return
         here = {"rank": rank, "plan": plan, **_facts(run)}
-        shuffled = "shuffled" if run.order.is_shuffled else "in order"
-        alike = f"foreload/plan/{run.dataset.url}/{run.order.global_batch // run.ranks.world}/{shuffled}"
+        if self._batches == 2:
+            self._compare(store, run, here, f"{here['batch']}/{'shuffled' if run.order.is_shuffled else 'in order'}")
+        if self._batches == _FOR_GOOD or (self._batches == len(run) and self._batches < _FOR_GOOD):
+            self._compare(store, run, here, "any")
+
+    def _compare(self, store: Any, run: Run, here: dict[str, Any], which: str) -> None:
+        """Compares with the first rank that had such a plan."""
+        plan, rank = here["plan"], here["rank"]
+        alike = f"foreload/plan/{run.dataset.url}/{which}"
         there = json.loads(store.compare_set(alike, "", json.dumps(here)))
         if alike in _known or there["plan"] in _known or _comes(store, f"foreload/begun/{plan}/{there['rank']}"):
             if there["rank"] != rank:
+                _known.add(alike)
+            return
+        if which == "any" and there["shuffled"] == here["shuffled"]:
+            if there["batch"] != here["batch"]:
+                _LOG.warning(
+                    "rank %d reads %s in batches of %d, and rank %d of %d: they take unequally many steps",
+                    *(there["rank"], run.dataset.url, there["batch"], rank, here["batch"]),
+                )
                 _known.add(alike)
             return
         differing = [
@@ -164,6 +182,8 @@ def _facts(run: Run) -> dict[str, Any]:
         "kind": run.order.kind,
         "tail": run.order.tail,
         "world": run.ranks.world,
+        "batch": run.order.global_batch // run.ranks.world,
+        "shuffled": run.order.is_shuffled,
     }
 
 

@@ -7,6 +7,7 @@ data set is handed to the workers as a `Feed`, which goes on from a state, and s
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,6 +56,23 @@ def _info() -> Any:
     return get_worker_info()
 
 
+#: Of a worker's state, what its data set and iterator say.
+_PARTS = ("dataset_state", "fetcher_state")
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it is now: a data set may go on changing what it said."""
+    return copy.deepcopy(state)
+
+
+def _read_to_end(iterator: Any) -> None:
+    """Reads what is left of a pass that is over: less than a batch, of which the loop had all or none. An error at its end it had, too."""
+    # Not with `for`, which asks it for an iterator first.
+    with contextlib.suppress(Exception):
+        while True:
+            next(iterator)
+
+
 class Stated:
     """A batch and where its worker stood after it.
 
@@ -79,8 +97,8 @@ class Stated:
 class Feed:
     """Stands for an iterable data set in worker processes.
 
-    A worker's state of a pass that it has come to the end of is the one of before its last batch, and says that it `ends`: what a data set says of
-    itself at the end may stand for a pass of which nothing is left, or for a new one. Reading on from before leads where it led.
+    A worker's state of a pass that it has come to the end of is the one of before its last batch, or of its first sample, and says that it `ends`: what a
+    data set says of itself at the end may stand for a pass of which nothing is left, or for a new one. Reading on from before leads where it led.
 
     Args:
         dataset: The data set.
@@ -114,7 +132,7 @@ class Feed:
         if not self.is_stated:
             return iterator
         # One without a state may begin only when it is asked for its first sample.
-        self._begun = copy.deepcopy(self._now()) if has_state(self.iterator) else None
+        self._begun = _copied(self._now()) if has_state(self.iterator) else None
         return self
 
     def _placed(self, state: dict[str, Any] | None) -> Any:
@@ -129,32 +147,34 @@ class Feed:
         if where is not None:
             iterator.load_state_dict(where)  # type: ignore[union-attr]
         if ends:
-            # Less than a batch, of which nobody got anything, or everybody all.
-            for _ in iterator:  # type: ignore[union-attr]
-                pass
+            _read_to_end(iterator)
         if is_new:
             return iter(self.dataset)
         self.ended = ends or bool((state["fetcher_state"] or {}).get("fetcher_ended"))
-        self._stood = {name: state[name] for name in ("dataset_state", "fetcher_state")}
+        self._stood = state
         return iterator
 
     def __next__(self) -> Any:
         if self.ended:
             raise StopIteration
         try:
-            return next(self.iterator)
+            found = next(self.iterator)
         except StopIteration:
             self.ended = True
             return END
+        if self._stood is None:
+            # Of a share that is shorter than a batch there is no other.
+            self._stood = _copied(self._now())
+        return found
 
     def stated(self, batch: Any) -> Stated:
         """A batch with where the worker stands after it."""
         before = self._stood if self.ended else None
-        state = self._now() if before is None else {**before, "ends": True}
+        state = self._now() if before is None else {"ends": True} | {name: before[name] for name in _PARTS}
         begun, self._begun = self._begun, None
         found = Stated(batch, {"worker_id": _info().id, **state}, begun)
         if not self.ended:
-            self._stood = {name: found.state[name] for name in ("dataset_state", "fetcher_state")}
+            self._stood = found.state
         return found
 
     def _now(self) -> dict[str, Any]:

@@ -273,7 +273,7 @@ class _Counting(_torchs._BaseDataLoaderIter):
         try:
             batch = self._read()
         except StopIteration:
-            progress.is_over = True
+            progress.is_over, progress.has_failed = True, False
             self._count()
             if self._is_iterable and not progress.had and (progress.loaded or {}).get("_iterator_finished"):
                 _LOG.warning(

@@ -63,7 +63,7 @@ fn on_a_full_machine_a_pool_takes_what_is_left_and_never_less_than_it_needs() {
         let bounds = job.pool.bounds();
         // Three batches of four, and one sample.
         assert_eq!(bounds.least, 13 * (16 << 10));
-        assert_eq!(job.pool.share_memory(0), Some(bounds.least));
+        assert_eq!(job.pool.share_memory(0), Some((bounds.least, bounds.asked)));
         assert_eq!(
             job.pool.share_memory(RESERVE_BYTES + 300_000),
             None,
