@@ -88,6 +88,16 @@ fn shapes(loads: &[Pending]) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
+fn an_action_that_ends_with_its_issue_has_no_id_of_a_load() {
+    let mut queue = Queue::new();
+    let mut id = || queue.loads.action(Command::Forget { tier: 0, block: 0 }).id();
+    let (first, second) = (id(), id());
+    assert_ne!(first, second);
+    // Those of loads count from 0, with places in their lower half.
+    assert!(first >= 1 << 63 && second >= 1 << 63);
+}
+
+#[test]
 fn a_large_sample_comes_in_equal_parts_that_together_are_all_of_it() {
     let mut queue = Queue::new();
     let id = queue.parts(&[place(7, 100, 3502)], false);
