@@ -408,6 +408,21 @@ fn what_nobody_reads_any_more_leaves_but_for_what_is_held() {
 }
 
 #[test]
+fn what_is_expected_stays_unless_it_failed() {
+    let (mut residents, mut arena) = residents();
+    for (block, failed) in [(1, false), (2, true)] {
+        let id = loading(&mut residents, &mut arena, block);
+        residents.expect(id);
+        arrive(&mut residents, id);
+        if failed {
+            residents.get_mut(id).state = State::Failed(Failure::Cancelled);
+        }
+        residents.drop_if_idle(id, &mut arena);
+        assert_eq!(is_there(&residents, block), !failed);
+    }
+}
+
+#[test]
 fn a_limit_holds_for_the_whole_arena() {
     let mut arena = Arena::new(1024);
     let take = |arena: &mut Arena, len, limit| Residents::take(arena, len, Stay::Short, limit).is_some();
