@@ -123,7 +123,7 @@ class Accord:
         ]
         remedy = "Give all ranks the same arguments"
         if there["data"] != here["data"]:
-            remedy = "Give all ranks one index, `open(index=...)`, or let all list again, `open(refresh=True)`"
+            remedy = "Give all ranks one index, `open(index=...)`, or let all list again, `open(refresh=True)`; and the same samples of it, where each chooses some"
         raise InvalidError(
             f"rank {there['rank']} and rank {rank} read {run.dataset.url} by different plans, so that samples would come twice and others never: "
             f"{'; '.join(differing) or 'releases of foreload'}. {remedy}"

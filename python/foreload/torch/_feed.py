@@ -65,12 +65,14 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state)
 
 
-def _read_to_end(iterator: Any) -> None:
-    """Reads what is left of a pass that is over: less than a batch, of which the loop had all or none. An error at its end it had, too."""
+def _ends_after(iterator: Any, left: int) -> bool:
+    """Whether a pass that is over has as many samples left as it had: less than a batch, of which the loop had all or none. An error at its end it had, too."""
     # Not with `for`, which asks it for an iterator first.
     with contextlib.suppress(Exception):
-        while True:
+        for _ in range(left + 1):
             next(iterator)
+        return False
+    return True
 
 
 class Stated:
@@ -97,8 +99,9 @@ class Stated:
 class Feed:
     """Stands for an iterable data set in worker processes.
 
-    A worker's state of a pass that it has come to the end of is the one of before its last batch, or of its first sample, and says that it `ends`: what a
-    data set says of itself at the end may stand for a pass of which nothing is left, or for a new one. Reading on from before leads where it led.
+    A worker's state of a pass that it has come to the end of is the one of before its last batch, or of its first sample, with how many samples were `left`:
+    what a data set says of itself at the `end` may stand for a pass of which nothing is left, or for a new one. Reading on from before leads where it led.
+    A data set whose place goes on from pass to pass has more left then, and its state of the end is where the next pass begins.
 
     Args:
         dataset: The data set.
@@ -112,6 +115,8 @@ class Feed:
         self.ended = False
         #: Where the worker stood after the batch before, in this pass.
         self._stood: dict[str, Any] | None = None
+        #: Samples since then.
+        self._left = 0
         #: Where it stood when the pass began, until that is told.
         self._begun: dict[str, Any] | None = None
 
@@ -126,7 +131,7 @@ class Feed:
     def __iter__(self) -> Iterator[Any]:
         """A pass of a worker's."""
         info = _info()
-        self.ended, self._stood = False, None
+        self.ended, self._stood, self._left = False, None, 0
         iterator: Iterator[Any] = self._placed(self._states.pop(info.id, None))
         self.iterator = iterator
         if not self.is_stated:
@@ -140,18 +145,23 @@ class Feed:
             return iter(self.dataset)
         where = go_on(self.dataset, state)
         is_new = self._is_over or bool(state.get("begins_anew"))
-        ends = bool(state.get("ends"))
+        ends = "left" in state
         iterator = None
         if where is not None or ends or not is_new:
-            iterator = iter(self.dataset)
-        if where is not None:
-            iterator.load_state_dict(where)  # type: ignore[union-attr]
-        if ends:
-            _read_to_end(iterator)
+            iterator = self._set_to(where)
+        if ends and not _ends_after(iterator, state["left"]):
+            where = go_on(self.dataset, state["end"])
+            iterator = None if where is None else self._set_to(where)
         if is_new:
             return iter(self.dataset)
         self.ended = ends or bool((state["fetcher_state"] or {}).get("fetcher_ended"))
         self._stood = state
+        return iterator
+
+    def _set_to(self, where: Any) -> Any:
+        iterator: Any = iter(self.dataset)
+        if where is not None:
+            iterator.load_state_dict(where)
         return iterator
 
     def __next__(self) -> Any:
@@ -165,16 +175,19 @@ class Feed:
         if self._stood is None:
             # Of a share that is shorter than a batch there is no other.
             self._stood = _copied(self._now())
+        else:
+            self._left += 1
         return found
 
     def stated(self, batch: Any) -> Stated:
         """A batch with where the worker stands after it."""
-        before = self._stood if self.ended else None
-        state = self._now() if before is None else {"ends": True} | {name: before[name] for name in _PARTS}
+        state, before = self._now(), self._stood if self.ended else None
+        if before is not None:
+            state = {"left": self._left, "end": state} | {name: before[name] for name in _PARTS}
         begun, self._begun = self._begun, None
         found = Stated(batch, {"worker_id": _info().id, **state}, begun)
         if not self.ended:
-            self._stood = found.state
+            self._stood, self._left = found.state, 0
         return found
 
     def _now(self) -> dict[str, Any]:
