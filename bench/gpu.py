@@ -220,7 +220,7 @@ def _epochs(
         for name, loader in loaders(load, root, options, 0 if load == "pixels" else workers, asked.epochs):
             for number in range(asked.epochs):
                 epoch = trainer.epoch(loader)
-                said = loader.stats().get("au") if hasattr(loader, "stats") else None
+                said = loader.stats()["epochs"][-1]["au"] if name == "ours" else None
                 found.setdefault(name, []).append({**epoch, "epoch": number, "stats_au": said})
                 print(load, name, json.dumps(found[name][-1]), file=sys.stderr, flush=True)
             del loader

@@ -216,6 +216,19 @@ def plain(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def gone_through(loader: Any, passes: int) -> tuple[list[list[list[int]]], list[tuple[int, int, dict[str, Any]]]]:
+    """All batches of some passes, and the state after each batch and each pass, with how many batches of which pass it is of."""
+    whole: list[list[list[int]]] = []
+    saved = []
+    for _ in range(passes):
+        whole.append([])
+        for found in loader:
+            whole[-1].append(numbers(found))
+            saved.append((len(whole) - 1, len(whole[-1]), plain(loader.state_dict())))
+        saved.append((len(whole), 0, plain(loader.state_dict())))
+    return whole, saved
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("workers", "lives_on"), [(0, False), (1, True), (2, False), (2, True)])
 @pytest.mark.parametrize("count", [24, 27])
@@ -225,13 +238,7 @@ def test_workers_that_live_on_say_where_they_stand_at_the_end_of_an_epoch(
     def loader() -> Any:
         return DataLoader(Counting(count), 6, num_workers=workers, persistent_workers=lives_on, drop_last=drop_last)
 
-    straight, whole, saved = loader(), [], []
-    for _ in range(3):
-        whole.append([])
-        for found in straight:
-            whole[-1].append(numbers(found))
-            saved.append((len(whole) - 1, len(whole[-1]), plain(straight.state_dict())))
-        saved.append((len(whole), 0, plain(straight.state_dict())))
+    whole, saved = gone_through(loader(), 3)
     assert whole[0] == whole[1] == whole[2]
     assert len(whole[0]) >= 4 - workers
     for epoch, had, state in saved:
@@ -250,13 +257,7 @@ def test_what_a_data_set_says_at_its_end_is_not_what_is_gone_on_from(
     def loader() -> Any:
         return DataLoader(kind(count), 4, num_workers=workers, persistent_workers=True, drop_last=drop_last)
 
-    straight, whole, saved = loader(), [], []
-    for _ in range(4):
-        whole.append([])
-        for found in straight:
-            whole[-1].append(numbers(found))
-            saved.append((len(whole) - 1, len(whole[-1]), plain(straight.state_dict())))
-        saved.append((len(whole), 0, plain(straight.state_dict())))
+    whole, saved = gone_through(loader(), 4)
     assert whole[1] == [[number + 100 for number in batch] for batch in whole[0]]
     for epoch, had, state in saved:
         if kind is Walking and not had:
@@ -278,13 +279,7 @@ def test_a_data_set_whose_place_goes_on_from_pass_to_pass(
     def loader() -> Any:
         return DataLoader(kind(0), size, num_workers=workers, persistent_workers=lives_on, drop_last=drop_last)
 
-    straight, whole, saved = loader(), [], []
-    for _ in range(3):
-        whole.append([])
-        for found in straight:
-            whole[-1].append(numbers(found))
-            saved.append((len(whole) - 1, len(whole[-1]), plain(straight.state_dict())))
-        saved.append((len(whole), 0, plain(straight.state_dict())))
+    whole, saved = gone_through(loader(), 3)
     for epoch, had, state in saved:
         # After a window's last sample the data set itself says the next one, whether or not its end was heard.
         at_an_end = 5 % size == 0 and had > (5 // size - 1) * workers

@@ -256,22 +256,17 @@ impl Dataset {
             self.seen.set(Some(Instant::now()));
             return Ok(());
         };
-        if self.open.index.is_some() {
-            return Err(Trouble::new(
-                "changed",
-                format!("{url} is another object than when the data set was listed, or is gone"),
-            ));
-        }
-        // An index is of one format.
-        let format = match self.open.format.as_str() {
-            "" | "auto" => String::new(),
-            format => format!(" --format {format}"),
+        // An index is of one format. Who named one is told elsewhere how to write another.
+        let remedy = match (&self.open.index, self.open.format.as_str()) {
+            (Some(_), _) => String::new(),
+            (None, "" | "auto") => ": open it with refresh=True, or run `foreload index --update`".into(),
+            (None, format) => {
+                format!(": open it with refresh=True, or run `foreload index --update --format {format}`")
+            }
         };
         Err(Trouble::new(
             "changed",
-            format!(
-                "{url} is another object than when the data set was listed, or is gone: open it with refresh=True, or run `foreload index --update{format}`"
-            ),
+            format!("{url} is another object than when the data set was listed, or is gone{remedy}"),
         ))
     }
 

@@ -60,7 +60,7 @@ def index(
     if update or checksum:
         before = dataset
         dataset = reopen(dataset, update=update, checksum=checksum)
-        value |= {"changes": changes(before, dataset)} if update else {}
+        value |= {"changes": changes(before, dataset, checksum=checksum)} if update else {}
     if not len(dataset):
         raise NotFoundError(f"{url}: no samples there (check the prefix and --extension)")
     value = summary(dataset) | {"seconds": round(time.perf_counter() - begun, 3)} | value
@@ -86,8 +86,8 @@ def summary(dataset: "Dataset") -> dict[str, Any]:
     }
 
 
-def changes(before: "Dataset", after: "Dataset") -> dict[str, int]:
-    """How many samples came, went and changed: by key, place in the object, ETag and, where both have one, checksum."""
+def changes(before: "Dataset", after: "Dataset", *, checksum: bool) -> dict[str, int]:
+    """How many samples came, went and changed: by key, place in the object, ETag and, if checksums were made anew and both have one, checksum."""
 
     def places(dataset: "Dataset") -> dict[tuple[tuple[str, int], ...], tuple[Any, int | None]]:
         index = dataset.source.opened().index
@@ -100,6 +100,8 @@ def changes(before: "Dataset", after: "Dataset") -> dict[str, int]:
             for ranges, crc in found
         }
 
+    if before.digest == after.digest and not checksum:
+        return {"added": 0, "removed": 0, "changed": 0}
     old, new = places(before), places(after)
     both = [(old[place], new[place]) for place in old.keys() & new.keys()]
     changed = sum(a != b or (crc != other and None not in (crc, other)) for (a, crc), (b, other) in both)

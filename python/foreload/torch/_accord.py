@@ -93,22 +93,23 @@ class Accord:
         if self._batches == 1:
             _known.add(plan)
             store.set(f"foreload/begun/{plan}/{rank}", "1")
-        here = {"rank": rank, "plan": plan, **_facts(run)}
         if self._batches == 2:
-            self._compare(store, run, here, f"{here['batch']}/{'shuffled' if run.order.is_shuffled else 'in order'}")
+            self._compare(store, rank, run, is_any=False)
         if self._batches == _FOR_GOOD or (self._batches == len(run) and self._batches < _FOR_GOOD):
-            self._compare(store, run, here, "any")
+            self._compare(store, rank, run, is_any=True)
 
-    def _compare(self, store: Any, run: Run, here: dict[str, Any], which: str) -> None:
-        """Compares with the first rank that had such a plan."""
-        plan, rank = here["plan"], here["rank"]
+    def _compare(self, store: Any, rank: int, run: Run, *, is_any: bool) -> None:
+        """Compares with the first rank that had such a plan, or any plan of the place."""
+        plan = run.plan.digest
+        here = {"rank": rank, "plan": plan, **_facts(run)}
+        which = "any" if is_any else f"{here['batch']}/{'shuffled' if here['shuffled'] else 'in order'}"
         alike = f"foreload/plan/{run.dataset.url}/{which}"
         there = json.loads(store.compare_set(alike, "", json.dumps(here)))
         if alike in _known or there["plan"] in _known or _comes(store, f"foreload/begun/{plan}/{there['rank']}"):
             if there["rank"] != rank:
                 _known.add(alike)
             return
-        if which == "any" and there["shuffled"] == here["shuffled"]:
+        if is_any and there["shuffled"] == here["shuffled"]:
             if there["batch"] != here["batch"]:
                 _LOG.warning(
                     "rank %d reads %s in batches of %d, and rank %d of %d: they take unequally many steps",

@@ -60,11 +60,6 @@ def _info() -> Any:
 _PARTS = ("dataset_state", "fetcher_state")
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it is now: a data set may go on changing what it said."""
-    return copy.deepcopy(state)
-
-
 def _ends_after(iterator: Any, left: int) -> bool:
     """Whether a pass that is over has as many samples left as it had: less than a batch, of which the loop had all or none. An error at its end it had, too."""
     # Not with `for`, which asks it for an iterator first.
@@ -137,7 +132,7 @@ class Feed:
         if not self.is_stated:
             return iterator
         # One without a state may begin only when it is asked for its first sample.
-        self._begun = _copied(self._now()) if has_state(self.iterator) else None
+        self._begun = copy.deepcopy(self._now()) if has_state(self.iterator) else None
         return self
 
     def _placed(self, state: dict[str, Any] | None) -> Any:
@@ -174,7 +169,7 @@ class Feed:
             return END
         if self._stood is None:
             # Of a share that is shorter than a batch there is no other.
-            self._stood = _copied(self._now())
+            self._stood = copy.deepcopy(self._now())
         else:
             self._left += 1
         return found
