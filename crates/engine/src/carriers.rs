@@ -2,10 +2,11 @@
 //!
 //! The scheduler's thread hands out [`Order`]s, and gets each back as [`Landed`]. A thread carries an order from its first byte to its last: connection, TLS,
 //! checksum, and the copy into the arena. Each has a runtime and connections of its own, so nothing is shared between them but the arena, where
-//! no two orders write to the same bytes. Orders and answers go through queues without locks, and whoever takes from one takes all that has gathered.
+//! no two orders write to the same bytes. Orders and answers go through queues without locks. Waking another thread costs more than deciding what
+//! it does, so both go in [batches](Outbox): what one turn of a thread has for another leaves at its end, and wakes that once.
 //!
 //! With one carrier, it is the scheduler's own thread: where that has time for both, a hand-over would only cost. More are threads beside it
-//! ([`Carriers::want`]), and an order goes to the one with the fewest bytes under way.
+//! ([`Carriers::want`]), and an order goes to the one with the fewest bytes under way; a few small ones go to one and the same.
 //!
 //! An order that is called off has ended when it comes back, and not before: until then its thread may write into the memory that it is for.
 
@@ -29,6 +30,8 @@ pub const MOST: u32 = 64;
 const CORES_EACH: u32 = 4;
 /// Orders that a thread takes up before it looks at its connections again.
 const AT_ONCE: usize = 64;
+/// What a carrier may have more under way than the idlest before that one is woken.
+const AHEAD_BYTES: u64 = 256 << 10;
 
 /// Names an order: its pool, and its action there.
 pub type Name = (u32, u64);
@@ -70,20 +73,57 @@ enum Message {
     CallOff(Name),
 }
 
+/// What a thread has for others, until its turn ends.
+struct Outbox<T>(Rc<RefCell<Vec<Addressed<T>>>>);
+
+type Addressed<T> = (UnboundedSender<T>, T);
+
+impl<T> Clone for Outbox<T> {
+    fn clone(&self) -> Self {
+        Outbox(Rc::clone(&self.0))
+    }
+}
+
+impl<T> Default for Outbox<T> {
+    fn default() -> Self {
+        Outbox(Rc::default())
+    }
+}
+
+impl<T: 'static> Outbox<T> {
+    /// Must run inside a `LocalSet`.
+    fn put(&self, to: &UnboundedSender<T>, item: T) {
+        self.0.borrow_mut().push((to.clone(), item));
+        if self.0.borrow().len() == 1 {
+            let gathered = Rc::clone(&self.0);
+            // It runs when those have run that are ready now. Who listens may be gone.
+            tokio::task::spawn_local(async move {
+                for (to, item) in gathered.take() {
+                    let _ = to.send(item);
+                }
+            });
+        }
+    }
+}
+
 /// What one thread has under way.
 #[derive(Clone, Default)]
-struct Hands(Rc<RefCell<FxHashMap<Name, Rc<Notify>>>>);
+struct Hands {
+    calls_off: Rc<RefCell<FxHashMap<Name, Rc<Notify>>>>,
+    /// For the scheduler's thread; `None`: it is this one.
+    landed: Option<Outbox<Landed>>,
+}
 
 impl Hands {
     fn take(&self, message: Message) {
         match message {
             Message::Carry(order, since) => {
                 let called_off = Rc::new(Notify::new());
-                self.0.borrow_mut().insert(order.name, Rc::clone(&called_off));
+                self.calls_off.borrow_mut().insert(order.name, Rc::clone(&called_off));
                 tokio::task::spawn_local(carry(self.clone(), *order, since, called_off));
             }
             Message::CallOff(name) => {
-                if let Some(called_off) = self.0.borrow().get(&name) {
+                if let Some(called_off) = self.calls_off.borrow().get(&name) {
                     called_off.notify_one();
                 }
             }
@@ -106,24 +146,32 @@ async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<Notify
         fetched = source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
         () = called_off.notified() => None,
     };
-    hands.0.borrow_mut().remove(&name);
+    hands.calls_off.borrow_mut().remove(&name);
     let connecting = match &fetched {
         Some(Ok(fetched)) => fetched.connecting,
         _ => Duration::ZERO,
     };
-    // Its pool may be gone.
-    let _ = back.send(Landed {
+    let landed = Landed {
         action: name.1,
         object,
         sink,
         fetched,
         took: since.elapsed().saturating_sub(connecting),
-    });
+    };
+    match &hands.landed {
+        Some(outbox) => outbox.put(&back, landed),
+        // Its pool may be gone.
+        None => drop(back.send(landed)),
+    }
 }
 
 /// Carries what comes until nobody can send any more.
 async fn serve(mut inbox: UnboundedReceiver<Message>) {
-    let (hands, mut messages) = (Hands::default(), Vec::with_capacity(AT_ONCE));
+    let hands = Hands {
+        landed: Some(Outbox::default()),
+        ..Hands::default()
+    };
+    let mut messages = Vec::with_capacity(AT_ONCE);
     while inbox.recv_many(&mut messages, AT_ONCE).await > 0 {
         messages.drain(..).for_each(|message| hands.take(message));
     }
@@ -162,6 +210,9 @@ pub struct Carrier {
 pub struct Carriers {
     here: Hands,
     beside: RefCell<Vec<Beside>>,
+    /// Who had the last order.
+    last: Cell<usize>,
+    orders: Outbox<Message>,
 }
 
 impl Carriers {
@@ -179,24 +230,29 @@ impl Carriers {
         Ok(())
     }
 
-    /// Hands an order to the carrier that has the least to do.
+    /// The carrier of the next order. `None`: the thread that calls.
+    fn next(beside: &[Beside], last: usize) -> Option<usize> {
+        let bytes = |at: usize| beside[at].bytes.get();
+        let idlest = (0..beside.len()).min_by_key(|&at| bytes(at))?;
+        let goes_on = last < beside.len() && bytes(last) < bytes(idlest) + AHEAD_BYTES;
+        Some(if goes_on { last } else { idlest })
+    }
+
+    /// Hands an order to a carrier that has little to do.
     #[must_use]
     pub fn carry(&self, order: Order) -> Carrier {
         let bytes = order.range.end - order.range.start;
         let (beside, message) = (self.beside.borrow(), Message::Carry(Box::new(order), Instant::now()));
-        let idlest = beside.iter().enumerate().min_by_key(|(_, carrier)| carrier.bytes.get());
-        match idlest {
+        let next = Self::next(&beside, self.last.get());
+        match next {
             None => self.here.take(message),
-            Some((_, carrier)) => {
-                carrier.bytes.set(carrier.bytes.get() + bytes);
-                // It listens for as long as we can send.
-                let _ = carrier.inbox.send(message);
+            Some(at) => {
+                self.last.set(at);
+                beside[at].bytes.set(beside[at].bytes.get() + bytes);
+                self.orders.put(&beside[at].inbox, message);
             }
         }
-        Carrier {
-            beside: idlest.map(|(at, _)| at),
-            bytes,
-        }
+        Carrier { beside: next, bytes }
     }
 
     /// Calls an order off; it comes back soon.
@@ -204,7 +260,7 @@ impl Carriers {
         let message = Message::CallOff(name);
         match carrier.beside {
             None => self.here.take(message),
-            Some(at) => drop(self.beside.borrow()[at].inbox.send(message)),
+            Some(at) => self.orders.put(&self.beside.borrow()[at].inbox, message),
         }
     }
 
@@ -366,17 +422,40 @@ mod tests {
     }
 
     #[test]
+    fn what_one_turn_gathers_leaves_at_its_end_in_order() {
+        run(async {
+            let (to, mut inbox) = unbounded_channel();
+            let (other, mut others) = unbounded_channel();
+            let outbox = Outbox::default();
+            outbox.put(&to, 1);
+            outbox.put(&other, 2);
+            outbox.put(&to, 3);
+            assert!(inbox.try_recv().is_err() && others.try_recv().is_err());
+            tokio::task::yield_now().await;
+            assert_eq!((inbox.try_recv(), inbox.try_recv()), (Ok(1), Ok(3)));
+            assert_eq!(others.try_recv(), Ok(2));
+            // Who has gone away is no reason to stop.
+            drop(inbox);
+            outbox.put(&to, 4);
+            outbox.put(&other, 5);
+            assert_eq!(others.recv().await, Some(5));
+        });
+    }
+
+    #[test]
     fn more_carriers_are_there_at_once_and_fewer_are_no_wish() {
         run(async {
-            let (place, mut landed) = Place::new(3);
+            let (place, mut landed) = Place::new(5);
             let carriers = Carriers::default();
             let first = carriers.carry(place.order(0));
             carriers.want(2).expect("started");
             carriers.want(1).expect("nothing to do");
             let second = carriers.carry(place.order(1));
             assert_eq!((first.beside, second.beside), (None, Some(0)));
-            assert_eq!(carriers.carry(place.order(2)).beside, Some(1));
-            for _ in 0..3 {
+            // The first may have a little more than the other, and not much.
+            let more: Vec<_> = (2..5).map(|file| carriers.carry(place.order(file)).beside).collect();
+            assert_eq!(more, [Some(0), Some(1), Some(1)]);
+            for _ in 0..5 {
                 assert!(landed.recv().await.is_some_and(|it| matches!(it.fetched, Some(Ok(_)))));
             }
         });
