@@ -344,27 +344,6 @@ def test_a_resumed_pass_of_which_each_batch_failed_was_gone_through(kind: Any, w
     assert caught(resumed) == whole
 
 
-def test_a_pass_that_has_nothing_after_its_data_set_was_set_to_an_end_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Alone(Beginning):
-        def __iter__(self) -> Iterator[int]:
-            if not self.is_told:
-                self.at = 0
-            self.is_told = False
-            for number in range(self.at, self.count):
-                self.at += 1
-                yield number
-
-    first = DataLoader(Alone(6), 2)
-    assert len(ids(first)) == 3
-    resumed = DataLoader(Alone(6), 2)
-    resumed.load_state_dict(plain(first.state_dict()))
-    assert ids(resumed) == []
-    assert "Alone has nothing" in caplog.text
-    assert len(ids(resumed)) == 3
-
-
 @pytest.mark.parametrize("workers", [(0, 0, 0), (0, 2, 2), (0, 2, 0), (2, 0, 2)])
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_resumed_twice_with_other_workers(data: Any, is_ours: bool, workers: tuple[int, int, int]) -> None:

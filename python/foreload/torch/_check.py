@@ -23,6 +23,21 @@ _LOG = logging.getLogger("foreload")
 _OF_DATASETS = {"decode": None, "transform": None, "raw": "bytes", "cache": None, "on_error": "raise"}
 
 
+def steps_between(steps: int | None) -> int:
+    """Looks at torchdata's `snapshot_every_n_steps`, where 0 is allowed.
+
+    Raises:
+        InvalidError: It is no number of steps.
+    """
+    if steps is None:
+        return 1
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise InvalidError(
+            f"snapshot_every_n_steps={steps!r}: give how many batches there are from one to the next, at least 1"
+        )
+    return max(steps, 1)
+
+
 def data_keywords(dataset: Any, num_workers: int, timeout: float, **given: Any) -> tuple[int, float]:
     """Looks at what concerns the data.
 

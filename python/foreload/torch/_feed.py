@@ -1,8 +1,9 @@
-"""Worker processes of torch's whose data set has a state: what goes with their batches.
+"""Data sets that have a state, read by torch's own readers: what goes with their batches.
 
 Torch's workers run unchanged. Where the data set, or an iterator of it, has `state_dict` and `load_state_dict`, a worker's collate function sends its
 state along with each batch (`Stated`), so that the loader knows where each worker stood after the last batch that the loop has had. An iterable
-data set is handed to the workers as a `Feed`, which goes on from a state, and says when its end is reached; nobody else sees it.
+data set is handed to the workers, or without any to torch's reader in this process, as a `Feed`, which goes on from a state, and says when its end is
+reached; nobody else sees it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -56,8 +57,15 @@ def _info() -> Any:
     return get_worker_info()
 
 
-#: Of a worker's state, what its data set and iterator say.
-_PARTS = ("dataset_state", "fetcher_state")
+def _worker() -> int:
+    """The worker that this is; without workers 0."""
+    info = _info()
+    return 0 if info is None else info.id
+
+
+#: Of a reader's state, what its data set and iterator say; and all that it may have.
+PARTS = ("dataset_state", "fetcher_state")
+STATE = (*PARTS, "left", "end", "begins_anew")
 
 
 def _ends_after(iterator: Any, left: int) -> bool:
@@ -70,19 +78,32 @@ def _ends_after(iterator: Any, left: int) -> bool:
     return True
 
 
+def _read(iterator: Any, left: int) -> None:
+    """Reads samples that the loop has had."""
+    # Not with `for`, which asks it for an iterator first.
+    with contextlib.suppress(StopIteration):
+        for _ in range(left):
+            next(iterator)
+
+
 class Stated:
-    """A batch and where its worker stood after it.
+    """A batch and where its reader stood after it.
 
     Args:
         batch: The batch; `END`: there was none left.
-        state: The worker's state, which is copied: it is sent by a thread, while the data set goes on.
-        begun: Where it stood when the pass began, with its first batch and where the data set's iterator says so itself.
+        state: The reader's state; None: it is `left` samples on from the last that was sent. It is sent by a thread while the data set goes on, so it is
+            a copy.
+        left: Samples since the state before.
+        worker: Which worker it is of; without workers 0.
+        first: The state after the pass' first sample, with the first batch; where the data set's iterator says where it is, as it began.
     """
 
-    __slots__ = ("batch", "begun", "state")
+    __slots__ = ("batch", "first", "left", "state", "worker")
 
-    def __init__(self, batch: Any, state: dict[str, Any], begun: dict[str, Any] | None = None) -> None:
-        self.batch, self.state, self.begun = batch, copy.deepcopy(state), begun
+    def __init__(
+        self, batch: Any, state: dict[str, Any] | None, *, left: int = 0, worker: int = 0, first: First | None = None
+    ) -> None:
+        self.batch, self.state, self.left, self.worker, self.first = batch, state, left, worker, first
 
     def pin_memory(self, device: Any = None) -> Stated:
         """What torch's pinning thread calls."""
@@ -91,29 +112,41 @@ class Stated:
         return self
 
 
-class Feed:
-    """Stands for an iterable data set in worker processes.
+class First(NamedTuple):
+    """How a pass began."""
 
-    A worker's state of a pass that it has come to the end of is the one of before its last batch, or of its first sample, with how many samples were `left`:
-    what a data set says of itself at the `end` may stand for a pass of which nothing is left, or for a new one. Reading on from before leads where it led.
-    A data set whose place goes on from pass to pass has more left then, and its state of the end is where the next pass begins.
+    #: Where the reader stood when it did, if its iterator says that itself.
+    begun: dict[str, Any] | None
+    #: And after its first sample.
+    stood: dict[str, Any] | None
+
+
+class Feed:
+    """Stands for an iterable data set where it is read: in a worker process, or without workers in this one.
+
+    A reader's state is one of the data set and its iterator, with how many samples were read since (`left`). Of a pass that it has come to the `end` of, or
+    that the loop has left before the reader sent anything of the next (`begins_anew`), it is the one of before the last batch, or of after the pass' first
+    sample: what a data set says of itself at its end may stand for a pass of which nothing is left, or for a new one, and one that begins anew only when it is
+    asked for its first sample says nothing of that before. Reading on from before leads where it led. A data set whose place goes on from pass to pass has
+    more left at an end then, and its state of the end is where the next pass begins.
 
     Args:
         dataset: The data set.
-        states: Each worker's, to go on from.
+        states: Each reader's, to go on from, by worker.
         is_over: Whether these are of the end of a pass.
+        each: Batches from one state to the next.
     """
 
-    def __init__(self, dataset: Any, states: dict[int, dict[str, Any]], *, is_over: bool) -> None:
-        self.dataset, self._states, self._is_over = dataset, states, is_over
+    def __init__(self, dataset: Any, states: dict[int, dict[str, Any]], *, is_over: bool, each: int = 1) -> None:
+        self.dataset, self._states, self._is_over, self._each = dataset, states, is_over, each
         self.iterator: Any = None
         self.ended = False
-        #: Where the worker stood after the batch before, in this pass.
+        #: Where the reader stood in this pass when that was looked at last.
         self._stood: dict[str, Any] | None = None
-        #: Samples since then.
-        self._left = 0
-        #: Where it stood when the pass began, until that is told.
-        self._begun: dict[str, Any] | None = None
+        #: Samples, and batches, since then.
+        self._left = self._batches = 0
+        #: How the pass began, until that is told.
+        self.first: First | None = None
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -123,35 +156,67 @@ class Feed:
         """Whether there is a state to send."""
         return has_state(self.dataset) or has_state(self.iterator)
 
-    def __iter__(self) -> Iterator[Any]:
-        """A pass of a worker's."""
-        info = _info()
-        self.ended, self._stood, self._left = False, None, 0
-        iterator: Iterator[Any] = self._placed(self._states.pop(info.id, None))
-        self.iterator = iterator
-        if not self.is_stated:
-            return iterator
-        # One without a state may begin only when it is asked for its first sample.
-        self._begun = copy.deepcopy(self._now()) if has_state(self.iterator) else None
-        return self
+    def place(self) -> None:
+        """Without workers: sets the data set to the state before the pass begins, so that what is told to it in between is heard. Then `begin` follows."""
+        self._is_here = True
+        state = self._states.pop(0, None)
+        if state is not None:
+            self._placed = (self._place(state), state)
 
-    def _placed(self, state: dict[str, Any] | None) -> Any:
-        if state is None:
-            return iter(self.dataset)
+    #: Whether it is read in this process; what was set to a state, and that.
+    _is_here = False
+    _placed: tuple[Any, dict[str, Any]] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """A pass of a reader's."""
+        self.ended, self._stood, self._left, self._batches = False, None, 0, 0
+        state = self._states.pop(_worker(), None)
+        if state is not None:
+            self._placed = (self._place(state), state)
+        iterator: Any = iter(self.dataset)
+        self.iterator = iterator
+        if not self._is_here:
+            self.begin()
+        return self if self.is_stated else iterator
+
+    def begin(self) -> None:
+        """Goes on where a state says: apart from torch's making its reader, for what an iterator sets may be everybody's random numbers."""
+        placed, self._placed = self._placed, None
+        if placed is not None and not self._is_new(placed[1]):
+            self._go_on(*placed)
+        if self.is_stated:
+            # One without a state may begin only when it is asked for its first sample.
+            self.first = First(self._now() if has_state(self.iterator) else None, None)
+
+    def _is_new(self, state: dict[str, Any]) -> bool:
+        return self._is_over or bool(state.get("begins_anew"))
+
+    def _place(self, state: dict[str, Any]) -> Any:
+        """Sets the data set to a state. Where that is of a pass before the one that begins, it is read to where it was left; else what it says of an iterator."""
         where = go_on(self.dataset, state)
-        is_new = self._is_over or bool(state.get("begins_anew"))
-        ends = "left" in state
-        iterator = None
-        if where is not None or ends or not is_new:
-            iterator = self._set_to(where)
-        if ends and not _ends_after(iterator, state["left"]):
-            where = go_on(self.dataset, state["end"])
-            iterator = None if where is None else self._set_to(where)
-        if is_new:
-            return iter(self.dataset)
-        self.ended = ends or bool((state["fetcher_state"] or {}).get("fetcher_ended"))
-        self._stood = state
-        return iterator
+        if not self._is_new(state):
+            return where
+        if "end" in state:
+            if not _ends_after(self._set_to(where), state["left"]):
+                where = go_on(self.dataset, state["end"])
+                if where is not None:
+                    self._set_to(where)
+        elif "left" in state or where is not None:
+            _read(self._set_to(where), state.get("left", 0))
+        return None
+
+    def _go_on(self, where: Any, state: dict[str, Any]) -> None:
+        """Has an iterator go on within a pass."""
+        if where is not None:
+            self.iterator.load_state_dict(where)
+        if "end" in state:
+            if not _ends_after(self.iterator, state["left"]):
+                self.iterator = self._set_to(go_on(self.dataset, state["end"]))
+            self.ended = True
+        else:
+            _read(self.iterator, state.get("left", 0))
+            self.ended = bool((state["fetcher_state"] or {}).get("fetcher_ended"))
+        self._stood, self._left = {name: state[name] for name in PARTS}, state.get("left", 0)
 
     def _set_to(self, where: Any) -> Any:
         iterator: Any = iter(self.dataset)
@@ -169,24 +234,34 @@ class Feed:
             return END
         if self._stood is None:
             # Of a share that is shorter than a batch there is no other.
-            self._stood = copy.deepcopy(self._now())
+            self._stood = self._now()
+            if self.first is not None:
+                self.first = self.first._replace(stood=self._stood)
         else:
             self._left += 1
         return found
 
     def stated(self, batch: Any) -> Stated:
-        """A batch with where the worker stands after it."""
-        state, before = self._now(), self._stood if self.ended else None
-        if before is not None:
-            state = {"left": self._left, "end": state} | {name: before[name] for name in _PARTS}
-        begun, self._begun = self._begun, None
-        found = Stated(batch, {"worker_id": _info().id, **state}, begun)
-        if not self.ended:
-            self._stood, self._left = found.state, 0
-        return found
+        """A batch with where the reader stands after it."""
+        left, before, first, self.first = self._left, self._stood, self.first, None
+        self._batches += 1
+        if self.ended:
+            state: dict[str, Any] | None = self._now()
+            if before is not None:
+                state = {"left": left, "end": state} | {name: before[name] for name in PARTS}
+        elif self._batches % self._each:
+            state = None
+        else:
+            state = self._stood = self._now()
+            self._left = 0
+        return Stated(batch, state, left=left, worker=_worker(), first=first)
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands."""
+        return state_of(self.dataset, self.iterator, ended=self.ended, is_iterable=True)
 
     def _now(self) -> dict[str, Any]:
-        return state_of(self.dataset, self.iterator, ended=self.ended, is_iterable=True)
+        return copy.deepcopy(self.state())
 
 
 class Begin:
@@ -232,7 +307,8 @@ class Collate:
     def __call__(self, data: Any) -> Any:
         feed = self._feed
         if feed is None:
-            return Stated(self._collate(data), {"worker_id": _info().id, **state_of(_info().dataset)})
+            state = state_of(_info().dataset)
+            return Stated(self._collate(data), copy.deepcopy(state), worker=_worker())
         size = self._batch_size
         if not feed.is_stated:
             if size is not None and self._drop_last and len(data) < size:

@@ -8,6 +8,7 @@ resumed pass begins from. Batches pass through untouched.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import logging
 import sys
@@ -22,7 +23,7 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from foreload.errors import StateError
 from foreload.torch import _feed, _samplers
 from foreload.torch._kept import Kept
-from foreload.torch._progress import Progress, is_iterable, own_now, place_planned, put_back_own, random_now
+from foreload.torch._progress import Progress, is_iterable, own_now, place_planned, put_back_own, random_now, workers_in
 from foreload.torch._waits import STALL_S, Waiting, report
 from foreload.torch._worker import Ending
 
@@ -40,6 +41,11 @@ class ForeignLoader(data.DataLoader[T]):
     _passes = 0
     #: A state that the next pass goes on from.
     _loaded: dict[str, Any] | None = None
+    #: Without workers: whether the data set was set to that, and what then reads an iterable one.
+    _is_set = False
+    _reader: _feed.Feed | None = None
+    #: Batches of a reader's from one state of an iterable data set to the next.
+    snapshot_every_n_steps = 1
 
     def __init__(self, dataset: Any, *arguments: Any, **keywords: Any) -> None:
         #: How each pass went.
@@ -80,6 +86,7 @@ class ForeignLoader(data.DataLoader[T]):
         Raises:
             StateError: It is no state of such a loader, or of another number of workers, where each has a state of its own.
         """
+        self._is_set, self._reader = False, None
         if not state_dict:
             self._loaded = None
             return
@@ -108,6 +115,8 @@ class ForeignLoader(data.DataLoader[T]):
             _samplers.set_epoch(self._index_sampler, epoch)
         # Now, so that an epoch that is set before the pass is heard.
         place_planned(self._index_sampler, self._loaded)
+        if not self.num_workers:
+            self._set_data(self._loaded, is_over=self._loaded["_iterator_finished"])
 
     def stats(self) -> dict[str, Any]:
         """How it went: each pass on this rank, and what was kept of a data set that `wrap` was told to be deterministic."""
@@ -153,6 +162,8 @@ class ForeignLoader(data.DataLoader[T]):
         """Torch's iterator; it goes on from a state that was loaded."""
         loaded, before = self._loaded, (self._progress, self._passes)
         progress = self._new_pass()
+        if loaded is None and before[0] is not None and not self.num_workers:
+            progress.hear_of_before(before[0].left(), is_of_this=False)
         try:
             return self._begin(progress, progress.loaded)
         except BaseException:
@@ -168,11 +179,13 @@ class ForeignLoader(data.DataLoader[T]):
             with progress.making():
                 iterator: Any = _MultiProcessingDataLoaderIter(progress.seeding(self), progress, loaded)
         else:
-            # Outside, because what the data set sets may be everybody's generators.
-            where = self._placed(progress, loaded)
+            if not (self._is_set and loaded):
+                # Outside, because what the data set sets may be everybody's generators.
+                self._set_data(loaded, is_over=progress.resumed is None)
+            reader, self._reader, self._is_set = self._reader, None, False
             with progress.making():
-                iterator = _SingleProcessDataLoaderIter(progress.seeding(self), progress)
-            iterator.place(where, loaded)
+                iterator = _SingleProcessDataLoaderIter(progress.seeding(self), progress, reader)
+            iterator.begin(reader)
         resumed = progress.resumed
         if self._is_iterable and resumed is not None:
             if not iterator.goes_on:
@@ -180,13 +193,18 @@ class ForeignLoader(data.DataLoader[T]):
             iterator._num_yielded = progress.had
         return iterator
 
-    def _placed(self, progress: Progress, loaded: dict[str, Any] | None) -> Any:
-        """Sets the data set to a state, without workers; what the state says of its iterator."""
-        where = _feed.go_on(self.dataset, loaded) if loaded is not None and "dataset_state" in loaded else None
-        if where is not None and progress.resumed is None:
-            iterator: Any = iter(self.dataset)
-            iterator.load_state_dict(where)
-        return where
+    def _set_data(self, loaded: dict[str, Any] | None, *, is_over: bool) -> None:
+        """Without workers: sets the data set to a state, and makes what reads an iterable one."""
+        reader = None
+        if self._is_iterable and not isinstance(self.dataset, data.IterDataPipe):
+            reader = self._feed({} if loaded is None else workers_in(loaded), is_over=is_over)
+            reader.place()
+        elif loaded is not None and "dataset_state" in loaded:
+            _feed.go_on(self.dataset, loaded)
+        self._is_set, self._reader = True, reader
+
+    def _feed(self, states: dict[int, dict[str, Any]], *, is_over: bool) -> _feed.Feed:
+        return _feed.Feed(self.dataset, states, is_over=is_over, each=self.snapshot_every_n_steps)
 
 
 def _end_pass(state: dict[str, Any], *, seeded: bool, is_last: bool) -> None:
@@ -275,11 +293,6 @@ class _Counting(_torchs._BaseDataLoaderIter):
         except StopIteration:
             progress.is_over, progress.has_failed = True, False
             self._count()
-            if self._is_iterable and not progress.had and (progress.loaded or {}).get("_iterator_finished"):
-                _LOG.warning(
-                    "%s has nothing: it was set to what it had said of itself at the end of a pass",
-                    type(self._dataset).__name__,
-                )
             raise
         except BaseException:
             progress.fails()
@@ -315,33 +328,33 @@ class _Counting(_torchs._BaseDataLoaderIter):
 class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIter):
     """Torch's iterator without workers, under torch's name, which profiles show."""
 
-    goes_on = False
-
-    def __init__(self, loader: ForeignLoader[Any], progress: Progress) -> None:
+    def __init__(self, loader: ForeignLoader[Any], progress: Progress, feed: _feed.Feed | None) -> None:
         self._progress = progress
-        super().__init__(loader)
+        self.goes_on = progress.resumed is not None and bool(progress.workers)
+        super().__init__(loader if feed is None else _fed(loader, feed))
+        self._dataset = loader.dataset
 
-    def place(self, where: Any, loaded: dict[str, Any] | None) -> None:
-        """Goes on where a state says.
-
-        Args:
-            where: What it says of the data set's iterator.
-            loaded: The state.
-        """
-        progress, reader = self._progress, self._dataset_fetcher
-        iterator: Any = getattr(reader, "dataset_iter", None)
-        if progress.resumed is not None and loaded is not None and "dataset_state" in loaded:
-            self.goes_on = True
-            if where is not None:
-                iterator.load_state_dict(where)
-            if self._is_iterable:
-                reader.ended = bool(loaded["fetcher_state"]["fetcher_ended"])
-        if _feed.has_state(reader.dataset) or _feed.has_state(iterator):
-            progress.reader = reader
+    def begin(self, feed: _feed.Feed | None) -> None:
+        """Goes on where a state says."""
+        progress = self._progress
+        if feed is None:
+            if _feed.has_state(self._dataset):
+                progress.standing = functools.partial(_feed.state_of, self._dataset)
+            return
+        feed.begin()
+        if feed.is_stated:
+            progress.standing = feed.state
+        if feed.first is not None and feed.first.begun is not None:
+            progress.begun[0] = feed.first.begun
 
     def _read(self) -> Any:
         begun = time.monotonic()
-        batch = _torchs._SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
+        batch: Any = _feed.END
+        while batch is _feed.END:
+            batch = _torchs._SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
+            if isinstance(batch, _feed.Stated):
+                self._progress.heard(batch)
+                batch = batch.batch
         took_s = time.monotonic() - begun
         if took_s >= STALL_S:
             report(
@@ -361,8 +374,7 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         #: The batches' numbers by torch's numbers of what it asks workers for.
         self._numbers: dict[int, int] = {}
         self.begin_wait()
-        states = progress.workers.values()
-        self.goes_on = any(state["dataset_state"] or state["fetcher_state"] for state in states)
+        self.goes_on = bool(progress.workers)
         snapshot = (loaded or {}).get("_snapshot", {})
         if progress.resumed is not None and snapshot.get("_num_workers") == loader.num_workers:
             progress.last_worker = snapshot["_last_yielded_worker_id"]
@@ -396,14 +408,14 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
             self._left = None
         if before is not self._progress:
             # They live on, and so does what they were told.
-            self._progress.hear_of_before(before.workers, is_of_this=False)
+            self._progress.hear_of_before(before.left(), is_of_this=False)
 
     def _get_data(self) -> Any:
         found = super()._get_data()  # type: ignore[no-untyped-call] # torch's
         if self._left is not None:
             self._hear(self._left, found[1])
-        elif isinstance(found[1], _feed.Stated) and found[1].begun is not None:
-            self._progress.begun[found[1].state["worker_id"]] = found[1].begun
+        elif isinstance(found[1], _feed.Stated) and found[1].first is not None and found[1].first.begun is not None:
+            self._progress.begun[found[1].worker] = found[1].first.begun
         return found
 
     def hear_beginnings(self) -> None:
@@ -429,7 +441,7 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
     @staticmethod
     def _hear(progress: Progress, data: Any) -> None:
         if isinstance(data, _feed.Stated):
-            progress.heard(data.state["worker_id"], data.state)
+            progress.heard(data)
 
     def _next_index(self) -> Any:
         index = super()._next_index()
@@ -452,7 +464,7 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         worker = of[0] if of else -1
         self._hear(self._progress, data)
         if isinstance(data, _feed.Stated):
-            worker, data = data.state["worker_id"], data.batch
+            worker, data = data.worker, data.batch
         if data is not _feed.END:
             self._progress.last_worker = worker
         return data
@@ -474,13 +486,19 @@ def _staged(loader: ForeignLoader[Any], progress: Progress) -> Any:
     states = dict(progress.workers)
     if isinstance(dataset, data.IterDataPipe):
         return loader
-    feed = _feed.Feed(dataset, states, is_over=progress.resumed is None) if is_iterable(loader) else None
+    feed = loader._feed(dict(states), is_over=progress.resumed is None) if is_iterable(loader) else None
     if feed is None and not _feed.has_state(dataset):
         return loader
+    twin = _fed(loader, feed)
+    vars(twin)["worker_init_fn"] = _feed.Begin(loader.worker_init_fn, feed, states)
+    return twin
+
+
+def _fed(loader: ForeignLoader[Any], feed: _feed.Feed | None) -> Any:
+    """A loader whose batches come with where their reader stands."""
     twin = copy.copy(loader)
     vars(twin).update(
-        dataset=dataset if feed is None else feed,
-        worker_init_fn=_feed.Begin(loader.worker_init_fn, feed, states),
+        dataset=loader.dataset if feed is None else feed,
         collate_fn=_feed.Collate(loader.collate_fn, feed, loader.batch_size, drop_last=loader.drop_last),
         drop_last=loader.drop_last and feed is None,
     )

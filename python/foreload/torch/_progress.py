@@ -12,7 +12,7 @@ import copy
 import operator
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ from foreload._run.position import numbers_in, spans_of
 from foreload._run.tally import EpochTally
 from foreload.errors import StateError
 from foreload.torch import _feed, _lists, _samplers
+from foreload.torch._feed import PARTS, STATE, Stated
 from foreload.torch._randomness import Draw, generators_of, put_back, standing, unnoticed
 from foreload.torch.sampler import Sampler, place_of
 
@@ -74,15 +75,17 @@ class Progress:
         self.had = self.samples = 0
         self.beyond: frozenset[int] = frozenset()
         self.is_over = False
-        #: Each worker's state, and which of them sent the last batch.
+        #: Each worker's state, and which of them sent the last batch. Without workers this process is worker 0 of an iterable data set.
         self.workers: dict[int, dict[str, Any]] = {}
         self.last_worker = -1
-        #: Those whose state is of the end of the pass before: they have sent nothing in this one.
+        #: The same, a batch or a few samples before.
+        self._before_last: dict[int, dict[str, Any]] = {}
+        #: Those whose state is of the pass before: they have sent nothing in this one.
         self.unheard: set[int] = set()
         #: Where workers stood when the pass began, those that say so themselves.
         self.begun: dict[int, dict[str, Any]] = {}
-        #: Without workers: torch's own reader, where its data set has a state.
-        self.reader: Any = None
+        #: Without workers: where a data set that has a state stands, for as long as no batch of it has said so.
+        self.standing: Callable[[], dict[str, Any]] | None = None
         #: What was asked for and hasn't come, by number; and by number where the samplers stood then.
         self.asked: dict[int, Any] = {}
         self._stood: dict[int, dict[str, Any]] = {}
@@ -102,8 +105,8 @@ class Progress:
         self._seeds_from_everybodys = getattr(loader, "generator", None) is None
         if loaded is not None and (goes_on or loaded["_iterator_finished"]):
             self._restore(loader, loaded, goes_on=goes_on)
-            if goes_on or is_kept:
-                self.hear_of_before(_workers_in(loaded), is_of_this=goes_on)
+            if goes_on or is_kept or not loader.num_workers:
+                self.hear_of_before(workers_in(loaded), is_of_this=goes_on)
         self._generators: Mapping[str, Any] = generators_of(loader)
         self._begun = {name: standing(generator) for name, generator in self._generators.items()}
         #: Where its samplers' generators are put back whenever it is made an iterator of: with workers torch makes two, and drops the first.
@@ -119,8 +122,8 @@ class Progress:
         self._length: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # An iterator of the data set's belongs to this process.
-        return {**self.__dict__, "reader": None, "_generators": {}}
+        # What reads the data set belongs to this process.
+        return {**self.__dict__, "standing": None, "_generators": {}}
 
     def _is_of(self, loaded: dict[str, Any]) -> bool:
         sampler: Any = _sampler_of(self.order)
@@ -413,16 +416,31 @@ class Progress:
         if not is_of_this:
             self.unheard |= set(workers)
 
-    def heard(self, worker: int, state: dict[str, Any]) -> None:
-        """A batch came with its worker's state."""
-        self.workers[worker] = state
-        self.unheard.discard(worker)
+    def heard(self, found: Stated) -> None:
+        """A batch came with where its reader stands."""
+        worker, base = found.worker, self.workers.get(found.worker)
+        if found.first is not None and found.first.stood is not None:
+            base = found.first.stood
+        before = None if base is None else {**{name: base[name] for name in PARTS}, "left": found.left}
+        if before is not None and found.left:
+            self._before_last[worker] = before
+        state = before if found.state is None else found.state
+        if state is not None:
+            self.workers[worker] = state
+            self.unheard.discard(worker)
+
+    def left(self) -> dict[int, dict[str, Any]]:
+        """Workers' states where this pass is left: those that lead to where they are without a word of theirs that may be of another pass."""
+        return {
+            worker: state if "end" in state else self._before_last.get(worker, state)
+            for worker, state in self.workers.items()
+        }
 
     def _worker_state(self, worker: int) -> dict[str, Any]:
         state = self.workers[worker]
         if worker in self.unheard and not self.is_over:
             state = self.begun.get(worker) or {**state, "begins_anew": True}
-        return {"worker_id": worker, **copy.deepcopy(state)}
+        return copy.deepcopy(state)
 
     def _place(self) -> tuple[int, int]:
         """This process among those that a sampler deals an epoch among: as that says, or the launcher."""
@@ -507,7 +525,10 @@ class Progress:
 
     def _of_data(self, loader: Any) -> dict[str, Any]:
         if loader.num_workers:
-            snapshots = {f"worker_{worker}": self._worker_state(worker) for worker in sorted(self.workers)}
+            snapshots = {
+                f"worker_{worker}": {"worker_id": worker, **self._worker_state(worker)}
+                for worker in sorted(self.workers)
+            }
             return {
                 "_snapshot": {
                     "_num_workers": loader.num_workers,
@@ -515,15 +536,9 @@ class Progress:
                     "_worker_snapshots": snapshots,
                 }
             }
-        if self.reader is None:
-            return {}
-        iterator, ended = getattr(self.reader, "dataset_iter", None), getattr(self.reader, "ended", False)
-        return copy.deepcopy(state_of_reader(self.reader.dataset, iterator, ended=ended))
-
-
-def state_of_reader(dataset: Any, iterator: Any, *, ended: bool) -> dict[str, Any]:
-    """Where torch's own reader of a data set stands, in this process."""
-    return _feed.state_of(dataset, iterator, ended=ended, is_iterable=iterator is not None)
+        if self.workers:
+            return self._worker_state(0)
+        return {} if self.standing is None else copy.deepcopy(self.standing())
 
 
 def place_planned(order: Any, state: dict[str, Any]) -> None:
@@ -615,6 +630,11 @@ def is_iterable(loader: Any) -> bool:
     return isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
-def _workers_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    snapshots = state.get("_snapshot", {}).get("_worker_snapshots", {})
-    return {each["worker_id"]: copy.deepcopy(each) for each in snapshots.values()}
+def workers_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    if "_snapshot" in state:
+        found = {each["worker_id"]: each for each in state["_snapshot"]["_worker_snapshots"].values()}
+    else:
+        found = {0: state} if state["is_iterable"] and "dataset_state" in state else {}
+    return {
+        worker: copy.deepcopy({name: each[name] for name in STATE if name in each}) for worker, each in found.items()
+    }

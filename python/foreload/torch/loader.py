@@ -108,7 +108,8 @@ class DataLoader(ForeignLoader[T]):
             Default: none, the loop decodes, in order, as under torch's loader.
         policy: The plan's policy, for experiments.
         tuning: How the agent fetches, where that isn't left to it.
-        snapshot_every_n_steps: Taken because torchdata's loader has it: a state is exact at each step.
+        snapshot_every_n_steps: Batches from one state to the next that is asked of an iterable data set, where that is slow to say it; what came since is
+            read again after a resume. A state is exact at each step all the same. Default: 1.
     """
 
     #: How much this rank's mean loss of the latest batch counts; 1 unless `uneven="weights"`.
@@ -150,7 +151,7 @@ class DataLoader(ForeignLoader[T]):
         threads: int | None = None,
         policy: Any = None,
         tuning: Tuning | None = None,
-        snapshot_every_n_steps: int | None = None,  # noqa: ARG002 (torchdata's)
+        snapshot_every_n_steps: int | None = None,
     ) -> None:
         self._course: Course | None = None
         torchs: dict[str, Any] = {
@@ -184,6 +185,7 @@ class DataLoader(ForeignLoader[T]):
             torchs |= {"drop_last": drop_last, "num_workers": num_workers, "timeout": timeout}
             torchs["generator"] = _check.generator_of_foreign(dataset, generator, seed, ours)
             super().__init__(dataset, batch_size, shuffle, sampler, batch_sampler, **torchs)
+            self.snapshot_every_n_steps = _check.steps_between(snapshot_every_n_steps)
             return
         dataset = found
         #: Torch's subset or concatenation that was given, and the samples that it had: they may be changed between passes.
