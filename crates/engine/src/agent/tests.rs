@@ -319,3 +319,30 @@ fn who_is_attached_is_told_in_the_status() {
         assert!(node.agent.status_of(&job).processes.is_empty());
     });
 }
+
+#[test]
+fn an_agent_waits_for_who_started_it_and_then_no_longer_than_it_lingers() {
+    let directory = tempfile::tempdir().expect("directory");
+    let settings = AgentSettings {
+        socket: directory.path().join("run").join("it.sock"),
+        cache_dir: directory.path().to_owned(),
+        linger: Duration::ZERO,
+        record: true,
+    };
+    let (mut post, listener) = Post::take(&settings).expect("usable").expect("free");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    tokio::task::LocalSet::new().block_on(&runtime.expect("runtime"), async {
+        let agent = Agent::new(settings.clone());
+        CURRENT.with(|current| *current.borrow_mut() = Some(Rc::clone(&agent)));
+        let listener = UnixListener::from_std(listener).expect("in the runtime");
+        let serving = agent.serve(&mut post, listener);
+        tokio::pin!(serving);
+        let early = tokio::time::timeout(Duration::from_millis(200), &mut serving).await;
+        assert!(early.is_err(), "nobody has come yet");
+        let client = UnixStream::connect(&settings.socket);
+        let both = async { tokio::join!(&mut serving, async { drop(client.await.expect("somebody listens")) }) };
+        let ended = tokio::time::timeout(FIRST_CLIENT / 2, both).await;
+        ended.expect("the client has gone").0.expect("in good order");
+        CURRENT.with(|current| current.borrow_mut().take());
+    });
+}

@@ -57,6 +57,25 @@ fn the_budget_is_what_the_jobs_ask_for_together_and_goes_with_them() {
 }
 
 #[test]
+fn a_pool_plans_on_until_there_is_no_more_to_plan_and_then_rests() {
+    run(LONG, |node| async move {
+        let (job, _client) = job(&node, "first").await;
+        fill(&job).await;
+        let stands = || {
+            let state = job.pool.state.borrow();
+            let last = state.plan.log().records().last().map(|record| record.next);
+            (state.plan.log().steps, last)
+        };
+        until(|| stands().1 == Some(Next::Wait)).await;
+        // What was under way, and the watch that looks once more.
+        tokio::time::sleep(TICK * 20).await;
+        let rests = stands();
+        tokio::time::sleep(TICK * 10).await;
+        assert_eq!(stands(), (rests.0, Some(Next::Wait)));
+    });
+}
+
+#[test]
 fn on_a_full_machine_a_pool_takes_what_is_left_and_never_less_than_it_needs() {
     run(LONG, |node| async move {
         let (job, _client) = job(&node, "first").await;
