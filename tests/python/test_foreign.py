@@ -172,7 +172,7 @@ def test_a_workers_state_is_of_its_batch_while_the_data_set_goes_on() -> None:
 
     feed = _feed.Feed(Living(), {}, is_over=False)
     items = iter(feed)
-    found = _feed.Collate(as_it_is, feed, 2, drop_last=False)([next(items), next(items)])
+    found = _feed.Collate(as_it_is, feed)([next(items), next(items)])
     next(items)
     assert found.state is not None
     assert (found.batch, found.state["dataset_state"]) == ([0, 1], {"seen": [0, 1]})

@@ -298,3 +298,122 @@ def test_a_state_at_each_step_of_several_passes_without_workers(kind: Any, count
         resumed.load_state_dict(state)
         left = [whole[epoch][had:], *whole[epoch + 1 :]] if epoch < 3 else []
         assert [ids(resumed) for _ in left] == left, (epoch, had)
+
+
+class Walk:
+    """An iterator that goes on after a number that fails, whose place the data set keeps."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.numbers = data, share(data.count)
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> int:
+        if self.data.at >= len(self.numbers):
+            self.data.at = 0
+            raise StopIteration
+        self.data.at += 1
+        if self.numbers[self.data.at - 1] in self.data.bad:
+            raise OSError("bad")
+        return self.numbers[self.data.at - 1]
+
+
+class Spoilt(torchs.IterableDataset[Any]):
+    """Some of its numbers always fail."""
+
+    def __init__(self, count: int, bad: set[int]) -> None:
+        self.count, self.bad, self.at = count, bad, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return Walk(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class SpoiltStream(Spoilt):
+    """The same; its iterators end with what fails, and its place goes on."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from Walk(self)
+
+
+def caught(batches: Iterator[Any], most: int = 1000) -> list[Any]:
+    """What a loop has that goes on after errors."""
+    found: list[Any] = []
+    while len(found) < most:
+        try:
+            found.append(torch.as_tensor(next(batches)).reshape(-1).tolist())
+        except OSError:
+            found.append("failed")
+        except StopIteration:
+            break
+    return found
+
+
+@pytest.mark.parametrize("each", [1, 4, 1000])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("bad", [{7}, {0}, {7, 8, 20}, {28}])
+def test_a_state_of_a_loop_that_went_on_after_errors(bad: set[int], workers: int, each: int) -> None:
+    def loader() -> Any:
+        own: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+        return DataLoader(Spoilt(30, bad), 3, snapshot_every_n_steps=each, **own)
+
+    straight, whole, states = loader(), [], []
+    batches = iter(straight)
+    while found := caught(batches, 1):
+        whole += found
+        # A worker's of which the last batch failed is that of before it.
+        states.append(plain(straight.state_dict()) if found != ["failed"] else None)
+    assert "failed" in whole
+    second = caught(iter(straight))
+    for had, state in enumerate(states, 1):
+        is_settled = not workers or "failed" not in whole[max(0, had - workers) : had]
+        if state is not None and is_settled:
+            resumed = loader()
+            resumed.load_state_dict(state)
+            assert caught(iter(resumed)) == whole[had:], had
+    again = loader()
+    batches = iter(again)
+    assert caught(batches) == whole
+    state = plain(again.state_dict())
+    assert caught(iter(again)) == second
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert caught(iter(resumed)) == second
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("kind", [Spoilt, SpoiltStream])
+def test_a_run_without_a_state_is_torchs_whatever_fails_and_is_left(
+    kind: Any, size: int | None, workers: int, is_stated: bool
+) -> None:
+    class Silent(kind):  # type: ignore[misc]
+        state_dict = load_state_dict = None
+
+    def run(loader: Any) -> list[list[Any]]:
+        return [caught(iter(loader), most) for most in (3, 3, 2, 1000, 1, 1000)]
+
+    data, own = (kind if is_stated else Silent), {"num_workers": workers, "persistent_workers": workers > 0}
+    assert run(DataLoader(data(22, {8, 13}), size, **own)) == run(torchs.DataLoader(data(22, {8, 13}), size, **own))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_data_set_fails_with_when_it_goes_on_is_raised(workers: int) -> None:
+    class Gone(Lazy):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise OSError("the file is gone")
+
+    straight = DataLoader(Gone(20), 3, num_workers=workers)
+    for _ in straight:
+        break
+    resumed = DataLoader(Gone(20), 3, num_workers=workers)
+    resumed.load_state_dict(plain(straight.state_dict()))
+    with pytest.raises(OSError, match="the file is gone"):
+        ids(resumed)

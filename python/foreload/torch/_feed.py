@@ -11,22 +11,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as _worker_of_torchs
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
-
-class _End:
-    """The type of `END`; from a worker process it comes as the same object."""
-
-    def __reduce__(self) -> str:
-        return "END"
-
-
-#: Follows the last item of a worker's data set, and stands for a batch without any other.
-END = _End()
+#: What torch's worker sends when its data set has no more. There `Begin` puts a `Feed` in its place.
+_EndOfTorchs = _worker_of_torchs._IterableDatasetStopIteration  # noqa: SLF001
 
 
 def has_state(value: Any) -> bool:
@@ -65,51 +59,74 @@ def _worker() -> int:
 
 #: Of a reader's state, what its data set and iterator say; and all that it may have.
 PARTS = ("dataset_state", "fetcher_state")
-STATE = (*PARTS, "left", "end", "begins_anew")
+STATE = (*PARTS, "left", "failed", "end", "begins_anew")
 
 
-def _ends_after(iterator: Any, left: int) -> bool:
-    """Whether a pass that is over has as many samples left as it had: less than a batch, of which the loop had all or none. An error at its end it had, too."""
+def _read(iterator: Any, state: dict[str, Any]) -> None:
+    """Asks for what the loop had asked for since a state. As many errors as it met there are none of ours.
+
+    Raises:
+        StopIteration: There is less.
+        Exception: What else the data set raises.
+    """
+    failed = state.get("failed", 0)
     # Not with `for`, which asks it for an iterator first.
-    with contextlib.suppress(Exception):
-        for _ in range(left + 1):
+    for _ in range(state.get("left", 0)):
+        try:
             next(iterator)
+        except StopIteration:
+            raise
+        except Exception:
+            if not failed:
+                raise
+            failed -= 1
+
+
+def _ends_there(iterator: Any, state: dict[str, Any]) -> bool:
+    """Whether a pass that is over has no more left than it had: less than a batch, of which the loop had all or none."""
+    with contextlib.suppress(StopIteration):
+        _read(iterator, state)
+        next(iterator)
         return False
     return True
-
-
-def _read(iterator: Any, left: int) -> None:
-    """Reads samples that the loop has had."""
-    # Not with `for`, which asks it for an iterator first.
-    with contextlib.suppress(StopIteration):
-        for _ in range(left):
-            next(iterator)
 
 
 class Stated:
     """A batch and where its reader stood after it.
 
     Args:
-        batch: The batch; `END`: there was none left.
-        state: The reader's state; None: it is `left` samples on from the last that was sent. It is sent by a thread while the data set goes on, so it is
-            a copy.
-        left: Samples since the state before.
+        batch: The batch; None where there was none left.
+        state: The reader's state; None: it is what was `read` on from the last that was sent. It is sent by a thread while the data set goes on, so it
+            is a copy.
+        read: What was asked for since the state before (`left`), and how much of that failed.
         worker: Which worker it is of; without workers 0.
         first: The state after the pass' first sample, with the first batch; where the data set's iterator says where it is, as it began.
     """
 
-    __slots__ = ("batch", "first", "left", "state", "worker")
+    __slots__ = ("batch", "first", "read", "state", "worker")
 
     def __init__(
-        self, batch: Any, state: dict[str, Any] | None, *, left: int = 0, worker: int = 0, first: First | None = None
+        self,
+        batch: Any,
+        state: dict[str, Any] | None,
+        *,
+        read: dict[str, int] | None = None,
+        worker: int = 0,
+        first: First | None = None,
     ) -> None:
-        self.batch, self.state, self.left, self.worker, self.first = batch, state, left, worker, first
+        self.batch, self.state, self.read, self.worker, self.first = batch, state, read or {}, worker, first
 
     def pin_memory(self, device: Any = None) -> Stated:
         """What torch's pinning thread calls."""
-        if self.batch is not END:
-            self.batch = _pin(self.batch, device)  # type: ignore[no-untyped-call] # torch's
+        self.batch = _pin(self.batch, device)  # type: ignore[no-untyped-call] # torch's
         return self
+
+
+@dataclass(frozen=True)
+class Ended(_EndOfTorchs):
+    """What torch's worker says when its share is read, with where it stands, if it says so."""
+
+    found: Stated | None
 
 
 class First(NamedTuple):
@@ -143,8 +160,8 @@ class Feed:
         self.ended = False
         #: Where the reader stood in this pass when that was looked at last.
         self._stood: dict[str, Any] | None = None
-        #: Samples, and batches, since then.
-        self._left = self._batches = 0
+        #: What was asked for since then, how much of that failed, and batches.
+        self._left = self._failed = self._batches = 0
         #: How the pass began, until that is told.
         self.first: First | None = None
 
@@ -166,18 +183,28 @@ class Feed:
     #: Whether it is read in this process; what was set to a state, and that.
     _is_here = False
     _placed: tuple[Any, dict[str, Any]] | None = None
+    #: Why it can't go on where a state says.
+    _error: Exception | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """A pass of a reader's."""
-        self.ended, self._stood, self._left, self._batches = False, None, 0, 0
-        state = self._states.pop(_worker(), None)
+        self.ended, self._stood, self._left, self._failed, self._batches = False, None, 0, 0, 0
+        state, self._error = self._states.pop(_worker(), None), None
+        if self._is_here:
+            self.iterator = iter(self.dataset)
+            return self if self.is_stated else self.iterator
         if state is not None:
-            self._placed = (self._place(state), state)
-        iterator: Any = iter(self.dataset)
-        self.iterator = iterator
-        if not self._is_here:
+            try:
+                self._placed = (self._place(state), state)
+            except Exception as error:  # noqa: BLE001 (raised when it is read)
+                self._error = error
+        self.iterator = iter(self.dataset)
+        try:
             self.begin()
-        return self if self.is_stated else iterator
+        except Exception as error:  # noqa: BLE001
+            # Torch's worker tells errors of reading only.
+            self._error = error
+        return self if self.is_stated else self.iterator
 
     def begin(self) -> None:
         """Goes on where a state says: apart from torch's making its reader, for what an iterator sets may be everybody's random numbers."""
@@ -197,12 +224,13 @@ class Feed:
         if not self._is_new(state):
             return where
         if "end" in state:
-            if not _ends_after(self._set_to(where), state["left"]):
+            if not _ends_there(self._set_to(where), state):
                 where = go_on(self.dataset, state["end"])
                 if where is not None:
                     self._set_to(where)
         elif "left" in state or where is not None:
-            _read(self._set_to(where), state.get("left", 0))
+            with contextlib.suppress(StopIteration):
+                _read(self._set_to(where), state)
         return None
 
     def _go_on(self, where: Any, state: dict[str, Any]) -> None:
@@ -210,13 +238,15 @@ class Feed:
         if where is not None:
             self.iterator.load_state_dict(where)
         if "end" in state:
-            if not _ends_after(self.iterator, state["left"]):
+            if not _ends_there(self.iterator, state):
                 self.iterator = self._set_to(go_on(self.dataset, state["end"]))
             self.ended = True
         else:
-            _read(self.iterator, state.get("left", 0))
             self.ended = bool((state["fetcher_state"] or {}).get("fetcher_ended"))
-        self._stood, self._left = {name: state[name] for name in PARTS}, state.get("left", 0)
+            with contextlib.suppress(StopIteration):
+                _read(self.iterator, state)
+        self._stood = {name: state[name] for name in PARTS}
+        self._left, self._failed = state.get("left", 0), state.get("failed", 0)
 
     def _set_to(self, where: Any) -> Any:
         iterator: Any = iter(self.dataset)
@@ -225,36 +255,49 @@ class Feed:
         return iterator
 
     def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
         if self.ended:
             raise StopIteration
         try:
             found = next(self.iterator)
         except StopIteration:
             self.ended = True
-            return END
-        if self._stood is None:
-            # Of a share that is shorter than a batch there is no other.
-            self._stood = self._now()
-            if self.first is not None:
-                self.first = self.first._replace(stood=self._stood)
-        else:
-            self._left += 1
+            raise
+        except BaseException:
+            self._count()
+            self._failed += 1
+            raise
+        self._count()
         return found
+
+    def _count(self) -> None:
+        if self._stood is not None:
+            self._left += 1
+            return
+        # Of a share that is shorter than a batch there is no other.
+        self._stood = self._now()
+        if self.first is not None:
+            self.first = self.first._replace(stood=self._stood)
 
     def stated(self, batch: Any) -> Stated:
         """A batch with where the reader stands after it."""
-        left, before, first, self.first = self._left, self._stood, self.first, None
+        read, before, first, self.first = {"left": self._left, "failed": self._failed}, self._stood, self.first, None
         self._batches += 1
         if self.ended:
             state: dict[str, Any] | None = self._now()
             if before is not None:
-                state = {"left": left, "end": state} | {name: before[name] for name in PARTS}
+                state = {**read, "end": state} | {name: before[name] for name in PARTS}
         elif self._batches % self._each:
             state = None
         else:
             state = self._stood = self._now()
-            self._left = 0
-        return Stated(batch, state, left=left, worker=_worker(), first=first)
+            self._left = self._failed = 0
+        return Stated(batch, state, read=read, worker=_worker(), first=first)
+
+    def says_it_ends(self, worker: int) -> Ended:
+        """What torch's worker sends when there is no more to read."""
+        return Ended(worker, self.stated(None) if self.is_stated else None)
 
     def state(self) -> dict[str, Any]:
         """Where it stands."""
@@ -283,6 +326,8 @@ class Begin:
         if self._feed is not None:
             # The user's functions ask for their own data set.
             object.__setattr__(info, "dataset", self._feed.dataset)
+            # Torch's worker makes one when its data set has no more.
+            vars(_worker_of_torchs)["_IterableDatasetStopIteration"] = self._feed.says_it_ends
         if self._init is not None:
             self._init(worker)
         if self._feed is None and worker in self._states:
@@ -290,36 +335,20 @@ class Begin:
 
 
 class Collate:
-    """A collate function whose batches come with the worker's state.
+    """A collate function whose batches come with their reader's state.
 
     Args:
         collate: The loader's.
         feed: The data set, where it is iterable.
-        batch_size: Samples in a batch; None: samples come one at a time.
-        drop_last: Whether a batch with fewer is left out: here, because torch's reader would leave out the end with it.
     """
 
-    def __init__(
-        self, collate: Callable[[Any], Any], feed: Feed | None, batch_size: int | None, *, drop_last: bool
-    ) -> None:
-        self._collate, self._feed, self._batch_size, self._drop_last = collate, feed, batch_size, drop_last
+    def __init__(self, collate: Callable[[Any], Any], feed: Feed | None) -> None:
+        self._collate, self._feed = collate, feed
 
     def __call__(self, data: Any) -> Any:
         feed = self._feed
         if feed is None:
             state = state_of(_info().dataset)
             return Stated(self._collate(data), copy.deepcopy(state), worker=_worker())
-        size = self._batch_size
-        if not feed.is_stated:
-            if size is not None and self._drop_last and len(data) < size:
-                # As torch's reader ends.
-                raise StopIteration
-            return self._collate(data)
-        if size is None:
-            batch = END if data is END else self._collate(data)
-        else:
-            if data and data[-1] is END:
-                data = data[:-1]
-            is_none = not data or (self._drop_last and len(data) < size)
-            batch = END if is_none else self._collate(data)
-        return feed.stated(batch)
+        batch = self._collate(data)
+        return feed.stated(batch) if feed.is_stated else batch

@@ -13,7 +13,8 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils import data
@@ -185,7 +186,7 @@ class ForeignLoader(data.DataLoader[T]):
             reader, self._reader, self._is_set = self._reader, None, False
             with progress.making():
                 iterator = _SingleProcessDataLoaderIter(progress.seeding(self), progress, reader)
-            iterator.begin(reader)
+            iterator.begin()
         resumed = progress.resumed
         if self._is_iterable and resumed is not None:
             if not iterator.goes_on:
@@ -332,11 +333,11 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
         self._progress = progress
         self.goes_on = progress.resumed is not None and bool(progress.workers)
         super().__init__(loader if feed is None else _fed(loader, feed))
-        self._dataset = loader.dataset
+        self._dataset, self._feed = loader.dataset, feed
 
-    def begin(self, feed: _feed.Feed | None) -> None:
+    def begin(self) -> None:
         """Goes on where a state says."""
-        progress = self._progress
+        progress, feed = self._progress, self._feed
         if feed is None:
             if _feed.has_state(self._dataset):
                 progress.standing = functools.partial(_feed.state_of, self._dataset)
@@ -349,12 +350,16 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
 
     def _read(self) -> Any:
         begun = time.monotonic()
-        batch: Any = _feed.END
-        while batch is _feed.END:
+        feed = self._feed
+        try:
             batch = _torchs._SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
-            if isinstance(batch, _feed.Stated):
-                self._progress.heard(batch)
-                batch = batch.batch
+        except StopIteration:
+            if feed is not None and feed.is_stated and feed.ended:
+                self._progress.heard(feed.stated(None))
+            raise
+        if isinstance(batch, _feed.Stated):
+            self._progress.heard(batch)
+            batch = batch.batch
         took_s = time.monotonic() - begun
         if took_s >= STALL_S:
             report(
@@ -368,6 +373,8 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
 
     #: The pass that is left, while the workers' last batches of it come.
     _left: Progress | None = None
+    #: Workers that say where they stand at the end of their share, after which of torch's numbers.
+    _ends: Mapping[int, tuple[int, _feed.Stated]] = MappingProxyType({})
 
     def __init__(self, loader: ForeignLoader[Any], progress: Progress, loaded: dict[str, Any] | None) -> None:
         self._progress = progress
@@ -401,6 +408,9 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         waiting = () if first_iter else self._task_info.values()
         for ahead in [ahead for _, *found in waiting for ahead in found]:
             self._hear(before, ahead)
+        for _, ended in self._ends.values():
+            before.heard(ended)
+        self._ends = {}
         self._left = None if first_iter else before
         try:
             super()._reset(loader, first_iter)
@@ -412,11 +422,24 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
 
     def _get_data(self) -> Any:
         found = super()._get_data()  # type: ignore[no-untyped-call] # torch's
+        task, data = found
+        said = data.found if isinstance(data, _feed.Ended) else data
         if self._left is not None:
-            self._hear(self._left, found[1])
-        elif isinstance(found[1], _feed.Stated) and found[1].first is not None and found[1].first.begun is not None:
-            self._progress.begun[found[1].worker] = found[1].first.begun
+            self._hear(self._left, said)
+        elif isinstance(said, _feed.Stated):
+            if said.first is not None and said.first.begun is not None:
+                self._progress.begun[said.worker] = said.first.begun
+            if said is not data:
+                self._ends = {**self._ends, said.worker: (task, said)}
+                self._hear_ends()
         return found
+
+    def _hear_ends(self) -> None:
+        """Hears of ends whose workers' batches the loop has had."""
+        for worker, (end, said) in list(self._ends.items()):
+            if all(found[0] != worker or task >= end for task, found in self._task_info.items()):
+                self._progress.heard(said)
+                self._ends = {other: ended for other, ended in self._ends.items() if other != worker}
 
     def hear_beginnings(self) -> None:
         """Waits for the first batch of each worker of which nothing was heard in this pass and whose iterator says where it began."""
@@ -454,10 +477,7 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
 
     def _read(self) -> Any:
         self.begin_wait()
-        while True:
-            batch = _torchs._MultiProcessingDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
-            if batch is not _feed.END:
-                return batch
+        return _torchs._MultiProcessingDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call] # torch's
 
     def _process_data(self, data: Any, *of: Any) -> Any:
         data = super()._process_data(data, *of)  # type: ignore[no-untyped-call] # torch's
@@ -465,8 +485,8 @@ class _MultiProcessingDataLoaderIter(_Counting, Waiting):
         self._hear(self._progress, data)
         if isinstance(data, _feed.Stated):
             worker, data = data.worker, data.batch
-        if data is not _feed.END:
-            self._progress.last_worker = worker
+        self._progress.last_worker = worker
+        self._hear_ends()
         return data
 
     def awaited(self) -> str:
@@ -499,8 +519,7 @@ def _fed(loader: ForeignLoader[Any], feed: _feed.Feed | None) -> Any:
     twin = copy.copy(loader)
     vars(twin).update(
         dataset=loader.dataset if feed is None else feed,
-        collate_fn=_feed.Collate(loader.collate_fn, feed, loader.batch_size, drop_last=loader.drop_last),
-        drop_last=loader.drop_last and feed is None,
+        collate_fn=_feed.Collate(loader.collate_fn, feed),
     )
     return twin
 

@@ -421,8 +421,8 @@ class Progress:
         worker, base = found.worker, self.workers.get(found.worker)
         if found.first is not None and found.first.stood is not None:
             base = found.first.stood
-        before = None if base is None else {**{name: base[name] for name in PARTS}, "left": found.left}
-        if before is not None and found.left:
+        before = None if base is None else {**{name: base[name] for name in PARTS}, **found.read}
+        if before is not None and found.read.get("left"):
             self._before_last[worker] = before
         state = before if found.state is None else found.state
         if state is not None:
