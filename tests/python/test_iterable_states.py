@@ -253,6 +253,71 @@ def test_an_error_while_a_state_is_loaded_leaves_it_to_the_next_pass() -> None:
     assert ids(resumed) == left
 
 
+class Step:
+    """An iterator that says where it is."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers, self.at = share(count), 0
+
+    def __iter__(self) -> Step:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.numbers[self.at - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Stepping(torchs.IterableDataset[Any]):
+    """Has no state; its iterators have."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return Step(self.count)
+
+
+@pytest.mark.parametrize("kind", [Lazy, Stepping])
+@pytest.mark.parametrize(("workers", "lives_on"), [(0, False), (1, False), (1, True), (2, True)])
+def test_a_state_of_a_resumed_pass_that_begins_again_since_its_first_batch_failed(
+    kind: Any, workers: int, lives_on: bool
+) -> None:
+    def loader(fails: list[int]) -> Any:
+        def collate(batch: list[int]) -> torch.Tensor:
+            if fails and 9 in batch:
+                raise OSError("not now")
+            return torch.tensor(batch)
+
+        own: dict[str, Any] = {"num_workers": workers, "persistent_workers": lives_on}
+        return DataLoader(kind(20), 3, collate_fn=collate, **own)
+
+    straight = loader([])
+    batches = iter(straight)
+    for _ in range(3):
+        next(batches)
+    state, left = plain(straight.state_dict()), [numbers(batch) for batch in batches]
+    fails = [9]
+    resumed = loader(fails)
+    resumed.load_state_dict(state)
+    with pytest.raises(OSError, match="not now"):
+        next(iter(resumed))
+    fails.clear()
+    batches = iter(resumed)
+    again = plain(resumed.state_dict())
+    assert [numbers(batch) for batch in batches] == left
+    third = loader([])
+    third.load_state_dict(again)
+    assert ids(third) == left
+
+
 class Bare(Eager):
     """Its state is no dictionary."""
 

@@ -159,11 +159,18 @@ class ForeignLoader(data.DataLoader[T]):
         self._tallies.append(progress.tally)
         return progress
 
+    def __iter__(self) -> Any:
+        """A pass."""
+        if self._progress is not None and self._progress.has_failed and self._is_iterable:
+            # Workers that live on are set to a state when they start.
+            self._iterator = None
+        return super().__iter__()
+
     def _get_iterator(self) -> Any:
         """Torch's iterator; it goes on from a state that was loaded."""
         loaded, before = self._loaded, (self._progress, self._passes)
         progress = self._new_pass()
-        if loaded is None and before[0] is not None and not self.num_workers:
+        if progress.loaded is None and before[0] is not None and not self.num_workers:
             progress.hear_of_before(before[0].left(), is_of_this=False)
         try:
             return self._begin(progress, progress.loaded)
@@ -198,13 +205,13 @@ class ForeignLoader(data.DataLoader[T]):
         """Without workers: sets the data set to a state, and makes what reads an iterable one."""
         reader = None
         if self._is_iterable and not isinstance(self.dataset, data.IterDataPipe):
-            reader = self._feed({} if loaded is None else workers_in(loaded), is_over=is_over)
+            reader = self._feed_of({} if loaded is None else workers_in(loaded), is_over=is_over)
             reader.place()
         elif loaded is not None and "dataset_state" in loaded:
             _feed.go_on(self.dataset, loaded)
         self._is_set, self._reader = True, reader
 
-    def _feed(self, states: dict[int, dict[str, Any]], *, is_over: bool) -> _feed.Feed:
+    def _feed_of(self, states: dict[int, dict[str, Any]], *, is_over: bool) -> _feed.Feed:
         return _feed.Feed(self.dataset, states, is_over=is_over, each=self.snapshot_every_n_steps)
 
 
@@ -506,7 +513,7 @@ def _staged(loader: ForeignLoader[Any], progress: Progress) -> Any:
     states = dict(progress.workers)
     if isinstance(dataset, data.IterDataPipe):
         return loader
-    feed = loader._feed(dict(states), is_over=progress.resumed is None) if is_iterable(loader) else None
+    feed = loader._feed_of(dict(states), is_over=progress.resumed is None) if is_iterable(loader) else None
     if feed is None and not _feed.has_state(dataset):
         return loader
     twin = _fed(loader, feed)
