@@ -385,3 +385,70 @@ async fn a_listing_that_goes_round_is_an_error() {
         assert!(error.to_string().contains("goes round"), "{error}");
     }
 }
+
+/// A server that keeps its connections and answers ranges of one object, cut into writes of `step` bytes, with `extra` bytes that nobody asked for
+/// behind each; counts its connections.
+async fn talkative(object: Arc<Vec<u8>>, step: usize, extra: usize) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let object = Arc::clone(&object);
+            tokio::spawn(async move {
+                loop {
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        let Ok(byte) = stream.read_u8().await else { return };
+                        head.push(byte);
+                    }
+                    let head = String::from_utf8(head).unwrap().to_lowercase();
+                    let range = head.split("range: bytes=").nth(1).unwrap();
+                    let (from, rest) = range.split_once('-').unwrap();
+                    let to = rest.split_whitespace().next().unwrap();
+                    let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+                    let mut answer = format!(
+                        "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 206 Partial Content\r\nContent-Range: bytes {from}-{to}/{}\r\nContent-Length: {}\r\nX-Long: {}\r\n\r\n",
+                        object.len(), to + 1 - from, "x".repeat(3000),
+                    ).into_bytes();
+                    answer.extend_from_slice(&object[from..=to]);
+                    answer.extend_from_slice(&vec![b'!'; extra]);
+                    for piece in answer.chunks(step) {
+                        if stream.write_all(piece).await.is_err() {
+                            return;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                }
+            });
+        }
+    });
+    (endpoint, connections)
+}
+
+#[tokio::test]
+async fn a_body_is_whole_however_it_comes_and_a_connection_with_more_on_it_is_left() {
+    let object: Arc<Vec<u8>> = Arc::new((0..200_000_u32).map(|i| (i * 31 % 251) as u8).collect());
+    let lengths = [1, 900, 1100, 10_000, 32 << 10, (32 << 10) + 1, 131_072, 131_073];
+    for step in [1_usize << 20, 4096, 997] {
+        for extra in [0, 1, 5000] {
+            let (endpoint, connections) = talkative(Arc::clone(&object), step, extra).await;
+            let source = Source::open(&format!("{endpoint}/data/"), &SourceOptions::default()).unwrap();
+            for (n, len) in lengths.into_iter().enumerate() {
+                let (from, mut got) = (n as u64 * 17, Vec::new());
+                let fetched = source.fetch("a", from..from + len, None, soon(), &mut got).await;
+                fetched.unwrap();
+                assert!(
+                    got == object[from as usize..(from + len) as usize],
+                    "{len} bytes in steps of {step}"
+                );
+                // Whatever follows may come a moment later.
+                tokio::time::sleep(Duration::from_millis(if extra > 0 { 20 } else { 0 })).await;
+            }
+            let expected = if extra > 0 { lengths.len() } else { 1 };
+            assert_eq!(connections.load(Ordering::SeqCst), expected, "{step} {extra}");
+        }
+    }
+}

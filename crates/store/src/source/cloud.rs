@@ -239,6 +239,7 @@ impl Bucket {
                 origin: &site.origin,
                 bytes: &bytes,
                 is_head: method == "HEAD",
+                expects: range.map_or(0, |range| range.end - range.start),
             };
             let mut response = self.client.send(request, deadline).await?;
             if matches!(response.head.status, 200 | 206) {
@@ -255,7 +256,7 @@ impl Bucket {
                 });
                 path = target;
             } else {
-                let error = answer::error_of(&mut response, answer::Asked::Object).await;
+                let error = Box::pin(answer::error_of(&mut response, answer::Asked::Object)).await;
                 // Others may have come since this one was signed: whoever brought them asks for no more.
                 if error.kind() != ErrorKind::Denied || redirected || !self.identity.was_renewed(&authorization) {
                     return Err(error);

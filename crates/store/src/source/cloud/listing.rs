@@ -59,6 +59,7 @@ impl Bucket {
                 origin: &site.origin,
                 bytes: &bytes,
                 is_head: false,
+                expects: 0,
             };
             let mut response = self.client.send(request, deadline).await?;
             if response.head.status == 200 {

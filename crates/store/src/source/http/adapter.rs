@@ -52,6 +52,7 @@ impl HttpService for Service {
             origin: &origin,
             bytes: &bytes,
             is_head,
+            expects: 0,
         };
         let mut answer = self.0.send(request, deadline).await.map_err(failed)?;
         let body = answer.collect(MAX_ANSWER_BYTES).await.map_err(failed)?;
@@ -114,7 +115,12 @@ impl RequestWriter {
     pub fn field(&mut self, name: &str, value: &[u8]) {
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.extend_from_slice(b": ");
-        self.bytes.extend(value.iter().filter(|&&b| b != b'\r' && b != b'\n'));
+        let ends_a_line = |byte: &u8| matches!(byte, b'\r' | b'\n');
+        if value.iter().any(ends_a_line) {
+            self.bytes.extend(value.iter().filter(|byte| !ends_a_line(byte)));
+        } else {
+            self.bytes.extend_from_slice(value);
+        }
         self.bytes.extend_from_slice(b"\r\n");
     }
 

@@ -25,6 +25,8 @@ enum Framing {
     Chunked(Chunks),
     UntilClose,
     Done,
+    /// Done, and bytes that nobody asked for came behind it: the connection is of no more use.
+    Overrun,
 }
 
 /// An answer whose head has been read.
@@ -87,9 +89,10 @@ impl Response {
         let Some(connection) = self.connection.as_mut() else {
             return Ok(false);
         };
-        if !connection.pending.is_empty() {
-            let pending = std::mem::take(&mut connection.pending);
-            self.framing = accept(self.framing, &pending, &mut take)?;
+        if !connection.rest().is_empty() {
+            self.framing = accept(self.framing, connection.rest(), &mut take)?;
+            // An idle connection has no buffer of its own.
+            (connection.pending, connection.taken) = (Vec::new(), 0);
         } else {
             let Connection { stream, .. } = connection;
             let framing = self.framing;
@@ -98,10 +101,12 @@ impl Response {
                 .run(|cx| poll_piece(stream, framing, &mut take, cx))
                 .await??;
         }
-        if self.framing == Framing::Done {
-            self.finish();
+        match self.framing {
+            Framing::Done => self.finish(),
+            Framing::Overrun => self.connection = None,
+            _ => return Ok(true),
         }
-        Ok(self.framing != Framing::Done)
+        Ok(false)
     }
 
     /// Reads the rest of a small body.
@@ -119,9 +124,10 @@ impl Response {
     }
 
     fn finish(&mut self) {
-        if let Some(connection) = self.connection.take().filter(|_| self.keep)
-            && connection.pending.is_empty()
+        if let Some(mut connection) = self.connection.take().filter(|_| self.keep)
+            && connection.rest().is_empty()
         {
+            (connection.pending, connection.taken) = (Vec::new(), 0);
             self.client.give_back(&self.origin, connection);
         }
     }
@@ -151,6 +157,21 @@ fn framing_of(head: &Head, is_head: bool) -> Result<Framing> {
     }
 }
 
+/// Reads at most `most` bytes by way of the scratch buffer and hands them to `take`: how many there were.
+pub(super) fn poll_read(
+    stream: &mut super::Stream,
+    most: usize,
+    cx: &mut Context<'_>,
+    take: impl FnOnce(&[u8]),
+) -> Poll<io::Result<usize>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut buffer = ReadBuf::new(&mut scratch[..most.min(SCRATCH_BYTES)]);
+        ready!(Pin::new(stream).poll_read(cx, &mut buffer))?;
+        take(buffer.filled());
+        Poll::Ready(Ok(buffer.filled().len()))
+    })
+}
+
 /// Hands on what the connection has: as it was decrypted, or by way of the scratch buffer.
 fn poll_piece(
     stream: &mut super::Stream,
@@ -164,7 +185,8 @@ fn poll_piece(
     };
     match stream {
         super::Stream::Plain(stream) => SCRATCH.with_borrow_mut(|scratch| {
-            let mut buffer = ReadBuf::new(&mut scratch[..most.min(SCRATCH_BYTES)]);
+            // With room for one byte more than there should be, a read that leaves nothing says so, and no other has to ask.
+            let mut buffer = ReadBuf::new(&mut scratch[..most.saturating_add(1).min(SCRATCH_BYTES)]);
             let read = ready!(Pin::new(stream).poll_read(cx, &mut buffer));
             Poll::Ready(went_on(framing, read.map(|()| buffer.filled()), take))
         }),
@@ -194,14 +216,10 @@ fn accept(framing: Framing, piece: &[u8], take: &mut impl FnMut(&[u8]) -> Result
         Framing::Length(left) => {
             let inside = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
             take(&piece[..inside])?;
-            if inside < piece.len() {
-                return Err(Error::corrupt("the answer is longer than its Content-Length"));
-            }
-            let left = left - inside as u64;
-            Ok(if left == 0 {
-                Framing::Done
-            } else {
-                Framing::Length(left)
+            Ok(match left - inside as u64 {
+                0 if inside < piece.len() => Framing::Overrun,
+                0 => Framing::Done,
+                left => Framing::Length(left),
             })
         }
         Framing::Chunked(mut chunks) => {
@@ -213,7 +231,7 @@ fn accept(framing: Framing, piece: &[u8], take: &mut impl FnMut(&[u8]) -> Result
             })
         }
         Framing::UntilClose => take(piece).map(|()| framing),
-        Framing::Done => Err(Error::corrupt("the answer goes on after its end")),
+        Framing::Done | Framing::Overrun => Err(Error::corrupt("the answer goes on after its end")),
     }
 }
 
@@ -326,8 +344,13 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_content_length_are_an_error() {
-        assert!(accept(Framing::Length(2), b"abc", &mut |_: &[u8]| Ok(())).is_err());
+    fn bytes_beyond_the_content_length_are_nobodys() {
+        let mut body = Vec::new();
+        let framing = accept(Framing::Length(2), b"abc", &mut |bytes: &[u8]| {
+            body.extend_from_slice(bytes);
+            Ok(())
+        });
+        assert_eq!((framing.unwrap(), body), (Framing::Overrun, b"ab".to_vec()));
         assert!(decode(&[b"zz\r\n"]).is_err());
     }
 }

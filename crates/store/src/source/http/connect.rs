@@ -244,7 +244,7 @@ async fn tunnel(tcp: &mut TcpStream, target: &OriginParts, proxy: &Proxy) -> Res
     tcp.write_all(request.as_bytes()).await.map_err(|e| failed(step, e))?;
     let mut pending = Vec::new();
     loop {
-        if let Some(head) = Head::parse(&mut pending)? {
+        if let Some((head, _)) = Head::parse(&pending)? {
             return match head.status {
                 200..300 => Ok(()),
                 407 => Err(Error::new(ErrorKind::Denied, "the proxy asks for a password")

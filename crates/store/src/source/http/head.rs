@@ -18,19 +18,22 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Takes a complete head from the front of `pending`; what follows it stays there. `None` while it is incomplete.
-    pub fn parse(pending: &mut Vec<u8>) -> Result<Option<Self>> {
+    /// A complete head at the front of `bytes`, and its length. `None` while it is incomplete.
+    pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
         let bad = |how: String| Error::corrupt(format!("the answer is not HTTP: {how}"));
         let mut storage = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let mut response = httparse::Response::new(&mut storage);
-        let length = match response.parse(pending).map_err(|e| bad(e.to_string()))? {
+        let length = match response.parse(bytes).map_err(|e| bad(e.to_string()))? {
             httparse::Status::Complete(length) => length,
-            httparse::Status::Partial if pending.len() > MAX_HEAD_BYTES => {
+            httparse::Status::Partial if bytes.len() > MAX_HEAD_BYTES => {
                 return Err(bad(format!("its head has over {MAX_HEAD_BYTES} bytes")));
             }
             httparse::Status::Partial => return Ok(None),
         };
-        let base = pending.as_ptr() as usize;
+        let base = bytes.as_ptr() as usize;
         let place = |part: &[u8]| {
             let start = (part.as_ptr() as usize - base) as u32;
             start..start + part.len() as u32
@@ -41,14 +44,13 @@ impl Head {
             .map(|h| (place(h.name.as_bytes()), place(h.value)))
             .collect();
         let (status, is_http10) = (response.code.unwrap_or(0), response.version == Some(0));
-        let text = pending[..length].to_vec();
-        pending.drain(..length);
-        Ok(Some(Self {
+        let head = Self {
             status,
             is_http10,
-            text,
+            text: bytes[..length].to_vec(),
             fields,
-        }))
+        };
+        Ok(Some((head, length)))
     }
 
     /// The first field called `name`, as text.
@@ -88,23 +90,23 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_head_is_taken_and_the_body_stays() {
-        let mut pending = b"HTTP/1.1 206 Partial Content\r\nETag: \"x\"\r\nconnection: a, Close\r\n\r\nbody".to_vec();
-        let head = Head::parse(&mut pending).unwrap().unwrap();
+    fn a_head_ends_where_the_body_begins() {
+        let answer = b"HTTP/1.1 206 Partial Content\r\nETag: \"x\"\r\nconnection: a, Close\r\n\r\nbody";
+        let (head, length) = Head::parse(answer).unwrap().unwrap();
         assert_eq!(
             (head.status, head.get("etag"), head.get("none")),
             (206, Some("\"x\""), None)
         );
         assert!(head.has_token("Connection", "close"));
-        assert_eq!(pending, b"body");
+        assert_eq!(&answer[length..], b"body");
     }
 
     proptest! {
         #[test]
         fn proptest_any_bytes_are_a_head_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Head::parse(&mut bytes.clone());
-            let mut after = [b"HTTP/1.1 200 OK\r\n".to_vec(), bytes].concat();
-            if let Ok(Some(head)) = Head::parse(&mut after) {
+            let _ = Head::parse(&bytes);
+            let after = [b"HTTP/1.1 200 OK\r\n".to_vec(), bytes].concat();
+            if let Ok(Some((head, _))) = Head::parse(&after) {
                 let _ = (head.fields().count(), head.get("content-length"));
             }
         }
