@@ -259,9 +259,9 @@ impl Dataset {
         // An index is of one format. Who named one is told elsewhere how to write another.
         let remedy = match (&self.open.index, self.open.format.as_str()) {
             (Some(_), _) => String::new(),
-            (None, "" | "auto") => ": open it with refresh=True, or run `foreload index --update`".into(),
+            (None, "" | "auto") => ": open or wrap it with refresh=True, or run `foreload index --update`".into(),
             (None, format) => {
-                format!(": open it with refresh=True, or run `foreload index --update --format {format}`")
+                format!(": open or wrap it with refresh=True, or run `foreload index --update --format {format}`")
             }
         };
         Err(Trouble::new(

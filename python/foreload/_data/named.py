@@ -94,7 +94,9 @@ def open_named(
     """
     places = {_place(name) for names in samples for name in names}
     if not places:
-        raise InvalidError("the data set has no samples")
+        raise InvalidError(
+            "the data set has no samples, so there is nothing to read ahead: give it to the loader as it is"
+        )
     if len(places) > 1:
         raise InvalidError(
             f"the files lie in several places, {' and '.join(sorted(place or 'this machine' for place in places)[:2])}: wrap one data set for each place, and join them with "

@@ -19,6 +19,8 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as _worker_of_torchs
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
+from foreload.errors import StateError
+
 #: What torch's worker sends when its data set has no more. There `Begin` puts a `Feed` in its place.
 _EndOfTorchs = _worker_of_torchs._IterableDatasetStopIteration  # noqa: SLF001
 
@@ -43,8 +45,16 @@ def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False, is_iter
 def go_on(dataset: Any, state: dict[str, Any]) -> Any:
     """The state of a data set's iterator, and where it has one itself, the data set set to it."""
     if state["dataset_state"] is not None:
-        dataset.load_state_dict(state["dataset_state"])
+        _set(dataset, state["dataset_state"], "data set")
     return (state["fetcher_state"] or {}).get("dataset_iter_state")
+
+
+def _set(what: Any, state: Any, role: str) -> None:
+    if not has_state(what):
+        raise StateError(
+            f"the state holds one of the {role}, and a {type(what).__name__} has no state_dict and load_state_dict: it is not the {role} that was saved"
+        )
+    what.load_state_dict(state)
 
 
 def _info() -> Any:
@@ -164,6 +174,9 @@ class Feed:
         self._left = self._failed = self._batches = 0
         #: How the pass began, until that is told.
         self.first: First | None = None
+        #: Without workers, where nothing is known of a pass before: where it stood before it was asked for anything.
+        self.is_new = False
+        self._unread: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -189,6 +202,7 @@ class Feed:
     def __iter__(self) -> Iterator[Any]:
         """A pass of a reader's."""
         self.ended, self._stood, self._left, self._failed, self._batches = False, None, 0, 0, 0
+        self._unread = None
         state, self._error = self._states.pop(_worker(), None), None
         if self._is_here:
             self.iterator = iter(self.dataset)
@@ -204,7 +218,7 @@ class Feed:
         except Exception as error:  # noqa: BLE001
             # Torch's worker tells errors of reading only.
             self._error = error
-        return self if self.is_stated else self.iterator
+        return self if self.is_stated or self._error is not None else self.iterator
 
     def begin(self) -> None:
         """Goes on where a state says: apart from torch's making its reader, for what an iterator sets may be everybody's random numbers."""
@@ -236,7 +250,7 @@ class Feed:
     def _go_on(self, where: Any, state: dict[str, Any]) -> None:
         """Has an iterator go on within a pass."""
         if where is not None:
-            self.iterator.load_state_dict(where)
+            _set(self.iterator, where, "data set's iterator")
         if "end" in state:
             if not _ends_there(self.iterator, state):
                 self.iterator = self._set_to(go_on(self.dataset, state["end"]))
@@ -251,7 +265,7 @@ class Feed:
     def _set_to(self, where: Any) -> Any:
         iterator: Any = iter(self.dataset)
         if where is not None:
-            iterator.load_state_dict(where)
+            _set(iterator, where, "data set's iterator")
         return iterator
 
     def __next__(self) -> Any:
@@ -259,6 +273,8 @@ class Feed:
             raise self._error
         if self.ended:
             raise StopIteration
+        if self.is_new and self._unread is None:
+            self._unread = self._now()
         try:
             found = next(self.iterator)
         except StopIteration:
@@ -298,6 +314,10 @@ class Feed:
     def says_it_ends(self, worker: int) -> Ended:
         """What torch's worker sends when there is no more to read."""
         return Ended(worker, self.stated(None) if self.is_stated else None)
+
+    def begun(self) -> dict[str, Any]:
+        """Without workers: where it stood when the pass had begun and nothing of it was asked for."""
+        return self.state() if self._unread is None else self._unread
 
     def state(self) -> dict[str, Any]:
         """Where it stands."""

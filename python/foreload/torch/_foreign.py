@@ -227,7 +227,7 @@ def _end_pass(state: dict[str, Any], *, seeded: bool, is_last: bool) -> None:
     is_last = is_last or (batches is not None and had >= batches)
     if is_last and not state["_iterator_finished"] and "ahead" in random:
         state |= {"_iterator_finished": True, "epoch": state["epoch"] + 1}
-        state["random"] = {"own": random["ahead"]["own"], "seeded": seeded}
+        state["random"] = {"own": random["ahead"]["own"], "seeded": seeded, "seed": random.get("seed")}
 
 
 class _Lightning(NamedTuple):
@@ -251,14 +251,29 @@ def _lightning() -> _Lightning | None:
 
 
 def _skip(iterator: Iterator[Any], progress: Progress) -> None:
-    batches, progress.had = progress.had, 0
+    """Reads again what the loop has had. As many batches as failed then may fail now.
+
+    Raises:
+        StateError: There is less.
+    """
+    batches, failed = progress.had, progress.failed
+    progress.had = progress.failed = 0
     if batches:
         _LOG.warning(
             "neither the data set nor its iterator has state_dict and load_state_dict: reading %d batches again to go on after them",
             batches,
         )
-    for _ in range(batches):
-        next(iterator)
+    for _ in range(batches + failed):
+        try:
+            next(iterator)
+        except StopIteration:
+            raise StateError(
+                f"the data set ends after {progress.had} batches, and the state was saved after {batches}: it is not the one that was saved, or not its epoch"
+            ) from None
+        except Exception:
+            if not failed:
+                raise
+            failed -= 1
 
 
 class _Order:
@@ -307,7 +322,8 @@ class _Counting(_torchs._BaseDataLoaderIter):
             raise
         # One whose reading fails is lost to a loop that goes on, as torch has it: the next one comes next. Until then a state is of before it.
         self._count()
-        progress.had += self._is_iterable
+        if self._is_iterable:
+            progress.has_had()
         progress.tally.yielded(progress.samples - samples, time.perf_counter() - begun)
         return batch
 
@@ -329,8 +345,19 @@ class _Counting(_torchs._BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
-            self._progress = loader._new_pass(is_seeded=True)
+            seed, self._progress = self._base_seed, loader._new_pass(is_seeded=True)
+            self._progress.seed = seed
         super()._reset(loader, first_iter)
+
+    @property
+    def _base_seed(self) -> Any:
+        """What torch seeds its workers with; workers that have lived on since an earlier pass were seeded then."""
+        return self._progress.seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: Any) -> None:
+        progress = self._progress
+        progress.seed = drawn if progress.seed is None else progress.seed
 
 
 class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIter):
@@ -351,7 +378,7 @@ class _SingleProcessDataLoaderIter(_Counting, _torchs._SingleProcessDataLoaderIt
             return
         feed.begin()
         if feed.is_stated:
-            progress.standing = feed.state
+            progress.standing, feed.is_new = feed.begun, not progress.workers
         if feed.first is not None and feed.first.begun is not None:
             progress.begun[0] = feed.first.begun
 

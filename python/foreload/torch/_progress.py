@@ -99,8 +99,12 @@ class Progress:
         self.resumed, self.loaded = loaded if goes_on else None, loaded
         #: Whether it failed before the loop had anything of it since the state.
         self.has_failed = False
+        #: Batches that failed before the last that the loop has had, and those since.
+        self.failed = self._failing = 0
         self._draws: dict[str, Draw] = {}
         self._is_seeded = is_seeded
+        #: What torch seeds the workers with; None: it draws that yet.
+        self.seed: int | None = None
         #: Whether torch draws the workers' seed from everybody's generator.
         self._seeds_from_everybodys = getattr(loader, "generator", None) is None
         if loaded is not None and (goes_on or loaded["_iterator_finished"]):
@@ -138,6 +142,8 @@ class Progress:
     def _restore(self, loader: Any, state: dict[str, Any], *, goes_on: bool) -> None:
         random = state["random"]
         self._is_seeded = bool(random.get("seeded"))
+        if self._is_seeded:
+            self.seed = random.get("seed")
         if goes_on:
             ahead = random.get("ahead")
             if ahead is not None:
@@ -154,6 +160,7 @@ class Progress:
         if not goes_on:
             return
         self.had, self.samples = state["_num_yielded"], state["samples"]
+        self.failed = state.get("failed_batches", 0)
         self.beyond = frozenset(numbers_in(state["beyond"], 1 << 62))
         self.drawn, self._left_out = self.had, self.beyond
         if self._is_stated(state):
@@ -199,7 +206,10 @@ class Progress:
     def _batches_to_skip(self, state: dict[str, Any]) -> int:
         size: Any = getattr(self.order, "batch_size", None)
         samples = int(state["samples"])
-        if type(self.order) is not BatchSampler or not isinstance(size, int) or state["is_iterable"]:
+        if state["is_iterable"]:
+            self._refuse_other_batches(state, size)
+            return self.had
+        if type(self.order) is not BatchSampler or not isinstance(size, int):
             return self.had
         replicas = getattr(_sampler_of(self.order), "num_replicas", 1)
         if (size, replicas) == (state["batch_size"], state["sampler"]["replicas"]):
@@ -219,6 +229,18 @@ class Progress:
             )
         self.had, self.samples, self.drawn = batches, position // replicas, batches
         return batches
+
+    def _refuse_other_batches(self, state: dict[str, Any], size: int | None) -> None:
+        """Without a state of its data, what the loop has had is read again, batch by batch.
+
+        Raises:
+            StateError: Its batches have other sizes now.
+        """
+        if self.had and not workers_in(state) and size != state["batch_size"]:
+            raise StateError(
+                f"the state was saved after {self.had} batches of batch_size={state['batch_size']}, and this loader has batch_size={size}: of an iterable data "
+                "set without state_dict and load_state_dict nobody knows where a batch of another size would begin; use the same, or give the data set a state"
+            )
 
     @contextlib.contextmanager
     def making(self) -> Iterator[None]:
@@ -253,6 +275,7 @@ class Progress:
 
     def fails(self) -> None:
         """The loop gets an error in place of a batch."""
+        self._failing += 1
         first = 0 if self.resumed is None else self.resumed["_num_yielded"]
         self.has_failed = self.loaded is not None and self.had == first
 
@@ -452,6 +475,11 @@ class Progress:
 
     # Having.
 
+    def has_had(self) -> None:
+        """The loop has had a batch of an iterable data set."""
+        self.had, self.has_failed = self.had + 1, False
+        self.failed, self._failing = self.failed + self._failing, 0
+
     def has_had_all_but(self, outstanding: Iterable[int] = ()) -> None:
         """The loop has had all that was asked for but these."""
         waiting = set(outstanding)
@@ -500,6 +528,8 @@ class Progress:
             state |= {"of": list(self._place()), "list": self._lists.get(self.had)}
         if not self._is_iterable and self._length is not None and not self.is_over:
             state["length"] = self._length
+        if self.failed:
+            state["failed_batches"] = self.failed
         return {**state, **self._of_data(loader)}
 
     def _random(self, loader: Any) -> dict[str, Any]:
@@ -507,9 +537,12 @@ class Progress:
             return random_now(
                 loader,
                 seeded=loader.persistent_workers,
+                seed=self.seed,
                 others=self._sampled is not None and self._sampled.others is not None,
             )
         found: dict[str, Any] = {"own": self._begun, "seeded": self._is_seeded}
+        if self._is_seeded:
+            found["seed"] = self.seed
         if loader.num_workers and "loader" not in self._begun and self._before is not None:
             found["loader"] = Draw(self._before.torch_state).as_dict()
         sampled = self._sampled if self._is_drawing else self._draws.get("sampler") or Draw.now()
@@ -571,12 +604,13 @@ def put_back_own(loader: Any, state: dict[str, Any], *, now: bool = False) -> No
             put_back(found[name], stood)
 
 
-def random_now(loader: Any, *, seeded: bool = False, others: bool = False) -> dict[str, Any]:
-    """The generators between two passes."""
+def random_now(loader: Any, *, seeded: bool = False, seed: int | None = None, others: bool = False) -> dict[str, Any]:
+    """The generators between two passes, and with what workers that live on were seeded."""
     now = Draw.now()
     return {
         "own": own_now(loader),
         "seeded": seeded,
+        **({"seed": seed} if seeded else {}),
         "loader": Draw(now.torch_state, now.others if others else None).as_dict(),
     }
 

@@ -7,6 +7,7 @@ waits for ever (Python before 3.12 in `PyOS_AfterFork_Child`, and libraries of C
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from pathlib import Path
@@ -46,6 +47,24 @@ class Waiting(_torchs._MultiProcessingDataLoaderIter):
 
     #: Waits of so many seconds are reported.
     stall_s = STALL_S
+    #: The process whose workers they are.
+    _of_process: int | None = None
+
+    def __init__(self, loader: Any) -> None:
+        self._of_process = os.getpid()
+        super().__init__(loader)
+
+    def _shutdown_workers(self) -> None:
+        # A forked process has a copy of the iterators that there were, and in one that is in a cycle, as after an error, its collector ends workers which are
+        # not its own. Torch's way to do so takes locks that a worker which was killed has kept: a new worker could hang there.
+        if self._of_process != os.getpid():
+            return
+        for worker, queue in zip(self._workers, self._index_queues, strict=False):
+            closing = getattr(queue, "_close", None)
+            # The collector closes queues before it ends what is in a cycle with them. Nothing can be told to these workers, and torch waits 5 s for each.
+            if closing is not None and not closing.still_active():
+                worker.terminate()
+        super()._shutdown_workers()
 
     def begin_wait(self) -> None:
         """The loop asks for a batch."""
@@ -61,7 +80,11 @@ class Waiting(_torchs._MultiProcessingDataLoaderIter):
         found = super()._try_get_data(timeout)  # type: ignore[no-untyped-call] # torch's
         if found[0]:
             number = found[1][0] if isinstance(found[1], tuple) and found[1] else None
-            self.heard.update(self._task_info.get(number, ())[:1])
+            sender = self._task_info.get(number, ())[:1]
+            self.heard.update(sender)
+            for task, waiting in self._task_info.items():
+                if len(waiting) == 1 and waiting == sender and task < number:
+                    self._lost(task, *sender)
             return found
         waited_s = time.monotonic() - self._waits_since
         if waited_s >= self._report_s:
@@ -70,6 +93,13 @@ class Waiting(_torchs._MultiProcessingDataLoaderIter):
             sender = "" if worker is None else f" from worker {worker} (pid {self._workers[worker].pid})"
             report(f"waiting for {waited_s:.1f} s for {self.awaited()}{sender}{self._cause(worker)}")
         return found
+
+    def _lost(self, task: int, worker: int) -> None:
+        # A worker's batches come in order. Torch would wait for this one for ever, or leave it out where an iterable data set has ended.
+        raise RuntimeError(
+            f"batch {task} of worker {worker} (pid {self._workers[worker].pid}) was lost on its way: what the worker wrote to stderr says why. Can it be pickled? "
+            "Are there file descriptors (ulimit -n) and shared memory left?"
+        )
 
     def _cause(self, worker: int | None) -> str:
         if worker is None:

@@ -387,7 +387,9 @@ class Dataset(data.Dataset[Item]):
             return run.recipe, run.rank
         if self._fixed is None:
             _LOG.warning(
-                "reading without a foreload.torch.Sampler: nothing can be fetched ahead of the workers' requests"
+                "nobody says in which order it is read, so nothing is fetched ahead: foreload.torch.DataLoader knows the order of a data set of ours, and of Subset "
+                "and ConcatDataset of those, but not of one that a class of yours reads from (give it the Subset, and the class' work as a transform or "
+                "decode=); torch's own loader needs a foreload.torch.Sampler"
             )
             budget = {**self.cache.budget(), "skip_large": self.failures.skips}
             self._fixed = reader_recipe(self.data.source, budget, self._word), 0

@@ -117,7 +117,7 @@ def wrap(
         read.
 
     Raises:
-        InvalidError: The data set names no files, or they lie in several places, or an argument means nothing for it.
+        InvalidError: The data set names no files, or has no samples, or they lie in several places, or an argument means nothing for it.
         NotFoundError: A file isn't there.
     """
     if deterministic:
@@ -209,6 +209,9 @@ class _Options:
         return open_named(samples, **self._keywords)
 
 
+_EMPTY = "wrap: the data set has no samples, so there is nothing to read ahead: give it to the loader as it is"
+
+
 def _files(dataset: Any, uri_of: Callable[[int], Any] | None, root: Any, options: _Options) -> foreload.Dataset:
     """The files of a data set, in its order."""
     if uri_of is not None:
@@ -237,7 +240,7 @@ def _files(dataset: Any, uri_of: Callable[[int], Any] | None, root: Any, options
     if not names or any(not name.startswith(f"{top}/") for name in names):
         if root is not None or not names:
             stray = next((name for name in names if not name.startswith(f"{top}/")), None)
-            raise InvalidError(f"wrap: {stray} is not below {top}" if stray else "wrap: the data set has no samples")
+            raise InvalidError(f"wrap: {stray} is not below {top}" if stray else _EMPTY)
         return options.named([[name] for name in names])
     whole = options.listed(top)
     numbers = {whole.key(sample): sample for sample in range(len(whole))}
