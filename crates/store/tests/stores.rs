@@ -226,21 +226,16 @@ async fn a_proxy_is_addressed_and_tells_when_it_wants_a_password() {
     assert!(asked.contains("proxy-authorization: basic bwu6c2vjcmv0"), "{asked}");
 }
 
-/// A server that answers each request after a moment, but for those on its first `silent` connections. Its address, and the most connections that
-/// were new at a time, without a first answer of theirs.
-async fn slow(silent: usize) -> (String, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+/// A server with room for 128 connections that it hasn't accepted. It answers each request after `takes`, but for those on its first `silent` connections.
+async fn slow(silent: usize, takes: Duration) -> String {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(128).unwrap();
     let address = listener.local_addr().unwrap();
-    let most = Arc::new(AtomicUsize::new(0));
-    let found = Arc::clone(&most);
     tokio::spawn(async move {
-        let new = Arc::new(AtomicUsize::new(0));
         for number in 0.. {
             let (mut stream, _) = listener.accept().await.unwrap();
-            most.fetch_max(new.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            let new = Arc::clone(&new);
             tokio::spawn(async move {
-                let mut is_new = true;
                 loop {
                     let mut head = Vec::new();
                     while !head.ends_with(b"\r\n\r\n") {
@@ -250,19 +245,14 @@ async fn slow(silent: usize) -> (String, Arc<AtomicUsize>) {
                     if number < silent {
                         return std::future::pending().await;
                     }
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                    if std::mem::take(&mut is_new) {
-                        new.fetch_sub(1, Ordering::SeqCst);
-                    }
-                    stream
-                        .write_all(PART.replace("Connection: close\r\n", "").as_bytes())
-                        .await
-                        .unwrap();
+                    tokio::time::sleep(takes).await;
+                    let part = PART.replace("Connection: close\r\n", "");
+                    stream.write_all(part.as_bytes()).await.unwrap();
                 }
             });
         }
     });
-    (format!("http://{address}"), found)
+    format!("http://{address}")
 }
 
 /// Fetches so many times at once; how many had bytes within the time.
@@ -289,16 +279,15 @@ async fn at_once(endpoint: String, fetches: usize, within: Duration) -> usize {
 }
 
 #[tokio::test]
-async fn few_connections_are_new_at_a_time_and_each_fetch_has_one() {
-    let (endpoint, most) = slow(0).await;
-    assert_eq!(at_once(endpoint, 400, Duration::from_secs(5)).await, 400);
-    let most = most.load(Ordering::SeqCst);
-    assert!((64..=128).contains(&most), "{most}");
+async fn a_thousand_connections_at_once_overflow_no_queue_and_wait_for_no_answer() {
+    let endpoint = slow(0, Duration::from_millis(300)).await;
+    // Those that overflow it begin again after a second; and in turns of 128 until their answers have come, they would take 2.4 s.
+    assert_eq!(at_once(endpoint, 1000, Duration::from_millis(950)).await, 1000);
 }
 
 #[tokio::test]
 async fn connections_that_hang_keep_nobody_from_trying_for_long() {
-    let (endpoint, _) = slow(128).await;
+    let endpoint = slow(128, Duration::from_millis(20)).await;
     // Less than the time after which a silent one is given up.
     let done = at_once(endpoint, 200, Duration::from_secs(4)).await;
     assert_eq!(done, 72);

@@ -82,8 +82,10 @@ impl Connection {
     }
 }
 
-/// Longest turn of a new connection, of those of which a few are made at a time.
+/// Longest turn of a new connection, of those of which a few are made at a time: a server that hangs keeps nobody from trying for long.
 const TURN: Duration = Duration::from_secs(1);
+/// Its turn ends with its first answer, or so long after it was made: by then a server has taken it from its queue.
+const QUEUED: Duration = Duration::from_millis(10);
 
 /// A request as it goes over the wire: the head (and a small body), already encoded.
 pub(crate) struct Request<'a> {
@@ -133,38 +135,41 @@ impl Client {
                 )
             };
             let start = tokio::time::timeout_at(limit, self.start(request.origin, may_reuse));
-            let (kept, turn) = start.await.map_err(late)?;
+            let (kept, mut turn) = start.await.map_err(late)?;
             let is_kept = kept.is_some();
-            let ended = {
-                let mut attempt = pin!(async {
-                    let mut connection = match kept {
-                        Some(connection) => connection,
-                        None => {
-                            // Few requests need it, and none should be as large as it is.
-                            let connect = Box::pin(self.inner.connector.connect(request.origin));
-                            let connected = tokio::time::timeout_at(limit, connect).await;
-                            Connection::new(connected.map_err(late)??)
+            let mut connection = match kept {
+                Some(connection) => connection,
+                None => {
+                    // Few requests need it, and none should be as large as it is.
+                    let connect = Box::pin(self.inner.connector.connect(request.origin));
+                    let mut connect = pin!(tokio::time::timeout_at(limit, connect));
+                    let connected = match tokio::time::timeout(TURN, &mut connect).await {
+                        Ok(connected) => connected,
+                        Err(_) => {
+                            turn = None;
+                            connect.await
                         }
                     };
-                    watch.progress();
-                    let connecting = begun.elapsed();
-                    let head = exchange(&mut connection, &request, &mut watch).await?;
-                    Ok((connection, connecting, head))
-                });
-                // A turn ends with the first answer; where that hangs, it keeps nobody from trying for long.
+                    Connection::new(connected.map_err(late)??)
+                }
+            };
+            watch.progress();
+            let connecting = begun.elapsed();
+            let ended = {
+                let mut exchange = pin!(exchange(&mut connection, &request, &mut watch));
                 match turn {
-                    None => attempt.await,
-                    Some(turn) => match tokio::time::timeout(TURN, &mut attempt).await {
+                    None => exchange.await,
+                    Some(turn) => match tokio::time::timeout(QUEUED, &mut exchange).await {
                         Ok(ended) => ended,
                         Err(_) => {
                             drop(turn);
-                            attempt.await
+                            exchange.await
                         }
                     },
                 }
             };
             match ended {
-                Ok((connection, connecting, head)) => {
+                Ok(head) => {
                     return Response::new(connection, connecting, head, &request, watch, self.clone());
                 }
                 Err(Failure::Stale) if is_kept => may_reuse = false,

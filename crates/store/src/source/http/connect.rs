@@ -17,8 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, pki_types};
 
-/// Connections that are new at a time, without a first answer: as many as wait in the queue of a server that asks for no longer one (the backlog of
-/// `listen`).
+/// Connections that are new at a time: as many as wait in the queue of a server that asks for no longer one (the backlog of `listen`).
 const AT_ONCE: usize = 128;
 
 /// Scheme, host and port: what a connection can be reused for.
