@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import _utils
 from torch.utils.data import dataloader as _torchs
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
@@ -55,11 +56,15 @@ class Waiting(_torchs._MultiProcessingDataLoaderIter):
         super().__init__(loader)
 
     def _shutdown_workers(self) -> None:
+        utils: Any = _utils
+        # Torch does nothing then, either.
+        is_exiting = utils is None or utils.python_exit_status is not False
         # A forked process has a copy of the iterators that there were, and in one that is in a cycle, as after an error, its collector ends workers which are
         # not its own. Torch's way to do so takes locks that a worker which was killed has kept: a new worker could hang there.
-        if self._of_process != os.getpid():
+        if is_exiting or self._of_process != os.getpid():
             return
-        for worker, queue in zip(self._workers, self._index_queues, strict=False):
+        is_over = getattr(self, "_shutdown", True)
+        for worker, queue in () if is_over else zip(self._workers, self._index_queues, strict=False):
             closing = getattr(queue, "_close", None)
             # The collector closes queues before it ends what is in a cycle with them. Nothing can be told to these workers, and torch waits 5 s for each.
             if closing is not None and not closing.still_active():
