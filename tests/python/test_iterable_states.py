@@ -14,6 +14,7 @@ from torch.utils import data as torchs
 from foreload.errors import InvalidError
 from foreload.torch import DataLoader
 from test_saved_again import Beginning, Counting, Own, Walking, gone_through, ids, numbers, plain
+from test_saved_again import Walk as Step
 
 
 def share(count: int) -> range:
@@ -253,28 +254,6 @@ def test_an_error_while_a_state_is_loaded_leaves_it_to_the_next_pass() -> None:
     assert ids(resumed) == left
 
 
-class Step:
-    """An iterator that says where it is."""
-
-    def __init__(self, count: int) -> None:
-        self.numbers, self.at = share(count), 0
-
-    def __iter__(self) -> Step:
-        return self
-
-    def __next__(self) -> int:
-        if self.at == len(self.numbers):
-            raise StopIteration
-        self.at += 1
-        return self.numbers[self.at - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
 class Stepping(torchs.IterableDataset[Any]):
     """Has no state; its iterators have."""
 
@@ -282,7 +261,7 @@ class Stepping(torchs.IterableDataset[Any]):
         self.count = count
 
     def __iter__(self) -> Iterator[int]:
-        return Step(self.count)
+        return Step(list(share(self.count)), 0)
 
 
 @pytest.mark.parametrize("kind", [Lazy, Stepping])

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 fn soon() -> Instant {
@@ -31,6 +31,15 @@ fn public() -> Bucket {
     bucket
 }
 
+/// The head of the next request, in lower case; `None`: the connection has ended.
+async fn asked_for(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8(head).unwrap().to_lowercase())
+}
+
 /// A server that gives one prepared answer per request and keeps what it was asked.
 async fn scripted(answers: Vec<&'static str>) -> (String, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -39,11 +48,7 @@ async fn scripted(answers: Vec<&'static str>) -> (String, tokio::task::JoinHandl
         let mut asked = Vec::new();
         for answer in answers {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.unwrap());
-            }
-            asked.push(String::from_utf8(head).unwrap().to_lowercase());
+            asked.push(asked_for(&mut stream).await.unwrap());
             stream.write_all(answer.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
         }
@@ -236,12 +241,7 @@ async fn slow(silent: usize, takes: Duration) -> String {
         for number in 0.. {
             let (mut stream, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
-                loop {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        let Ok(byte) = stream.read_u8().await else { return };
-                        head.push(byte);
-                    }
+                while asked_for(&mut stream).await.is_some() {
                     if number < silent {
                         return std::future::pending().await;
                     }
@@ -387,13 +387,7 @@ async fn talkative(object: Arc<Vec<u8>>, step: usize, extra: usize) -> (String, 
             counted.fetch_add(1, Ordering::SeqCst);
             let object = Arc::clone(&object);
             tokio::spawn(async move {
-                loop {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        let Ok(byte) = stream.read_u8().await else { return };
-                        head.push(byte);
-                    }
-                    let head = String::from_utf8(head).unwrap().to_lowercase();
+                while let Some(head) = asked_for(&mut stream).await {
                     let range = head.split("range: bytes=").nth(1).unwrap();
                     let (from, rest) = range.split_once('-').unwrap();
                     let to = rest.split_whitespace().next().unwrap();

@@ -209,9 +209,6 @@ class _Options:
         return open_named(samples, **self._keywords)
 
 
-_EMPTY = "wrap: the data set has no samples, so there is nothing to read ahead: give it to the loader as it is"
-
-
 def _files(dataset: Any, uri_of: Callable[[int], Any] | None, root: Any, options: _Options) -> foreload.Dataset:
     """The files of a data set, in its order."""
     if uri_of is not None:
@@ -237,10 +234,10 @@ def _files(dataset: Any, uri_of: Callable[[int], Any] | None, root: Any, options
         )
     names = [_names(path, at)[0] for at, (path, *_) in enumerate(dataset.samples)]
     top = name_of(root if root is not None else getattr(dataset, "root", "")) or ""
-    if not names or any(not name.startswith(f"{top}/") for name in names):
-        if root is not None or not names:
-            stray = next((name for name in names if not name.startswith(f"{top}/")), None)
-            raise InvalidError(f"wrap: {stray} is not below {top}" if stray else _EMPTY)
+    stray = next((name for name in names if not name.startswith(f"{top}/")), None)
+    if stray is not None and root is not None:
+        raise InvalidError(f"wrap: {stray} is not below {top}")
+    if stray is not None or not names:
         return options.named([[name] for name in names])
     whole = options.listed(top)
     numbers = {whole.key(sample): sample for sample in range(len(whole))}

@@ -80,6 +80,11 @@ impl Connection {
     fn rest(&self) -> &[u8] {
         &self.pending[self.taken..]
     }
+
+    /// All that was read has been taken. An idle connection has no buffer of its own.
+    fn forget(&mut self) {
+        (self.pending, self.taken) = (Vec::new(), 0);
+    }
 }
 
 /// Longest turn of a new connection, of those of which a few are made at a time: a server that hangs keeps nobody from trying for long.
@@ -221,8 +226,6 @@ impl From<Error> for Failure {
 }
 
 async fn exchange(connection: &mut Connection, request: &Request<'_>, watch: &mut Watch) -> Result<Head, Failure> {
-    connection.pending.clear();
-    connection.taken = 0;
     let mut sent = 0;
     while sent < request.bytes.len() {
         let stream = &mut connection.stream;

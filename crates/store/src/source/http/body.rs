@@ -91,8 +91,7 @@ impl Response {
         };
         if !connection.rest().is_empty() {
             self.framing = accept(self.framing, connection.rest(), &mut take)?;
-            // An idle connection has no buffer of its own.
-            (connection.pending, connection.taken) = (Vec::new(), 0);
+            connection.forget();
         } else {
             let Connection { stream, .. } = connection;
             let framing = self.framing;
@@ -127,7 +126,7 @@ impl Response {
         if let Some(mut connection) = self.connection.take().filter(|_| self.keep)
             && connection.rest().is_empty()
         {
-            (connection.pending, connection.taken) = (Vec::new(), 0);
+            connection.forget();
             self.client.give_back(&self.origin, connection);
         }
     }
