@@ -142,11 +142,12 @@ impl Job {
         Ok(job)
     }
 
-    /// Takes memory for what the job reads, and says so where that is less than was asked for.
-    pub fn take_memory(&self, warnings: &mut Vec<String>) {
+    /// Takes memory for what the job reads, of so many bytes that the machine has (`None`: it doesn't say), and says so where that is less than was
+    /// asked for.
+    pub fn take_memory(&self, available: Option<u64>, warnings: &mut Vec<String>) {
         let order_bytes = self.order(|order| order.map_or(0, |order| order.expected_bytes(self.looks_up())));
         let beside = self.attach.batch_bytes + order_bytes;
-        let left = crate::memory::available_bytes().map_or(u64::MAX, |left| left.saturating_sub(beside));
+        let left = available.map_or(u64::MAX, |left| left.saturating_sub(beside));
         if let Some((budget, asked)) = self.pool.share_memory(left) {
             let mb = |bytes: u64| bytes / 1_000_000;
             let together = match mb(asked) > mb(self.sample_bytes()) {

@@ -58,7 +58,7 @@ const CARE: Duration = Duration::from_secs(5);
 /// And memory: in a second, another process may well take what the reserve holds.
 const MIND: Duration = Duration::from_secs(1);
 /// So much memory of the machine is left to others: below it, the RAM tier shrinks.
-const RESERVE_BYTES: u64 = 256 << 20;
+pub(crate) const RESERVE_BYTES: u64 = 256 << 20;
 /// Shorter stretches of free memory aren't worth giving back.
 const STRETCH_BYTES: u64 = 1 << 16;
 

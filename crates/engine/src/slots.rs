@@ -285,6 +285,40 @@ mod tests {
         arena.write(100 * PAGE_BYTES + 9, &[1; 4096]).expect("inside");
         assert_eq!(there(), [5, 6, 7, 100, 101]);
         assert_eq!(arena.used_bytes(), 5 * PAGE_BYTES);
+        arena.give_back(6 * PAGE_BYTES - 1, 95 * PAGE_BYTES);
+        assert_eq!(there(), [5, 100, 101], "whole pages go");
+        assert_eq!(arena.used_bytes(), 3 * PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_mapping_has_its_length_and_its_addresses_and_goes_when_it_is_dropped() {
+        let is_mapped = |name: &str| {
+            let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+            maps.contains(name)
+        };
+        let arena = Shared::new("goes-when-dropped", 10_000, true).expect("memfd");
+        assert!(is_mapped("goes-when-dropped"));
+        let map = arena.map();
+        assert!(map.len() == 10_000 && !map.is_empty());
+        arena.write(5000, b"hello").expect("inside");
+        let [first, slot] = [0, 5000].map(|offset| map.address(offset, 5).expect("inside") as usize);
+        assert_eq!((first, slot - first), (map.as_ref().as_ptr() as usize, 5000));
+        assert_eq!(&map.as_ref()[4999..5006], b"\0hello\0");
+        assert!(map.address(9996, 5).is_none());
+        assert!(Shared::of("nothing", b"").expect("memfd").map().is_empty());
+        drop(arena);
+        assert!(!is_mapped("goes-when-dropped"));
+    }
+
+    #[test]
+    fn what_clients_get_stays_with_this_process_alone() {
+        let arena = Shared::new("test", 1 << 12, true).expect("memfd");
+        for fd in [arena.as_fd(), arena.fd.as_fd()] {
+            let flags = rustix::io::fcntl_getfd(fd).expect("open");
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        let contents = Shared::of("test", b"bytes").expect("memfd");
+        assert_eq!(contents.map().as_ref(), b"bytes");
     }
 
     #[test]

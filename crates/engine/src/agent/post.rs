@@ -194,4 +194,55 @@ mod tests {
         drop(other);
         assert!(!settings.socket.exists());
     }
+
+    #[test]
+    fn what_goes_in_the_directory_of_a_post_is_heard_however_it_goes() {
+        type Goes = fn(&Path) -> io::Result<()>;
+        let ways: [(&str, Goes); 4] = [
+            ("a file is removed", |it| std::fs::remove_file(it.join("it.sock"))),
+            ("a file is moved", |it| {
+                std::fs::rename(it.join("it.sock"), it.with_file_name("elsewhere"))
+            }),
+            ("it is moved", |it| std::fs::rename(it, it.with_file_name("other"))),
+            ("it is removed", |it| std::fs::remove_dir_all(it)),
+        ];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("runtime").block_on(async {
+            for (way, go) in ways {
+                let directory = tempfile::tempdir().expect("directory");
+                let settings = AgentSettings {
+                    socket: directory.path().join("run").join("it.sock"),
+                    cache_dir: directory.path().to_owned(),
+                    linger: Duration::ZERO,
+                    record: false,
+                };
+                let (post, _listener) = Post::take(&settings).expect("usable").expect("free");
+                let watch = Watch::of(&post);
+                let heard = async |time| tokio::time::timeout(time, watch.heard()).await.is_ok();
+                assert!(!heard(Duration::from_millis(20)).await, "nothing went yet");
+                go(&directory.path().join("run")).expect(way);
+                assert!(heard(LOOK / 3).await, "{way}");
+                assert!(!heard(Duration::from_millis(20)).await, "{way}: it was heard already");
+            }
+        });
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_made_room_for_is_named_as_what_it_is() {
+        let directory = tempfile::tempdir().expect("directory");
+        let settings = AgentSettings {
+            socket: directory.path().join("run").join("it.sock"),
+            cache_dir: directory.path().to_owned(),
+            linger: Duration::ZERO,
+            record: false,
+        };
+        std::fs::create_dir_all(settings.socket.join("inside")).expect("made");
+        std::fs::set_permissions(
+            directory.path().join("run"),
+            std::os::unix::fs::PermissionsExt::from_mode(0o700),
+        )
+        .expect("ours");
+        let error = Post::take(&settings).err().expect("a directory is in its place");
+        assert_ne!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
+    }
 }

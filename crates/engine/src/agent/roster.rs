@@ -136,7 +136,7 @@ impl Agent {
         before.iter().for_each(|job| self.drop_job(job));
         self.close_empty(&pool);
         let job = job?;
-        job.take_memory(warnings);
+        job.take_memory(crate::memory::available_bytes(), warnings);
         Ok(job)
     }
 

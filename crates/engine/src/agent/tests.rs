@@ -321,6 +321,40 @@ fn who_is_attached_is_told_in_the_status() {
 }
 
 #[test]
+fn an_agent_keeps_its_post_for_who_reads_from_it_and_ends_where_nobody_does() {
+    run(LONG, |node| async move {
+        let runtime = node.directory.path().join("run");
+        let settings = AgentSettings {
+            socket: runtime.join("it.sock"),
+            ..node.agent.settings.clone()
+        };
+        let (mut post, listener) = Post::take(&settings).expect("usable").expect("free");
+        let mut listener = UnixListener::from_std(listener).expect("in the runtime");
+        let mut keep = |retires: bool| {
+            node.agent.keep_post(&mut post, &mut listener).expect("kept");
+            assert_eq!(node.agent.retire.replace(false), retires);
+        };
+        keep(false);
+        std::fs::remove_file(&settings.socket).expect("there");
+        keep(true);
+        assert!(!settings.socket.exists(), "nobody reads from it");
+        let client = node.client();
+        keep(false);
+        assert!(UnixStream::connect(&settings.socket).await.is_ok());
+        // With its lock gone another agent takes it.
+        std::fs::remove_dir_all(&runtime).expect("there");
+        let other = Post::take(&settings).expect("usable").expect("free");
+        keep(true);
+        // And who was told to go stays told.
+        node.agent.retire.set(true);
+        node.agent.keep_post(&mut post, &mut listener).expect("kept");
+        assert!(node.agent.retire.get());
+        node.leave(&client);
+        drop(other);
+    });
+}
+
+#[test]
 fn an_agent_waits_for_who_started_it_and_then_no_longer_than_it_lingers() {
     let directory = tempfile::tempdir().expect("directory");
     let settings = AgentSettings {

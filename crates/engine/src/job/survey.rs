@@ -132,3 +132,116 @@ pub(super) fn too_large(attach: &Attach, streams: &Streams, sample: u64) -> Trou
         ..Trouble::new("no-memory", message)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::node::{LONG, Node, run};
+
+    /// Looks at samples of these lengths, read in batches of four with 1,000 bytes for samples.
+    fn survey(node: &Node, lengths: &[u64], change: impl FnOnce(&mut Attach)) -> (Survey, Streams) {
+        let number = node.dataset("a", lengths);
+        let mut attach = node.attachment(number);
+        (attach.ram_bytes, attach.batch_bytes) = (1100, 100);
+        change(&mut attach);
+        let streams = Streams::new(vec![node.opened(number)]);
+        let (_client, work) = Work::unwatched();
+        let survey = Survey::of(attach, &streams.indexes(), &work).expect("it holds together");
+        (survey, streams)
+    }
+
+    #[test]
+    fn a_job_needs_three_batches_and_its_largest_sample() {
+        run(LONG, |node| async move {
+            let lengths = [10, 400, 20, 400, 30, 40];
+            let (one, streams) = survey(&node, &lengths, |_| {});
+            assert_eq!((one.largest, one.total_bytes, one.leaves_out), ((1, 400), 900, false));
+            assert_eq!(one.least_bytes(&streams).expect("it fits"), 3 * 4 * 150 + 400);
+            assert_eq!(one.most_bytes(), u64::MAX);
+            let (part, streams) = survey(&node, &lengths, |it| {
+                (it.world, it.ranks, it.order.global_batch) = (4, vec![0, 3], 8);
+            });
+            assert_eq!(part.least_bytes(&streams).expect("it fits"), 3 * 4 * 150 + 400);
+        });
+    }
+
+    #[test]
+    fn a_sample_as_large_as_the_memory_fits_and_a_larger_one_is_refused_or_left_out() {
+        run(LONG, |node| async move {
+            let (fits, streams) = survey(&node, &[1000, 1], |it| it.skip_large = true);
+            assert!(fits.least_bytes(&streams).is_ok() && !fits.leaves_out);
+            let (large, streams) = survey(&node, &[5, 1001, 1000], |_| {});
+            let trouble = large.least_bytes(&streams).expect_err("too large");
+            assert_eq!((trouble.kind.as_str(), trouble.sample), ("no-memory", Some(1)));
+            let told = "has 1001 bytes and doesn't fit the memory budget of 1100 bytes (1000 without the batch arena)";
+            assert!(trouble.message.contains(told), "{}", trouble.message);
+            let (left_out, streams) = survey(&node, &[5, 1001, 1000], |it| it.skip_large = true);
+            assert_eq!((left_out.largest, left_out.most_bytes()), ((2, 1000), 1000));
+            assert!(left_out.leaves_out && left_out.least_bytes(&streams).is_ok());
+        });
+    }
+
+    #[test]
+    fn who_gives_the_memory_that_an_error_names_can_go_on() {
+        run(LONG, |node| async move {
+            let lengths = [7_000_000, 70_000_000];
+            let refused = |ram_bytes: u64, batch_bytes: u64| {
+                let change = |it: &mut Attach| (it.ram_bytes, it.batch_bytes) = (ram_bytes, batch_bytes);
+                let (survey, streams) = survey(&node, &lengths, change);
+                survey.least_bytes(&streams).err().map(|trouble| trouble.message)
+            };
+            let told = refused(8_000_000, 1_000_000).expect("too large");
+            assert!(told.contains("ram=\"81MB\""), "{told}");
+            assert_eq!(
+                refused(81_000_000, 81_000_000 / 8),
+                None,
+                "with the default share for batches"
+            );
+            let told = refused(80_000_000, 20_000_000).expect("too large");
+            assert!(told.contains("ram=\"91MB\""), "{told}");
+            assert_eq!(refused(91_000_000, 20_000_000), None);
+        });
+    }
+
+    #[test]
+    fn the_largest_samples_that_may_meet_in_a_batch_are_measured_together() {
+        run(LONG, |node| async move {
+            let lengths = [10, 300, 200, 20, 300, 200, 1];
+            let (fits, _) = survey(&node, &lengths, |_| {});
+            assert_eq!((fits.together, fits.warning_of_batches()), ((4, 1000), None));
+            let (beyond, _) = survey(&node, &lengths, |it| it.ram_bytes = 1099);
+            let warning = beyond.warning_of_batches().expect("999 are left for samples");
+            let told = "the largest 4 samples have 1000 bytes, and samples have 999 of the memory budget of 1099 bytes";
+            assert!(
+                warning.starts_with(told) && warning.contains("ram=\"2MB\""),
+                "{warning}"
+            );
+            let (two_ranks, _) = survey(&node, &lengths, |it| (it.world, it.ranks) = (2, vec![0, 1]));
+            assert_eq!(two_ranks.together, (2, 600));
+            let (few, _) = survey(&node, &[3, 2], |_| {});
+            assert_eq!(few.together, (2, 5));
+            let (fitting, _) = survey(&node, &[3, 1001, 1000], |it| it.skip_large = true);
+            assert_eq!(fitting.together, (2, 1003), "none that the memory can't hold");
+        });
+    }
+
+    #[test]
+    fn whoever_waits_is_told_and_work_ends_with_its_client() {
+        run(LONG, |node| async move {
+            let number = node.dataset("a", &[1; 8]);
+            let indexes = Streams::new(vec![node.opened(number)]).indexes();
+            let (client, work) = Work::unwatched();
+            assert!(Survey::of(node.attachment(number), &indexes, &work).is_ok());
+            {
+                let told = work.report.borrow();
+                assert_eq!(
+                    (told.step.as_str(), told.done, told.total),
+                    ("looking at sizes", 0, Some(8))
+                );
+            }
+            drop(client);
+            let ended = Survey::of(node.attachment(number), &indexes, &work).err();
+            assert_eq!(ended.map(|trouble| trouble.kind).as_deref(), Some("cancelled"));
+        });
+    }
+}

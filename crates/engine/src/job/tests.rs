@@ -89,6 +89,7 @@ fn what_is_asked_for_comes_whole_and_counts_as_what_it_cost() {
         assert_eq!((stats.bucket_reads, stats.bucket_bytes), (2, 900));
         assert_eq!((stats.ram_hits, stats.ram_bytes), (1, 200));
         assert_eq!(stats.disk_hits, 0);
+        assert_eq!(job.asked.get(), 2, "requests, whatever each asks for");
     });
 }
 
@@ -109,7 +110,10 @@ fn time_is_waited_while_any_request_is_open_and_belongs_to_one_loader() {
         assert!(job.stats.borrow().waited_s > 0.0);
         job.belong_to("first");
         assert!(job.stats.borrow().waited_s > 0.0, "it belonged to that one already");
+        job.stats.borrow_mut().waited_s = 1000.0;
         job.count_waiting(true);
+        until(|| job.stats().waited_s > 1000.0).await;
+        assert!(job.stats().waited_s < 1100.0, "what is waited now is added to what was");
         let since = job.waiting_since.get();
         job.belong_to("second");
         assert_eq!(job.stats.borrow().waited_s, 0.0);
@@ -131,6 +135,66 @@ fn memory_for_samples_is_what_batches_leave() {
         assert_eq!(sample_bytes(&attach), 0);
         assert!(warning_of_order(&attach, 2).is_none() && warning_of_order(&attach, 3).is_some());
         assert_eq!(job.stall_limit(), Duration::from_secs(10));
+    });
+}
+
+#[test]
+fn what_batches_and_samples_hold_is_counted_together() {
+    run(LONG, |node| async move {
+        let (job, mut client) = job(&node, |_| {}).await;
+        job.want(&client.connection, 1, |request| samples(request, job.id, &[1]));
+        client.hear().await;
+        job.batches.borrow().shared().write(0, &[1; 9000]).expect("inside");
+        let (samples, batches) = (job.pool.cache.used_bytes(), job.batches.borrow().shared().used_bytes());
+        assert!(samples > 0 && batches >= 9000);
+        assert_eq!(job.stats().memory_bytes, samples + batches);
+    });
+}
+
+#[test]
+fn less_memory_than_was_asked_for_is_said_with_what_is_kept() {
+    run(LONG, |node| async move {
+        let (number, client) = (node.dataset("a", &[100; 8]), node.client());
+        let attach = |session: &str| {
+            let mut attach = node.attachment(number);
+            attach.session = session.into();
+            (attach.ram_bytes, attach.batch_bytes) = (2_000_000_000, 1_000_000_000);
+            attach.order.kind = OrderKind::TorchDistributed;
+            attach
+        };
+        let (alone, _) = node.attach(&client, attach("alone")).await.expect("attached");
+        let said = |job: &Job, available| {
+            let mut warnings = Vec::new();
+            job.take_memory(available, &mut warnings);
+            warnings
+        };
+        assert!(said(&alone, None).is_empty());
+        let lists = alone.order(|order| order.map_or(0, |order| order.expected_bytes(false)));
+        let enough = 2_000_000_000 + lists - alone.pool.cache.used_bytes();
+        assert!(said(&alone, Some(enough)).is_empty());
+        assert_eq!(said(&alone, Some(enough - 1)).len(), 1);
+        let warnings = said(&alone, Some(enough - 1_000_000));
+        let kept = 999_000_000 - crate::pool::RESERVE_BYTES;
+        let told = format!(
+            "the loader asks for 2000 MB of memory, and this machine or its control group has 1999 MB left: it keeps {} MB for samples now, and",
+            kept / 1_000_000
+        );
+        assert!(warnings[0].starts_with(&told), "{}", warnings[0]);
+        let (second, _) = node.attach(&client, attach("second")).await.expect("attached");
+        let warnings = said(&second, Some(enough - 1));
+        let told = "2000 MB of memory, all loaders that share it for 2000 MB, and this";
+        assert!(warnings[0].contains(told), "{}", warnings[0]);
+    });
+}
+
+#[test]
+fn lists_are_warned_of_when_they_take_a_quarter_of_the_budget() {
+    run(LONG, |node| async move {
+        let mut attach = node.attachment(node.dataset("a", &[100; 8]));
+        attach.ram_bytes = 8_000_000;
+        assert_eq!(warning_of_order(&attach, 2_000_000), None);
+        let warning = warning_of_order(&attach, 2_000_001).expect("more than a quarter");
+        assert!(warning.contains("3 MB beside the memory budget of 8 MB"), "{warning}");
     });
 }
 

@@ -1,7 +1,8 @@
 use crate::agent::node::{Client, LONG, Node, leases, run, until};
 use crate::calls::Attach;
-use crate::protocol::{MAX_ITEMS, Trouble};
-use foreload_plan::action::Event;
+use crate::job::Job;
+use crate::protocol::{Ask, MAX_ITEMS, Say, Trouble};
+use foreload_plan::action::{Event, Via};
 use foreload_plan::spec::OrderKind;
 use std::time::Duration;
 
@@ -13,6 +14,15 @@ fn with_word(attach: &Attach, word: &str) -> Attach {
     Attach {
         session: word.into(),
         ..attach.clone()
+    }
+}
+
+fn want(id: u64, job: u32, samples: Vec<u64>) -> Ask {
+    Ask::WantSamples {
+        id,
+        job,
+        rank: 0,
+        samples,
     }
 }
 
@@ -268,6 +278,8 @@ fn jobs_with_equal_terms_share_a_pool_which_ends_with_the_last_of_them() {
         }
         let pools: Vec<u32> = jobs.iter().map(|job| job.pool.id).collect();
         assert!(pools[0] == pools[1] && pools[1] != pools[2]);
+        assert_eq!(node.agent.replay_all(), Ok(2), "pools that obeyed their plans");
+        assert_eq!(node.agent.asides.get(), 0, "nothing goes on aside");
         node.agent.drop_job(&jobs[0]);
         assert!(!jobs[1].pool.is_closed());
         node.agent.drop_job(&jobs[1]);
@@ -295,6 +307,32 @@ fn what_lingers_in_another_pool_makes_room_for_a_new_job() {
         assert!(node.agent.job(idle).is_err());
         assert_eq!((node.jobs().len(), node.agent.pools.borrow().len()), (2, 1));
         assert_eq!(job.clients(), 1);
+    });
+}
+
+#[test]
+fn what_lingers_in_the_same_pool_leaves_what_it_brought_to_the_new_job() {
+    run(LONG, |node| async move {
+        let attach = node.attachment(node.dataset("a", &[100; 8]));
+        let mut client = node.client();
+        let (before, _) = node.attach(&client, attach.clone()).await.expect("attached");
+        let read = async |job: &Job, client: &mut Client| {
+            node.agent
+                .take(&client.connection, want(1, job.id, vec![0, 1, 2, 3]), None);
+            let Say::Deliver { items, .. } = client.hear().await else {
+                panic!("a delivery")
+            };
+            items.iter().map(|item| item.via).collect::<Vec<_>>()
+        };
+        assert_eq!(read(&before, &mut client).await, [Via::Bucket; 4]);
+        node.leave(&client);
+        let mut other = with_word(&attach, "second");
+        other.order.seed = 4;
+        let mut client = node.client();
+        let (job, joined) = node.attach(&client, other).await.expect("attached");
+        assert!(!joined && node.agent.job(before.id).is_err());
+        assert_eq!(job.pool.id, before.pool.id);
+        assert_eq!(read(&job, &mut client).await, [Via::Ram; 4]);
     });
 }
 
