@@ -68,6 +68,63 @@ def test_a_new_run_whose_first_batch_fails_without_workers(
         assert list(resumed) == whole
 
 
+class Packing(torchs.IterableDataset[Any]):
+    """Packs documents into blocks of four tokens, and keeps the list that it is given for its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.document = count, 0
+        self.rest: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        documents = list(share(self.count))
+        while self.document < len(documents):
+            number = documents[self.document]
+            if len(self.rest) < 4:
+                self.rest.extend(10 * number + at for at in range(1 + number % 5))
+                self.document += 1
+            while len(self.rest) >= 4:
+                block = tuple(self.rest[:4])
+                del self.rest[:4]
+                yield block
+        # What is left over begins the next pass.
+        self.document = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"document": self.document, "rest": self.rest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.document, self.rest = state["document"], state["rest"]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [None, 1, 3, 4, 5])
+@pytest.mark.parametrize("documents", [12, 14])
+def test_a_data_set_that_goes_on_in_the_list_it_is_given(
+    documents: int, size: int | None, workers: int, is_kept: bool
+) -> None:
+    def loader() -> Any:
+        options = {"num_workers": workers, "persistent_workers": is_kept and workers > 0}
+        return DataLoader(Packing(documents), size, collate_fn=list, **options)
+
+    states, reference = [], loader()
+    first = []
+    for batch in reference:
+        first.append(batch)
+        states.append(plain(reference.state_dict()))
+    second, third = list(reference), list(reference)
+    if documents == 12 and (workers == 0 or is_kept):
+        assert first != second, "what was left over began the second pass"
+    for had, state in enumerate(states, 1):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert list(resumed) == first[had:]
+        again = loader()
+        again.load_state_dict(plain(resumed.state_dict()))
+        assert [list(again), list(again)] == [second, third], had
+        assert list(resumed) == second
+
+
 class BySeed(torchs.IterableDataset[Any]):
     """A worker's share in an order that its seed says."""
 

@@ -338,6 +338,7 @@ impl Source {
                     first_byte,
                     transfer,
                     connecting,
+                    ..
                 } = progress;
                 return Ok(Fetched {
                     bytes,
@@ -349,10 +350,14 @@ impl Source {
                     connecting,
                 });
             };
+            if progress.is_doubted {
+                continue;
+            }
             let is_corrupt = error.kind() == ErrorKind::Corrupt;
             attempts.after(error).await.map_err(context)?;
-            // Only an object known to be the same may be continued.
-            if is_corrupt || if_match.is_none_or(|etag| etag.starts_with("W/")) {
+            // Only an object known to be the same may be continued, and nothing of which all came but the end.
+            let is_over = progress.bytes >= range.end - range.start;
+            if is_corrupt || is_over || if_match.is_none_or(|etag| etag.starts_with("W/")) {
                 if progress.bytes > 0 {
                     sink.restart();
                 }

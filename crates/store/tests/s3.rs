@@ -491,6 +491,34 @@ async fn tls_trusts_the_named_authority_only() {
 }
 
 #[tokio::test]
+async fn a_certificate_that_is_an_authority_s_own_is_named_as_such() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let identity = foreload_testkit::tls::Identity::of_an_authority(&address).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), identity.ca_pem()).unwrap();
+    let acceptor = identity.acceptor().unwrap();
+    let server = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            drop(acceptor.accept(stream).await);
+        }
+    });
+    let trusting = SourceOptions {
+        ca_file: Some(file.path().to_owned()),
+        ..SourceOptions::default()
+    };
+    let source = Source::open(&format!("https://{address}/data"), &trusting).unwrap();
+    let error = source
+        .fetch("a", 0..10, None, soon(), &mut Vec::new())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("CA:FALSE"), "{error}");
+    server.abort();
+}
+
+#[tokio::test]
 async fn many_fetches_at_once_each_get_their_own_bytes() {
     let synthetic = vec!["data/w:200x20000-90000".parse().unwrap()];
     let bucket = Bucket::start(Settings {

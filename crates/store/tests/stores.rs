@@ -435,3 +435,122 @@ async fn a_body_is_whole_however_it_comes_and_a_connection_with_more_on_it_is_le
         }
     }
 }
+
+/// A server that plays one script per connection: a prepared answer for each of its requests, then it closes.
+async fn scripts(scripts: Vec<Vec<String>>) -> (String, tokio::task::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        let mut asked = Vec::new();
+        for script in scripts {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            for answer in script {
+                let head = asked_for(&mut stream).await.unwrap();
+                let range = head.lines().find_map(|line| line.strip_prefix("range: bytes="));
+                asked.push(range.unwrap_or("none").to_owned());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+            stream.shutdown().await.unwrap();
+        }
+        asked
+    });
+    (format!("http://{address}/x"), server)
+}
+
+const TAG: &str = "\"0x8D\"";
+
+/// A 206 of `bytes 2-6/9`, whose fields about its length are given.
+fn part(length: &str, body: &str) -> String {
+    format!("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 2-6/9\r\nETag: {TAG}\r\n{length}\r\n{body}")
+}
+
+/// A 200 with all nine bytes.
+fn whole(length: &str, body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nETag: {TAG}\r\n{length}\r\n{body}")
+}
+
+const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
+
+#[tokio::test]
+async fn an_answer_that_lacks_nothing_but_its_end_is_asked_for_again() {
+    let cut = part(CHUNKED, "5\r\ncdefg");
+    let (url, server) = scripts(vec![vec![cut], vec![part("Content-Length: 5\r\n", "cdefg")]]).await;
+    let source = Source::open(&url, &SourceOptions::default()).unwrap();
+    let mut bytes = Vec::new();
+    source.fetch("k", 2..7, Some(TAG), soon(), &mut bytes).await.unwrap();
+    assert_eq!(bytes, b"cdefg");
+    assert_eq!(server.await.unwrap(), ["2-6", "2-6"]);
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_that_breaks_off_sends_its_object_again() {
+    for again in [
+        whole("Content-Length: 9\r\n", "abcdefghi"),
+        whole(CHUNKED, "2\r\nab\r\n7\r\ncdefghi\r\n0\r\n\r\n"),
+        whole("Connection: close\r\n", "abcdefghi"),
+    ] {
+        let (url, server) = scripts(vec![vec![whole("Content-Length: 9\r\n", "abcd")], vec![again]]).await;
+        let source = Source::open(&url, &SourceOptions::default()).unwrap();
+        let mut bytes = Vec::new();
+        source.fetch("k", 0..9, Some(TAG), soon(), &mut bytes).await.unwrap();
+        assert_eq!(bytes, b"abcdefghi");
+        assert_eq!(server.await.unwrap(), ["0-8", "4-8"]);
+    }
+}
+
+#[tokio::test]
+async fn a_whole_object_needs_no_length_where_all_of_it_is_wanted() {
+    let chunked = whole(CHUNKED, "9\r\nabcdefghi\r\n0\r\n\r\n");
+    let closed = whole("", "abcdefghi");
+    for answer in [chunked, closed] {
+        for (range, is_taken) in [(0..9, true), (0..8, false), (1..9, false)] {
+            let (url, server) = scripts(vec![vec![answer.clone()]]).await;
+            let source = Source::open(&url, &SourceOptions::default()).unwrap();
+            let mut bytes = Vec::new();
+            let fetched = source.fetch("k", range.clone(), Some(TAG), soon(), &mut bytes).await;
+            match fetched {
+                Ok(_) => assert!(is_taken && bytes == b"abcdefghi", "{range:?}"),
+                Err(error) => assert!(!is_taken && error.to_string().contains("it ignores ranges"), "{error}"),
+            }
+            server.abort();
+        }
+    }
+    // One that is longer or shorter than it was is not taken for what it was.
+    for (body, said) in [("abcdefghij", "another size"), ("abcd", "4 of 9 bytes")] {
+        let (url, server) = scripts(vec![vec![whole("", body)], vec![whole("", body)]]).await;
+        let source = Source::open(&url, &SourceOptions::default()).unwrap();
+        let error = source
+            .fetch("k", 0..9, Some(TAG), soon(), &mut Vec::new())
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+        server.abort();
+    }
+}
+
+#[tokio::test]
+async fn what_a_used_connection_says_amiss_is_asked_for_on_a_new_one() {
+    let right = part("Content-Length: 5\r\n", "cdefg");
+    for amiss in [
+        right.replace("0x8D", "other"),
+        right.replace("2-6/9", "1-5/9"),
+        whole("Content-Length: 3\r\n", "abc"),
+    ] {
+        let (url, server) = scripts(vec![vec![right.clone(), amiss.clone()], vec![right.clone()]]).await;
+        let source = Source::open(&url, &SourceOptions::default()).unwrap();
+        for requests in [1, 2] {
+            let mut bytes = Vec::new();
+            let fetched = source.fetch("k", 2..7, Some(TAG), soon(), &mut bytes).await.unwrap();
+            assert_eq!((bytes.as_slice(), fetched.attempts), (&b"cdefg"[..], requests));
+        }
+        assert_eq!(server.await.unwrap().len(), 3);
+        // A new connection is believed.
+        let (url, server) = scripts(vec![vec![amiss.clone()], vec![amiss]]).await;
+        let source = Source::open(&url, &SourceOptions::default()).unwrap();
+        source
+            .fetch("k", 2..7, Some(TAG), soon(), &mut Vec::new())
+            .await
+            .unwrap_err();
+        server.abort();
+    }
+}

@@ -35,11 +35,25 @@ impl Identity {
     ///
     /// [`Error::Make`].
     pub fn new(address: &SocketAddr) -> Result<Self, Error> {
+        // Clients want an authority to trust, and some refuse an authority as a leaf: rustls
+        // takes a self-signed end certificate as a root, and so does OpenSSL.
+        Self::make(address, rcgen::IsCa::NoCa)
+    }
+
+    /// The same as `openssl req -x509` makes it: an authority's own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Make`].
+    pub fn of_an_authority(address: &SocketAddr) -> Result<Self, Error> {
+        Self::make(address, rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained))
+    }
+
+    fn make(address: &SocketAddr, is_ca: rcgen::IsCa) -> Result<Self, Error> {
         let names = vec![address.ip().to_string(), "localhost".into(), "*.localhost".into()];
         let key = rcgen::KeyPair::generate()?;
         let mut parameters = rcgen::CertificateParams::new(names)?;
-        // Clients want an authority to trust, and some refuse an authority as a leaf: rustls
-        // takes a self-signed end certificate as a root, and so does OpenSSL.
+        parameters.is_ca = is_ca;
         parameters
             .distinguished_name
             .push(rcgen::DnType::CommonName, "foreload test bucket");

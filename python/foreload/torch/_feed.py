@@ -54,7 +54,8 @@ def _set(what: Any, state: Any, role: str) -> None:
         raise StateError(
             f"the state holds one of the {role}, and a {type(what).__name__} has no state_dict and load_state_dict: it is not the {role} that was saved"
         )
-    what.load_state_dict(state)
+    # It may keep what it is given and go on in it; here the state stays what it was.
+    what.load_state_dict(copy.deepcopy(state))
 
 
 def _info() -> Any:

@@ -112,6 +112,7 @@ fn who_asks_of_a_job_that_has_ended_or_for_too_much_is_told() {
         assert_eq!(ask(want(4, 9, vec![0; MAX_ITEMS + 1])).await, (4, "invalid".to_owned()));
         assert_eq!(ask(reads(5, MAX_ITEMS + 1)).await, (5, "invalid".to_owned()));
         assert_eq!(ask(want(6, 9, vec![0; MAX_ITEMS])).await, (6, "closed".to_owned()));
+        assert_eq!(ask(reads(7, MAX_ITEMS)).await, (7, "closed".to_owned()));
     });
 }
 
@@ -351,6 +352,25 @@ fn an_agent_keeps_its_post_for_who_reads_from_it_and_ends_where_nobody_does() {
         assert!(node.agent.retire.get());
         node.leave(&client);
         drop(other);
+    });
+}
+
+#[test]
+fn an_agent_that_ends_calls_off_what_is_done_aside_and_waits_for_it() {
+    run(LONG, |node| async move {
+        let client = node.client();
+        let (agent, connection) = (Rc::clone(&node.agent), Rc::clone(&client.connection));
+        let waiting = |work: &Work| {
+            while work.is_wanted() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        let aside = tokio::task::spawn_local(async move { agent.aside(&connection, 1, waiting).await });
+        until(|| node.agent.asides.get() == 1).await;
+        node.agent.end_asides().await;
+        assert_eq!(node.agent.asides.get(), 0);
+        aside.await.expect("no panic").expect("it came to its end");
     });
 }
 

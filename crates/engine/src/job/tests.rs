@@ -211,6 +211,9 @@ fn a_digest_names_who_reads_what() {
             world: 2,
             ..attach.clone()
         };
+        let (job, _) = node.attach(&node.client(), attach.clone()).await.expect("attached");
+        let read = Order::new(&attach.order).expect("an order").digest();
+        assert_eq!(job.plan_digest(), plan_digest(&attach, read));
         let digest = plan_digest(&attach, order);
         assert_eq!(digest, plan_digest(&other_memory, order));
         assert_ne!(digest, plan_digest(&other_world, order));

@@ -57,6 +57,8 @@ pub(crate) struct Progress {
     pub first_byte: Duration,
     pub transfer: Duration,
     pub connecting: Duration,
+    /// The answer over a connection that was used before was amiss. It may be what a broken server sent behind its last one: a new connection is asked.
+    pub is_doubted: bool,
 }
 
 impl Bucket {
@@ -150,10 +152,13 @@ impl Bucket {
 
     /// Asks for an object's metadata.
     pub async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectMeta> {
-        let response = self.send("HEAD", key, None, None, deadline).await?;
+        let response = self.send("HEAD", key, None, None, true, deadline).await?;
         let head = &response.head;
         let size = head.get("content-length").and_then(|l| l.trim().parse().ok());
-        let size = size.ok_or_else(|| Error::corrupt("the store did not say the object's size"))?;
+        let size = size.ok_or_else(|| {
+            Error::invalid("the server did not say the object's size")
+                .with_remedy("its answer to HEAD needs a Content-Length")
+        })?;
         let version = head.get("x-amz-version-id").or_else(|| head.get("x-goog-generation"));
         Ok(ObjectMeta {
             key: key.to_owned(),
@@ -176,23 +181,39 @@ impl Bucket {
     ) -> Result<()> {
         let begun = Instant::now();
         let rest = range.start + progress.bytes..range.end;
-        let mut response = self.send("GET", key, Some(&rest), if_match, deadline).await?;
+        let may_reuse = !std::mem::take(&mut progress.is_doubted);
+        let sent = self.send("GET", key, Some(&rest), if_match, may_reuse, deadline);
+        let mut response = sent.await?;
         progress.connecting = response.connecting;
         let start = begun + response.connecting;
         if self.cloud == Cloud::Http {
             answer::check_coding(&response.head, key)?;
         }
-        let Accepted { object_size, etag } = answer::check(&response, &rest, if_match)?;
+        let checked = answer::check(&response.head, response.length(), range, progress.bytes, if_match);
+        let Accepted {
+            object_size,
+            etag,
+            mut skips,
+        } = checked.inspect_err(|_| progress.is_doubted = response.reused)?;
         (progress.object_size, progress.etag) = (object_size, etag);
+        let is_whole = response.head.status == 200;
         let mut first = None;
         loop {
             let more = response.next(|frame| {
                 first.get_or_insert_with(|| start.elapsed());
+                let known = usize::try_from(skips).unwrap_or(usize::MAX).min(frame.len());
+                skips -= known as u64;
+                let frame = &frame[known..];
                 let end = progress.bytes + frame.len() as u64;
                 if end > range.end - range.start {
-                    return Err(Error::corrupt("the store sent more bytes than the range has"));
+                    return Err(match is_whole {
+                        true => answer::ignores_ranges(None),
+                        false => Error::corrupt("the store sent more bytes than the range has"),
+                    });
                 }
-                sink.write(progress.bytes, frame)?;
+                if !frame.is_empty() {
+                    sink.write(progress.bytes, frame)?;
+                }
                 progress.bytes = end;
                 Ok(())
             });
@@ -218,6 +239,7 @@ impl Bucket {
         key: &str,
         range: Option<&Range<u64>>,
         if_match: Option<&str>,
+        may_reuse: bool,
         deadline: Instant,
     ) -> Result<Response> {
         let mut site = self.site();
@@ -240,6 +262,7 @@ impl Bucket {
                 bytes: &bytes,
                 is_head: method == "HEAD",
                 expects: range.map_or(0, |range| range.end - range.start),
+                may_reuse,
             };
             let mut response = self.client.send(request, deadline).await?;
             if matches!(response.head.status, 200 | 206) {

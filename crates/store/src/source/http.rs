@@ -100,6 +100,8 @@ pub(crate) struct Request<'a> {
     pub is_head: bool,
     /// Bytes that the body of the answer should have; 0: nobody knows.
     pub expects: u64,
+    /// Whether it may go over a connection that was used before.
+    pub may_reuse: bool,
 }
 
 /// A body of so many bytes is read together with its head: to copy it once more costs less than another read.
@@ -129,7 +131,7 @@ impl Client {
     /// A kept connection that the server closed meanwhile is replaced by a new one without counting as a failure.
     pub async fn send(&self, request: Request<'_>, deadline: Instant) -> Result<Response> {
         let mut watch = Watch::new(request.origin, self.inner.limits.read_timeout, deadline);
-        let mut may_reuse = true;
+        let mut may_reuse = request.may_reuse;
         loop {
             let begun = Instant::now();
             let limit = deadline.min(begun + self.inner.limits.connect_timeout);
@@ -296,6 +298,14 @@ pub(crate) fn tls_failed(host: &str, error: std::io::Error) -> Error {
         Some(Tls::InvalidMessage(_)) => (
             ErrorKind::Invalid,
             Some("this port doesn't speak TLS: write http:// for it, or name another"),
+        ),
+        // webpki has no name for it that others can see.
+        Some(Tls::InvalidCertificate(why)) if format!("{why:?}").contains("CaUsedAsEndEntity") => (
+            ErrorKind::Invalid,
+            Some(
+                "its certificate is an authority's own, as `openssl req -x509` makes them: make it with -addext basicConstraints=critical,CA:FALSE, and name \
+                 that one as ca_file",
+            ),
         ),
         Some(_) => (
             ErrorKind::Invalid,

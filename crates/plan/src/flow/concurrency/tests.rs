@@ -193,7 +193,11 @@ fn what_is_known_binds_nobody() {
     let mut control = Concurrency::known(settings, 100);
     assert_eq!(control.limit(), 100);
     assert!(store.run(&mut control, 2.0, 3.0) > 0.9 * 4e9);
-    assert_eq!(Concurrency::known(settings, 4).limit(), 32, "a slow moment is no bound");
+    assert_eq!(
+        Concurrency::known(settings, 4).limit(),
+        settings.start,
+        "a slow moment is no bound"
+    );
     assert_eq!(Concurrency::known(settings.at_most(64), 4000).limit(), 64);
     let fixed = Concurrency::known(ConcurrencySettings::fixed(8), 100);
     assert_eq!((fixed.limit(), fixed.knee()), (8, None));
@@ -220,17 +224,18 @@ fn a_link_that_becomes_faster_is_used_and_one_that_becomes_slower_gets_fewer() {
 
 #[test]
 fn a_limit_that_is_not_used_says_nothing() {
-    let mut control = Concurrency::new(ConcurrencySettings::default());
+    let settings = ConcurrencySettings::default();
+    let mut control = Concurrency::new(settings);
     for now in 0..10_000 {
         control.done(now * 1_000_000, 30_000_000, 110_000);
     }
-    assert_eq!(control.limit(), 32);
+    assert_eq!(control.limit(), settings.start);
 }
 
 #[test]
 fn a_process_has_no_more_than_it_can_have_whatever_is_asked_for() {
     let bounds = ConcurrencySettings::default().at_most(100);
-    assert_eq!((bounds.start, bounds.least, bounds.most), (32, 4, 100));
+    assert_eq!((bounds.start, bounds.least, bounds.most), (64, 4, 100));
     let fixed = ConcurrencySettings::fixed(1000).at_most(64);
     assert_eq!((fixed.start, fixed.least, fixed.most), (64, 64, 64));
     let none = ConcurrencySettings::default().at_most(0);

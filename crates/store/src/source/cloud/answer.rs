@@ -113,9 +113,12 @@ fn tag<'a>(body: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// What the head of a good answer to a ranged GET says.
+#[derive(Debug)]
 pub(crate) struct Accepted {
     pub object_size: Option<u64>,
     pub etag: Option<String>,
+    /// Bytes at the front of its body that are there already: a server that ignores ranges sends them again.
+    pub skips: u64,
 }
 
 /// What stands before the time in what [`etag_of`] makes of it: as a weak ETag it is compared, and never sent.
@@ -153,17 +156,31 @@ pub(crate) fn check_coding(head: &Head, key: &str) -> Result<(), Error> {
     .with_remedy("have the server send these files as they are, without compressing them"))
 }
 
-/// Compares the head with the question: status, range, length, coding, ETag.
-pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&str>) -> Result<Accepted, Error> {
-    let head = &response.head;
-    let wanted = range.end - range.start;
+/// The server sent all of an object, of which another part was asked for, or which has another size.
+pub(crate) fn ignores_ranges(length: Option<u64>) -> Error {
+    let bytes = length.map_or_else(|| "unknown".to_owned(), |length| length.to_string());
+    Error::invalid(format!("the server sent the whole object ({bytes} bytes) instead of a range")).with_remedy(
+        "it ignores ranges: serve the data from another one; or the object has another size than when it was listed: open the data set with refresh=True",
+    )
+}
+
+/// Compares the head with the question: status, length, ETag and range, of which the first `have` bytes are there and weren't asked for.
+pub(crate) fn check(
+    head: &Head,
+    length: Option<u64>,
+    range: &Range<u64>,
+    have: u64,
+    if_match: Option<&str>,
+) -> Result<Accepted, Error> {
+    let rest = range.start + have..range.end;
+    let mut skips = 0;
     let object_size = match head.status {
         206 => {
             let text = head.get("content-range").unwrap_or("");
             let (got, size) = content_range(text)
                 .ok_or_else(|| Error::corrupt(format!("the answer has no usable Content-Range ({text:?})")))?;
-            if got.start != range.start || got.end != range.end {
-                let short = got.start == range.start && size.is_some_and(|s| s < range.end);
+            if got != rest {
+                let short = got.start == rest.start && size.is_some_and(|s| s < rest.end);
                 let kind = if short { ErrorKind::Changed } else { ErrorKind::Corrupt };
                 return Err(Error::new(
                     kind,
@@ -172,17 +189,12 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
             }
             size
         }
-        // The server ignores ranges: fine when the range is the whole object.
-        200 if range.start == 0 && response.length() == Some(wanted) => Some(wanted),
-        200 => {
-            return Err(Error::invalid(format!(
-                "the server sent the whole object ({} bytes) instead of a range",
-                response
-                    .length()
-                    .map_or_else(|| "unknown".to_owned(), |l| l.to_string())
-            ))
-            .with_remedy("it ignores ranges: serve the data from another one; or the object has another size than when it was listed: open the data set with refresh=True"));
+        // The server ignores ranges: fine when the range is the whole object. Where no length is said, it shows at the end whether it was.
+        200 if range.start == 0 && length.is_none_or(|length| length == range.end) => {
+            skips = have;
+            length
         }
+        200 => return Err(ignores_ranges(length)),
         other => {
             return Err(Error::new(
                 ErrorKind::Bug,
@@ -190,7 +202,8 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
             ));
         }
     };
-    if let Some(length) = response.length().filter(|&length| length != wanted) {
+    let wanted = rest.end - rest.start + skips;
+    if let Some(length) = length.filter(|&length| length != wanted) {
         return Err(Error::corrupt(format!(
             "the store announced {length} bytes for a range of {wanted}"
         )));
@@ -217,12 +230,20 @@ pub(crate) fn check(response: &Response, range: &Range<u64>, if_match: Option<&s
         _ => {}
     }
     let etag = etag_of(head);
-    Ok(Accepted { object_size, etag })
+    Ok(Accepted {
+        object_size,
+        etag,
+        skips,
+    })
 }
 
 /// `bytes first-last/size`, where size may be `*`.
 fn content_range(text: &str) -> Option<(Range<u64>, Option<u64>)> {
-    let (span, size) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let told = text
+        .trim()
+        .strip_prefix("bytes")
+        .filter(|rest| rest.starts_with(char::is_whitespace))?;
+    let (span, size) = told.trim_start().split_once('/')?;
     let (first, last) = span.split_once('-')?;
     let range = first.trim().parse().ok()?..last.trim().parse::<u64>().ok()?.checked_add(1)?;
     let size = if size == "*" { None } else { Some(size.parse().ok()?) };
@@ -254,11 +275,17 @@ mod tests {
     fn content_ranges_are_read_strictly() {
         assert_eq!(content_range("bytes 0-9/10"), Some((0..10, Some(10))));
         assert_eq!(content_range("bytes 5-9/*"), Some((5..10, None)));
+        assert_eq!(
+            content_range("bytes\r\n 5-9/*"),
+            Some((5..10, None)),
+            "its line went on in the next"
+        );
         for bad in [
             "",
             "bytes 9-0/10",
             "bytes 0-9/5",
             "items 0-1/2",
+            "bytes0-1/2",
             "bytes 0-18446744073709551615/*",
         ] {
             assert_eq!(content_range(bad), None, "{bad}");

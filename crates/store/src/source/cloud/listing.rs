@@ -60,6 +60,7 @@ impl Bucket {
                 bytes: &bytes,
                 is_head: false,
                 expects: 0,
+                may_reuse: true,
             };
             let mut response = self.client.send(request, deadline).await?;
             if response.head.status == 200 {

@@ -53,6 +53,7 @@ impl HttpService for Service {
             bytes: &bytes,
             is_head,
             expects: 0,
+            may_reuse: true,
         };
         let mut answer = self.0.send(request, deadline).await.map_err(failed)?;
         let body = answer.collect(MAX_ANSWER_BYTES).await.map_err(failed)?;

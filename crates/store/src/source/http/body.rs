@@ -41,6 +41,8 @@ pub(crate) struct Response {
     client: Client,
     /// What the request waited for a connection.
     pub connecting: Duration,
+    /// Whether that had answered others before.
+    pub reused: bool,
 }
 
 impl Response {
@@ -56,7 +58,7 @@ impl Response {
         let closes = head.has_token("connection", "close")
             || (head.is_http10 && !head.has_token("connection", "keep-alive"))
             || framing == Framing::UntilClose;
-        let origin = request.origin.clone();
+        let (origin, reused) = (request.origin.clone(), connection.reused);
         let mut response = Self {
             head,
             framing,
@@ -66,6 +68,7 @@ impl Response {
             watch,
             client,
             connecting,
+            reused,
         };
         if response.framing == Framing::Done {
             response.finish();
@@ -145,15 +148,22 @@ fn framing_of(head: &Head, is_head: bool) -> Result<Framing> {
         };
     }
     match head.get("content-length") {
-        Some(text) => match text.trim().parse() {
-            Ok(0) => Ok(Framing::Done),
-            Ok(length) => Ok(Framing::Length(length)),
-            Err(_) => Err(Error::corrupt(format!(
+        Some(text) => match length_of(text) {
+            Some(0) => Ok(Framing::Done),
+            Some(length) => Ok(Framing::Length(length)),
+            None => Err(Error::corrupt(format!(
                 "the answer has an impossible Content-Length {text:?}"
             ))),
         },
         None => Ok(Framing::UntilClose),
     }
+}
+
+/// A length, which may be said several times (RFC 9110, 8.6).
+fn length_of(text: &str) -> Option<u64> {
+    let mut said = text.split(',').map(|part| part.trim().parse::<u64>().ok());
+    let first = said.next()??;
+    said.all(|other| other == Some(first)).then_some(first)
 }
 
 /// Reads at most `most` bytes by way of the scratch buffer and hands them to `take`: how many there were.
@@ -340,6 +350,13 @@ mod tests {
         fn proptest_noise_in_chunks_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             let _ = decode(&[&bytes]);
         }
+    }
+
+    #[test]
+    fn a_length_may_be_said_twice_and_not_otherwise() {
+        assert_eq!(length_of(" 5"), Some(5));
+        assert_eq!(length_of("5, 5 ,5"), Some(5));
+        assert_eq!(["", "5,", "5,6", "-1", "5 5"].map(length_of), [None; 5]);
     }
 
     #[test]

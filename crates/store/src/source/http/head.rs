@@ -23,15 +23,25 @@ impl Head {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let bad = |how: String| Error::corrupt(format!("the answer is not HTTP: {how}"));
         let mut storage = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let mut response = httparse::Response::new(&mut storage);
-        let length = match response.parse(bytes).map_err(|e| bad(e.to_string()))? {
-            httparse::Status::Complete(length) => length,
-            httparse::Status::Partial if bytes.len() > MAX_HEAD_BYTES => {
-                return Err(bad(format!("its head has over {MAX_HEAD_BYTES} bytes")));
+        let mut config = httparse::ParserConfig::default();
+        // Lines that go on in the next one, which old servers send: RFC 9112, 5.2.
+        config.allow_obsolete_multiline_headers_in_responses(true);
+        let length = match config.parse_response(&mut response, bytes) {
+            Ok(httparse::Status::Complete(length)) => length,
+            Ok(httparse::Status::Partial) if bytes.len() > MAX_HEAD_BYTES => {
+                return Err(Error::corrupt(format!(
+                    "the answer's head has over {MAX_HEAD_BYTES} bytes"
+                )));
             }
-            httparse::Status::Partial => return Ok(None),
+            Ok(httparse::Status::Partial) => return Ok(None),
+            Err(httparse::Error::TooManyHeaders) => {
+                return Err(Error::corrupt(format!(
+                    "the answer's head has over {MAX_FIELDS} fields"
+                )));
+            }
+            Err(error) => return Err(Error::corrupt(format!("the answer is not HTTP: {error}"))),
         };
         let base = bytes.as_ptr() as usize;
         let place = |part: &[u8]| {
@@ -99,6 +109,19 @@ mod tests {
         );
         assert!(head.has_token("Connection", "close"));
         assert_eq!(&answer[length..], b"body");
+    }
+
+    #[test]
+    fn a_field_may_go_on_in_the_next_line_and_a_head_beyond_all_measure_is_named() {
+        let folded = b"HTTP/1.1 206 OK\r\nX-Note: one\r\n  two\r\nContent-Range: bytes\r\n 0-1/2\r\n\r\n";
+        let (head, length) = Head::parse(folded).unwrap().unwrap();
+        assert_eq!((length, head.fields().count()), (folded.len(), 2));
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(MAX_FIELDS + 1));
+        let said = Head::parse(many.as_bytes()).unwrap_err().to_string();
+        assert!(said.contains("over 100 fields"), "{said}");
+        let long = format!("HTTP/1.1 200 OK\r\na: {}", "b".repeat(MAX_HEAD_BYTES));
+        let said = Head::parse(long.as_bytes()).unwrap_err().to_string();
+        assert!(said.contains("over 65536 bytes"), "{said}");
     }
 
     proptest! {
