@@ -281,6 +281,32 @@ fn who_opens_the_same_at_once_or_later_gets_the_same_number() {
 }
 
 #[test]
+fn who_asks_for_a_new_look_gets_what_is_there_now() {
+    run(LONG, |node| async move {
+        let directory = node.directory.path().join("files");
+        std::fs::create_dir_all(&directory).expect("made");
+        let client = node.client();
+        let asked = |refresh, update| Open {
+            url: format!("file://{}", directory.display()),
+            refresh,
+            update,
+            ..Open::default()
+        };
+        for (files, (refresh, update)) in (1..).zip([(true, false), (false, true)]) {
+            std::fs::write(directory.join(format!("{files}.bin")), b"abc").expect("written");
+            // Opened before by whoever asked for nothing.
+            let _ = node.agent.open(&client.connection, 1, asked(false, false)).await;
+            std::fs::write(directory.join(format!("{files}.too")), b"abc").expect("written");
+            let opened = node.agent.open(&client.connection, 1, asked(refresh, update)).await;
+            let Ok((Reply::Opened { dataset, .. }, _)) = opened else {
+                panic!("it opens")
+            };
+            assert_eq!(node.opened(dataset).index.len(), 2 * files, "{refresh} {update}");
+        }
+    });
+}
+
+#[test]
 fn pools_and_jobs_have_numbers_of_their_own() {
     run(LONG, |node| async move {
         let attach = node.attachment(node.dataset("a", &[100; 8]));
