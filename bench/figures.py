@@ -225,7 +225,7 @@ def measured(figure: Figure, stage: Stage) -> Result:
         result = figure.measure(stage)
     except Exception as error:  # noqa: BLE001 (the next figure is measured all the same)
         stage.say(traceback.format_exc())
-        return Result(invalid=f"it failed: {type(error).__name__}: {error}")
+        return Result(invalid=f"it failed: {type(error).__name__}: {error}", is_broken=True)
     if stage.quick:
         result.invalid = "a quick run"
     return result
@@ -319,7 +319,7 @@ def table(results: list[tuple[Figure, Result]]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints; fails if any figure did."""
+    """Measures and prints; fails if any figure did, or couldn't be measured for an error."""
     known = [figure.id for figure in FIGURES]
     parser = argparse.ArgumentParser(prog="python -m bench.figures", description="Measures the table of figures.")
     parser.add_argument("ids", nargs="*", metavar="ONLY", help=f"figures to measure: {' '.join(known)}; none: all")
@@ -355,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps([report(*found) for found in results]))
     else:
         console.print(table(results))
-    return int(any(verdict(*found) == "fail" for found in results))
+    return int(any(result.is_broken or verdict(figure, result) == "fail" for figure, result in results))
 
 
 if __name__ == "__main__":

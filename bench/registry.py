@@ -76,6 +76,7 @@ class Result:
         raw: Everything else that was recorded.
         notes: What a reader must know.
         invalid: Why the run doesn't count, if it doesn't.
+        is_broken: Whether it ended with an error.
     """
 
     readings: list[Reading] = field(default_factory=list)
@@ -83,6 +84,7 @@ class Result:
     raw: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     invalid: str | None = None
+    is_broken: bool = False
 
     def read(self, name: str, *values: float, unit: str = "") -> None:
         """Adds a reading."""

@@ -96,16 +96,16 @@ def _large(stage: Stage, name: str, count: int, size: int) -> Result:
     ram, staging = str(count * size * 5 // 2), str(count * size * 9 // 8)
     with stage.bucket(rule) as bucket:
 
-        def yardstick(name: str, *more: str) -> Any:
+        def yardstick(kind: str, *more: str) -> Any:
             options = [f"--synthetic={rule}", f"--part={PART}", f"--connections={CONNECTIONS}", *more]
 
             def read() -> float:
-                runs[name].append(stage.bare("get", *options, bucket=bucket))
-                return float(runs[name][-1]["mb_per_s"] * 1e6)
+                runs[kind].append(stage.bare("get", *options, bucket=bucket))
+                return float(runs[kind][-1]["mb_per_s"] * 1e6)
 
             return read
 
-        def reader(name: str, raw: str, ram: str, staging: str | None) -> Any:
+        def reader(kind: str, raw: str, ram: str, staging: str | None) -> Any:
             job = Job(
                 f"s3://bench/{name}",
                 options_of(bucket),
@@ -115,7 +115,7 @@ def _large(stage: Stage, name: str, count: int, size: int) -> Result:
                 staging=staging,
                 attach=fixed(CONNECTIONS),
             )
-            return lambda: rate(job, stage, runs[name], of="bytes")
+            return lambda: rate(job, stage, runs[kind], of="bytes")
 
         bare, fresh, view, copied, ample = interleaved(
             stage.pairs,
