@@ -5,7 +5,7 @@ use crate::calls::{Attach, Open, Reply};
 use crate::connection::Connection;
 use crate::dataset::{Dataset, shared};
 use crate::job::Job;
-use crate::protocol::{Frames, Malformed, Say, Trouble};
+use crate::protocol::{Ask, Frames, Malformed, Say, Trouble};
 use crate::scatter::crc32c;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::policy::Policy;
@@ -74,6 +74,16 @@ pub(crate) fn bytes(sample: u64, len: u64) -> Vec<u8> {
 /// Leases that the clients of a job's pool hold.
 pub(crate) fn leases(job: &Job) -> u64 {
     job.pool.look(|plan| plan.gauges().leases)
+}
+
+/// Asks for samples, whoever's turn it is.
+pub(crate) fn want(id: u64, job: u32, samples: Vec<u64>) -> Ask {
+    Ask::WantSamples {
+        id,
+        job,
+        rank: 0,
+        samples,
+    }
 }
 
 impl Node {

@@ -164,16 +164,20 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
+    fn settings(directory: &Path) -> AgentSettings {
+        AgentSettings {
+            socket: directory.join("run").join("it.sock"),
+            cache_dir: directory.to_owned(),
+            linger: Duration::ZERO,
+            record: false,
+        }
+    }
+
     #[test]
     fn a_post_that_was_cleared_away_is_taken_again_unless_another_has_it() {
         let directory = tempfile::tempdir().expect("directory");
         let runtime = directory.path().join("run");
-        let settings = AgentSettings {
-            socket: runtime.join("it.sock"),
-            cache_dir: directory.path().to_owned(),
-            linger: Duration::ZERO,
-            record: false,
-        };
+        let settings = settings(directory.path());
         let (mut post, _first) = Post::take(&settings).expect("usable").expect("free");
         assert!(Post::take(&settings).expect("usable").is_none());
         assert!(post.look_after().expect("usable").is_none());
@@ -210,12 +214,7 @@ mod tests {
         runtime.expect("runtime").block_on(async {
             for (way, go) in ways {
                 let directory = tempfile::tempdir().expect("directory");
-                let settings = AgentSettings {
-                    socket: directory.path().join("run").join("it.sock"),
-                    cache_dir: directory.path().to_owned(),
-                    linger: Duration::ZERO,
-                    record: false,
-                };
+                let settings = settings(directory.path());
                 let (post, _listener) = Post::take(&settings).expect("usable").expect("free");
                 let watch = Watch::of(&post);
                 let heard = async |time| tokio::time::timeout(time, watch.heard()).await.is_ok();
@@ -230,12 +229,7 @@ mod tests {
     #[test]
     fn a_socket_that_cannot_be_made_room_for_is_named_as_what_it_is() {
         let directory = tempfile::tempdir().expect("directory");
-        let settings = AgentSettings {
-            socket: directory.path().join("run").join("it.sock"),
-            cache_dir: directory.path().to_owned(),
-            linger: Duration::ZERO,
-            record: false,
-        };
+        let settings = settings(directory.path());
         std::fs::create_dir_all(settings.socket.join("inside")).expect("made");
         std::fs::set_permissions(
             directory.path().join("run"),

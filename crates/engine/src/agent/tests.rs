@@ -1,16 +1,7 @@
-use super::node::{LONG, leases, run, until};
+use super::node::{LONG, leases, run, until, want};
 use super::*;
 use crate::calls::Attach;
 use foreload_plan::action::Handle;
-
-fn want(id: u64, job: u32, samples: Vec<u64>) -> Ask {
-    Ask::WantSamples {
-        id,
-        job,
-        rank: 0,
-        samples,
-    }
-}
 
 fn handles(say: &Say) -> Vec<Handle> {
     match say {

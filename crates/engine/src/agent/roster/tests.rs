@@ -1,7 +1,7 @@
-use crate::agent::node::{Client, LONG, Node, leases, run, until};
+use crate::agent::node::{Client, LONG, Node, leases, run, until, want};
 use crate::calls::Attach;
 use crate::job::Job;
-use crate::protocol::{Ask, MAX_ITEMS, Say, Trouble};
+use crate::protocol::{MAX_ITEMS, Say, Trouble};
 use foreload_plan::action::{Event, Via};
 use foreload_plan::spec::OrderKind;
 use std::time::Duration;
@@ -14,15 +14,6 @@ fn with_word(attach: &Attach, word: &str) -> Attach {
     Attach {
         session: word.into(),
         ..attach.clone()
-    }
-}
-
-fn want(id: u64, job: u32, samples: Vec<u64>) -> Ask {
-    Ask::WantSamples {
-        id,
-        job,
-        rank: 0,
-        samples,
     }
 }
 
