@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use foreload_store::{Credentials, ErrorKind, Source, SourceOptions};
+use foreload_store::{Credentials, Error, ErrorKind, Fetched, Source, SourceOptions};
 use foreload_testkit::Bucket;
 use foreload_testkit::bucket::{Fault, Keys, Settings};
 use futures::StreamExt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -40,16 +41,23 @@ async fn asked_for(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap().to_lowercase())
 }
 
-/// A server that gives one prepared answer per request and keeps what it was asked.
+/// A server that gives one prepared answer per connection and keeps what it was asked.
 async fn scripted(answers: Vec<&'static str>) -> (String, tokio::task::JoinHandle<Vec<String>>) {
+    scripts(answers.into_iter().map(|answer| vec![answer.to_owned()]).collect()).await
+}
+
+/// The same with several answers over each connection, which it then closes.
+async fn scripts(scripts: Vec<Vec<String>>) -> (String, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move {
         let mut asked = Vec::new();
-        for answer in answers {
+        for script in scripts {
             let (mut stream, _) = listener.accept().await.unwrap();
-            asked.push(asked_for(&mut stream).await.unwrap());
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            for answer in script {
+                asked.push(asked_for(&mut stream).await.unwrap());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
             stream.shutdown().await.unwrap();
         }
         asked
@@ -436,25 +444,10 @@ async fn a_body_is_whole_however_it_comes_and_a_connection_with_more_on_it_is_le
     }
 }
 
-/// A server that plays one script per connection: a prepared answer for each of its requests, then it closes.
-async fn scripts(scripts: Vec<Vec<String>>) -> (String, tokio::task::JoinHandle<Vec<String>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(async move {
-        let mut asked = Vec::new();
-        for script in scripts {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            for answer in script {
-                let head = asked_for(&mut stream).await.unwrap();
-                let range = head.lines().find_map(|line| line.strip_prefix("range: bytes="));
-                asked.push(range.unwrap_or("none").to_owned());
-                stream.write_all(answer.as_bytes()).await.unwrap();
-            }
-            stream.shutdown().await.unwrap();
-        }
-        asked
-    });
-    (format!("http://{address}/x"), server)
+/// The ranges that were asked for.
+fn ranges(asked: &[String]) -> Vec<&str> {
+    let field = |head| str::lines(head).find_map(|line| line.strip_prefix("range: bytes="));
+    asked.iter().map(|head| field(head).unwrap_or("none")).collect()
 }
 
 const TAG: &str = "\"0x8D\"";
@@ -469,17 +462,22 @@ fn whole(length: &str, body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nETag: {TAG}\r\n{length}\r\n{body}")
 }
 
+/// Fetches once from a server: what came of it, and the bytes.
+async fn fetched(url: &str, range: Range<u64>) -> (Result<Fetched, Error>, Vec<u8>) {
+    let (source, mut bytes) = (Source::open(url, &SourceOptions::default()).unwrap(), Vec::new());
+    let fetched = source.fetch("k", range, Some(TAG), soon(), &mut bytes).await;
+    (fetched, bytes)
+}
+
 const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
 
 #[tokio::test]
 async fn an_answer_that_lacks_nothing_but_its_end_is_asked_for_again() {
     let cut = part(CHUNKED, "5\r\ncdefg");
     let (url, server) = scripts(vec![vec![cut], vec![part("Content-Length: 5\r\n", "cdefg")]]).await;
-    let source = Source::open(&url, &SourceOptions::default()).unwrap();
-    let mut bytes = Vec::new();
-    source.fetch("k", 2..7, Some(TAG), soon(), &mut bytes).await.unwrap();
-    assert_eq!(bytes, b"cdefg");
-    assert_eq!(server.await.unwrap(), ["2-6", "2-6"]);
+    let (ended, bytes) = fetched(&url, 2..7).await;
+    assert!(ended.is_ok() && bytes == b"cdefg");
+    assert_eq!(ranges(&server.await.unwrap()), ["2-6", "2-6"]);
 }
 
 #[tokio::test]
@@ -490,11 +488,9 @@ async fn a_server_without_ranges_that_breaks_off_sends_its_object_again() {
         whole("Connection: close\r\n", "abcdefghi"),
     ] {
         let (url, server) = scripts(vec![vec![whole("Content-Length: 9\r\n", "abcd")], vec![again]]).await;
-        let source = Source::open(&url, &SourceOptions::default()).unwrap();
-        let mut bytes = Vec::new();
-        source.fetch("k", 0..9, Some(TAG), soon(), &mut bytes).await.unwrap();
-        assert_eq!(bytes, b"abcdefghi");
-        assert_eq!(server.await.unwrap(), ["0-8", "4-8"]);
+        let (ended, bytes) = fetched(&url, 0..9).await;
+        assert!(ended.is_ok() && bytes == b"abcdefghi");
+        assert_eq!(ranges(&server.await.unwrap()), ["0-8", "4-8"]);
     }
 }
 
@@ -505,10 +501,8 @@ async fn a_whole_object_needs_no_length_where_all_of_it_is_wanted() {
     for answer in [chunked, closed] {
         for (range, is_taken) in [(0..9, true), (0..8, false), (1..9, false)] {
             let (url, server) = scripts(vec![vec![answer.clone()]]).await;
-            let source = Source::open(&url, &SourceOptions::default()).unwrap();
-            let mut bytes = Vec::new();
-            let fetched = source.fetch("k", range.clone(), Some(TAG), soon(), &mut bytes).await;
-            match fetched {
+            let (ended, bytes) = fetched(&url, range.clone()).await;
+            match ended {
                 Ok(_) => assert!(is_taken && bytes == b"abcdefghi", "{range:?}"),
                 Err(error) => assert!(!is_taken && error.to_string().contains("it ignores ranges"), "{error}"),
             }
@@ -518,11 +512,7 @@ async fn a_whole_object_needs_no_length_where_all_of_it_is_wanted() {
     // One that is longer or shorter than it was is not taken for what it was.
     for (body, said) in [("abcdefghij", "another size"), ("abcd", "4 of 9 bytes")] {
         let (url, server) = scripts(vec![vec![whole("", body)], vec![whole("", body)]]).await;
-        let source = Source::open(&url, &SourceOptions::default()).unwrap();
-        let error = source
-            .fetch("k", 0..9, Some(TAG), soon(), &mut Vec::new())
-            .await
-            .unwrap_err();
+        let error = fetched(&url, 0..9).await.0.unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
         server.abort();
     }
@@ -546,11 +536,7 @@ async fn what_a_used_connection_says_amiss_is_asked_for_on_a_new_one() {
         assert_eq!(server.await.unwrap().len(), 3);
         // A new connection is believed.
         let (url, server) = scripts(vec![vec![amiss.clone()], vec![amiss]]).await;
-        let source = Source::open(&url, &SourceOptions::default()).unwrap();
-        source
-            .fetch("k", 2..7, Some(TAG), soon(), &mut Vec::new())
-            .await
-            .unwrap_err();
+        fetched(&url, 2..7).await.0.unwrap_err();
         server.abort();
     }
 }
