@@ -143,7 +143,7 @@ def _large(stage: Stage, name: str, count: int, size: int) -> Result:
         "`bytes` copies a sample once more into fresh memory; samples of this size are meant to be read with raw='view'.",
         "The loader's memory is new in its first epoch, and the kernel has to find and clear its pages. The yardstick reads into memory that it wrote before.",
         "Beside it stands the same yardstick into memory that nobody has written.",
-        "With memory for two and a half of its batches, a batch of views would keep the next one out, so it is copied. In ample memory, eight batches, it isn't.",
+        "Memory is for two and a half of its batches, so that one is left in one piece beside a batch of views, and it isn't copied; ample memory for eight.",
     ]
     result.raw = runs
     return result

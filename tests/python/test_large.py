@@ -117,6 +117,34 @@ def test_samples_and_batches_of_over_half_and_all_of_the_memory_pass_through(hom
         next(iter(DataLoader(fl.open(odd, refresh=True), 1, cache=BUDGET)))
 
 
+@pytest.mark.parametrize("held", [1, 2, 99])
+@pytest.mark.parametrize(
+    ("sizes", "batch"), [([2_500_000], 1), ([500_000], 5), ([900_000, 100_000], 4), ([1, 2_400_000, 64, 700_000], 1)]
+)
+def test_views_of_large_samples_leave_room_for_the_next_batch_however_long_they_are_held(
+    sizes: list[int], batch: int, held: int, home: Any, tmp_path: Path
+) -> None:
+    """Memory for two and a half batches: one of views may take more than a quarter of it, and isn't copied where the next one fits beside it."""
+    right = [random.Random(number).randbytes(sizes[number % len(sizes)]) for number in range(14)]
+    for number, content in enumerate(right):
+        (tmp_path / f"{number:02}.bin").write_bytes(content)
+    cache = fl.Cache(ram="7MB", staging="3MB")
+    loader: Any = DataLoader(
+        fl.open(tmp_path), batch, shuffle=True, seed=3, raw="view", collate_fn=list, cache=cache, timeout=20
+    )
+    kept: list[Any] = []
+    for epoch in range(2):
+        plan = loader.run.plan
+        order = [sample for at in range(len(loader)) for sample in plan.batch(epoch, at, 0)]
+        for pairs in loader:
+            kept.extend((order.pop(0), value) for value, _ in pairs)
+            gone = max(0, len(kept) - held * batch)
+            assert all(bytes(value) == right[sample] for sample, value in kept[:gone])
+            del kept[:gone]
+        assert not order
+    assert all(bytes(value) == right[sample] for sample, value in kept)
+
+
 def test_a_loop_that_holds_the_memory_of_its_next_batch_gets_an_error(
     home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

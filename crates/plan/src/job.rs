@@ -64,6 +64,8 @@ pub struct Reads {
     pub ranks: Vec<u32>,
     /// Memory that it brings: the memory of a node is that of all its jobs together. `None`: all that the settings give.
     pub ram_bytes: Option<u64>,
+    /// Bytes of the largest batch that one of its ranks may ask for. `None`: unknown.
+    pub largest_batch_bytes: Option<u64>,
     /// Epochs in the run; look-ahead stops there. `None`: unknown, look-ahead never stops.
     pub epochs: Option<u32>,
 }

@@ -38,7 +38,7 @@ impl Survey {
     pub(crate) fn of(attach: Attach, indexes: &Indexes, work: &Work) -> Result<Self, Trouble> {
         let order = Order::new(&attach.order).map_err(|e| Trouble::new("invalid", e.to_string()))?;
         let most = sample_bytes(&attach);
-        let size = (attach.order.global_batch / attach.world.max(1)).max(1) as usize;
+        let size = attach.order.global_batch.div_ceil(attach.world.max(1)).max(1) as usize;
         let size = size.min(usize::try_from(indexes.len()).unwrap_or(usize::MAX));
         let (mut largest, mut total_bytes, mut leaves_out) = ((0, 0), 0u64, false);
         // The largest so far, the least of them on top: a copy of all lengths would be outside the budget.
@@ -97,6 +97,12 @@ impl Survey {
         } else {
             u64::MAX
         }
+    }
+
+    /// Bytes of the largest samples of the data set, should they meet in one batch: no rank reads a larger one.
+    #[must_use]
+    pub fn largest_batch_bytes(&self) -> u64 {
+        self.together.1
     }
 
     /// Says when the largest samples of the data set, should they meet in one batch, don't fit the memory together.

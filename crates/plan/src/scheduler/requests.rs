@@ -438,14 +438,27 @@ impl Scheduler {
             self.windows.of_mut(open.place).pace(self.now_ns);
             self.windows.advance(open.place);
         }
-        // Half of staging must stay for what comes next, and three quarters of all, which leases tear: who holds them may wait for it.
-        let copy =
-            self.residents.leased_bytes > self.staging_bytes / 2 || self.residents.held_bytes > self.ram_bytes / 4;
+        // Half of staging must stay for what comes next: who holds the leases may wait for it.
+        let copy = self.residents.leased_bytes > self.staging_bytes / 2 || self.is_torn();
         actions.push(self.loads.action(Command::Deliver {
             request: id,
             items,
             copy,
         }));
+    }
+
+    /// Whether leases may keep the next request out: consumers hold more than a quarter of the memory, and no piece is left of half of it that takes the
+    /// largest batch of any job. A lease of a block counts a part of it and keeps all of it: there the quarter decides.
+    fn is_torn(&self) -> bool {
+        let (held, all) = (self.residents.held_bytes, self.ram_bytes);
+        let needed = (all / 2).max(self.windows.largest_batch_bytes());
+        let fits = || {
+            self.residents
+                .unheld_bytes(self.arena.capacity_bytes())
+                .min(all.saturating_sub(held))
+                >= needed
+        };
+        held > all / 4 && (self.library.are_shared() || !fits())
     }
 
     /// A sample's bytes in its resident.

@@ -129,6 +129,8 @@ pub(super) struct Reader {
     pub mean_bytes: u64,
     /// Bytes of a global batch, as far as this node reads it.
     pub batch_bytes: u64,
+    /// Bytes of the largest batch that one of its ranks may ask for; all there are where that is unknown.
+    pub largest_batch_bytes: u64,
     /// The epoch whose list came last: somebody who isn't in it yet may be about to begin there, and look-ahead elsewhere must not drive it out.
     pub supplied: Option<u32>,
     /// Reads planned and not over.
@@ -262,6 +264,12 @@ impl Windows {
     /// Bytes of all jobs' global batches, as far as this node reads them.
     pub fn batch_bytes(&self) -> u64 {
         self.readers.iter().map(|reader| reader.batch_bytes).sum()
+    }
+
+    /// Bytes of the largest batch that a rank of any job may ask for.
+    pub fn largest_batch_bytes(&self) -> u64 {
+        let of_each = self.readers.iter().map(|reader| reader.largest_batch_bytes);
+        of_each.max().unwrap_or(0)
     }
 
     /// Memory that all jobs bring that somebody reads for.

@@ -236,6 +236,13 @@ impl World {
             Set::new(name, Arc::clone(&sets[name as usize].0))
         };
         let sets: Vec<Set> = (0..count).map(set).collect();
+        let place = |set: &Set, sample| set.catalog.place(sample).len;
+        let mut lengths: Vec<u64> = sets
+            .iter()
+            .flat_map(|set| (0..set.catalog.samples()).map(move |sample| place(set, sample)))
+            .collect();
+        lengths.sort_unstable_by_key(|&len| std::cmp::Reverse(len));
+        let of_rank = (global_batch / world) as usize;
         let order = OrderSpec {
             dataset: DigestBuilder::new("actors").finish(),
             samples: sets.iter().map(|set| set.catalog.samples()).sum(),
@@ -255,6 +262,7 @@ impl World {
             uneven: true,
             ranks: (first..first + local).collect(),
             ram_bytes: None,
+            largest_batch_bytes: Some(lengths.iter().take(of_rank).sum()),
             epochs: None,
         })
     }

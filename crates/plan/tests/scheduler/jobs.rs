@@ -29,6 +29,7 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
         uneven: true,
         ranks: vec![0],
         ram_bytes: None,
+        largest_batch_bytes: None,
         epochs: None,
     }
 }

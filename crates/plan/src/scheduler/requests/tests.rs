@@ -296,6 +296,25 @@ fn who_holds_a_quarter_of_the_memory_is_to_copy_though_it_is_kept() {
     assert_eq!([1, 2, 3].map(copy), [false, false, true]);
 }
 
+#[test]
+fn who_holds_more_need_not_copy_where_half_of_the_memory_is_left_in_one_piece_and_takes_the_largest_batch() {
+    // A batch of 12,032 bytes of 32 KiB: beside one there is room for another, beside two there isn't.
+    let copies = |largest_batch_bytes: Option<u64>| {
+        let mut reads = reads(&[3000; 12], 1);
+        reads.largest_batch_bytes = largest_batch_bytes;
+        let mut hand = Hand::new(settings(Policy::Foreload, 32 << 10), &reads);
+        for (request, batch) in [(1, 0), (2, 1)] {
+            hand.want(request, 0, batch);
+            hand.land_all();
+        }
+        [1, 2].map(|request| matches!(hand.answer(request), Some(Ok((_, true)))))
+    };
+    assert_eq!(copies(Some(12_000)), [false, true]);
+    assert_eq!(copies(Some(20_000)), [false, true]);
+    assert_eq!(copies(Some(21_000)), [true, true], "the largest batch finds no room");
+    assert_eq!(copies(None), [true, true], "nobody knows how large a batch may be");
+}
+
 /// Requests by number, with what each reads and what of it is missing.
 fn requests(open: &[(u64, u32, &[Target])]) -> Requests {
     let mut requests = Requests::default();

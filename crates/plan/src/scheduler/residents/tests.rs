@@ -147,6 +147,37 @@ fn a_lease_is_given_back_once() {
 }
 
 #[test]
+fn the_longest_stretch_that_nobody_holds_a_part_of_is_told() {
+    let (mut residents, mut arena) = residents();
+    let capacity = arena.capacity_bytes();
+    assert_eq!(residents.unheld_bytes(capacity), capacity);
+    let slots: Vec<Slot> = (0..4).map(|_| arena.take(128, Stay::Long).expect("room")).collect();
+    let ids: Vec<u32> = (0u64..)
+        .zip(&slots)
+        .map(|(at, &slot)| {
+            let id = residents.insert(Content::block(at), (1, 0), slot, Via::Bucket);
+            arrive(&mut residents, id);
+            id
+        })
+        .collect();
+    assert_eq!(
+        residents.unheld_bytes(capacity),
+        capacity,
+        "it is there, and nobody holds it"
+    );
+    lease(&mut residents, ids[3]);
+    assert_eq!(residents.unheld_bytes(capacity), 512);
+    assert_eq!(residents.unheld_bytes(512), 384);
+    lease(&mut residents, ids[1]);
+    lease(&mut residents, ids[1]);
+    assert_eq!(residents.unheld_bytes(512), 128);
+    assert!(residents.unlease(ids[1]));
+    assert_eq!(residents.unheld_bytes(512), 128, "it was leased twice");
+    assert!(residents.unlease(ids[1]) && residents.unlease(ids[3]));
+    assert_eq!(residents.unheld_bytes(512), 512);
+}
+
+#[test]
 fn leases_of_a_block_hold_a_share_for_each_sample_and_never_more_than_all() {
     let (mut residents, mut arena) = residents();
     residents.share();

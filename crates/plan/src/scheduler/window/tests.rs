@@ -30,6 +30,7 @@ fn of_kind(job: u32, samples: u64, kind: OrderKind) -> Reader {
         ram_bytes: 100,
         mean_bytes: 10,
         batch_bytes: 40,
+        largest_batch_bytes: 30 + 10 * u64::from(job),
         supplied: None,
         ahead: 0,
         chunk_left: 0,
@@ -325,6 +326,7 @@ fn memory_is_what_jobs_bring_that_somebody_reads_for() {
     let mut windows = windows(8);
     windows.join(reader(1, 8));
     assert_eq!((windows.ram_bytes(), windows.batch_bytes()), (200, 80));
+    assert_eq!(windows.largest_batch_bytes(), 40);
     windows.reader_mut(1).expect("joined").left = true;
     assert_eq!((windows.ram_bytes(), windows.batch_bytes()), (100, 80));
     windows.reader_mut(0).expect("joined").ram_bytes = u64::MAX;
