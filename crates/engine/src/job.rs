@@ -94,7 +94,7 @@ impl Job {
     ) -> Result<Rc<Self>, Trouble> {
         let least_bytes = survey.least_bytes(&streams)?;
         warnings.extend(survey.warning_of_batches());
-        let (most_bytes, largest_batch_bytes) = (survey.most_bytes(), survey.largest_batch_bytes());
+        let (most_bytes, largest) = (survey.most_bytes(), survey.largest_together());
         let Survey { attach, order, .. } = survey;
         let looks_up = streams.is_packed() && attach.policy.retention() == Retention::Pinned;
         warnings.extend(warning_of_order(&attach, order.expected_bytes(looks_up)));
@@ -115,7 +115,7 @@ impl Job {
             uneven: attach.uneven,
             ranks: attach.ranks.clone(),
             ram_bytes: Some(sample_bytes(&attach)),
-            largest_batch_bytes: Some(largest_batch_bytes),
+            largest: Some(largest),
             epochs: attach.epochs,
         };
         let job = Rc::new(Job {

@@ -104,7 +104,7 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32, most_
         uneven: false,
         ranks: vec![0],
         ram_bytes: None,
-        largest_batch_bytes: None,
+        largest: None,
         epochs: None,
     };
     let batches = reads.check().expect("it fits").batches().min(most_batches);

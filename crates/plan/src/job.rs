@@ -1,5 +1,6 @@
 //! What a job reads: plain data, so that a log tells it.
 
+use crate::arena::reserved_bytes;
 use crate::blocks::Blocks;
 use crate::catalog::Catalog;
 use crate::error::Error;
@@ -64,10 +65,45 @@ pub struct Reads {
     pub ranks: Vec<u32>,
     /// Memory that it brings: the memory of a node is that of all its jobs together. `None`: all that the settings give.
     pub ram_bytes: Option<u64>,
-    /// Bytes of the largest batch that one of its ranks may ask for. `None`: unknown.
-    pub largest_batch_bytes: Option<u64>,
+    /// The largest that its ranks may ask for. `None`: unknown.
+    pub largest: Option<Largest>,
     /// Epochs in the run; look-ahead stops there. `None`: unknown, look-ahead never stops.
     pub epochs: Option<u32>,
+}
+
+/// What must find room in memory at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Largest {
+    /// Bytes of the largest sample.
+    pub sample_bytes: u64,
+    /// Bytes of the largest batch of one rank.
+    pub batch_bytes: u64,
+}
+
+impl Largest {
+    /// Of samples of which these are the largest, as many as a rank's batch has; each takes memory in grains.
+    #[must_use]
+    pub fn of(lengths: impl Iterator<Item = u64>) -> Self {
+        lengths.map(reserved_bytes).fold(
+            Largest {
+                sample_bytes: 0,
+                batch_bytes: 0,
+            },
+            |sum, bytes| Largest {
+                sample_bytes: sum.sample_bytes.max(bytes),
+                batch_bytes: sum.batch_bytes.saturating_add(bytes),
+            },
+        )
+    }
+
+    /// The larger of each.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Largest {
+            sample_bytes: self.sample_bytes.max(other.sample_bytes),
+            batch_bytes: self.batch_bytes.max(other.batch_bytes),
+        }
+    }
 }
 
 impl Reads {

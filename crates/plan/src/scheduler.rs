@@ -248,7 +248,7 @@ impl Scheduler {
             ram_bytes: reads.ram_bytes.unwrap_or(u64::MAX),
             mean_bytes,
             batch_bytes,
-            largest_batch_bytes: reads.largest_batch_bytes.unwrap_or(u64::MAX),
+            largest: reads.largest,
             supplied: None,
             ahead: 0,
             chunk_left: 0,

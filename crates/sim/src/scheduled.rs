@@ -91,7 +91,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         uneven: true,
         ranks: vec![node],
         ram_bytes: None,
-        largest_batch_bytes: None,
+        largest: None,
         epochs: Some(setup.access.epochs()),
     };
     Ok(Scheduler::for_one(settings, &reads)?)

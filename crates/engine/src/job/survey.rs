@@ -7,6 +7,7 @@ use crate::agent::aside::Work;
 use crate::calls::Attach;
 use crate::protocol::Trouble;
 use crate::streams::{Indexes, Streams};
+use foreload_plan::job::Largest;
 use foreload_plan::order::Order;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -28,6 +29,8 @@ pub struct Survey {
     total_bytes: u64,
     /// Samples in a rank's batch at most, or in the data set, and the bytes of as many of the largest that fit the memory.
     together: (usize, u64),
+    /// The same, as memory holds them.
+    reserved: Largest,
 }
 
 impl Survey {
@@ -61,17 +64,15 @@ impl Survey {
                 }
             }
         }
-        let together = lengths
-            .iter()
-            .map(|Reverse(len)| len)
-            .fold(0, |sum: u64, &len| sum.saturating_add(len));
+        let together = || lengths.iter().map(|&Reverse(len)| len);
         Ok(Survey {
             attach,
             order,
             largest,
             leaves_out,
             total_bytes,
-            together: (lengths.len(), together),
+            together: (lengths.len(), together().fold(0, u64::saturating_add)),
+            reserved: Largest::of(together()),
         })
     }
 
@@ -99,10 +100,10 @@ impl Survey {
         }
     }
 
-    /// Bytes of the largest samples of the data set, should they meet in one batch: no rank reads a larger one.
+    /// The largest samples of the data set, should they meet in one batch: no rank reads a larger one.
     #[must_use]
-    pub fn largest_batch_bytes(&self) -> u64 {
-        self.together.1
+    pub fn largest_together(&self) -> Largest {
+        self.reserved
     }
 
     /// Says when the largest samples of the data set, should they meet in one batch, don't fit the memory together.

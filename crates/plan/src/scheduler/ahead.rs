@@ -31,8 +31,7 @@ impl Scheduler {
                     .plan_read(line, entry, Urgency::Waited(it.waiter - 1), actions)
                     .is_err()
             {
-                if self.is_stuck() {
-                    self.repack(it.waiter - 1, actions);
+                if self.repack(it.waiter - 1, actions) {
                     continue;
                 }
                 if self.loose_turn().is_some_and(|turn| turn < Turn::of_entry(line)) {
@@ -135,7 +134,7 @@ impl Scheduler {
         }
     }
 
-    /// Empties the memory: every planned read is put back, and nothing is kept. Only when nothing is under way and nobody holds a lease.
+    /// Empties the memory of all that nobody holds: every planned read is put back, and nothing is kept. Only when nothing is under way.
     pub(super) fn put_all_back(&mut self) {
         for place in self.windows.places() {
             let window = self.windows.of(place);
@@ -212,11 +211,6 @@ impl Scheduler {
             }
         }
         self.residents.get_mut(resident).uses -= self.requests.displace_all(resident);
-    }
-
-    /// Nothing will ever give memory back: no load or write is under way, and nobody holds a lease.
-    pub(super) fn is_stuck(&self) -> bool {
-        self.loads.is_idle() && self.residents.leases == 0
     }
 
     fn may_look_ahead(&mut self, place: usize, step: u64) -> bool {

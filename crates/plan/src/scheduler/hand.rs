@@ -55,7 +55,7 @@ pub(super) fn reads(lengths: &[u64], world: u32) -> Reads {
         uneven: true,
         ranks: (0..world).collect(),
         ram_bytes: None,
-        largest_batch_bytes: None,
+        largest: None,
         epochs: None,
     }
 }

@@ -96,10 +96,14 @@ impl Scheduler {
             return Ok(id);
         }
         if let Some(tier) = self.best_tier(self.library.block_of(alone.content), alone.place.len) {
-            let unit = whole
-                .filter(|whole| self.ram_admits(whole.content, whole.place.len))
-                .unwrap_or(alone);
-            let slot = self.reserve(unit, 0, line, urgency)?;
+            let whole = whole.filter(|whole| self.ram_admits(whole.content, whole.place.len));
+            let placed = whole.map(|whole| (whole, self.reserve(whole, 0, line, urgency)));
+            let (unit, slot) = match placed {
+                Some((whole, Ok(slot))) => (whole, slot),
+                // It has no room for a moment: what is under way makes some.
+                Some((_, Err(blocked))) if !urgency.is_urgent() || !self.loads.is_idle() => return Err(blocked),
+                _ => (alone, self.reserve(alone, 0, line, urgency)?),
+            };
             let id = self.residents.insert(unit.content, unit.laid(), slot, Via::Disk);
             if !self.is_part(unit) && self.ram_admits(unit.content, unit.place.len) {
                 self.residents.keep(id);

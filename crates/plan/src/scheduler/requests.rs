@@ -10,6 +10,7 @@ use super::window::{Entry, Read};
 use super::{Scheduler, Urgency};
 use crate::action::{Action, Command, Failure, Item};
 use crate::arena::Slot;
+use crate::job::Largest;
 use crate::policy::Retention;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,6 +30,9 @@ pub(super) enum Target {
     /// A read of its own that has no memory yet.
     Unplaced(u64),
 }
+
+/// Leases have so long to come back before what is there of a request is laid out anew beside them.
+const LEASE_PATIENCE_NS: u64 = 1_000_000_000;
 
 struct Request {
     /// Of the rank that asks.
@@ -292,32 +296,33 @@ impl Scheduler {
         }
     }
 
-    /// The turn of the oldest request with loose reads that have no memory.
-    pub(super) fn loose_turn(&self) -> Option<Turn> {
-        let mut unplaced = self.requests.unplaced.iter();
-        unplaced.find_map(|&id| {
-            Some(Turn::of_loose(
-                self.windows.head_line(self.requests.open.get(&id)?.place),
-                id,
-            ))
-        })
+    /// Whose turn it is of the requests with loose reads that have no memory.
+    fn first_loose(&self) -> Option<(Turn, u64)> {
+        let turn = |&id: &u64| {
+            let place = self.requests.open.get(&id)?.place;
+            Some((Turn::of_loose(self.windows.head_line(place), id), id))
+        };
+        self.requests.unplaced.iter().filter_map(turn).min()
     }
 
-    /// Gives the loose reads of waiting requests their memory, oldest first. False: there is none yet.
+    pub(super) fn loose_turn(&self) -> Option<Turn> {
+        Some(self.first_loose()?.0)
+    }
+
+    /// Gives the loose reads of waiting requests their memory, each in its turn: what comes first may take memory from the others, never from what comes
+    /// before it. False: there is none yet.
     pub(super) fn place_loose(&mut self, actions: &mut Vec<Action>) -> bool {
-        while let Some(&id) = self.requests.unplaced.front() {
+        while let Some((_, id)) = self.first_loose() {
             let next = self.requests.open.get(&id).and_then(Request::next_unplaced);
             let Some((at, sample)) = next else {
-                self.requests.unplaced.pop_front();
+                self.requests.unplaced.retain(|&other| other != id);
                 continue;
             };
-            if !self.place_one(id, at, sample, Urgency::Loose(id), actions) {
-                if !self.is_stuck() {
-                    return false;
-                }
-                self.repack(id, actions);
+            if !self.place_one(id, at, sample, Urgency::Loose(id), actions) && !self.repack(id, actions) {
+                return false;
             }
         }
+        self.requests.unplaced.clear();
         true
     }
 
@@ -338,24 +343,27 @@ impl Scheduler {
         true
     }
 
-    /// Memory is there but torn, and nothing gives any back: empties it and gives it to one request, its largest samples first. What doesn't fit then
-    /// doesn't fit at all.
-    pub(super) fn repack(&mut self, id: u64, actions: &mut Vec<Action>) {
-        self.put_all_back();
-        let Some(open) = self.requests.open.get(&id) else {
-            return;
+    /// Memory is there but torn, and no load or write that is under way gives any back: empties it and gives it to one request, its largest samples first.
+    /// Where nobody holds a lease, what doesn't fit then doesn't fit at all. Otherwise leases have their time to come back, and it is done where it helps.
+    /// False: it has to wait.
+    pub(super) fn repack(&mut self, id: u64, actions: &mut Vec<Action>) -> bool {
+        let Some(open) = self.requests.open.get(&id).filter(|_| self.loads.is_idle()) else {
+            return false;
+        };
+        if self.residents.leases > 0 && self.now_ns - open.since_ns < LEASE_PATIENCE_NS {
+            return false;
+        }
+        let len = |at: usize| {
+            let sample = self.windows.on_node(open.place, open.samples[at]);
+            self.library.place(sample).len
         };
         let mut order: Vec<usize> = (0..open.targets.len()).collect();
-        order.sort_by_key(|&at| {
-            (
-                Reverse(
-                    self.library
-                        .place(self.windows.on_node(open.place, open.samples[at]))
-                        .len,
-                ),
-                at,
-            )
-        });
+        order.sort_by_key(|&at| (Reverse(len(at)), at));
+        let fits = || self.fits_beside_leases(Largest::of(order.iter().map(|&at| len(at))));
+        if self.residents.leases > 0 && fits() != Some(true) {
+            return false;
+        }
+        self.put_all_back();
         for at in order {
             let Some((target, sample)) = self
                 .requests
@@ -363,7 +371,7 @@ impl Scheduler {
                 .get(&id)
                 .map(|open| (open.targets[at], open.samples[at]))
             else {
-                return;
+                return true;
             };
             let fits = match target {
                 Target::Entry(line, entry) => {
@@ -374,9 +382,11 @@ impl Scheduler {
                 Target::Loose(_) => true,
             };
             if !fits {
-                return self.refuse(id, Some(sample), Failure::NoMemory, actions);
+                self.refuse(id, Some(sample), Failure::NoMemory, actions);
+                return true;
             }
         }
+        true
     }
 
     /// The sample that a request reads from a resident.
@@ -447,18 +457,38 @@ impl Scheduler {
         }));
     }
 
-    /// Whether leases may keep the next request out: consumers hold more than a quarter of the memory, and no piece is left of half of it that takes the
-    /// largest batch of any job. A lease of a block counts a part of it and keeps all of it: there the quarter decides.
+    /// Whether leases may keep the next request out, for they tear the memory: the largest batch of any job needn't find room between them, or consumers
+    /// hold more than a quarter, and half of it isn't left in one piece. A lease of a block counts a part of it and keeps all of it: there the quarter decides.
     fn is_torn(&self) -> bool {
         let (held, all) = (self.residents.held_bytes, self.ram_bytes);
-        let needed = (all / 2).max(self.windows.largest_batch_bytes());
-        let fits = || {
-            self.residents
-                .unheld_bytes(self.arena.capacity_bytes())
-                .min(all.saturating_sub(held))
-                >= needed
+        let is_crowded = held > all / 4;
+        let Some(largest) = self.windows.largest() else {
+            return is_crowded;
         };
-        held > all / 4 && (self.library.are_shared() || !fits())
+        if self.library.are_shared() {
+            return is_crowded || self.fits_beside_leases(largest) == Some(false);
+        }
+        // However so many leases lie.
+        let most_lost = (self.residents.leases + 1).saturating_mul(largest.sample_bytes);
+        let fits = held.saturating_add(most_lost).saturating_add(largest.batch_bytes) <= all
+            || self.fits_beside_leases(largest).unwrap_or(!is_crowded);
+        let half = Largest {
+            sample_bytes: all / 2,
+            batch_bytes: all / 2,
+        };
+        !fits || is_crowded && self.fits_beside_leases(half) != Some(true)
+    }
+
+    /// Whether samples find room between what consumers hold, when all else leaves: in one piece, or in all of them, of each of which less is lost than one
+    /// sample takes. `None`: there are too many residents to look through.
+    fn fits_beside_leases(&self, largest: Largest) -> Option<bool> {
+        let (mut longest, mut sure) = (0, 0);
+        for piece in self.residents.unheld(self.arena.capacity_bytes())? {
+            longest = longest.max(piece);
+            sure += piece.saturating_sub(largest.sample_bytes);
+        }
+        let unheld = self.ram_bytes.saturating_sub(self.residents.held_bytes);
+        Some(longest.max(sure).min(unheld) >= largest.batch_bytes)
     }
 
     /// A sample's bytes in its resident.

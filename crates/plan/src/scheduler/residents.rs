@@ -120,8 +120,8 @@ impl Resident {
     }
 }
 
-/// Residents looked through for one answer at most: tens of microseconds, for a batch of a quarter of the memory.
-const MOST_LOOKED_THROUGH: usize = 4096;
+/// Residents looked through for one answer at most: a tenth of a millisecond.
+const MOST_LOOKED_THROUGH: usize = 16_384;
 
 const _: () = assert!(size_of::<Resident>() == 64, "a resident fills one cache line");
 
@@ -491,22 +491,22 @@ impl Residents {
         self.handle(id)
     }
 
-    /// Bytes of the longest stretch of an arena of `capacity` that no consumer holds a part of; 0 where there are too many residents to look through.
-    pub fn unheld_bytes(&self, capacity: u64) -> u64 {
+    /// Bytes of the stretches of an arena of `capacity` that no consumer holds a part of. `None`: there are too many residents to look through.
+    pub fn unheld(&self, capacity: u64) -> Option<impl Iterator<Item = u64>> {
         if self.table.len() > MOST_LOOKED_THROUGH {
-            return 0;
+            return None;
         }
         let held = self.table.iter().filter(|it| it.leases > 0);
         let mut held: Vec<(u64, u64)> = held
             .map(|it| (it.slot.offset, it.slot.offset + reserved_bytes(it.slot.len)))
             .collect();
         held.sort_unstable();
-        let (mut longest, mut end_of_last) = (0, 0);
-        for (start, end) in held.into_iter().chain([(capacity, capacity)]) {
-            longest = longest.max(start.saturating_sub(end_of_last));
-            end_of_last = end_of_last.max(end);
-        }
-        longest
+        let mut end_of_last = 0;
+        Some(held.into_iter().chain([(capacity, capacity)]).map(move |(start, end)| {
+            let unheld = start - end_of_last;
+            end_of_last = end;
+            unheld
+        }))
     }
 
     /// Takes a lease back; false when there was none.

@@ -12,6 +12,7 @@
 
 use super::residents::NONE;
 use crate::error::Error;
+use crate::job::Largest;
 use crate::order::{EpochOrder, Listed, Order};
 use crate::split::Split;
 use std::collections::VecDeque;
@@ -129,8 +130,8 @@ pub(super) struct Reader {
     pub mean_bytes: u64,
     /// Bytes of a global batch, as far as this node reads it.
     pub batch_bytes: u64,
-    /// Bytes of the largest batch that one of its ranks may ask for; all there are where that is unknown.
-    pub largest_batch_bytes: u64,
+    /// The largest that one of its ranks may ask for, where that is known.
+    pub largest: Option<Largest>,
     /// The epoch whose list came last: somebody who isn't in it yet may be about to begin there, and look-ahead elsewhere must not drive it out.
     pub supplied: Option<u32>,
     /// Reads planned and not over.
@@ -266,10 +267,11 @@ impl Windows {
         self.readers.iter().map(|reader| reader.batch_bytes).sum()
     }
 
-    /// Bytes of the largest batch that a rank of any job may ask for.
-    pub fn largest_batch_bytes(&self) -> u64 {
-        let of_each = self.readers.iter().map(|reader| reader.largest_batch_bytes);
-        of_each.max().unwrap_or(0)
+    /// The largest that a rank of any job may ask for, where that is known of all.
+    pub fn largest(&self) -> Option<Largest> {
+        let mut of_each = self.readers.iter().map(|reader| reader.largest);
+        let first = of_each.next()??;
+        of_each.try_fold(first, |sum, next| Some(sum.or(next?)))
     }
 
     /// Memory that all jobs bring that somebody reads for.

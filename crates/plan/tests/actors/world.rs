@@ -8,7 +8,7 @@ use foreload_plan::arena::{Slot, reserved_bytes};
 use foreload_plan::blocks::Content;
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
-use foreload_plan::job::{Reads, Set};
+use foreload_plan::job::{Largest, Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::policy::Policy;
 use foreload_plan::replay::{Recorded, replay};
@@ -17,6 +17,7 @@ use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
 use foreload_plan::{DigestBuilder, Scheduler};
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -116,6 +117,17 @@ pub struct World {
     left: Vec<(usize, Vec<u64>)>,
 }
 
+/// What must find room at once of a rank that reads so many samples of these data sets.
+fn largest_of(sets: &[Set], count: usize) -> Largest {
+    let of_set = |set: &Set| {
+        let catalog = Arc::clone(&set.catalog);
+        (0..catalog.samples()).map(move |sample| catalog.place(sample).len)
+    };
+    let mut lengths: Vec<u64> = sets.iter().flat_map(of_set).collect();
+    lengths.sort_unstable_by_key(|&len| Reverse(len));
+    Largest::of(lengths.into_iter().take(count))
+}
+
 impl World {
     pub fn new(theme: Theme, seed: u64) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ theme as u64);
@@ -124,19 +136,16 @@ impl World {
             .collect();
         let count = if theme == Theme::Jobs { 2 + dice.below(2) } else { 1 };
         let mut jobs: Vec<Job> = (0..count).map(|_| Self::job(&mut dice, theme, &sets)).collect();
-        let all = || {
-            sets.iter()
-                .flat_map(|(_, lengths)| lengths.iter().map(|&len| reserved_bytes(len)))
-        };
-        let (total, largest) = (all().sum::<u64>(), all().max().unwrap_or(64));
-        let of_rank = |job: &Job| u64::from(job.split.global_batch().div_ceil(job.split.ranks())) * largest;
+        let all = sets.iter().flat_map(|(_, lengths)| lengths);
+        let total: u64 = all.map(|&len| reserved_bytes(len)).sum();
+        let of_rank = |job: &Job| job.reads.largest.expect("known").batch_bytes;
         let batch_bytes = jobs.iter().map(of_rank).max().unwrap_or(0);
         // Room for the largest batch of one rank, and as much again for the holes between slots; in lockstep also for what the others hold meanwhile.
         let holds = theme == Theme::Gone || theme != Theme::Lockstep && dice.one_in(2);
         let batches = match theme {
             Theme::Lockstep => 3,
             // One that each rank holds, and one that comes.
-            _ if holds => 2 + jobs.iter().map(|job| job.reads.ranks.len() as u64).sum::<u64>(),
+            _ if holds && !dice.one_in(2) => 2 + jobs.iter().map(|job| job.reads.ranks.len() as u64).sum::<u64>(),
             _ => 2,
         };
         let least = batches * batch_bytes + 4096;
@@ -209,8 +218,14 @@ impl World {
     fn set(dice: &mut Dice) -> (Arc<dyn Catalog>, Vec<u64>) {
         let (samples, mean) = (48 + dice.below(150), 64 + dice.below(3000));
         let mut lengths: Vec<u64> = (0..samples).map(|_| dice.below(2 * mean)).collect();
-        if dice.one_in(4) {
-            lengths.fill(mean);
+        match dice.below(8) {
+            0 | 1 => lengths.fill(mean),
+            // A few are much larger than the others.
+            2 | 3 => lengths
+                .iter_mut()
+                .step_by(1 + dice.below(48) as usize)
+                .for_each(|len| *len += 16 * mean),
+            _ => {}
         }
         match dice.below(3) {
             0 => (Arc::new(Shards::pack(&lengths, 64, 20_000)), lengths),
@@ -236,12 +251,6 @@ impl World {
             Set::new(name, Arc::clone(&sets[name as usize].0))
         };
         let sets: Vec<Set> = (0..count).map(set).collect();
-        let place = |set: &Set, sample| set.catalog.place(sample).len;
-        let mut lengths: Vec<u64> = sets
-            .iter()
-            .flat_map(|set| (0..set.catalog.samples()).map(move |sample| place(set, sample)))
-            .collect();
-        lengths.sort_unstable_by_key(|&len| std::cmp::Reverse(len));
         let of_rank = (global_batch / world) as usize;
         let order = OrderSpec {
             dataset: DigestBuilder::new("actors").finish(),
@@ -256,13 +265,13 @@ impl World {
             tail,
         };
         Job::new(Reads {
+            largest: Some(largest_of(&sets, of_rank)),
             sets,
             order: Order::new(&order).expect("an order"),
             world,
             uneven: true,
             ranks: (first..first + local).collect(),
             ram_bytes: None,
-            largest_batch_bytes: Some(lengths.iter().take(of_rank).sum()),
             epochs: None,
         })
     }
@@ -763,7 +772,7 @@ impl World {
                 self.give_back(place);
                 moved |= self.clients[place].held.len() < held;
             }
-            self.now_ns += 10_000_000;
+            self.now_ns += 1_000_000_000;
             self.step(Event::Tick);
             assert!(
                 moved || !self.under_way.is_empty() || round < 3,

@@ -78,7 +78,7 @@ pub fn reads(catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec
         uneven: true,
         ranks,
         ram_bytes: None,
-        largest_batch_bytes: None,
+        largest: None,
         epochs: None,
     }
 }

@@ -29,7 +29,7 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
         uneven: true,
         ranks: vec![0],
         ram_bytes: None,
-        largest_batch_bytes: None,
+        largest: None,
         epochs: None,
     }
 }

@@ -2,7 +2,7 @@ use super::super::hand::{Hand, reads, settings};
 use super::*;
 use crate::action::{Event, Via};
 use crate::catalog::Shards;
-use crate::job::Set;
+use crate::job::{Largest, Set};
 use crate::policy::Policy;
 use std::sync::Arc;
 
@@ -296,23 +296,50 @@ fn who_holds_a_quarter_of_the_memory_is_to_copy_though_it_is_kept() {
     assert_eq!([1, 2, 3].map(copy), [false, false, true]);
 }
 
+/// Who is to copy of two batches of 12,032 bytes, of a memory of 32 KiB.
+fn copies(largest: Option<Largest>) -> [bool; 2] {
+    let mut reads = reads(&[3000; 12], 1);
+    reads.largest = largest;
+    let mut hand = Hand::new(settings(Policy::Foreload, 32 << 10), &reads);
+    for (request, batch) in [(1, 0), (2, 1)] {
+        hand.want(request, 0, batch);
+        hand.land_all();
+    }
+    [1, 2].map(|request| matches!(hand.answer(request), Some(Ok((_, true)))))
+}
+
 #[test]
 fn who_holds_more_need_not_copy_where_half_of_the_memory_is_left_in_one_piece_and_takes_the_largest_batch() {
-    // A batch of 12,032 bytes of 32 KiB: beside one there is room for another, beside two there isn't.
-    let copies = |largest_batch_bytes: Option<u64>| {
-        let mut reads = reads(&[3000; 12], 1);
-        reads.largest_batch_bytes = largest_batch_bytes;
-        let mut hand = Hand::new(settings(Policy::Foreload, 32 << 10), &reads);
-        for (request, batch) in [(1, 0), (2, 1)] {
-            hand.want(request, 0, batch);
-            hand.land_all();
-        }
-        [1, 2].map(|request| matches!(hand.answer(request), Some(Ok((_, true)))))
+    let known = |batch_bytes| {
+        copies(Some(Largest {
+            sample_bytes: 3008,
+            batch_bytes,
+        }))
     };
-    assert_eq!(copies(Some(12_000)), [false, true]);
-    assert_eq!(copies(Some(20_000)), [false, true]);
-    assert_eq!(copies(Some(21_000)), [true, true], "the largest batch finds no room");
+    // Beside one there is room for another, beside two there isn't.
+    assert_eq!(known(12_032), [false, true]);
+    assert_eq!(known(20_736), [false, true]);
+    assert_eq!(known(20_800), [true, true], "the largest batch finds no room");
     assert_eq!(copies(None), [true, true], "nobody knows how large a batch may be");
+}
+
+#[test]
+fn who_holds_little_is_to_copy_where_it_tears_the_memory_for_the_largest_batch() {
+    // One of 28 samples is large; of the others each batch holds four, less than a twentieth of the memory.
+    let mut lengths = [300; 28];
+    lengths[20] = 16_000;
+    let mut reads = reads(&lengths, 1);
+    reads.largest = Some(Largest::of([16_000, 300, 300, 300].into_iter()));
+    let mut hand = Hand::new(settings(Policy::Foreload, 24 << 10), &reads);
+    for batch in 0..7 {
+        hand.want(batch + 1, 0, batch);
+        hand.land_all();
+        assert!(matches!(hand.answer(batch + 1), Some(Ok(_))), "batch {batch}");
+        // Who copies gives back at once; otherwise a loop holds all.
+        if matches!(hand.answer(batch + 1), Some(Ok((_, true)))) {
+            hand.give_back(batch + 1);
+        }
+    }
 }
 
 /// Requests by number, with what each reads and what of it is missing.

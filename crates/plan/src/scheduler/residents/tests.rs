@@ -147,34 +147,28 @@ fn a_lease_is_given_back_once() {
 }
 
 #[test]
-fn the_longest_stretch_that_nobody_holds_a_part_of_is_told() {
+fn the_stretches_that_nobody_holds_a_part_of_are_told() {
     let (mut residents, mut arena) = residents();
-    let capacity = arena.capacity_bytes();
-    assert_eq!(residents.unheld_bytes(capacity), capacity);
-    let slots: Vec<Slot> = (0..4).map(|_| arena.take(128, Stay::Long).expect("room")).collect();
-    let ids: Vec<u32> = (0u64..)
-        .zip(&slots)
-        .map(|(at, &slot)| {
+    let unheld = |residents: &Residents| residents.unheld(1024).expect("few").collect::<Vec<u64>>();
+    assert_eq!(unheld(&residents), [1024]);
+    let ids: Vec<u32> = (0..4)
+        .map(|at| {
+            let slot = arena.take(128, Stay::Long).expect("room");
             let id = residents.insert(Content::block(at), (1, 0), slot, Via::Bucket);
             arrive(&mut residents, id);
             id
         })
         .collect();
-    assert_eq!(
-        residents.unheld_bytes(capacity),
-        capacity,
-        "it is there, and nobody holds it"
-    );
+    assert_eq!(unheld(&residents), [1024], "it is there, and nobody holds it");
     lease(&mut residents, ids[3]);
-    assert_eq!(residents.unheld_bytes(capacity), 512);
-    assert_eq!(residents.unheld_bytes(512), 384);
+    assert_eq!(unheld(&residents), [384, 512]);
     lease(&mut residents, ids[1]);
     lease(&mut residents, ids[1]);
-    assert_eq!(residents.unheld_bytes(512), 128);
+    assert_eq!(unheld(&residents), [128, 128, 512]);
     assert!(residents.unlease(ids[1]));
-    assert_eq!(residents.unheld_bytes(512), 128, "it was leased twice");
+    assert_eq!(unheld(&residents), [128, 128, 512], "it was leased twice");
     assert!(residents.unlease(ids[1]) && residents.unlease(ids[3]));
-    assert_eq!(residents.unheld_bytes(512), 512);
+    assert_eq!(unheld(&residents), [1024]);
 }
 
 #[test]

@@ -30,7 +30,10 @@ fn of_kind(job: u32, samples: u64, kind: OrderKind) -> Reader {
         ram_bytes: 100,
         mean_bytes: 10,
         batch_bytes: 40,
-        largest_batch_bytes: 30 + 10 * u64::from(job),
+        largest: Some(Largest {
+            sample_bytes: 20 - u64::from(job),
+            batch_bytes: 30 + u64::from(job),
+        }),
         supplied: None,
         ahead: 0,
         chunk_left: 0,
@@ -326,12 +329,15 @@ fn memory_is_what_jobs_bring_that_somebody_reads_for() {
     let mut windows = windows(8);
     windows.join(reader(1, 8));
     assert_eq!((windows.ram_bytes(), windows.batch_bytes()), (200, 80));
-    assert_eq!(windows.largest_batch_bytes(), 40);
+    let largest = windows.largest().expect("known");
+    assert_eq!((largest.sample_bytes, largest.batch_bytes), (20, 31));
     windows.reader_mut(1).expect("joined").left = true;
     assert_eq!((windows.ram_bytes(), windows.batch_bytes()), (100, 80));
     windows.reader_mut(0).expect("joined").ram_bytes = u64::MAX;
     windows.reader_mut(1).expect("joined").left = false;
     assert_eq!(windows.ram_bytes(), u64::MAX);
+    windows.reader_mut(1).expect("joined").largest = None;
+    assert_eq!(windows.largest(), None);
 }
 
 #[test]
