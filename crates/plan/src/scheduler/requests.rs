@@ -213,6 +213,22 @@ impl Scheduler {
         self.open_request(request, place, targets, actions);
     }
 
+    /// Who asks for more at once than its batches have may do so again.
+    fn note_large(&mut self, place: usize, samples: &[u64]) {
+        let Some(reader) = self.windows.reader_at(place) else {
+            return;
+        };
+        let batch = reader.split.global_batch().div_ceil(reader.split.ranks());
+        if samples.len() <= batch as usize {
+            return;
+        }
+        let on_node = samples.iter().map(|&sample| reader.on_node(sample));
+        let asked = Largest::of(on_node.map(|sample| self.library.place(sample).len));
+        if let Some(reader) = self.windows.reader_at_mut(place) {
+            reader.largest = reader.largest.map(|largest| largest.or(asked));
+        }
+    }
+
     fn open_request(&mut self, id: u64, place: usize, targets: Vec<Target>, actions: &mut Vec<Action>) {
         let all = self.windows.reader_at(place).map_or(0, |reader| reader.samples);
         let mut samples = Vec::with_capacity(targets.len());
@@ -232,6 +248,7 @@ impl Scheduler {
         if samples.len() < targets.len() || self.requests.open.contains_key(&id) {
             return self.tell(id, None, Failure::Final, actions);
         }
+        self.note_large(place, &samples);
         let missing = targets.len() as u32;
         let loose = targets.iter().any(|target| matches!(target, Target::Unplaced(_)));
         let request = Request {

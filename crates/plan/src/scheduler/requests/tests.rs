@@ -324,6 +324,30 @@ fn who_holds_more_need_not_copy_where_half_of_the_memory_is_left_in_one_piece_an
 }
 
 #[test]
+fn who_asks_for_more_than_a_batch_is_left_room_for_as_much_again() {
+    let mut reads = reads(&[1000; 24], 1);
+    reads.largest = Some(Largest::of([1000; 4].into_iter()));
+    let mut hand = Hand::new(settings(Policy::Foreload, 24 << 10), &reads);
+    let copy = |hand: &Hand, request| matches!(hand.answer(request), Some(Ok((_, true))));
+    hand.want(1, 0, 0);
+    hand.land_all();
+    assert!(!copy(&hand, 1));
+    hand.want_samples(2, &(4..22).collect::<Vec<u64>>());
+    hand.land_all();
+    hand.give_back(1);
+    hand.give_back(2);
+    for (request, batch) in [(3, 1), (4, 2)] {
+        hand.want(request, 0, batch);
+        hand.land_all();
+    }
+    assert_eq!(
+        [3, 4].map(|request| copy(&hand, request)),
+        [false, true],
+        "beside eight there is no room for 18"
+    );
+}
+
+#[test]
 fn who_holds_little_is_to_copy_where_it_tears_the_memory_for_the_largest_batch() {
     // One of 28 samples is large; of the others each batch holds four, less than a twentieth of the memory.
     let mut lengths = [300; 28];
