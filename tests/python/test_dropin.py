@@ -629,7 +629,7 @@ def test_a_warning_that_is_an_exception_costs_no_batch(data: Any, monkeypatch: p
         if next(said, None):
             raise errors.StalledWarning
 
-    monkeypatch.setattr("foreload.torch.loader.report_notices", report)
+    monkeypatch.setattr("foreload._node.job.Attachment.report_notices", report)
     loader = DataLoader(data, 16, decode=head, cache=TINY)
     found, batches = [], iter(loader)
     while len(found) < COUNT:

@@ -167,7 +167,7 @@ def test_a_pass_that_can_not_go_on_says_so_each_time(
     batches = iter(loader)
     next(batches)
     with monkeypatch.context() as patched:
-        patched.setattr("foreload.torch.loader.report_notices", lambda _: None)
+        patched.setattr("foreload._node.job.Attachment.report_notices", lambda _: None)
         # What no batch raises: something of the machinery.
         patched.setattr("foreload._run.stream._next_had", lambda *_: {}["broken"])
         with pytest.raises(KeyError):

@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 
 import foreload as fl
 from foreload import errors
-from foreload._run.stream import Stream
+from foreload._node.job import starved_since
 from foreload.torch import DataLoader, Dataset, Sampler
 
 LARGE = 7
@@ -155,6 +155,81 @@ def test_views_of_large_samples_leave_room_for_the_next_batch_however_long_they_
         assert all(bytes(value) == right[sample] for sample, value in kept)
 
 
+@pytest.mark.parametrize("raw", ["view", "bytes"])
+@pytest.mark.parametrize("had", [0, 2, 3, 4])
+def test_what_an_iterator_that_is_left_asked_for_gives_way(had: int, raw: str, home: Any, tmp_path: Path) -> None:
+    """After three batches its next one takes two thirds of the memory."""
+    for number in range(16):
+        (tmp_path / f"{number:02}").write_bytes(bytes([number]) * (11_272_000 if number in {3, 7, 11} else 20_000))
+    loader: Any = DataLoader(fl.open(tmp_path), 1, raw=raw, collate_fn=list, cache=fl.Cache(ram="16MB"), timeout=20)
+    left = iter(loader)
+    for _ in range(had):
+        next(left)
+    time.sleep(0.3)
+    assert [bytes(value)[0] for [(value, _)] in loader] == list(range(16))
+    del left
+
+
+def test_loops_in_one_thread_take_turns_in_a_memory_that_just_suffices(home: Any, tmp_path: Path) -> None:
+    """Each asks ahead; only what the thread waits for must come."""
+    dice = random.Random(2)
+    sizes = [dice.choice([dice.randint(0, 900_000)] * 9 + [8_700_000]) for _ in range(60)]
+    right = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+    for number, content in enumerate(right):
+        (tmp_path / f"{number:02}").write_bytes(content)
+    for seed in range(4):
+        dice = random.Random(seed)
+        plans: list[list[list[int]]] = []
+        for most in (15_000_000, 9_000_000):
+            batches: list[list[int]] = []
+            for _ in range(25):
+                batch: list[int] = []
+                for sample in dice.choices(range(60), k=dice.choice([1, 2, 20])):
+                    if sum(sizes[other] for other in [*batch, sample]) <= most:
+                        batch.append(sample)
+                batches.append(batch or [0])
+            plans.append(batches)
+        loaders = [
+            DataLoader(
+                fl.open(tmp_path), batch_sampler=plan, raw="bytes", collate_fn=list, cache=fl.Cache(ram=ram), timeout=20
+            )
+            for plan, ram in zip(plans, (20_000_000, 16_000_000), strict=True)
+        ]
+        loops = [iter(zip(plan, loader, strict=True)) for plan, loader in zip(plans, loaders, strict=True)]
+        while loops:
+            loop = dice.choice(loops)
+            found: Any = next(loop, None)
+            if found is None:
+                loops.remove(loop)
+                continue
+            batch, pairs = found
+            assert [value for value, _ in pairs] == [right[sample] for sample in batch]
+
+
+def test_the_rest_of_a_batch_comes_before_what_was_asked_for_after_it(home: Any, tmp_path: Path) -> None:
+    """A sample is left out: its batch is asked for again, while those after it have the memory."""
+    dice = random.Random(5)
+    for number in range(45):
+        (tmp_path / f"{number:02}").write_bytes(bytes([number]) * (7_430_000 if number % 8 == 3 else 1 + number))
+    data = fl.open(tmp_path)
+    gone = {4, 13, 22, 31}
+    for number in gone:
+        (tmp_path / f"{number:02}").unlink()
+    small = [number for number in range(45) if number % 8 != 3]
+    batches = [[*dice.sample(small, dice.randint(1, 6)), 3 + 8 * dice.randrange(5)] for _ in range(40)]
+    loader: Any = DataLoader(
+        data,
+        batch_sampler=batches,
+        raw="view",
+        collate_fn=list,
+        on_error=fl.skip(1000),
+        cache=fl.Cache(ram="16MB"),
+        timeout=20,
+    )
+    found = [[bytes(value)[0] for value, _ in pairs] for pairs in loader]
+    assert found == [[sample for sample in batch if sample not in gone] for batch in batches]
+
+
 def test_a_loop_that_holds_the_memory_of_its_next_batch_gets_an_error(
     home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +242,7 @@ def test_a_loop_that_holds_the_memory_of_its_next_batch_gets_an_error(
                 member = tarfile.TarInfo(f"{30 * shard + number:06}.bin")
                 member.size = length
                 tar.addfile(member, io.BytesIO(dice.randbytes(length)))
-    monkeypatch.setattr("foreload._run.stream._STARVED_S", 11.0)
+    monkeypatch.setattr("foreload._node.job._STARVED_S", 11.0)
     ended: list[Any] = []
     for seed in range(4):
         loader: Any = DataLoader(
@@ -184,13 +259,14 @@ def test_a_loop_that_holds_the_memory_of_its_next_batch_gets_an_error(
     assert all("no memory" in each and "give cache=Cache(ram=" in each for each in refused), ended
 
 
-def test_a_batch_lacks_memory_only_as_long_as_nothing_else_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream: Any = object.__new__(Stream)
-    monkeypatch.setattr(Stream, "_samples", lambda *_: [3, 4])
-    stream._next = 0
-    since = stream._starved([("starved", "first", 3)], None)
+def test_a_batch_lacks_memory_only_as_long_as_nothing_else_moves() -> None:
+    def starved(told: list[Any], before: Any) -> Any:
+        return starved_since(told, lambda: [3, 4], before)
+
+    since = starved([("starved", "first", 3)], None)
     assert since is not None
-    assert stream._starved([], since) == since
-    assert stream._starved([("stalled", "of another batch", 9)], since) == since
-    assert stream._starved([("starved", "second", 4)], since) == (since[0], "second")
-    assert stream._starved([("stalled", "a GET is under way", 3)], since) is None
+    assert starved([], since) == since
+    assert starved([("stalled", "of another batch", 9)], since) == since
+    assert starved([("starved", "second", 4)], since) == (since[0], "second")
+    assert starved([("stalled", "a GET is under way", 3)], since) is None
+    assert starved_since([("starved", "whatever", 9)], None, None) is not None, "nobody knows what it reads"

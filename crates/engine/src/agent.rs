@@ -372,6 +372,11 @@ impl Agent {
                     job.hear(Event::Leave { job: job.id, rank });
                 }
             }
+            Ask::Await { job, id } => {
+                if let Some(job) = find(job) {
+                    job.pool.await_want(connection, job.id, id);
+                }
+            }
             Ask::Withdraw { job, id } => {
                 if let Some(job) = find(job) {
                     job.withdraw(connection, Some(id));

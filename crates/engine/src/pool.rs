@@ -618,18 +618,30 @@ impl Pool {
         Some(want)
     }
 
+    /// A connection does nothing but wait for what it asked of a job under a number.
+    pub fn await_want(self: &Rc<Self>, connection: &Rc<Connection>, job: u32, id: u64) {
+        let found = self.wants_of(connection, Some(job), Some(id)).first().copied();
+        if let Some(request) = found {
+            self.step(Event::Awaited { request });
+        }
+    }
+
+    /// What a connection asked for and hasn't got yet, oldest first.
+    fn wants_of(&self, connection: &Rc<Connection>, job: Option<u32>, id: Option<u64>) -> Vec<u64> {
+        let state = self.state.borrow();
+        let mine = |(_, want): &(&u64, &Want)| {
+            std::ptr::eq(want.who.as_ptr(), Rc::as_ptr(connection))
+                && job.is_none_or(|job| want.job.id == job)
+                && id.is_none_or(|id| want.id == id)
+        };
+        let mut requests: Vec<u64> = state.wants.iter().filter(mine).map(|(&request, _)| request).collect();
+        requests.sort_unstable();
+        requests
+    }
+
     /// A connection no longer waits for what it asked of a job under a number; without a number, for anything of the job; without a job, for anything.
     pub fn withdraw(self: &Rc<Self>, connection: &Rc<Connection>, job: Option<u32>, id: Option<u64>) {
-        let mut requests: Vec<u64> = {
-            let state = self.state.borrow();
-            let mine = |(_, want): &(&u64, &Want)| {
-                std::ptr::eq(want.who.as_ptr(), Rc::as_ptr(connection))
-                    && job.is_none_or(|job| want.job.id == job)
-                    && id.is_none_or(|id| want.id == id)
-            };
-            state.wants.iter().filter(mine).map(|(&request, _)| request).collect()
-        };
-        requests.sort_unstable();
+        let requests = self.wants_of(connection, job, id);
         // All before the first step: what one of them held may be what another waits for.
         for &request in &requests {
             drop(self.take_want(request));

@@ -8,7 +8,7 @@ use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
 /// More samples are not delivered at once: a frame has no room for them.
@@ -87,6 +87,13 @@ pub enum Ask {
         rank: u32,
         /// The samples.
         samples: Vec<u64>,
+    },
+    /// The asker does nothing but wait for this.
+    Await {
+        /// The job.
+        job: u32,
+        /// The id of the want.
+        id: u64,
     },
     /// Nobody waits for this any more.
     Withdraw {
@@ -402,6 +409,7 @@ impl Ask {
             Ask::WantReads { id, job, rank, reads } => Writer::new(10).u64(*id).u32(*job).u32(*rank).reads(reads),
             Ask::Leave { job, rank } => Writer::new(11).u32(*job).u32(*rank),
             Ask::Withdraw { job, id } => Writer::new(5).u32(*job).u64(*id),
+            Ask::Await { job, id } => Writer::new(13).u32(*job).u64(*id),
             Ask::Release { job, handles, slots } => Writer::new(6).u32(*job).handles(handles).numbers(slots),
             Ask::Detach { job } => Writer::new(9).u32(*job),
             Ask::WantSlot { id, job, len } => Writer::new(7).u64(*id).u32(*job).u64(*len),
@@ -465,6 +473,10 @@ impl Ask {
             11 => Ask::Leave {
                 job: r.u32()?,
                 rank: r.u32()?,
+            },
+            13 => Ask::Await {
+                job: r.u32()?,
+                id: r.u64()?,
             },
             5 => Ask::Withdraw {
                 job: r.u32()?,
@@ -668,6 +680,7 @@ mod tests {
             },
             Ask::Leave { job: 1, rank: 2 },
             Ask::Withdraw { job: 1, id: 9 },
+            Ask::Await { job: 1, id: 9 },
             Ask::Release {
                 job: 1,
                 handles: handles.clone(),

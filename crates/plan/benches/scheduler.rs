@@ -141,6 +141,8 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32, most_
                 epoch,
                 batch,
             });
+            let request = u64::from(epoch) * batches + batch;
+            served = served || carrier.step(Event::Awaited { request });
             while !served {
                 let action = carrier.under_way.pop_front().expect("something is under way");
                 served = carrier.step(Event::Completed(action.done(1000, 2000)));

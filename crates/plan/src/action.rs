@@ -297,6 +297,12 @@ pub enum Event {
         /// The samples, in the order of delivery.
         samples: Vec<u64>,
     },
+    /// The asker does nothing but wait for this request: from now on it comes before those that nobody waits for yet, and what is to be copied is
+    /// delivered.
+    Awaited {
+        /// The request.
+        request: u64,
+    },
     /// A rank reads no more, until it starts again.
     Leave {
         /// The job.
@@ -415,6 +421,7 @@ impl Event {
                 rank: *rank,
                 samples: samples.clone(),
             },
+            Event::Awaited { request } => Event::Awaited { request: *request },
             Event::Withdraw { request } => Event::Withdraw { request: *request },
             Event::Left { job } => Event::Left { job: *job },
             Event::Join { job, reads } => Event::Join {

@@ -407,6 +407,7 @@ impl Scheduler {
                 samples,
             } => self.want_samples(request, (job, rank), &samples, actions),
             Event::Leave { job, rank } => self.leave(job, rank, actions),
+            Event::Awaited { request } => self.await_request(request, actions),
             Event::Withdraw { request } => self.withdraw(request),
             Event::Left { job } => {
                 self.quit(job, actions);
@@ -654,7 +655,7 @@ impl Scheduler {
     #[must_use]
     pub fn waiting(&self) -> Vec<Waiting> {
         self.requests
-            .open()
+            .lacking()
             .map(|(id, since_ns, reads)| self.explain(id, since_ns, reads))
             .collect()
     }

@@ -574,6 +574,8 @@ impl Driver<'_> {
                     batch,
                 },
             );
+            // Its loop takes what comes at once, however far ahead it was asked for.
+            self.step(node, at, Event::Awaited { request });
         }
     }
 

@@ -14,8 +14,9 @@ import os
 import secrets
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +27,13 @@ from foreload import _core
 from foreload._node import agent as _agent
 from foreload._node import ranks as _ranks
 from foreload._node.source import Source
-from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError
+from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError, WaitingError, report
 
 _LOG = logging.getLogger("foreload")
+#: How often a wait looks for what the agent has to say.
+_LOOK_S = 1.0
+#: Who lacks memory for so long, while nothing is loaded or written and only leases hold it, gets an error: who waits gives nothing back.
+_STARVED_S = 60.0
 #: This process' ends of jobs by their recipes' names, for what arrives from workers. A loader holds its own.
 _attachments: weakref.WeakValueDictionary[str, Attachment] = weakref.WeakValueDictionary()
 
@@ -176,6 +181,56 @@ class Attachment:
         job = self._job
         return [] if job is None else job.notices()
 
+    def report_notices(self) -> list[tuple[str, str, int | None]]:
+        """Logs what the agent wants somebody to read, and warns of stalls.
+
+        Returns:
+            That: kind, message and sample.
+        """
+        told = self.notices()
+        for kind, message, _ in told:
+            report(kind, message)
+        return told
+
+    def take(
+        self,
+        job: _core.Job,
+        want: int,
+        timeout_s: float | None,
+        samples: Callable[[], Collection[int]] | None = None,
+        where: str = "",
+    ) -> _core.Delivery:
+        """Waits for a want, and says meanwhile what the agent wants somebody to read.
+
+        Args:
+            job: Of which it was asked.
+            want: Its number.
+            timeout_s: How long.
+            samples: What it reads; None: whatever lacks memory is taken for it.
+            where: What errors say of it, after a space.
+
+        Raises:
+            WaitingError: Nothing came in time.
+            NoMemoryError: Only leases hold the memory that it needs, for a minute.
+        """
+        begun = time.monotonic()
+        starved: tuple[float, str] | None = None
+        while True:
+            left = _LOOK_S if timeout_s is None else min(_LOOK_S, timeout_s - (time.monotonic() - begun))
+            try:
+                return job.take(want, max(0.0, left))
+            except WaitingError:
+                starved = starved_since(self.report_notices(), samples, starved)
+                if starved is not None and time.monotonic() - starved[0] >= _STARVED_S:
+                    if job.is_usable():
+                        job.withdraw(want)
+                    raise NoMemoryError(
+                        f"{starved[1]}{where}. What the loop has of the batches before keeps the memory "
+                        "that this one needs: give cache=Cache(ram=...) more, or smaller batches"
+                    ) from None
+                if timeout_s is not None and time.monotonic() - begun >= timeout_s:
+                    raise
+
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         """Calls the agent about this job."""
         job = self.job()
@@ -193,7 +248,7 @@ class Attachment:
 
     def reads(self, rank: int, reads: list[tuple[int, int]], timeout_s: float | None = None) -> _core.Delivery:
         """Fetches reads of the plan, each an epoch and a position, for a rank."""
-        return self._patiently(lambda job: job.want_reads(rank, reads), timeout_s)
+        return self._patiently(lambda job: job.want_reads(rank, reads), timeout_s, None)
 
     def is_too_large(self, error: NoMemoryError) -> bool:
         """Whether no batch with the sample can be had, however small, and it is to be left out as any other that fails."""
@@ -202,13 +257,18 @@ class Attachment:
 
     def samples(self, rank: int, samples: list[int], timeout_s: float | None = None) -> _core.Delivery:
         """Fetches samples by number, outside the plan, for a rank."""
-        return self._patiently(lambda job: job.want_samples(rank, samples), timeout_s)
+        return self._patiently(lambda job: job.want_samples(rank, samples), timeout_s, lambda: samples)
 
     def batch(self, rank: int, epoch: int, batch: int, timeout_s: float | None = None) -> _core.Delivery:
         """Fetches a batch of the plan's, for a rank."""
-        return self._patiently(lambda job: job.want_batch(rank, epoch, batch), timeout_s)
+        return self._patiently(lambda job: job.want_batch(rank, epoch, batch), timeout_s, None)
 
-    def _patiently(self, want: Callable[[_core.Job], int], timeout_s: float | None) -> _core.Delivery:
+    def _patiently(
+        self,
+        want: Callable[[_core.Job], int],
+        timeout_s: float | None,
+        samples: Callable[[], Collection[int]] | None,
+    ) -> _core.Delivery:
         """Asks again, once each, for what another process of the rank cancelled by starting anew, with new credentials, and of a new agent."""
         self.source.renew()
         mended: set[type[Exception]] = set()
@@ -217,7 +277,7 @@ class Attachment:
             asked: int | None = None
             try:
                 asked = want(job)
-                return job.take(asked, timeout_s)
+                return self.take(job, asked, timeout_s, samples)
             except (CancelledError, ClosedError, DeniedError) as error:
                 denied = isinstance(error, DeniedError)
                 if type(error) in mended or (denied and self.source.credentials is None):
@@ -230,6 +290,19 @@ class Attachment:
                 if asked is not None and job.is_usable():
                     job.withdraw(asked)
                 raise
+
+
+def starved_since(
+    told: list[tuple[str, str, int | None]],
+    samples: Callable[[], Collection[int]] | None,
+    before: tuple[float, str] | None,
+) -> tuple[float, str] | None:
+    """Since when what is waited for lacks memory that only leases hold, and how the agent says so; None: something else moves."""
+    wanted = set(samples()) if told and samples is not None else None
+    for kind, message, sample in told:
+        if wanted is None or sample in wanted:
+            before = (time.monotonic() if before is None else before[0], message) if kind == "starved" else None
+    return before
 
 
 class Reader:

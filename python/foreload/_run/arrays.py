@@ -18,7 +18,7 @@ from foreload._run.ending import close_at_exit
 from foreload._run.failed import Failed, attempted
 from foreload._run.position import Cursor, Had
 from foreload._run.run import Run, check_run
-from foreload._run.stream import LEFT_OUT, Stream, next_had, report_notices
+from foreload._run.stream import LEFT_OUT, Stream, next_had
 from foreload._run.tally import EpochTally
 from foreload._settings import numbers as _numbers
 from foreload._settings.cache import Cache, fixed
@@ -227,7 +227,7 @@ class NumpyIterator(Iterator[Batch]):
             self._batches = self._begin()
             close_at_exit(self._batches)
         run, epoch = loader._run, self._tally.epoch
-        report_notices(run.attachment())
+        run.attachment().report_notices()
         found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: run.ranks.world > 1)
         if found is None:
             run.log(self._tally)

@@ -16,7 +16,6 @@ from typing import Any
 
 from foreload import _core
 from foreload._node import agent as _agent
-from foreload._node.job import Attachment
 from foreload._run.failed import Failed
 from foreload._run.position import Cursor, Had
 from foreload._run.readings import Readings
@@ -36,7 +35,6 @@ from foreload.errors import (
     NotFoundError,
     TimedOutError,
     WaitingError,
-    report,
 )
 
 _LOG = logging.getLogger("foreload")
@@ -50,10 +48,6 @@ _AHEAD_BYTES = 64 << 20
 _BAD = (CorruptError, ChangedError, NotFoundError, NoMemoryError)
 #: Errors of the pass: no other batch of it comes.
 _OVER = (TimedOutError, ForkedError, CancelledError, BugError)
-#: How often a wait looks for what the agent has to say.
-_LOOK_S = 1.0
-#: A loop that lacks memory for so long, while nothing is loaded or written and only leases hold it, gets an error: who waits gives nothing back.
-_STARVED_S = 60.0
 
 
 class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
@@ -219,34 +213,12 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         return delivery
 
     def _wait(self, job: _core.Job, want: int) -> _core.Delivery:
-        begun = time.monotonic()
-        starved: tuple[float, str] | None = None
-        while True:
-            left = _LOOK_S if self._timeout_s is None else min(_LOOK_S, self._timeout_s - (time.monotonic() - begun))
-            try:
-                return job.take(want, max(0.0, left))
-            except WaitingError:
-                starved = self._starved(report_notices(self._attachment), starved)
-                if starved is not None and time.monotonic() - starved[0] >= _STARVED_S:
-                    self._withdraw(job, want)
-                    raise NoMemoryError(
-                        f"{starved[1]} (epoch {self.epoch}, batch {self._next}, rank {self.run.rank}). What the loop has of the batches before keeps the memory "
-                        "that this one needs: give cache=Cache(ram=...) more, or smaller batches"
-                    ) from None
-                if self._timeout_s is not None and time.monotonic() - begun >= self._timeout_s:
-                    self._withdraw(job, want)
-                    message = f"no batch within timeout={self._timeout_s} s (epoch {self.epoch}, batch {self._next}, rank {self.run.rank})"
-                    raise TimedOutError(message) from None
-
-    def _starved(
-        self, told: list[tuple[str, str, int | None]], before: tuple[float, str] | None
-    ) -> tuple[float, str] | None:
-        """Since when the batch that is waited for lacks memory that only leases hold, and how the agent says so; None: something else moves."""
-        wanted = set(self._samples(self._next)) if told else set()
-        for kind, message, sample in told:
-            if sample in wanted:
-                before = (time.monotonic() if before is None else before[0], message) if kind == "starved" else None
-        return before
+        where = f" (epoch {self.epoch}, batch {self._next}, rank {self.run.rank})"
+        try:
+            return self._attachment.take(job, want, self._timeout_s, lambda: self._samples(self._next), where)
+        except WaitingError:
+            self._withdraw(job, want)
+            raise TimedOutError(f"no batch within timeout={self._timeout_s} s{where}") from None
 
     def _without(self, error: ForeloadError) -> _core.Delivery:
         """Fetches the batch again without the samples that can't be had."""
@@ -302,18 +274,6 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
         # At the interpreter's end the connection closes, which gives back everything. One that was interrupted while it was made has nothing.
         if not sys.is_finalizing() and hasattr(self, "_token"):
             self.close()
-
-
-def report_notices(attachment: Attachment) -> list[tuple[str, str, int | None]]:
-    """Logs what the agent wants somebody to read, and warns of stalls.
-
-    Returns:
-        That: kind, message and sample.
-    """
-    told = attachment.notices()
-    for kind, message, _ in told:
-        report(kind, message)
-    return told
 
 
 class _LeftOut:

@@ -35,7 +35,7 @@ from foreload._run.ending import close_at_exit
 from foreload._run.failed import Failed, attempted
 from foreload._run.position import Had
 from foreload._run.run import Run, check_run
-from foreload._run.stream import LEFT_OUT, Stream, next_had, report_notices
+from foreload._run.stream import LEFT_OUT, Stream, next_had
 from foreload._run.tally import EpochTally
 from foreload._settings.cache import Cache
 from foreload._settings.failures import OnError
@@ -795,7 +795,7 @@ class _Pass(Iterator[Any]):
             _note_side_by_side(self)
         run, epoch, several = self._run, self._tally.epoch, loader._is_one_of_several
         # Before a batch is counted that an exception would lose, should warnings be exceptions.
-        report_notices(run.attachment())
+        run.attachment().report_notices()
         try:
             found = next_had(self._batches, self._had, loader._cursor, run, epoch, several=lambda: several(run))
         except BaseException:

@@ -8,7 +8,11 @@ use crate::slots::Mapping;
 use foreload_plan::action::Handle;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// So long something is waited for before the agent is told that nothing else is done: mostly it is on its way.
+const AWAIT_AFTER: Duration = Duration::from_millis(2);
 
 /// A job that this client is attached to: its arenas, mapped.
 pub struct Attached {
@@ -22,6 +26,10 @@ pub struct Attached {
     pub batches: Mapping,
     /// What the agent said.
     pub reply: Reply,
+    /// Whether what came last was to be copied: the agent gives such things only to whoever waits for them.
+    is_short: AtomicBool,
+    /// The want of which the agent was told last that somebody waits.
+    awaited: AtomicU64,
 }
 
 impl Drop for Attached {
@@ -55,13 +63,21 @@ impl Attached {
             Mapping::new(fd.as_fd(), len, writable)
                 .map_err(|e| ClientError::Closed(format!("mapping the agent's memory: {e}")))
         };
-        Ok(Attached {
-            job: *job,
-            cache: map(cache, *cache_bytes, false)?,
-            batches: map(batches, *batch_bytes, true)?,
+        let arenas = [map(cache, *cache_bytes, false)?, map(batches, *batch_bytes, true)?];
+        Ok(Self::of(client, *job, arenas, reply))
+    }
+
+    /// Of a job that the agent has told us of, with its arenas.
+    pub(super) fn of(client: &Arc<Client>, job: u32, [cache, batches]: [Mapping; 2], reply: Reply) -> Self {
+        Attached {
             client: Arc::clone(client),
+            job,
+            cache,
+            batches,
             reply,
-        })
+            is_short: AtomicBool::new(false),
+            awaited: AtomicU64::new(u64::MAX),
+        }
     }
 
     /// Asks for a batch of a rank; wait for the number that comes back.
@@ -120,8 +136,33 @@ impl Attached {
         timeout: Option<Duration>,
         pulse: Pulse<'_>,
     ) -> Result<(Vec<Sent>, bool), ClientError> {
-        match self.client.wait(id, timeout, pulse)? {
-            Say::Deliver { items, copy, .. } => Ok((items, copy)),
+        let begun = Instant::now();
+        if let Some(delivery) = self.delivered_already(id) {
+            return Ok(delivery);
+        }
+        let soon = match self.is_short.load(Ordering::Relaxed) {
+            true => Duration::ZERO,
+            false => timeout.map_or(AWAIT_AFTER, |timeout| timeout.min(AWAIT_AFTER)),
+        };
+        let mut answer = Err(ClientError::TimedOut(0.0));
+        if !soon.is_zero() {
+            answer = self.client.wait(id, Some(soon), pulse);
+        }
+        if let Err(ClientError::TimedOut(_)) = answer {
+            if self.awaited.swap(id, Ordering::Relaxed) != id {
+                self.client.send(&Ask::Await { job: self.job, id })?;
+            }
+            answer = self.client.wait(
+                id,
+                timeout.map(|timeout| timeout.saturating_sub(begun.elapsed())),
+                pulse,
+            );
+        }
+        match answer? {
+            Say::Deliver { items, copy, .. } => {
+                self.is_short.store(copy, Ordering::Relaxed);
+                Ok((items, copy))
+            }
             other => Err(ClientError::Closed(format!("unexpected answer {other:?}"))),
         }
     }

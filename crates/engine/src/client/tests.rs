@@ -228,13 +228,7 @@ fn attached_to(client: Arc<Client>) -> Attached {
         let shared = crate::slots::Shared::new("test", 100, false).expect("memfd");
         Mapping::new(shared.as_fd(), 100, writable).expect("mapped")
     };
-    Attached {
-        client,
-        job: 5,
-        cache: map(false),
-        batches: map(true),
-        reply: Reply::Done,
-    }
+    Attached::of(&client, 5, [map(false), map(true)], Reply::Done)
 }
 
 #[test]

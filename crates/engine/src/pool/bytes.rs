@@ -716,6 +716,7 @@ mod tests {
             };
             for at in 0..5 {
                 job.want(&client.connection, at, |request| batch(request, job.id, at));
+                job.pool.await_want(&client.connection, job.id, at);
                 let Say::Deliver { items, .. } = client.hear().await else {
                     panic!("a delivery")
                 };
@@ -739,6 +740,7 @@ mod tests {
             let all: Vec<u64> = (0..20).collect();
             for some in all.chunks(4) {
                 job.want(&client.connection, some[0], |request| samples(request, job.id, some));
+                job.pool.await_want(&client.connection, job.id, some[0]);
                 let Say::Deliver { items, .. } = client.hear().await else {
                     panic!("a delivery")
                 };

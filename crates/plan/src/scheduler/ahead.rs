@@ -25,21 +25,20 @@ impl Scheduler {
     pub(super) fn plan(&mut self, actions: &mut Vec<Action>) -> Next {
         let mut budget = STEP_ENTRIES;
         while let Some(&(line, entry)) = self.wanted.first() {
-            let it = self.windows.peek(line).map(|l| l.entries[entry]);
-            if let Some(it) = it.filter(|it| it.read == Read::Unplanned && it.waiter != 0)
-                && self
-                    .plan_read(line, entry, Urgency::Waited(it.waiter - 1), actions)
-                    .is_err()
-            {
-                if self.repack(it.waiter - 1, actions) {
+            if let Some(request) = self.place_wanted(line, entry, actions) {
+                // Nobody may wait for the first yet.
+                let (placed, first) = self.place_awaited(actions);
+                let (line, request) = first.unwrap_or((line, request));
+                let turn = Turn::of_entry(line, self.requests.is_awaited(request));
+                let is_loose_first = self.loose_turn().is_some_and(|loose| loose < turn);
+                if placed
+                    || is_loose_first && self.place_loose(actions)
+                    || !is_loose_first && self.repack(request, actions)
+                {
                     continue;
-                }
-                if self.loose_turn().is_some_and(|turn| turn < Turn::of_entry(line)) {
-                    self.place_loose(actions);
                 }
                 return Next::Wait;
             }
-            self.wanted.remove(&(line, entry));
             budget = budget.saturating_sub(1);
         }
         if !self.place_loose(actions) || self.settings.policy.lookahead() == Lookahead::Demand {
@@ -122,6 +121,40 @@ impl Scheduler {
         true
     }
 
+    /// Gives a wanted read its memory. Otherwise: the request that has to wait for it.
+    fn place_wanted(&mut self, line: u64, entry: usize, actions: &mut Vec<Action>) -> Option<u64> {
+        let it = self.windows.peek(line).map(|l| l.entries[entry]);
+        if let Some(it) = it.filter(|it| it.read == Read::Unplanned && it.waiter != 0) {
+            let request = it.waiter - 1;
+            let planned = self.plan_read(line, entry, Urgency::Waited(request), actions);
+            if planned.is_err() {
+                return Some(request);
+            }
+        }
+        self.wanted.remove(&(line, entry));
+        None
+    }
+
+    /// Gives wanted reads their memory whose askers do nothing but wait, in their order. Answers with whether any got it, and with line and request of the
+    /// first that didn't.
+    fn place_awaited(&mut self, actions: &mut Vec<Action>) -> (bool, Option<(u64, u64)>) {
+        if !self.requests.are_awaited() {
+            return (false, None);
+        }
+        let waiter = |line: u64, entry: usize| self.windows.peek(line).map_or(0, |line| line.entries[entry].waiter);
+        let awaited = |&&(line, entry): &&(u64, usize)| match waiter(line, entry) {
+            0 => false,
+            waiter => self.requests.is_awaited(waiter - 1),
+        };
+        let found: Vec<(u64, usize)> = self.wanted.iter().filter(awaited).copied().collect();
+        for (at, &(line, entry)) in found.iter().enumerate() {
+            if let Some(request) = self.place_wanted(line, entry, actions) {
+                return (at > 0, Some((line, request)));
+            }
+        }
+        (!found.is_empty(), None)
+    }
+
     /// Brings what planning these reads will look up close.
     fn warm(&self, place: usize, entries: &[Entry]) {
         for it in entries {
@@ -147,7 +180,10 @@ impl Scheduler {
             }
         }
         let residents = &self.residents;
-        for resident in self.requests.displace(|_, _| true, |id| residents.ready(id).is_some()) {
+        for resident in self
+            .requests
+            .displace(|_, _, _| true, |id| residents.ready(id).is_some())
+        {
             self.unuse(resident);
         }
         self.residents.forget_expected(&mut self.arena);

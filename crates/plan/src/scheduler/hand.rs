@@ -110,7 +110,7 @@ impl Hand {
         });
     }
 
-    /// The first rank asks for a batch.
+    /// The first rank asks for a batch, and waits for it, as who asks below.
     pub fn want(&mut self, request: u64, epoch: u32, batch: u64) {
         self.want_of((0, 0), request, epoch, batch);
     }
@@ -123,6 +123,7 @@ impl Hand {
             epoch,
             batch,
         });
+        self.step(Event::Awaited { request });
     }
 
     pub fn want_reads(&mut self, request: u64, reads: &[(u32, u64)]) {
@@ -132,6 +133,7 @@ impl Hand {
             rank: 0,
             reads: reads.to_vec(),
         });
+        self.step(Event::Awaited { request });
     }
 
     pub fn want_samples(&mut self, request: u64, samples: &[u64]) {
@@ -141,6 +143,7 @@ impl Hand {
             rank: 0,
             samples: samples.to_vec(),
         });
+        self.step(Event::Awaited { request });
     }
 
     /// Loads under way, in the order of their issue.

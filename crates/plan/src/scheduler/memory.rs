@@ -7,6 +7,7 @@
 //! ([`Turn`]) comes later.
 
 use super::residents::{Residents, State};
+use super::window::Entry;
 use super::{Blocked, Keep, Scheduler, Urgency};
 use crate::action::{Action, Command, Source, Via};
 use crate::arena::{Slot, Stay, reserved_bytes};
@@ -19,10 +20,11 @@ const DISK_PATIENCE_NS: u64 = 50_000_000;
 /// Neighbours looked at on either side of a sample whose block comes in part.
 const MOST_NEIGHBOURS: u64 = 1024;
 
-/// Who comes first where memory is short: by the line that a rank reads, or comes to next; there reads of their own before those of the plan, and of those
-/// the request that is older.
+/// Who comes first where memory is short: whose asker does nothing but wait, before those that are asked for ahead; then by the line that a rank reads, or
+/// comes to next; there reads of their own before those of the plan, and of those the request that is older.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
+    is_ahead: bool,
     line: u64,
     is_of_plan: bool,
     request: u64,
@@ -30,8 +32,9 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Of a read of the plan.
-    pub fn of_entry(line: u64) -> Self {
+    pub fn of_entry(line: u64, is_awaited: bool) -> Self {
         Turn {
+            is_ahead: !is_awaited,
             line,
             is_of_plan: true,
             request: 0,
@@ -39,8 +42,9 @@ impl Turn {
     }
 
     /// Of a request's read of its own.
-    pub fn of_loose(head: u64, request: u64) -> Self {
+    pub fn of_loose(head: u64, request: u64, is_awaited: bool) -> Self {
         Turn {
+            is_ahead: !is_awaited,
             line: head,
             is_of_plan: false,
             request,
@@ -476,9 +480,16 @@ impl Scheduler {
             if !self.loads.is_idle() {
                 return Err(Blocked::Memory);
             }
-            match urgency {
-                Urgency::Waited(request) if self.displace_after(Turn::of_entry(line), request) => {}
-                Urgency::Loose(request) if self.displace_after(Turn::of_loose(line, request), request) => {}
+            let turn = match urgency {
+                Urgency::Waited(request) => Some((Turn::of_entry(line, self.requests.is_awaited(request)), request)),
+                Urgency::Loose(request) => Some((
+                    Turn::of_loose(line, request, self.requests.is_awaited(request)),
+                    request,
+                )),
+                Urgency::Ahead | Urgency::Alone => None,
+            };
+            match turn {
+                Some((turn, request)) if self.displace_after(turn, request) => {}
                 // Of memory that became less they may hold all: this read has some of what there was before.
                 _ => return Residents::take(&mut self.arena, len, stay, u64::MAX).ok_or(Blocked::Memory),
             }
@@ -545,27 +556,32 @@ impl Scheduler {
     fn displace_after(&mut self, turn: Turn, request: u64) -> bool {
         let before = self.arena.used_bytes();
         let (residents, windows) = (&self.residents, &self.windows);
-        let later = |id: u64, place: usize| id != request && Turn::of_loose(windows.head_line(place), id) > turn;
+        let later = |id: u64, place: usize, is_awaited| {
+            id != request && Turn::of_loose(windows.head_line(place), id, is_awaited) > turn
+        };
         for resident in self.requests.displace(later, |id| residents.ready(id).is_some()) {
             self.unuse(resident);
         }
         if self.make_any_room() || self.arena.used_bytes() < before {
             return true;
         }
-        let mut ends = self.windows.ends();
-        loop {
-            let last = (0..ends.len())
-                .filter(|&place| ends[place] > self.windows.of(place).head())
-                .map(|place| self.windows.line_at(place, ends[place] - 1))
-                .max();
-            let Some(last) = last.filter(|&last| Turn::of_entry(last) > turn) else {
-                return false;
-            };
-            if self.put_line_back(last, true, before) {
-                return true;
-            }
-            ends[self.windows.parts(last).1] -= 1;
-        }
+        let mut lines: Vec<(Turn, u64)> = self.windows.places().flat_map(|place| self.lines_of(place)).collect();
+        lines.retain(|&(of_line, _)| of_line > turn);
+        lines.sort_unstable_by(|one, other| other.cmp(one));
+        lines
+            .into_iter()
+            .any(|(_, line)| self.put_line_back(line, true, before))
+    }
+
+    /// The lines that are laid out for a rank, each with the turn of who comes first there.
+    fn lines_of(&self, place: usize) -> impl Iterator<Item = (Turn, u64)> {
+        let window = self.windows.of(place);
+        (window.head()..window.end()).map(move |step| {
+            let line = self.windows.line_at(place, step);
+            let entries = self.windows.peek(line).map_or(&[][..], |line| &line.entries);
+            let is_awaited = |it: &Entry| it.waiter != 0 && self.requests.is_awaited(it.waiter - 1);
+            (Turn::of_entry(line, entries.iter().any(is_awaited)), line)
+        })
     }
 
     /// Puts a line's reads back, last ones first, until less than `before` bytes are used. False: it is all back, and it wasn't enough.

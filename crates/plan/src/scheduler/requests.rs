@@ -8,7 +8,7 @@ use super::memory::Turn;
 use super::residents::{Ready, State};
 use super::window::{Entry, Read};
 use super::{Scheduler, Urgency};
-use crate::action::{Action, Command, Failure, Item};
+use crate::action::{Action, Command, Failure, Handle, Item};
 use crate::arena::Slot;
 use crate::job::Largest;
 use crate::policy::Retention;
@@ -42,6 +42,8 @@ struct Request {
     /// The targets' samples.
     samples: Vec<u64>,
     missing: u32,
+    /// Since when its asker does nothing but wait for it.
+    awaited_ns: Option<u64>,
 }
 
 impl Request {
@@ -67,16 +69,29 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// Requests that lack something; one that is to be copied may be there, until somebody waits for it.
     pub fn len(&self) -> usize {
-        self.open.len()
+        self.open.values().filter(|request| request.missing > 0).count()
+    }
+
+    /// Whether the asker does nothing but wait for a request.
+    pub fn is_awaited(&self, id: u64) -> bool {
+        self.open.get(&id).is_some_and(|request| request.awaited_ns.is_some())
+    }
+
+    /// Whether somebody does nothing but wait for what isn't there.
+    pub fn are_awaited(&self) -> bool {
+        self.open
+            .values()
+            .any(|request| request.awaited_ns.is_some() && request.missing > 0)
     }
 
     /// Takes the reads of their own that are there from requests, by number and the rank's place: they wait for memory again. Answers with their
     /// residents, to be unused.
-    pub fn displace(&mut self, may: impl Fn(u64, usize) -> bool, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
+    pub fn displace(&mut self, may: impl Fn(u64, usize, bool) -> bool, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut displaced = Vec::new();
         for (&id, request) in &mut self.open {
-            if !may(id, request.place) {
+            if !may(id, request.place, request.awaited_ns.is_some()) {
                 continue;
             }
             let before = displaced.len();
@@ -117,11 +132,10 @@ impl Requests {
         }
     }
 
-    /// The open requests: since when, and what each reads of which sample.
-    pub fn open(&self) -> impl Iterator<Item = (u64, u64, impl Iterator<Item = (Target, u64)>)> {
-        self.open
-            .iter()
-            .map(|(&id, request)| (id, request.since_ns, request.reads()))
+    /// The requests that lack something: since when, and what each reads of which sample.
+    pub fn lacking(&self) -> impl Iterator<Item = (u64, u64, impl Iterator<Item = (Target, u64)>)> {
+        let lacking = self.open.iter().filter(|(_, request)| request.missing > 0);
+        lacking.map(|(&id, request)| (id, request.since_ns, request.reads()))
     }
 
     /// Takes the reads of their own that were to come from a resident from all requests: they wait for memory again. Answers with how many they are.
@@ -257,6 +271,7 @@ impl Scheduler {
             targets: targets.clone(),
             samples,
             missing,
+            awaited_ns: None,
         };
         self.requests.open.insert(id, request);
         if loose {
@@ -303,6 +318,17 @@ impl Scheduler {
         }
     }
 
+    /// Its asker does nothing else any more.
+    pub(super) fn await_request(&mut self, id: u64, actions: &mut Vec<Action>) {
+        let Some(open) = self.requests.open.get_mut(&id) else {
+            return;
+        };
+        open.awaited_ns.get_or_insert(self.now_ns);
+        if open.missing == 0 {
+            self.deliver(id, actions);
+        }
+    }
+
     pub(super) fn one_less(&mut self, request: u64, actions: &mut Vec<Action>) {
         let Some(open) = self.requests.open.get_mut(&request) else {
             return;
@@ -316,8 +342,9 @@ impl Scheduler {
     /// Whose turn it is of the requests with loose reads that have no memory.
     fn first_loose(&self) -> Option<(Turn, u64)> {
         let turn = |&id: &u64| {
-            let place = self.requests.open.get(&id)?.place;
-            Some((Turn::of_loose(self.windows.head_line(place), id), id))
+            let open = self.requests.open.get(&id)?;
+            let turn = Turn::of_loose(self.windows.head_line(open.place), id, open.awaited_ns.is_some());
+            Some((turn, id))
         };
         self.requests.unplaced.iter().filter_map(turn).min()
     }
@@ -364,10 +391,14 @@ impl Scheduler {
     /// Where nobody holds a lease, what doesn't fit then doesn't fit at all. Otherwise leases have their time to come back, and it is done where it helps.
     /// False: it has to wait.
     pub(super) fn repack(&mut self, id: u64, actions: &mut Vec<Action>) -> bool {
-        let Some(open) = self.requests.open.get(&id).filter(|_| self.loads.is_idle()) else {
+        let Some(open) = self.requests.open.get(&id) else {
             return false;
         };
-        if self.residents.leases > 0 && self.now_ns - open.since_ns < LEASE_PATIENCE_NS {
+        // What nobody waits for can wait, too.
+        let Some(awaited_ns) = open.awaited_ns.filter(|_| self.loads.is_idle()) else {
+            return false;
+        };
+        if self.residents.leases > 0 && self.now_ns - awaited_ns < LEASE_PATIENCE_NS {
             return false;
         }
         let len = |at: usize| {
@@ -436,18 +467,27 @@ impl Scheduler {
             debug_assert!(false, "request {id} counts something that isn't there as there");
             return self.refuse(id, None, Failure::Cancelled, actions);
         };
+        let handles: Vec<Handle> = ready.iter().map(|&ready| self.residents.lease(ready)).collect();
+        // Half of staging must stay for what comes next: who holds the leases may wait for it.
+        let copy = self.residents.leased_bytes > self.staging_bytes / 2 || self.is_torn();
+        // What is to be copied comes when somebody is there to do it: until then its memory is lent to nobody.
+        if copy && !self.requests.is_awaited(id) {
+            for ready in &ready {
+                self.residents.unlease(ready.id());
+            }
+            return;
+        }
         let Some(open) = self.requests.open.remove(&id) else {
             return;
         };
         let mut items = Vec::with_capacity(ready.len());
         let touch = self.settings.policy.retention() == Retention::Lru;
         let mut newest = None;
-        for ((target, sample), ready) in open.reads().zip(ready) {
+        for ((target, sample), (ready, handle)) in open.reads().zip(ready.into_iter().zip(handles)) {
             if let Target::Entry(line, entry) = target {
                 self.windows.close(line, entry);
                 newest = Some(line);
             }
-            let handle = self.residents.lease(ready);
             let slot = self.view(ready.id(), self.windows.on_node(open.place, sample));
             let it = self.residents.get_mut(ready.id());
             it.uses -= 1;
@@ -465,8 +505,6 @@ impl Scheduler {
             self.windows.of_mut(open.place).pace(self.now_ns);
             self.windows.advance(open.place);
         }
-        // Half of staging must stay for what comes next: who holds the leases may wait for it.
-        let copy = self.residents.leased_bytes > self.staging_bytes / 2 || self.is_torn();
         actions.push(self.loads.action(Command::Deliver {
             request: id,
             items,

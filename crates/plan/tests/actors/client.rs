@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct Want {
     /// The samples that must come, in this order.
     pub samples: Vec<u64>,
+    /// It is the rest of a batch of which a sample was refused: its loop needs it before all that was asked for after the batch.
+    pub is_rest: bool,
 }
 
 /// A rank. It asks for batches in order, as many ahead as its kind of loader would, and gives them back in order.
@@ -34,6 +36,12 @@ impl Client {
             held: VecDeque::new(),
             had: 0,
         }
+    }
+
+    /// The request that its loop needs next.
+    pub fn needs(&self) -> Option<u64> {
+        let next = self.open.iter().min_by_key(|(id, want)| (!want.is_rest, **id));
+        next.map(|(&id, _)| id)
     }
 
     /// It starts at a batch. What it held it holds on to: a restarted rank's old process may still be dying.

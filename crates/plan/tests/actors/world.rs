@@ -113,6 +113,10 @@ pub struct World {
     gone_one_in: u64,
     /// Loops use a batch until they have the next one.
     holds: bool,
+    /// One thread reads all loaders.
+    waits_alone: bool,
+    /// Requests served or refused.
+    answers: u64,
     /// What is left of refused batches, for clients to ask for: place, and samples.
     left: Vec<(usize, Vec<u64>)>,
 }
@@ -208,6 +212,8 @@ impl World {
             late_one_in: if faults { 2 + dice.below(20) } else { 0 },
             gone_one_in: if theme == Theme::Gone { 2 + dice.below(20) } else { 0 },
             holds,
+            waits_alone: theme != Theme::Lockstep && dice.one_in(2),
+            answers: 0,
             left: Vec::new(),
             settings,
             dice,
@@ -352,7 +358,7 @@ impl World {
         if self.ask_for_what_is_left() {
             return;
         }
-        match self.dice.below(24) {
+        match self.dice.below(28) {
             0 if restarts => {
                 let (epoch, batch) = (self.dice.below(3) as u32, self.dice.below(batches));
                 self.start(place, epoch, batch);
@@ -377,7 +383,7 @@ impl World {
                 let count = 1 + self.dice.below(most);
                 let samples: Vec<u64> = (0..count).map(|_| self.dice.below(all)).collect();
                 let asked = samples.clone();
-                self.ask(place, samples, |request, rank| Event::WantSamples {
+                let _ = self.ask(place, samples, |request, rank| Event::WantSamples {
                     job: job as u32,
                     request,
                     rank,
@@ -385,6 +391,7 @@ impl World {
                 });
             }
             8..=15 => self.ask_next(place, epoch, batch),
+            16..=21 => self.wait(place),
             _ => self.give_back(place),
         }
     }
@@ -405,7 +412,7 @@ impl World {
             positions.push(again);
         }
         let samples = positions.iter().map(|&position| order.sample_at(position)).collect();
-        self.ask(place, samples, |request, rank| match by_name {
+        let _ = self.ask(place, samples, |request, rank| match by_name {
             true => Event::WantReads {
                 job: job as u32,
                 request,
@@ -428,7 +435,7 @@ impl World {
         });
     }
 
-    fn ask(&mut self, place: usize, samples: Vec<u64>, event: impl FnOnce(u64, u32) -> Event) {
+    fn ask(&mut self, place: usize, samples: Vec<u64>, event: impl FnOnce(u64, u32) -> Event) -> u64 {
         let rank = self.clients[place].rank;
         // A number may be used again once its request has ended.
         let request = match self.ended.pop() {
@@ -438,8 +445,17 @@ impl World {
                 self.request
             }
         };
-        self.clients[place].open.insert(request, Want { samples });
+        let is_rest = false;
+        self.clients[place].open.insert(request, Want { samples, is_rest });
         self.step(event(request, rank));
+        request
+    }
+
+    /// A loop does nothing but wait for what it needs next.
+    fn wait(&mut self, place: usize) {
+        if let Some(request) = self.clients[place].needs() {
+            self.step(Event::Awaited { request });
+        }
     }
 
     fn give_back(&mut self, place: usize) {
@@ -591,6 +607,7 @@ impl World {
     fn arrived(&mut self, request: u64, items: Vec<Item>, copy: bool, copies: &mut Vec<(usize, Vec<Item>)>) {
         let place = self.place_of(request);
         let want = self.clients[place].open.remove(&request).expect("open");
+        self.answers += 1;
         let samples: Vec<u64> = items.iter().map(|item| item.sample).collect();
         assert_eq!(samples, want.samples, "request {request} gets other samples");
         for item in &items {
@@ -616,6 +633,7 @@ impl World {
     fn refused(&mut self, request: u64, sample: Option<u64>, failure: Failure) {
         let place = self.place_of(request);
         let want = self.clients[place].open.remove(&request).expect("open");
+        self.answers += 1;
         match failure {
             Failure::Cancelled => assert_eq!(sample, None, "only a start or a leave calls a request off"),
             Failure::Unavailable | Failure::Corrupt => {
@@ -662,12 +680,16 @@ impl World {
             return false;
         };
         let (job, asked) = (self.clients[place].job as u32, samples.clone());
-        self.ask(place, samples, |request, rank| Event::WantSamples {
+        let request = self.ask(place, samples, |request, rank| Event::WantSamples {
             job,
             request,
             rank,
             samples: asked,
         });
+        // It may have been served at once.
+        if let Some(want) = self.clients[place].open.get_mut(&request) {
+            want.is_rest = true;
+        }
         true
     }
 
@@ -747,13 +769,15 @@ impl World {
     /// Everything that was asked for comes, or is refused.
     fn settle(&mut self) {
         self.fail_one_in *= 100;
+        let mut before = 0;
         for round in 0.. {
             while self.end_one() {}
             let open: usize = self.clients.iter().map(|client| client.open.len()).sum();
             if open == 0 && self.left.is_empty() {
                 return;
             }
-            let mut moved = false;
+            let mut moved = self.answers > before;
+            before = self.answers;
             while self.ask_for_what_is_left() {
                 moved = true;
             }
@@ -771,6 +795,14 @@ impl World {
                 }
                 self.give_back(place);
                 moved |= self.clients[place].held.len() < held;
+            }
+            // Ranks in lockstep all wait. Otherwise one thread may read all loaders: only what it waits for must come, whatever the others have asked for.
+            let waits: Vec<usize> = (0..self.clients.len())
+                .filter(|&place| !self.clients[place].open.is_empty())
+                .take(if self.waits_alone { 1 } else { usize::MAX })
+                .collect();
+            for place in waits {
+                self.wait(place);
             }
             self.now_ns += 1_000_000_000;
             self.step(Event::Tick);

@@ -159,11 +159,19 @@ impl Carrier {
     pub fn step(&mut self, event: Event) {
         match &event {
             Event::Join { job, reads } => drop(self.sets.insert(*job, reads.sets[0].clone())),
-            Event::WantBatch { request, job, .. }
+            &(Event::WantBatch { request, job, .. }
             | Event::WantReads { request, job, .. }
-            | Event::WantSamples { request, job, .. } => drop(self.asked.insert(*request, *job)),
+            | Event::WantSamples { request, job, .. }) => {
+                self.asked.insert(request, job);
+                self.take_event(event);
+                return self.take_event(Event::Awaited { request });
+            }
             _ => {}
         }
+        self.take_event(event);
+    }
+
+    fn take_event(&mut self, event: Event) {
         let mut event = Some(event);
         loop {
             let mut actions = Vec::new();

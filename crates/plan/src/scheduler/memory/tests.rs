@@ -229,6 +229,7 @@ fn a_request_that_would_wait_for_ever_takes_what_later_ones_have() {
         rank: 1,
         samples: vec![80, 81, 82],
     });
+    hand.step(Event::Awaited { request: 3 });
     hand.land_all();
     assert_eq!(hand.delivered(2), [5, 7]);
     hand.want_of((0, 0), 4, 0, 0);

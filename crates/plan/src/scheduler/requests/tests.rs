@@ -376,6 +376,7 @@ fn requests(open: &[(u64, u32, &[Target])]) -> Requests {
             targets: targets.to_vec(),
             samples: (0..targets.len() as u64).map(|at| 100 * id + at).collect(),
             missing,
+            awaited_ns: None,
         };
         requests.open.insert(id, request);
     }
@@ -393,7 +394,7 @@ fn reads_of_their_own_that_are_there_give_way_and_wait_in_the_order_of_asking() 
     ]);
     requests.unplaced.push_back(4);
     // 19 is not there yet, and the third is the one that memory is for.
-    let displaced = requests.displace(|id, _| id != 3, |resident| resident < 19);
+    let displaced = requests.displace(|id, _, _| id != 3, |resident| resident < 19);
     assert_eq!(displaced, [10, 11, 12]);
     assert_eq!(requests.unplaced, [1, 2, 4]);
     let targets = |id: u64| requests.open[&id].targets.clone();
