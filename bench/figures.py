@@ -130,6 +130,7 @@ FIGURES = [
             "requests in epoch 2": Bar(most=0),
             "stall share": Bar(most=0.01),
             "samples/s / torch, 2 workers, cached files": Bar(least=3.0),
+            "samples/s / torch at its best, cached files": Bar(least=3.0),
         },
         reuse.ram,
     ),
@@ -140,6 +141,7 @@ FIGURES = [
             "requests in epoch 2": Bar(most=0),
             "samples/s / O_DIRECT at depth 32": Bar(least=0.8),
             "samples/s / O_DIRECT at its best depth": Bar(least=0.9),
+            "bytes/s from the device / O_DIRECT at its best depth": Bar(least=0.9),
             "bytes read from the device / bytes from disk": Bar(least=1.0, most=1.05),
             "bytes read from the device / bytes read from files, since the page cache was dropped": Bar(
                 least=1.0, most=1.05
@@ -221,6 +223,7 @@ FIGURES = [
 
 def measured(figure: Figure, stage: Stage) -> Result:
     """Measures a figure; a failure is a result too, and passes nothing."""
+    before = machine.load()
     try:
         result = figure.measure(stage)
     except Exception as error:  # noqa: BLE001 (the next figure is measured all the same)
@@ -228,6 +231,7 @@ def measured(figure: Figure, stage: Stage) -> Result:
         return Result(invalid=f"it failed: {type(error).__name__}: {error}", is_broken=True)
     if stage.quick:
         result.invalid = "a quick run"
+    result.load_before, result.repetitions = before, stage.pairs
     return result
 
 
@@ -241,11 +245,11 @@ def report(figure: Figure, result: Result) -> dict[str, Any]:
             name: {"bar": str(bar), "verdict": verdicts(figure, result)[name]} for name, bar in figure.bars.items()
         },
         "invalid": result.invalid,
-        "command": figure.command,
+        "command": f"{figure.command} ({result.repetitions} repetitions)",
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
         "machine": machine.describe(),
-        "load_before": machine.load(),
+        "load_before": result.load_before,
         "settings": result.settings,
         "readings": [reading.as_dict() for reading in result.readings],
         "notes": result.notes,
@@ -273,14 +277,18 @@ def as_markdown(figure: Figure, result: Result, whole: dict[str, Any]) -> str:
         "",
         f"**{whole['verdict']}**" + (f" ({result.invalid})" if result.invalid else ""),
     ]
-    lines += ["", f"`{figure.command}` on {whole['date']}, commit {whole['commit']}", ""]
+    lines += [
+        "",
+        f"`{figure.command}` on {whole['date']}, commit {whole['commit']}, {result.repetitions} repetitions",
+        "",
+    ]
     lines += ["| reading | median | min .. max (runs) | bar | verdict |", "| --- | --- | --- | --- | --- |"]
     lines += ["| " + " | ".join(row) + " |" for row in rows(figure, result)]
     lines += [
         "",
         "Machine: "
         + ", ".join(f"{name} {value}" for name, value in whole["machine"].items())
-        + f", load {whole['load_before']:.2f}",
+        + f", load before {whole['load_before']:.2f}",
         "",
     ]
     lines += [
@@ -292,9 +300,12 @@ def as_markdown(figure: Figure, result: Result, whole: dict[str, Any]) -> str:
 
 
 def write(figure: Figure, result: Result, directory: Path = RESULTS) -> None:
-    """Writes a figure's results."""
+    """Writes a figure's results; what another commit brought on the same day stays beside them."""
     whole = report(figure, result)
     name = f"{whole['date'][:10]}-{figure.id}"
+    former = directory / f"{name}.json"
+    if former.exists() and json.loads(former.read_text())["commit"] != whole["commit"]:
+        name += f"-{whole['commit'][:7]}"
     texts = {"json": json.dumps(whole, indent=1) + "\n", "md": as_markdown(figure, result, whole)}
     for kind, text in texts.items():
         (directory / f"{name}.{kind}").write_text(machine.without_paths(text, ROOT))

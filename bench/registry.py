@@ -77,6 +77,8 @@ class Result:
         notes: What a reader must know.
         invalid: Why the run doesn't count, if it doesn't.
         is_broken: Whether it ended with an error.
+        load_before: Processes that wanted a CPU in the minute before.
+        repetitions: How often what is compared was run in turn; a reading says how many values it has.
     """
 
     readings: list[Reading] = field(default_factory=list)
@@ -85,6 +87,8 @@ class Result:
     notes: list[str] = field(default_factory=list)
     invalid: str | None = None
     is_broken: bool = False
+    load_before: float = 0.0
+    repetitions: int = 0
 
     def read(self, name: str, *values: float, unit: str = "") -> None:
         """Adds a reading."""

@@ -16,7 +16,7 @@ from bench.registry import Result
 from bench.stage import CLOUD_IN_WORDS, Bucket, Stage, interleaved, options_of, ratios
 
 #: Workers that a peer is given to find its best.
-WORKERS = (2, 4, 8, 16)
+WORKERS = (1, 2, 4, 8, 16, 32)
 #: Seconds that no epoch takes.
 LONGEST_S = 240.0
 

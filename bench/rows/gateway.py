@@ -15,7 +15,7 @@ from bench.registry import Result
 from bench.rows.throughput import make_files, rate
 from bench.stage import Stage, Versity, bare, interleaved, ratios
 
-CONNECTIONS = (8, 16, 32, 64, 128)
+CONNECTIONS = (2, 4, 8, 16, 32, 64, 128)
 
 
 def gateway(stage: Stage) -> Result:

@@ -138,7 +138,12 @@ def _large(stage: Stage, name: str, count: int, size: int) -> Result:
         ("views in ample memory", ample),
     ):
         result.read(label, *[value / 1e6 for value in values], unit="MB/s")
-    result.settings = settings_of(stage, data=rule, yardstick=f"parts of 8 MiB over {CONNECTIONS} connections")
+    result.settings = settings_of(
+        stage,
+        data=rule,
+        yardstick=f"parts of 8 MiB over {CONNECTIONS} connections",
+        loader="memory for 2.5 batches, of which 9/8 of a batch are staging; in ample memory, for 8, the default share",
+    )
     result.notes = [
         "`bytes` copies a sample once more into fresh memory; samples of this size are meant to be read with raw='view'.",
         "The loader's memory is new in its first epoch, and the kernel has to find and clear its pages. The yardstick reads into memory that it wrote before.",
@@ -198,7 +203,12 @@ def w4(stage: Stage) -> Result:
     for label, values in (("yardstick", bare), ("whole shards in parts of 8 MiB", parts), ("loader", ours)):
         result.read(label, *[value / 1e6 for value in values], unit="MB/s")
     result.settings = settings_of(
-        stage, data=rule, ram="512 MB", disk="twice the data", yardstick="the samples' ranges in random order"
+        stage,
+        data=rule,
+        ram="512 MB",
+        disk="twice the data",
+        yardstick="the samples' ranges in random order",
+        scan="what it read is thrown away (FORELOAD_SPOOL=0); it isn't counted: requests and bytes are the epoch's. The row shards counts all",
     )
     result.notes = [
         "The yardstick reads what is asked for, each sample with a request; beside it, what the same client reaches that reads whole shards."

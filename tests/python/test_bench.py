@@ -106,6 +106,18 @@ def test_the_table_fails_with_a_figure_and_never_passes_what_was_not_measured(
     assert "| ms | 4 | 3 .. 50 (3) | <= 10 | pass |" in text
 
 
+def test_what_another_commit_brought_on_the_same_day_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = load("bench.figures")
+    figure = registry.Figure("one", "a claim", {"ms": registry.Bar(most=10)}, measured)
+    for commit, value in (("a" * 12, 30.0), ("a" * 12, 20.0), ("b" * 12, 5.0)):
+        monkeypatch.setattr(figures.machine, "commit", lambda _, commit=commit: commit)
+        figures.write(figure, measured(("ms", [value])), tmp_path)
+    found = {path.name[11:]: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    medians = {name: (whole["verdict"], whole["readings"][0]["median"]) for name, whole in found.items()}
+    assert medians == {"one.json": ("fail", 20.0), "one-bbbbbbb.json": ("pass", 5.0)}
+    assert len(list(tmp_path.glob("*.md"))) == 2
+
+
 def count_memory() -> None:
     before = machine.memory_bytes([os.getpid()])
     file = os.memfd_create("held")

@@ -7,6 +7,7 @@
 
 use foreload_engine::client::Attached;
 use foreload_engine::protocol::Sent;
+use foreload_engine::slots::prefer_huge_pages;
 use foreload_plan::action::{Handle, Via};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -74,6 +75,8 @@ impl Blank {
                 .cast_into_unchecked::<PyBytes>()
         };
         let start = object.as_bytes().as_ptr().cast_mut();
+        // SAFETY: the object's own memory, which nobody else knows yet; it has no contents.
+        prefer_huge_pages(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) });
         Ok((object.unbind(), Blank { start, len }))
     }
 
