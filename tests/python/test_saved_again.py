@@ -446,6 +446,7 @@ def test_others_than_workers_were_asked_for_are_refused(workers: int, draws: boo
     assert bool(refused) == draws
 
 
+@pytest.mark.timeout(400)  # the plan asks such a sampler for a window of many batches, four times
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_without_an_end_goes_on_in_its_pass(data: Any, workers: int) -> None:
     def loader() -> Any:
