@@ -21,7 +21,7 @@ from rich.table import Table
 from bench import machine, peers
 from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
 from bench.rows import cost, proofs, reuse, startup, throughput
-from bench.rows.cold import cold
+from bench.rows.cold import FIRST_MOST, cold
 from bench.rows.forms import forms
 from bench.rows.gateway import gateway
 from bench.rows.mlperf import retinanet
@@ -31,6 +31,15 @@ from bench.stage import ROOT, Stage
 
 RESULTS = ROOT / "bench" / "results"
 _SHARES = [f"{sizes}, q = {share}" for sizes in ("equal", "variable") for share in ("0.1", "0.25", "0.5", "0.9")]
+
+
+def _cold_bars(least: float) -> dict[str, Bar]:
+    """The bars of a cold epoch; the yardstick with as many connections as when they were set keeps its own verdict."""
+    bounds = ("bound", f"bound with up to {FIRST_MOST} connections")
+    return {
+        f"{place}: loader / {bound}": Bar(least=least) for place in ("one core", "whole machine") for bound in bounds
+    }
+
 
 FIGURES = [
     Figure(
@@ -47,7 +56,7 @@ FIGURES = [
         Figure(
             f"cold-{size // 1000}k",
             f"a cold epoch over {count:,} objects of {size // 1000} KB, default settings",
-            {f"{place}: loader / bound": Bar(least=least) for place in ("one core", "whole machine")},
+            _cold_bars(least),
             cold(count, size),
         )
         for count, size, least in ((40_000, 110_000, 0.90), (12_000, 323_000, 0.90), (60_000, 10_000, 0.85))
@@ -55,7 +64,7 @@ FIGURES = [
     Figure(
         "cold-hard",
         "the same over 20,000 objects of 110 KB, TLS, from a bucket that starts slowly, refuses, closes and has a tail",
-        {f"{place}: loader / bound": Bar(least=0.90) for place in ("one core", "whole machine")},
+        _cold_bars(0.90),
         cold(20_000, 110_000, hard=True),
     ),
     Figure(
@@ -228,8 +237,8 @@ def measured(figure: Figure, stage: Stage) -> Result:
         result = figure.measure(stage)
     except Exception as error:  # noqa: BLE001 (the next figure is measured all the same)
         stage.say(traceback.format_exc())
-        return Result(invalid=f"it failed: {type(error).__name__}: {error}", is_broken=True)
-    if stage.quick:
+        result = Result(invalid=f"it failed: {type(error).__name__}: {error}", is_broken=True)
+    if stage.quick and not result.is_broken:
         result.invalid = "a quick run"
     result.load_before, result.repetitions = before, stage.pairs
     return result
@@ -245,7 +254,8 @@ def report(figure: Figure, result: Result) -> dict[str, Any]:
             name: {"bar": str(bar), "verdict": verdicts(figure, result)[name]} for name, bar in figure.bars.items()
         },
         "invalid": result.invalid,
-        "command": f"{figure.command} ({result.repetitions} repetitions)",
+        "command": figure.command,
+        "repetitions": result.repetitions,
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
         "machine": machine.describe(),

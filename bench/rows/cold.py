@@ -69,12 +69,10 @@ def cold(count: int, size: int, *, hard: bool = False) -> Callable[[Stage], Resu
                 ours, single, *bare = interleaved(
                     stage.pairs, loader, alone, *(lambda number=number: yardstick(number) for number in CONNECTIONS)
                 )
-                best = max(bare, key=median)
-                bound = [min(link, each) for each in best]
-                result.read(f"{place}: loader / bound", *ratios(ours, bound))
                 fewer = [rates for number, rates in zip(CONNECTIONS, bare, strict=True) if number <= FIRST_MOST]
-                first = [min(link, each) for each in max(fewer, key=median)]
-                result.read(f"{place}: loader / bound with up to {FIRST_MOST} connections", *ratios(ours, first))
+                for bound, rates in (("bound", bare), (f"bound with up to {FIRST_MOST} connections", fewer)):
+                    best = [min(link, each) for each in max(rates, key=median)]
+                    result.read(f"{place}: loader / {bound}", *ratios(ours, best))
                 result.read(f"{place}: loader", *ours, unit="samples/s")
                 if hard:
                     result.read(f"{place}: loader without twins", *single, unit="samples/s")
