@@ -26,6 +26,14 @@ FIRST_MOST = 1024
 RATE = 5500
 
 
+def _beside(result: Result, place: str, link: float, ours: list[float], bare: list[list[float]]) -> None:
+    """Reads the loader's rates over the bound: with the yardstick at its best, and at its best of the first sweep."""
+    fewer = [rates for number, rates in zip(CONNECTIONS, bare, strict=True) if number <= FIRST_MOST]
+    for bound, rates in (("bound", bare), (f"bound with up to {FIRST_MOST} connections", fewer)):
+        best = [min(link, each) for each in max(rates, key=median)]
+        result.read(f"{place}: loader / {bound}", *ratios(ours, best))
+
+
 def cold(count: int, size: int, *, hard: bool = False) -> Callable[[Stage], Result]:
     """The figure for so many objects of so many bytes.
 
@@ -69,10 +77,7 @@ def cold(count: int, size: int, *, hard: bool = False) -> Callable[[Stage], Resu
                 ours, single, *bare = interleaved(
                     stage.pairs, loader, alone, *(lambda number=number: yardstick(number) for number in CONNECTIONS)
                 )
-                fewer = [rates for number, rates in zip(CONNECTIONS, bare, strict=True) if number <= FIRST_MOST]
-                for bound, rates in (("bound", bare), (f"bound with up to {FIRST_MOST} connections", fewer)):
-                    best = [min(link, each) for each in max(rates, key=median)]
-                    result.read(f"{place}: loader / {bound}", *ratios(ours, best))
+                _beside(result, place, link, ours, bare)
                 result.read(f"{place}: loader", *ours, unit="samples/s")
                 if hard:
                     result.read(f"{place}: loader without twins", *single, unit="samples/s")
