@@ -81,6 +81,33 @@ def test_a_sampler_without_an_end_is_read_as_it_goes(data: Any, workers: int, ki
         len(mine)
 
 
+class Rounds:
+    """Three batches, says it, and begins again and again, as Ultralytics' and timm's do; it counts what was drawn."""
+
+    drawn = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in itertools.count():
+            self.drawn += 1
+            yield [(step * 31 + at) % COUNT for at in range(4)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_goes_on_beyond_its_length_begins_at_once(
+    data: Any, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreload.torch._course._LISTED", 1 << 22)
+    monkeypatch.setattr("foreload.torch._lists._LISTED_BATCHES", 1 << 10)
+    rounds = Rounds()
+    mine, theirs = ours(data, num_workers=workers, batch_sampler=rounds), stock(batch_sampler=Rounds())
+    assert [samples(batch) for batch in islice(mine, 20)] == list(islice(theirs, 20))
+    assert rounds.drawn < 1 << 11
+    assert len(mine) == len(theirs) == 3
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_very_long_epoch_begins_at_once(data: Any, workers: int) -> None:
     def order() -> Any:

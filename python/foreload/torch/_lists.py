@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import operator
 import random
 import zlib
@@ -25,9 +26,11 @@ from foreload._run.readings import Readings
 from foreload.errors import InvalidError, StateError
 from foreload.torch._feed import has_state
 from foreload.torch._randomness import Draw, generators_within, put_back, standing
-from foreload.torch._samplers import copy_of, epoch_of, parts, set_epoch
+from foreload.torch._samplers import copy_of, epoch_of, length_of, parts, set_epoch
 
 _LOG = logging.getLogger("foreload")
+#: A pass of so many batches, and of twice as many as its sampler says, is read as it goes: it may have no end.
+_LISTED_BATCHES = 1 << 18
 
 
 class Lists:
@@ -265,13 +268,19 @@ class Lists:
     def _drawn(self, items: Iterator[Any]) -> Drawn:
         dropped: list[int] = []
         batches, left, drawing = [], self.most, self._cut(items, dropped)
+        most = self._most_batches()
         for batch in drawing:
             batches.append(batch)
             # An empty batch counts, too: of those there may be no end either.
             left -= max(1, len(batch))
-            if left < 0:
+            if left < 0 or len(batches) > most:
                 return Drawn(batches, self._drawing_on(drawing))
         return Drawn(batches, samples=sum(map(len, batches)) + len(dropped))
+
+    def _most_batches(self) -> float:
+        """Batches that are listed at most: a sampler that says how long a round is may go on for ever."""
+        said = length_of(self.sampler)
+        return math.inf if said is None else max(_LISTED_BATCHES, 2 * said // (self.batch_size or 1))
 
     def _drawing_on(self, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         self._has_drawn_on = True
