@@ -153,7 +153,8 @@ def test_too_few_descriptors_are_told_with_the_limit_that_helps(home: Any, bucke
         "next(iter(DataLoader(data, 8)))\n"
     )
     told = []
-    for limit in (20, 24, 28, 32):
+    # Which of them the arenas meet hangs on how fast connections are opened.
+    for limit in range(16, 34, 2):
         shell = f'ulimit -n {limit}; exec "$0" -c "$1"'
         done = subprocess.run(
             ["bash", "-c", shell, sys.executable, program], check=False, capture_output=True, text=True, timeout=60
@@ -163,6 +164,8 @@ def test_too_few_descriptors_are_told_with_the_limit_that_helps(home: Any, bucke
             assert "ulimit -n" in last[0]
             assert "ulimit -v" not in last[0]
             told.append(limit)
+        if len(told) == 2:
+            break
     assert told
 
 
