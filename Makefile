@@ -50,10 +50,10 @@ develop: setup native ## Builds what changed and makes `import foreload` work in
 	fi
 
 native:
-	@python=$$(command -v $(PY) || command -v python3); $$python tools/build_native.py --profile $(PROFILE) $(LOCKED)
+	@python=$$(command -v $(PY) || command -v python3); $$python tools/build_native.py --profile $(PROFILE) $(LOCKED) --testkit
 
-testkit:
-	@$(CARGO) build $(LOCKED) --profile $(PROFILE) -p foreload-testkit --bins
+# They are built with the extension and the agent, so that their common dependencies are built once.
+testkit: native
 
 lock: ## Resolves requirements/*.in into *.lock again (needs uv).
 	@tools/lock.sh
@@ -68,8 +68,8 @@ test: setup test-rust test-python ## All tests that need no privilege, GPU or cl
 
 # The extension has no tests of its own in Rust: it could only link with an interpreter. tests/python covers it.
 test-rust: ## The Rust tests alone.
-	$(CARGO) test $(LOCKED) --workspace --exclude foreload-py
-	$(CARGO) test $(LOCKED) -p foreload-engine --features shuttle --lib interleave
+	$(CARGO) test $(LOCKED) --workspace --exclude foreload-py --features foreload-testkit/as-tested
+	$(CARGO) test $(LOCKED) -p foreload-engine -p foreload-testkit --features shuttle,foreload-testkit/as-tested --lib interleave
 
 test-python: develop testkit ## The Python tests alone (ARGS="-k NAME").
 	@$(call pytest,tests/python,-n $(JOBS) --dist worksteal)

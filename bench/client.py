@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import sys
 import time
@@ -31,7 +32,7 @@ class Job:
         index: A saved index of it.
         spool: Bytes on disk for what a scan of shards reads; empty: the default. With `0`, all of an epoch comes from the bucket.
         door: `loader` (foreload.torch.DataLoader), `stock` (torch's DataLoader over our Dataset and Sampler), `files` (torch's DataLoader over
-            local files, without Foreload), `idle` (everything is imported and nothing read).
+            local files, without Foreload), `memory` (bytes that lie in memory, without any loader), `idle` (everything is imported and nothing read).
         workers: Worker processes.
         persistent: Whether workers stay from epoch to epoch.
         batch: Samples in a batch.
@@ -107,6 +108,25 @@ class Files:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8), 0
 
 
+class InMemory:
+    """Bytes of files that lie in memory: what the consumer takes by itself, where a loader took nothing.
+
+    Args:
+        directory: Where the files are.
+        batch: Samples in a batch.
+        seed: Of the shuffle.
+    """
+
+    def __init__(self, directory: str, batch: int, seed: int) -> None:
+        self.data = [path.read_bytes() for path in sorted(Path(directory).rglob("*")) if path.is_file()]
+        self.batch, self.random = batch, random.Random(seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.random.sample(self.data, len(self.data))
+        for first in range(0, len(order), self.batch):
+            yield order[first : first + self.batch], 0
+
+
 class Nothing:
     """A data set that reads nothing, for what workers weigh by themselves."""
 
@@ -154,6 +174,8 @@ def doors(job: Job) -> tuple[Any, Any]:
         import foreload.torch
 
         return data.DataLoader(Nothing(), **keywords), None  # type: ignore[arg-type]
+    if job.door == "memory":
+        return InMemory(job.url, job.batch, job.seed), None
     if job.door == "files":
         generator = torch.Generator().manual_seed(job.seed)
         files: Any = Files(job.url, as_tensor=job.raw == "tensor")

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -117,6 +118,24 @@ def pytest_configure() -> None:
         raise pytest.UsageError(
             f"{place} has {free / 1e9:.1f} GB free, and the tests need {ROOM / 1e9:.0f}: make room, or set TMPDIR"
         )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a grid of cases that costs minutes, a share is tried, always the same one; `FORELOAD_TEST_MATRIX=full` tries all."""
+    if os.environ.get("FORELOAD_TEST_MATRIX") == "full":
+        return
+    grids: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if marker := item.get_closest_marker("one_in"):
+            grids.setdefault((item.nodeid.partition("[")[0], marker.args[0]), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for (_, parts), grid in grids.items():
+        # By a checksum, and not each fourth: that would never try some values of a dimension.
+        grid.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left_out.update(grid[-(-len(grid) // parts) :])
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

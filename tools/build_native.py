@@ -49,9 +49,20 @@ CALLS = (
 )
 ARTEFACTS = (EXTENSION, AGENT, PRELOAD)
 
+#: What the first call selects besides in a source tree: the programs of the test kit. Cargo then resolves the dependencies' features
+#: as for `cargo test`, and builds none of them a second time.
+TESTKIT = ("-p", "foreload-testkit", "--bins")
+#: The same where it is the tests' profile.
+TESTKIT_AS_TESTED = (*TESTKIT, "--features", "foreload-testkit/as-tested")
+
 
 def build(
-    package: Path, profile: str = "release", strip: bool = False, locked: bool = True, target: str | None = None
+    package: Path,
+    profile: str = "release",
+    strip: bool = False,
+    locked: bool = True,
+    target: str | None = None,
+    testkit: bool = False,
 ) -> None:
     """Builds everything native and puts it into `package`.
 
@@ -62,6 +73,7 @@ def build(
         locked: Whether a Cargo.lock that needs changing is an error.
         target: What to build for, as cargo-zigbuild names it: a target triple and a version of glibc, such as
             `aarch64-unknown-linux-gnu.2.28`. None: for this machine, with its own linker.
+        testkit: Whether to build the programs of the test kit, too; they stay in cargo's directory.
 
     Raises:
         SystemExit: When cargo is missing or fails.
@@ -71,6 +83,8 @@ def build(
         raise SystemExit("foreload: cargo was not found; building from source needs Rust (see README.md)")
     for selection, own_profile, artefacts in CALLS:
         arguments = ["--profile", own_profile or profile, *(["--locked"] if locked else [])]
+        if testkit and own_profile is None:
+            arguments += TESTKIT_AS_TESTED if profile == "dev" else TESTKIT
         environment = dict(os.environ)
         if target is not None:
             arguments += ["--target", target]
@@ -120,14 +134,15 @@ def _place(source: Path, target: Path, *, strip: bool) -> None:
 
 
 def main() -> None:
-    """Command line: `build_native.py [--profile NAME] [--strip] [--locked] [--into DIR]`."""
+    """Command line: `build_native.py [--profile NAME] [--strip] [--locked] [--testkit] [--into DIR]`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--profile", default="release", help="cargo profile (default: %(default)s)")
     parser.add_argument("--strip", action="store_true", help="drop debug information, as in a wheel")
     parser.add_argument("--into", type=Path, default=ROOT / "python" / "foreload", help="package directory")
     parser.add_argument("--locked", action="store_true", help="fail when Cargo.lock needs changing")
+    parser.add_argument("--testkit", action="store_true", help="build the programs of the test kit, too")
     options = parser.parse_args()
-    build(options.into, options.profile, options.strip, options.locked)
+    build(options.into, options.profile, options.strip, options.locked, testkit=options.testkit)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def ram(stage: Stage) -> Result:
             "torch, bytes": Job(str(files), door="files", workers=2, batch=32, epochs=2, consume="sum"),
             "torch, tensors": Job(str(files), door="files", workers=2, batch=32, epochs=2, consume="sum", raw="tensor"),
         }
-        longer = {"ours": Job("s3://bench/ram", consume="sum", **{**base, "epochs": 1 + _LATER})} | {
+        memory = Job(str(files), door="memory", batch=32, epochs=1 + _LATER, consume="sum")
+        ours = Job("s3://bench/ram", consume="sum", **{**base, "epochs": 1 + _LATER})
+        longer = {"ours": ours, "no loader": memory} | {
             f"torch, {workers} workers, {raw}": Job(
                 str(files),
                 door="files",
@@ -75,7 +77,7 @@ def ram(stage: Stage) -> Result:
             for name, job in stalls.items():
                 runs.setdefault(name, []).append(stage.read(job, pinned=False).last)
         ours, as_bytes, as_tensors = interleaved(stage.pairs, *map(reader, jobs))
-        ours_later, *torch_later = interleaved(stage.pairs, *map(later, longer))
+        ours_later, no_loader, *torch_later = interleaved(stage.pairs, *map(later, longer))
     requests = [run["stats"]["requests"] for run in (*runs["stall"], *runs["sum"])]
     result.read("requests in epoch 2", float(max(requests)))
     for name in stalls:
@@ -85,7 +87,8 @@ def ram(stage: Stage) -> Result:
     result.read("samples/s / torch at its best, cached files", *ratios(ours_later, max(torch_later, key=median)))
     for name, values in zip(jobs, (ours, as_bytes, as_tensors), strict=True):
         result.read(name, *values, unit="samples/s")
-    for name, values in zip(longer, (ours_later, *torch_later), strict=True):
+    result.read("samples/s / no loader: bytes that lie in memory", *ratios(ours_later, no_loader))
+    for name, values in zip(longer, (ours_later, no_loader, *torch_later), strict=True):
         result.read(f"{_LATER} epochs, {name}", *values, unit="samples/s")
     result.settings = {
         "data": f"{count} samples of 110,000 bytes; memory twice as much",
@@ -93,6 +96,7 @@ def ram(stage: Stage) -> Result:
         "consumer": "adds up every byte (numpy, uint8 to uint32), ours and torch's alike",
         "torch": "DataLoader, 2 workers, shuffle=True, over page-cached files; the faster of bytes and uint8 tensors counts",
         "torch at its best": f"0, 1 or 2 workers that stay, bytes or uint8 tensors: the best median; {_LATER} epochs after the first, ours too",
+        "no loader": "the same loop over the same bytes in the process's own memory: what adding up takes, and no loader can undercut",
         "CPUs": "both, for all",
     }
     result.raw = runs

@@ -109,6 +109,7 @@ def test_a_state_of_a_pass_that_follows_one_that_was_left(kind: Any, workers: in
         assert ids(resumed) == second[had:], had
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("each", [1, 2, 3, 100])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", [Eager, Lazy, Example, Counting])
