@@ -248,7 +248,7 @@ class Usage:
 def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
     """Reads an epoch."""
     consume = {"count": count, "sum": total}[job.consume]
-    usage, before = Usage(agent), machine.file_bytes(agent)
+    usage, before, written = Usage(agent), machine.file_bytes(agent), machine.written_bytes(agent)
     samples = size = batches = 0
     waited_s = first_s = 0.0
     begun = ended = time.perf_counter()
@@ -278,6 +278,7 @@ def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
         "cpu_s": Usage(agent).since(usage),
         "file_bytes": machine.file_bytes(agent)[0] - before[0],
         "device_bytes": machine.file_bytes(agent)[1] - before[1],
+        "written_bytes": machine.written_bytes(agent) - written,
     }
 
 

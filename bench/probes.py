@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import mmap
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,19 @@ def order(samples: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begun, "bytes": max(0, _resident() - before)}
 
 
+def write(path: str, size: int, part: int = 4 << 20, threads: int = 4) -> dict[str, Any]:
+    """Writes a file around the page cache, as many parts at a time as there are threads."""
+    block = mmap.mmap(-1, part)
+    block.write(random.Random(0).randbytes(part))
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        written = sum(pool.map(lambda at: os.pwrite(file, block, at), range(0, size, part)))
+    seconds = time.perf_counter() - begun
+    os.close(file)
+    return {"bytes": written, "seconds": seconds}
+
+
 def split(index: str, url: str) -> dict[str, Any]:
     """Splits a data set in two and opens both parts."""
     import foreload as fl
@@ -202,6 +218,7 @@ _VERBS: dict[str, Any] = {
     "first-batch": first_batch,
     "order": order,
     "split": split,
+    "write": write,
     "killed": killed,
     "interrupted": interrupted,
 }

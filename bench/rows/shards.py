@@ -7,6 +7,7 @@ a saved index, which needs no scan. The bound is the link, and the yardstick rea
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,13 @@ from typing import Any
 
 from bench.client import Job
 from bench.registry import Result
+from bench.rows.cost import probe
 from bench.stage import CLOUD, CLOUD_IN_WORDS, Bucket, Stage, interleaved, options_of, ratios
 
 CONNECTIONS = (32, 64, 128)
 PART = 4 << 20
+#: About a sample, in whole pages.
+PIECE = 112 << 10
 
 OPENS = """
 import json, sys, foreload
@@ -35,6 +39,21 @@ def saved_index(stage: Stage, bucket: Bucket, url: str) -> Path:
     subprocess.run(command, env=stage.environment(home), check=True)
     (index,) = home.glob("cache/indexes/*.flx")
     return index
+
+
+def disk_alone(stage: Stage, written: int, read: int) -> float:
+    """Seconds that the disk takes to write so many bytes in a row and to read so many in pieces of a sample's size, with nothing else to do."""
+    path = stage.scratch / "alone"
+    # Whole parts, as the probe writes them.
+    size = max(PART, written // PART * PART)
+    wrote = probe(stage, "write", {"path": str(path), "size": size})
+    starts = range(0, size - PIECE, PIECE)
+    ranges = stage.scratch / "alone.tsv"
+    chosen = random.Random(1).sample(starts, min(len(starts), 5000))
+    ranges.write_text("".join(f"alone\t{start}\t{PIECE}\n" for start in chosen))
+    found = stage.bare("direct", f"--file={path}", f"--ranges={ranges}", "--depth=32", pinned=False)
+    path.unlink()
+    return float(written * wrote["seconds"] / wrote["bytes"] + read / (found["samples_per_s"] * PIECE))
 
 
 def shards(stage: Stage) -> Result:
@@ -102,6 +121,13 @@ def shards(stage: Stage) -> Result:
                     f"{place}: yardstick, {connections} connections", *[value / 1e6 for value in values], unit="MB/s"
                 )
             result.raw[place] = runs
+        # The saved index's runs write and read the disk within the epoch alone.
+        moved = [[int(run[name]) for run in found] for name in ("written_bytes", "device_bytes")]
+        alone = [disk_alone(stage, *pair) for pair in zip(*moved, strict=True)]
+        result.read("saved index: the disk alone, for what was written and read", *alone, unit="s")
+        result.read(
+            "saved index: MB/s / the disk alone", *[rate * s / data for rate, s in zip(rates, alone, strict=True)]
+        )
     result.settings = {
         "profile": CLOUD_IN_WORDS,
         "data": rule,
@@ -110,6 +136,8 @@ def shards(stage: Stage) -> Result:
         "requests, bytes": "the bucket's counts over that time; bytes beside the samples' own, without headers",
         "yardstick": "whole shards in parts of 4 MiB, into memory that it wrote before",
         "one core": f"CPU {stage.client_cpu}: agent, python; the yardstick too. The server has CPU {stage.server_cpu}",
+        "the disk alone": "the bytes that the agent wrote to devices and read from them, written in parts of 4 MiB, four at a time, and then read in "
+        "pieces of 112 KiB, 32 at a time, around the page cache: a bound of this machine's disk besides the link",
         "whole machine": "all CPUs for the client, of which the server takes one",
         "repetitions": stage.pairs,
     }
