@@ -54,6 +54,7 @@ native:
 
 # They are built with the extension and the agent, so that their common dependencies are built once.
 testkit: native
+	@:
 
 lock: ## Resolves requirements/*.in into *.lock again (needs uv).
 	@tools/lock.sh
