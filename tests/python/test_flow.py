@@ -100,7 +100,7 @@ def test_a_sampler_that_goes_on_beyond_its_length_begins_at_once(
     data: Any, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foreload.torch._course._LISTED", 1 << 22)
-    monkeypatch.setattr("foreload.torch._lists._LISTED_BATCHES", 1 << 10)
+    monkeypatch.setattr("foreload.torch._course._LISTED_BATCHES", 1 << 10)
     rounds = Rounds()
     mine, theirs = ours(data, num_workers=workers, batch_sampler=rounds), stock(batch_sampler=Rounds())
     assert [samples(batch) for batch in islice(mine, 20)] == list(islice(theirs, 20))

@@ -451,7 +451,7 @@ def test_others_than_workers_were_asked_for_are_refused(workers: int, draws: boo
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_without_an_end_goes_on_in_its_pass(data: Any, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is listed here goes beyond what the loop draws; as it stands, it takes seconds, four times.
-    monkeypatch.setattr("foreload.torch._lists._LISTED_BATCHES", 1 << 12)
+    monkeypatch.setattr("foreload.torch._course._LISTED_BATCHES", 1 << 12)
 
     def loader() -> Any:
         part = Subset(Dataset(data, decode=number, cache=TINY), range(10))

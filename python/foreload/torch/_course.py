@@ -37,7 +37,9 @@ from foreload.torch.sampler import Sampler, place_of
 _LOG = logging.getLogger("foreload")
 #: A pass is listed when it begins if it has at most so many samples, or so many times the data set's. A longer one is read as it goes.
 _LISTED, _LISTED_TIMES = 1 << 22, 16
-#: The same of a sampler that doesn't say how long it is: it may have no end, or be slow.
+#: So many batches are listed at most, or twice as many as the sampler says: one that says how long a round is may go on for ever.
+_LISTED_BATCHES = 1 << 18
+#: Samples of a sampler that doesn't say how long it is: it may have no end, or be slow.
 _LISTED_UNSIZED = 1 << 16
 
 
@@ -228,9 +230,9 @@ class Course(Sampler):
             if isinstance(part, Sampler):
                 # What it yields is listed, and read ahead by this course.
                 part.leads = False
-        most, told = max(_LISTED, _LISTED_TIMES * len(self.data)), _length_of(sampler, batch_size)
-        most = min(most, _LISTED_UNSIZED) if told is None or told > most else most
-        return _lists.Lists(sampler, batch_size, self.drop_last, most, len(self.data), is_ours=is_ours)
+        most, (told, batches) = max(_LISTED, _LISTED_TIMES * len(self.data)), _length_of(sampler, batch_size)
+        limits = min(most, _LISTED_UNSIZED) if told is None or told > most else most, max(_LISTED_BATCHES, 2 * batches)
+        return _lists.Lists(sampler, batch_size, self.drop_last, limits, len(self.data), is_ours=is_ours)
 
     def _place(self) -> _ranks.Ranks:
         if self._known is not None:
@@ -647,11 +649,11 @@ def _check_whole(state: Any) -> None:
         )
 
 
-def _length_of(sampler: Any, batch_size: int | None) -> int | None:
-    """Samples of a pass, as far as a sampler says it; of a batch sampler, at least so many."""
+def _length_of(sampler: Any, batch_size: int | None) -> tuple[int | None, int]:
+    """Samples of a pass, as far as a sampler says it, and batches; of a batch sampler, at least so many samples. It is asked once: some draw for it."""
     try:
         length = _samplers.length_of(sampler)
         size = 1 if batch_size is not None else int(getattr(sampler, "batch_size", 1))
     except (TypeError, ValueError):
-        return None
-    return None if length is None else length * size
+        return None, 0
+    return (None, 0) if length is None else (length * size, length // (batch_size or 1))

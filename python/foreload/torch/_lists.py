@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
 import operator
 import random
 import zlib
@@ -26,11 +25,9 @@ from foreload._run.readings import Readings
 from foreload.errors import InvalidError, StateError
 from foreload.torch._feed import has_state
 from foreload.torch._randomness import Draw, generators_within, put_back, standing
-from foreload.torch._samplers import copy_of, epoch_of, length_of, parts, set_epoch
+from foreload.torch._samplers import copy_of, epoch_of, parts, set_epoch
 
 _LOG = logging.getLogger("foreload")
-#: A pass of so many batches, and of twice as many as its sampler says, is read as it goes: it may have no end.
-_LISTED_BATCHES = 1 << 18
 
 
 class Lists:
@@ -43,7 +40,7 @@ class Lists:
         sampler: A sampler or batch sampler.
         batch_size: Samples in a batch; None: the sampler yields batches.
         drop_last: Whether to leave out a last batch that isn't full.
-        most: Samples of a pass that are listed at most.
+        most: Samples of a pass that are listed at most, and batches.
         samples: Samples of the data set.
         is_ours: Whether the sampler is none of the user's, so that the loader sets its epochs.
     """
@@ -53,13 +50,14 @@ class Lists:
         sampler: Iterable[Any],
         batch_size: int | None,
         drop_last: bool,
-        most: int,
+        most: tuple[int, int],
         samples: int,
         *,
         is_ours: bool = False,
     ) -> None:
         self._samples = samples
-        self.sampler, self.batch_size, self.drop_last, self.most = sampler, batch_size, drop_last, most
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self.most, self.most_batches = most
         self._is_ours = is_ours
         self._is_foreseeable = True
         #: The epoch that the sampler was set to when it was listed, how much further than the time before, and what was foreseen of the next pass.
@@ -268,19 +266,13 @@ class Lists:
     def _drawn(self, items: Iterator[Any]) -> Drawn:
         dropped: list[int] = []
         batches, left, drawing = [], self.most, self._cut(items, dropped)
-        most = self._most_batches()
         for batch in drawing:
             batches.append(batch)
             # An empty batch counts, too: of those there may be no end either.
             left -= max(1, len(batch))
-            if left < 0 or len(batches) > most:
+            if left < 0 or len(batches) > self.most_batches:
                 return Drawn(batches, self._drawing_on(drawing))
         return Drawn(batches, samples=sum(map(len, batches)) + len(dropped))
-
-    def _most_batches(self) -> float:
-        """Batches that are listed at most: a sampler that says how long a round is may go on for ever."""
-        said = length_of(self.sampler)
-        return math.inf if said is None else max(_LISTED_BATCHES, 2 * said // (self.batch_size or 1))
 
     def _drawing_on(self, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         self._has_drawn_on = True
