@@ -38,20 +38,23 @@ def describe() -> dict[str, Any]:
     }
 
 
+def _io(pid: int) -> dict[str, int]:
+    """What a process has read and written, as the kernel counts it; empty: it doesn't say, or there is no process."""
+    with contextlib.suppress(OSError):
+        rows = (line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return {name: int(value) for name, value in rows}
+    return {}
+
+
 def file_bytes(pid: int) -> tuple[int, int]:
     """Bytes that a process has read from files, and those of them that came from devices: the page cache had the others. Zeros: the kernel doesn't say, or there is no process."""
-    with contextlib.suppress(OSError):
-        rows = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        return int(rows["rchar"]), int(rows["read_bytes"])
-    return 0, 0
+    found = _io(pid)
+    return found.get("rchar", 0), found.get("read_bytes", 0)
 
 
 def written_bytes(pid: int) -> int:
     """Bytes that a process has had written to devices. Zero: the kernel doesn't say, or there is no process."""
-    with contextlib.suppress(OSError):
-        rows = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        return int(rows["write_bytes"])
-    return 0
+    return _io(pid).get("write_bytes", 0)
 
 
 def version(package: str) -> str:
