@@ -139,6 +139,28 @@ DEFECTS = [
         [*AGENT, "dead_client"],
     ),
     Defect(
+        "look-ahead leaves no memory to what other nodes ask for",
+        (
+            (
+                "crates/plan/src/scheduler/memory.rs",
+                "            Urgency::Ahead if !self.group.is_alone() => self.staging_bytes / 4,\n",
+                "",
+            ),
+        ),
+        PLAN,
+    ),
+    Defect(
+        "a node keeps what is another's to keep",
+        (
+            (
+                "crates/plan/src/scheduler/memory.rs",
+                "        if self.home_of(self.library.block_of(content)) != Home::Here {\n",
+                "        if self.home_of(self.library.block_of(content)) == Home::Here && false {\n",
+            ),
+        ),
+        PLAN,
+    ),
+    Defect(
         "samples of a second data set are taken for those of the first",
         (
             (
@@ -170,8 +192,8 @@ DEFECTS = [
         (
             (
                 LOADS,
-                "            Outcome::Failed(failure) => Err(failure),\n        };\n        let (rival",
-                "            Outcome::Failed(Failure::Cancelled) => Ok(()),\n            Outcome::Failed(failure) => Err(failure),\n        };\n        let (rival",
+                "            Outcome::Failed(Failure::Cancelled) => Err(Failure::Cancelled),\n",
+                "            Outcome::Failed(Failure::Cancelled) => Ok(()),\n",
             ),
         ),
         PLAN,

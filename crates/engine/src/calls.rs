@@ -380,12 +380,16 @@ pub struct Stats {
     pub disk_hits: u64,
     /// Fetched from the bucket.
     pub bucket_reads: u64,
+    /// Had from other nodes.
+    pub peer_hits: u64,
     /// Bytes found in memory.
     pub ram_bytes: u64,
     /// Bytes read from disk.
     pub disk_bytes: u64,
     /// Bytes of delivered samples that were fetched for it.
     pub bucket_bytes: u64,
+    /// Bytes had from other nodes.
+    pub peer_bytes: u64,
     /// Ranged GETs sent, retries included.
     pub requests: u64,
     /// Bytes asked of the bucket.

@@ -380,6 +380,7 @@ fn count(stats: &mut Stats, via: Via, len: u64) {
         Via::Ram => (&mut stats.ram_hits, &mut stats.ram_bytes),
         Via::Disk => (&mut stats.disk_hits, &mut stats.disk_bytes),
         Via::Bucket => (&mut stats.bucket_reads, &mut stats.bucket_bytes),
+        Via::Peer => (&mut stats.peer_hits, &mut stats.peer_bytes),
     };
     *samples += 1;
     *bytes += len;

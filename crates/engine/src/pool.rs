@@ -22,7 +22,7 @@ use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Trouble};
 use crate::slots::Shared;
 use bytes::Fetch;
-use foreload_plan::action::{Action, Command, Event, Handle, Source};
+use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source};
 use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
 use foreload_plan::flow::{ConcurrencySettings, Demand};
@@ -660,6 +660,8 @@ impl Pool {
                     self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));
                     self.read_from_disk(tier, action, cancel);
                 }
+                // No group is told of yet, for there is no transport.
+                Source::Peer(_) => self.end_later(action.failed(Failure::Unavailable)),
             },
             Command::Forget { tier, block } => {
                 let key = self.key(Content::block(*block));

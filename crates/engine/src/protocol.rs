@@ -523,6 +523,7 @@ impl Say {
                             Via::Ram => 0,
                             Via::Disk => 1,
                             Via::Bucket => 2,
+                            Via::Peer => 3,
                         };
                         let w = w.u64(item.sample).u32(item.handle.index).u32(item.handle.generation);
                         w.u64(item.offset).u64(item.len).u64(item.label as u64).u8(via)
@@ -568,6 +569,7 @@ impl Say {
                             0 => Via::Ram,
                             1 => Via::Disk,
                             2 => Via::Bucket,
+                            3 => Via::Peer,
                             _ => return Err(r.bad()),
                         },
                     });

@@ -5,6 +5,7 @@
 
 use crate::arena::Slot;
 use crate::blocks::Content;
+use crate::homes::Member;
 use crate::job::Reads;
 use crate::order::Listed;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub enum Source {
     Bucket,
     /// A disk tier, by its number, fastest first.
     Disk(u8),
+    /// Another node, by the number that the carrier gave it in [`Event::Peers`].
+    Peer(u16),
 }
 
 /// Part of a load: bytes of one stay in memory, and where they go.
@@ -93,6 +96,8 @@ pub enum Via {
     Disk,
     /// Fetched for this use.
     Bucket,
+    /// Had from another node for this use.
+    Peer,
 }
 
 /// Why a load failed, as far as the policy cares.
@@ -203,7 +208,7 @@ impl Action {
         }
     }
 
-    /// It ended well without its source: the bytes lay somewhere else by chance, so nothing follows for those that come next.
+    /// It ended well without its source: the bytes lay somewhere else by chance, or a peer had to fetch them first. Nothing follows for those that come next.
     #[must_use]
     pub fn done_apart(self) -> Completion {
         Completion {
@@ -297,6 +302,16 @@ pub enum Event {
         /// The samples, in the order of delivery.
         samples: Vec<u64>,
     },
+    /// Another node asks for samples of a job: for what is here, or is to be here because this node is its home. What isn't is refused, for the asker has
+    /// the bucket, too.
+    Serve {
+        /// Chosen by the carrier, unique while it is open, as those of wants are.
+        request: u64,
+        /// The job.
+        job: u32,
+        /// The samples, in the order of delivery.
+        samples: Vec<u64>,
+    },
     /// The asker does nothing but wait for this request: from now on it comes before those that nobody waits for yet, and what is to be copied is
     /// delivered.
     Awaited {
@@ -356,6 +371,13 @@ pub enum Event {
     Limit {
         /// Requests; at least one is always allowed.
         requests: u32,
+    },
+    /// The nodes that share their caches from now on, this one among them. None, or this one alone: each keeps what it can, for itself.
+    Peers {
+        /// This node's [`Member::id`].
+        me: u64,
+        /// Each, and the number by which [`Source::Peer`] names it: always the same one for the same node.
+        members: Vec<(u16, Member)>,
     },
     /// The order of an epoch became known (explicit orders, and lists that are made elsewhere).
     Epoch {
@@ -421,6 +443,11 @@ impl Event {
                 rank: *rank,
                 samples: samples.clone(),
             },
+            Event::Serve { request, job, samples } => Event::Serve {
+                request: *request,
+                job: *job,
+                samples: samples.clone(),
+            },
             Event::Awaited { request } => Event::Awaited { request: *request },
             Event::Withdraw { request } => Event::Withdraw { request: *request },
             Event::Left { job } => Event::Left { job: *job },
@@ -442,6 +469,10 @@ impl Event {
             },
             Event::Budget { ram_bytes } => Event::Budget { ram_bytes: *ram_bytes },
             Event::Limit { requests } => Event::Limit { requests: *requests },
+            Event::Peers { me, members } => Event::Peers {
+                me: *me,
+                members: members.clone(),
+            },
             Event::Epoch { job, epoch, samples } => Event::Epoch {
                 job: *job,
                 epoch: *epoch,

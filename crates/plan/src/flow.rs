@@ -39,6 +39,12 @@ impl Breaker {
         now_ns >= self.open_until_ns
     }
 
+    /// Whether it was open, and nothing has ended well since.
+    #[must_use]
+    pub fn is_on_trial(&self) -> bool {
+        self.pauses > 0
+    }
+
     /// A request ended well.
     pub fn succeeded(&mut self) {
         *self = Breaker::default();

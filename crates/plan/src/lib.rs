@@ -26,6 +26,8 @@ mod error;
 #[cfg(feature = "std")]
 pub mod flow;
 #[cfg(feature = "std")]
+pub mod homes;
+#[cfg(feature = "std")]
 pub mod job;
 #[cfg(feature = "std")]
 pub mod library;

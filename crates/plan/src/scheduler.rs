@@ -18,6 +18,7 @@ mod index;
 mod lanes;
 mod loads;
 mod memory;
+mod peers;
 mod race;
 mod requests;
 mod residents;
@@ -36,6 +37,7 @@ use crate::policy::Retention;
 use crate::settings::Settings;
 use crate::split::Split;
 use loads::Loads;
+use peers::Group;
 use requests::Requests;
 use residents::{NONE, Residents, State};
 use std::collections::BTreeSet;
@@ -141,6 +143,7 @@ pub struct Scheduler {
     wanted: BTreeSet<(u64, usize)>,
     /// Since when something is in memory of a data set that no job reads.
     unread_ns: Option<u64>,
+    group: Group,
     now_ns: u64,
 }
 
@@ -167,6 +170,8 @@ enum Blocked {
 enum Urgency {
     /// Look-ahead: only what rests.
     Ahead,
+    /// Another node waits: the same, and what this one lacks it has of nobody else but the bucket.
+    Guest,
     /// This request waits for a read of its own: also kept samples, reads planned ahead, and what others wait for that comes later, if nothing else
     /// would ever end.
     Loose(u64),
@@ -178,7 +183,7 @@ enum Urgency {
 
 impl Urgency {
     fn is_urgent(self) -> bool {
-        self != Urgency::Ahead
+        !matches!(self, Urgency::Ahead | Urgency::Guest)
     }
 }
 
@@ -208,6 +213,7 @@ impl Scheduler {
             requests: Requests::default(),
             wanted: BTreeSet::new(),
             unread_ns: None,
+            group: Group::default(),
             now_ns: 0,
             library: Library::default(),
             settings,
@@ -259,6 +265,7 @@ impl Scheduler {
             self.group_bytes = self.group_bytes.max(cell_bytes);
             self.residents.share();
         }
+        self.find_homes();
         Ok(())
     }
 
@@ -407,6 +414,7 @@ impl Scheduler {
                 samples,
             } => self.want_samples(request, (job, rank), &samples, actions),
             Event::Leave { job, rank } => self.leave(job, rank, actions),
+            Event::Serve { request, job, samples } => self.serve(request, job, &samples, actions),
             Event::Awaited { request } => self.await_request(request, actions),
             Event::Withdraw { request } => self.withdraw(request),
             Event::Left { job } => {
@@ -444,6 +452,7 @@ impl Scheduler {
                 }
                 return Next::Wait;
             }
+            Event::Peers { me, members } => self.set_peers(me, members),
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
             Event::Epoch { job, epoch, samples } => drop(self.windows.supply(job, epoch, samples)),
             Event::Tick if self.all_left() => {}
@@ -455,7 +464,7 @@ impl Scheduler {
         if self.arena.used_bytes() > self.ram_bytes {
             self.shrink();
         }
-        if self.all_left() {
+        if self.all_left() && !self.requests.have_guests() {
             return Next::Wait;
         }
         let next = self.plan(actions);
@@ -539,6 +548,9 @@ impl Scheduler {
     /// A job is over, and its number may be used again. What it kept stays until its memory is needed, if others read it, too.
     fn part(&mut self, job: u32, actions: &mut Vec<Action>) {
         self.quit(job, actions);
+        for request in self.requests.of_guests(|place| self.windows.job_at(place) == job) {
+            self.refuse(request, None, Failure::Cancelled, actions);
+        }
         self.call_off_unread(job, actions);
         let spare = self.windows.reader(job).filter(|reader| reader.left);
         let bytes = spare.map_or(0, |reader| reader.ram_bytes);

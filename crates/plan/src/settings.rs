@@ -39,7 +39,9 @@ pub struct Settings {
     pub concurrency: ConcurrencySettings,
     /// Reads in flight per disk tier. 32: NVMe drives reach their rate at this depth.
     pub disk_depth: u32,
-    /// A sample on disk is fetched again only when the bucket is expected to be so many times faster. 8: a disk that slow is ill, and
+    /// Requests in flight per peer. 16: samples of 100 KB are 1.6 MB then, more than a fast network has on its way.
+    pub peer_depth: u32,
+    /// A sample on disk, or at a peer, is fetched again only when the bucket is expected to be so many times faster. 8: a disk that slow is ill, and
     /// requests cost money. 1 is the paper's rule, the fastest source.
     pub cached_worth: f64,
     /// Twins per hundred requests; 0 switches hedging off. 5 costs little and covers the slowest few per cent.
@@ -64,6 +66,7 @@ impl Default for Settings {
             part_bytes: 8 << 20,
             concurrency: ConcurrencySettings::default(),
             disk_depth: 32,
+            peer_depth: 16,
             cached_worth: 8.0,
             hedge_per_cent: 5,
             load_timeout_ns: 60_000_000_000,
@@ -73,7 +76,7 @@ impl Default for Settings {
     }
 }
 
-/// A disk that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
+/// A disk or a peer that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
 const SLOW_S: f64 = 0.25;
 /// Nor is one of which the bucket doesn't bring a multiple.
 const BRINGS: f64 = 2.0;
@@ -102,12 +105,12 @@ impl Settings {
         asked.max(batch_bytes.saturating_mul(3).min(ram_bytes / 2))
     }
 
-    /// Whether the bucket is asked for what a disk has, by what a read is expected to wait for each (seconds), and what each brings (in the same unit).
+    /// Whether the bucket is asked for what a disk or a peer has, by what a read is expected to wait for each (seconds), and what each brings (in the same unit).
     /// Paper 001 sec. 4 takes the fastest; a request to the bucket also costs money, so a cached copy is left only for a large gain. A long queue alone
     /// doesn't count: at the begin of an epoch all that is read ahead may wait for a disk that is as fast as the bucket.
     #[must_use]
-    pub fn leaves_disk(&self, disk_wait_s: f64, bucket_wait_s: f64, disk_brings: f64, bucket_brings: f64) -> bool {
-        disk_wait_s > (bucket_wait_s * self.cached_worth).max(SLOW_S) && bucket_brings > BRINGS * disk_brings
+    pub fn leaves_cache(&self, cache_wait_s: f64, bucket_wait_s: f64, cache_brings: f64, bucket_brings: f64) -> bool {
+        cache_wait_s > (bucket_wait_s * self.cached_worth).max(SLOW_S) && bucket_brings > BRINGS * cache_brings
     }
 
     /// Bytes of the cells that blocks are cut by: with little memory less than is set, so that a few may pass through at once; 0 where the policy holds

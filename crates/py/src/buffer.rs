@@ -105,6 +105,7 @@ fn via(via: Via) -> &'static str {
         Via::Ram => "ram",
         Via::Disk => "disk",
         Via::Bucket => "bucket",
+        Via::Peer => "peer",
     }
 }
 

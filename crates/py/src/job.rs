@@ -193,6 +193,7 @@ fn encode(items: &[Sent]) -> Vec<u8> {
             Via::Ram => 0,
             Via::Disk => 1,
             Via::Bucket => 2,
+            Via::Peer => 3,
         });
     }
     out
@@ -217,6 +218,7 @@ fn decode(bytes: &[u8]) -> PyResult<Vec<Sent>> {
         via: match item[40] {
             1 => Via::Disk,
             2 => Via::Bucket,
+            3 => Via::Peer,
             _ => Via::Ram,
         },
     };

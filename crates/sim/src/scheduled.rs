@@ -6,17 +6,18 @@
 //! the RAM tier's `write_mb_s` while it is fresh, because the kernel has to hand it out.
 //! Steps are recorded, so a run can be replayed and compared with the policy, as the engine's tests do.
 //!
-//! A scheduler plans for one node: several nodes share the source, but don't exchange samples, as in the engine so far. The array-based models are for
-//! clusters that do.
+//! A scheduler plans for one node. Several nodes share the source; where they have a network, each knows the others, and what a peer is asked for goes through
+//! that one's scheduler and then through the network, in the order of asking.
 
 use crate::consumer::AHEAD;
 use crate::foreload::Devices;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
-use foreload_plan::action::{Action, Command, Event, Failure, Item, Source, Via};
+use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
 use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::homes::Member;
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
 use foreload_plan::replay::Recorded;
@@ -35,6 +36,10 @@ const TICK_S: f64 = 0.01;
 /// Seconds that an access and a tick take to simulate: upper bounds of what was seen on one slow core.
 const ACCESS_S: f64 = 2e-6;
 const TICKED_S: f64 = 5e-7;
+/// Requests of peers have this bit, and those of a node's own rank haven't.
+const GUEST: u64 = 1 << 62;
+/// A peer has so long to begin to answer.
+const PEER_PATIENCE_S: f64 = 2.0;
 /// A hundred days: 10^9 ticks. The policy's clock counts nanoseconds.
 const MOST_S: f64 = 8.64e6;
 
@@ -97,6 +102,26 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
     Ok(Scheduler::for_one(settings, &reads)?)
 }
 
+/// All nodes of a cluster whose nodes exchange samples, as one of them hears of it: each keeps what its tiers hold.
+#[must_use]
+pub fn members(setup: &Setup<'_>, node: u32) -> Event {
+    let tiers = setup.hardware.tiers.iter().map(|tier| (tier.capacity_mb * MB) as u64);
+    let bytes = tiers.fold(0, u64::saturating_add);
+    let member = |node: u32| {
+        (
+            node as u16,
+            Member {
+                id: u64::from(node),
+                bytes,
+            },
+        )
+    };
+    Event::Peers {
+        me: u64::from(node),
+        members: (0..setup.hardware.nodes).map(member).collect(),
+    }
+}
+
 /// With the scenario's numbers.
 fn planned(setup: &Setup<'_>, policy: Policy) -> Policy {
     let Policy::Deli { .. } = policy else { return policy };
@@ -121,6 +146,14 @@ enum Due {
     End { slot: u32 },
     /// A load or a write fails.
     Fail { slot: u32 },
+    /// A load asks a peer.
+    Ask { slot: u32 },
+    /// A peer hasn't got what a load asked it for.
+    Lack { slot: u32 },
+    /// A peer may have taken too long.
+    GiveUp { request: u64 },
+    /// What a peer was lent has been sent.
+    Sent { handles: Vec<Handle> },
     /// The trainer takes the batch that was prepared, and asks for the next.
     Take,
     /// The trainer is through with its batch.
@@ -135,6 +168,8 @@ struct Flying {
     mb: f64,
     since: f64,
     latency_s: f64,
+    /// A peer fetched it for us: how long that took says nothing of the peer.
+    is_apart: bool,
 }
 
 /// A delivered batch.
@@ -188,6 +223,9 @@ struct Driver<'a> {
     samples_taken: u64,
     latencies: Random,
     fill_mb_s: f64,
+    /// Questions to peers so far, and those that are open: who asks, and with which load.
+    asked: u64,
+    guests: BTreeMap<u64, (u32, u32)>,
 }
 
 /// Runs the engine's policy on every node; `record` keeps all steps for a replay.
@@ -236,6 +274,8 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
         samples_taken: 0,
         latencies: Random::new(setup.scenario.training.seed),
         fill_mb_s,
+        asked: 0,
+        guests: BTreeMap::new(),
     };
     driver.run()?;
     if let Some(reason) = driver.stopped() {
@@ -291,6 +331,9 @@ impl Node {
 impl Driver<'_> {
     fn run(&mut self) -> Result<(), Error> {
         for node in 0..self.nodes.len() as u32 {
+            if self.setup.hardware.exchanges() {
+                self.step(node, 0.0, members(self.setup, node));
+            }
             self.ask(node, 0.0);
         }
         let watch = self.setup.access.watch();
@@ -378,6 +421,7 @@ impl Driver<'_> {
                                 mb,
                                 since: at,
                                 latency_s,
+                                is_apart: false,
                             },
                         );
                         let fails = self.source_fails(node);
@@ -393,9 +437,23 @@ impl Driver<'_> {
                                 mb,
                                 since: at,
                                 latency_s: 0.0,
+                                is_apart: false,
                             },
                         );
                         self.end_disk(node, slot, done);
+                    }
+                    Source::Peer(_) => {
+                        let slot = self.fly(
+                            node,
+                            Flying {
+                                action,
+                                mb,
+                                since: at,
+                                latency_s: 0.0,
+                                is_apart: false,
+                            },
+                        );
+                        self.at(node, at, Due::Ask { slot });
                     }
                 }
             }
@@ -409,13 +467,22 @@ impl Driver<'_> {
                         mb,
                         since: at,
                         latency_s: 0.0,
+                        is_apart: false,
                     },
                 );
                 self.end_disk(node, slot, done);
             }
             Command::Deliver { request, items, .. } => {
                 let (request, items) = (*request, items.clone());
-                self.deliver(node, at, request, items);
+                match self.guests.remove(&request) {
+                    Some(asker) => self.send(node, at, asker, &items),
+                    None => self.deliver(node, at, request, items),
+                }
+            }
+            Command::Refuse { request, .. } if self.guests.contains_key(request) => {
+                if let Some((asker, slot)) = self.guests.remove(request) {
+                    self.at(asker, at, Due::Lack { slot });
+                }
             }
             Command::Refuse { sample, failure, .. } => {
                 let what = sample.map_or_else(|| "a batch".to_owned(), |sample| format!("sample {sample}"));
@@ -455,7 +522,11 @@ impl Driver<'_> {
             }
             Due::Fill { slot } => self.fill(node, slot, at),
             Due::End { slot } => self.ended(node, slot, at),
-            Due::Fail { slot } => self.failed(node, slot, at),
+            Due::Fail { slot } => self.failed(node, slot, at, Failure::Unavailable),
+            Due::Ask { slot } => self.ask_peer(node, slot, at),
+            Due::Lack { slot } => self.failed(node, slot, at, Failure::Final),
+            Due::GiveUp { request } => self.give_up(node, request, at),
+            Due::Sent { handles } => self.step(node, at, Event::Release { handles }),
             Due::Take => self.take(node, at),
             Due::Release => {
                 if let Some(items) = self.nodes[node as usize].training.take() {
@@ -512,8 +583,55 @@ impl Driver<'_> {
         self.at(node, done, due);
     }
 
-    fn failed(&mut self, node: u32, slot: u32, at: f64) {
-        let completion = self.land(node, slot).action.failed(Failure::Unavailable);
+    /// A load's question reaches its peer.
+    fn ask_peer(&mut self, node: u32, slot: u32, at: f64) {
+        let flying = self.nodes[node as usize].flying[slot as usize].as_ref();
+        let Some(Command::Load(load)) = flying.map(|flying| flying.action.command()) else {
+            return;
+        };
+        let (Source::Peer(peer), Some(piece)) = (load.source, load.pieces.first()) else {
+            return;
+        };
+        let library = self.nodes[node as usize].recorded.scheduler().library();
+        let sample = library.samples_of(piece.content).start;
+        self.asked += 1;
+        let request = GUEST | self.asked;
+        self.guests.insert(request, (node, slot));
+        self.at(u32::from(peer), at + PEER_PATIENCE_S, Due::GiveUp { request });
+        let samples = vec![sample];
+        self.step(
+            u32::from(peer),
+            at,
+            Event::Serve {
+                request,
+                job: 0,
+                samples,
+            },
+        );
+    }
+
+    /// Whoever still waits for a peer asks the source.
+    fn give_up(&mut self, node: u32, request: u64, at: f64) {
+        if let Some((asker, slot)) = self.guests.remove(&request) {
+            self.step(node, at, Event::Withdraw { request });
+            self.failed(asker, slot, at, Failure::Unavailable);
+        }
+    }
+
+    /// What a peer asked for goes through the network; until then it is lent.
+    fn send(&mut self, node: u32, at: f64, (asker, slot): (u32, u32), items: &[Item]) {
+        let mb = items.iter().map(|item| self.setup.sizes.of(item.sample as u32)).sum();
+        let done = self.devices.send(node, asker, mb, at);
+        if let Some(flying) = &mut self.nodes[asker as usize].flying[slot as usize] {
+            flying.is_apart = items.iter().any(|item| item.via == Via::Bucket);
+        }
+        let handles = items.iter().map(|item| item.handle).collect();
+        self.at(node, done, Due::Sent { handles });
+        self.at(asker, done, Due::Fill { slot });
+    }
+
+    fn failed(&mut self, node: u32, slot: u32, at: f64, failure: Failure) {
+        let completion = self.land(node, slot).action.failed(failure);
         self.step(node, at, Event::Completed(completion));
     }
 
@@ -530,7 +648,10 @@ impl Driver<'_> {
     fn ended(&mut self, node: u32, slot: u32, at: f64) {
         let flying = self.land(node, slot);
         let ns = |seconds: f64| (seconds * 1e9) as u64;
-        let completion = flying.action.done(ns(flying.latency_s), ns(at - flying.since));
+        let completion = match flying.is_apart {
+            true => flying.action.done_apart(),
+            false => flying.action.done(ns(flying.latency_s), ns(at - flying.since)),
+        };
         self.step(node, at, Event::Completed(completion));
     }
 
@@ -587,6 +708,7 @@ impl Driver<'_> {
             match item.via {
                 Via::Ram => self.mb.ram += size,
                 Via::Disk => self.mb.disk += size,
+                Via::Peer => self.mb.peer += size,
                 // Counted when it was asked for.
                 _ => {}
             }

@@ -95,6 +95,7 @@ impl Pool {
                 Cause::Loading(Source::Bucket) if is_local => "a read from the file system is under way".to_owned(),
                 Cause::Loading(Source::Bucket) => "a GET to the bucket is under way".to_owned(),
                 Cause::Loading(Source::Disk(tier)) => format!("a read from disk tier {tier} is under way"),
+                Cause::Loading(Source::Peer(peer)) => format!("an answer of peer {peer} is under way"),
                 Cause::Queued if is_local => "its read waits for its turn".to_owned(),
                 Cause::Queued => "its GET waits for its turn".to_owned(),
                 Cause::Memory => {

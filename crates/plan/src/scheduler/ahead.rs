@@ -41,7 +41,11 @@ impl Scheduler {
             }
             budget = budget.saturating_sub(1);
         }
-        if !self.place_loose(actions) || self.settings.policy.lookahead() == Lookahead::Demand {
+        if !self.place_loose(actions) {
+            return Next::Wait;
+        }
+        self.place_guests(actions);
+        if self.settings.policy.lookahead() == Lookahead::Demand {
             return Next::Wait;
         }
         // There is less memory than there was: what is under way or in use has to end first.

@@ -180,6 +180,12 @@ impl Hand {
         self.end(is_it, |action| action.done(1_000_000, 2_000_000));
     }
 
+    /// The twin of a load of an object ends well.
+    pub fn land_twin(&mut self, object: u64) {
+        let is_it = |command: &Command| matches!(command, Command::Load(load) if load.object == object && load.hedge);
+        self.end(is_it, |action| action.done(1_000_000, 2_000_000));
+    }
+
     pub fn fail(&mut self, object: u64, failure: Failure) {
         let is_it = |command: &Command| matches!(command, Command::Load(load) if load.object == object);
         self.end(is_it, |action| action.failed(failure));

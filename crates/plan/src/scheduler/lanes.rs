@@ -2,14 +2,15 @@
 //!
 //! A load waits in its source's lane until the lane has room, departs, and ends there, well or not. Jobs take turns: next is the one for which the fewest
 //! bytes are in the air. A lane knows how many requests its source takes
-//! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier; nothing
-//! here tells them apart but the numbers they are made with.
+//! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier and each other
+//! node; nothing here tells them apart but the numbers they are made with.
 //!
-//! | | bucket | disk tier |
-//! | --- | --- | --- |
-//! | limit | found by the lane, or set by the carrier ([`Event::Limit`](crate::action::Event::Limit)) | set: `disk_depth` |
-//! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it |
-//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead. A damaged record doesn't count: it is gone |
+//! | | bucket | disk tier | peer |
+//! | --- | --- | --- | --- |
+//! | limit | found by the lane, or set by the carrier ([`Event::Limit`](crate::action::Event::Limit)) | set: `disk_depth` | set: `peer_depth`, and 8 MiB |
+//! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it | `hedge_per_cent`, sent to the bucket |
+//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead | the same |
+//! | no failure | - | a damaged record: it is gone | that it hasn't got something |
 
 use super::flights::Pending;
 use crate::action::{Failure, Outcome, Source, Told};
@@ -38,21 +39,32 @@ pub(super) struct Lane {
     /// Of the jobs that have anything there.
     queues: Vec<Queue>,
     in_flight: u32,
+    flying_bytes: u64,
     limit: Limit,
     pub estimate: Estimate,
     breaker: Breaker,
     twins: Twins,
+    /// What may be in the air at once.
+    most_bytes: u64,
+    /// How it ends when the source is well and hasn't got what was asked for.
+    lacks: Option<Failure>,
 }
+
+/// Bytes in the air from one peer, unless one load alone is larger: what 25 Gbit/s bring in 2.5 ms, and what many that answer at once may pile up in a switch.
+const PEER_BYTES: u64 = 8 << 20;
 
 impl Lane {
     fn new(limit: Limit, estimate: Estimate, twins_per_cent: u32) -> Self {
         Lane {
             queues: Vec::new(),
             in_flight: 0,
+            flying_bytes: 0,
             limit,
             estimate,
             breaker: Breaker::default(),
             twins: Twins::new(twins_per_cent),
+            most_bytes: u64::MAX,
+            lacks: None,
         }
     }
 
@@ -76,7 +88,24 @@ impl Lane {
             bytes_per_s: 5e8,
         });
         let estimate = Estimate::new(prior, tier.pinned.is_some());
-        Lane::new(Limit::Set(depth.max(1)), estimate, 0)
+        // What it holds is not what it was, which says nothing of the source: it answered.
+        Lane {
+            lacks: Some(Failure::Corrupt),
+            ..Lane::new(Limit::Set(depth.max(1)), estimate, 0)
+        }
+    }
+
+    fn peer(depth: u32, twins_per_cent: u32) -> Self {
+        // A 10 Gbit/s network as a prior; measured within the first requests.
+        let prior = Pinned {
+            latency_s: 1e-3,
+            bytes_per_s: 1e9,
+        };
+        Lane {
+            most_bytes: PEER_BYTES,
+            lacks: Some(Failure::Final),
+            ..Lane::new(Limit::Set(depth.max(1)), Estimate::new(prior, false), twins_per_cent)
+        }
     }
 
     /// Requests that may be in flight now; never none, so that no lane can stand still for good.
@@ -148,7 +177,9 @@ impl Lane {
             Limit::Found(concurrency) => concurrency.limit(),
             Limit::Set(requests) => *requests,
         };
-        if self.in_flight < limit {
+        let bytes = next.waits.front().map_or(0, |pending| pending.len);
+        let has_room = self.in_flight == 0 || self.flying_bytes.saturating_add(bytes) <= self.most_bytes;
+        if self.in_flight < limit && has_room {
             return next.waits.pop_front();
         }
         if let Limit::Found(concurrency) = &mut self.limit {
@@ -165,23 +196,26 @@ impl Lane {
 
     fn fly(&mut self, job: u32, bytes: u64) {
         self.in_flight += 1;
+        self.flying_bytes += bytes;
         let queue = self.queue(job);
         queue.flying += 1;
         queue.flying_bytes += bytes;
     }
 
-    /// A twin is issued, if the budget has one: it doesn't queue, for it would be late itself.
-    pub fn depart_twin(&mut self, job: u32, bytes: u64) -> bool {
-        let can = self.twins.spend();
-        if can {
-            self.fly(job, bytes);
-        }
-        can
+    /// Whether the budget has a twin for one of its loads; it is spent then.
+    pub fn spend_twin(&mut self) -> bool {
+        self.twins.spend()
+    }
+
+    /// A twin is issued: it doesn't queue, for it would be late itself.
+    pub fn depart_twin(&mut self, job: u32, bytes: u64) {
+        self.fly(job, bytes);
     }
 
     /// A request that was issued at `issued_ns` ended: what that says about the source.
     pub fn ended(&mut self, now_ns: u64, issued_ns: u64, ended: &Pending, outcome: Outcome) {
         self.in_flight -= 1;
+        self.flying_bytes -= ended.len;
         let queue = self.queue(ended.job);
         queue.flying -= 1;
         queue.flying_bytes -= ended.len;
@@ -194,7 +228,8 @@ impl Lane {
         }
         let ratio = took_ns as f64 / 1e9 / self.estimate.expected_s(bytes).max(1e-9);
         match outcome {
-            Outcome::Done(Told::Nothing) => {}
+            // It answered.
+            Outcome::Done(Told::Nothing) => self.breaker.succeeded(),
             Outcome::Done(Told::Speed { latency_ns, total_ns } | Told::Throttled { latency_ns, total_ns }) => {
                 self.estimate
                     .observe(bytes, latency_ns as f64 / 1e9, total_ns as f64 / 1e9);
@@ -202,8 +237,7 @@ impl Lane {
                 self.breaker.succeeded();
             }
             Outcome::Failed(Failure::Cancelled) => self.twins.left(ratio),
-            // What it holds is not what it was, which says nothing of the source: it answered.
-            Outcome::Failed(Failure::Corrupt) => {}
+            Outcome::Failed(failure) if Some(failure) == self.lacks => {}
             Outcome::Failed(_) => self.breaker.failed(now_ns),
         }
     }
@@ -213,9 +247,14 @@ impl Lane {
         self.estimate.expected_s(bytes) * self.twins.late_from()
     }
 
-    /// A twin came second.
+    /// A twin of one of its loads came second.
     pub fn twin_lost(&mut self) {
         self.twins.lost();
+    }
+
+    /// It was overtaken by another source, which was asked later: as a failure is, but that it says nothing of how long it would have taken.
+    pub fn was_overtaken(&mut self, now_ns: u64) {
+        self.breaker.failed(now_ns);
     }
 
     /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.
@@ -233,12 +272,21 @@ impl Lane {
     pub fn is_open(&self, now_ns: u64) -> bool {
         self.breaker.allows(now_ns)
     }
+
+    /// The same for what is about to fly: one that was ill is tried with one load alone.
+    pub fn may_be_asked(&self, now_ns: u64) -> bool {
+        self.breaker.allows(now_ns) && !(self.breaker.is_on_trial() && self.in_flight > 0)
+    }
 }
 
 /// The lanes of all sources.
 pub(super) struct Lanes {
     pub bucket: Lane,
     disks: Vec<Lane>,
+    /// By number; a node that left keeps its lane, for what is still in the air.
+    peers: Vec<Lane>,
+    peer_depth: u32,
+    peer_twins_per_cent: u32,
 }
 
 impl Lanes {
@@ -247,13 +295,24 @@ impl Lanes {
         Lanes {
             bucket: Lane::bucket(settings),
             disks: settings.tiers.iter().map(disk).collect(),
+            peers: Vec::new(),
+            peer_depth: settings.peer_depth,
+            peer_twins_per_cent: settings.hedge_per_cent,
         }
+    }
+
+    /// From now on there are peers up to this number.
+    pub fn reach(&mut self, peer: u16) {
+        let (depth, twins_per_cent) = (self.peer_depth, self.peer_twins_per_cent);
+        let count = self.peers.len().max(usize::from(peer) + 1);
+        self.peers.resize_with(count, || Lane::peer(depth, twins_per_cent));
     }
 
     pub fn of(&self, source: Source) -> &Lane {
         match source {
             Source::Bucket => &self.bucket,
             Source::Disk(tier) => &self.disks[usize::from(tier)],
+            Source::Peer(peer) => &self.peers[usize::from(peer)],
         }
     }
 
@@ -261,19 +320,21 @@ impl Lanes {
         match source {
             Source::Bucket => &mut self.bucket,
             Source::Disk(tier) => &mut self.disks[usize::from(tier)],
+            Source::Peer(peer) => &mut self.peers[usize::from(peer)],
         }
     }
 
     /// The sources, those first that may send loads on to others.
     pub fn sources(&self) -> impl Iterator<Item = Source> + use<> {
-        (0..self.disks.len())
-            .map(|tier| Source::Disk(tier as u8))
-            .chain(std::iter::once(Source::Bucket))
+        let peers = (0..self.peers.len()).map(|peer| Source::Peer(peer as u16));
+        let disks = (0..self.disks.len()).map(|tier| Source::Disk(tier as u8));
+        disks.chain(peers).chain(std::iter::once(Source::Bucket))
     }
 
     /// Nothing waits.
     pub fn are_empty(&self) -> bool {
-        self.bucket.queued() == 0 && self.disks.iter().all(|lane| lane.queued() == 0)
+        let others = self.disks.iter().chain(&self.peers);
+        self.bucket.queued() == 0 && others.into_iter().all(|lane| lane.queued() == 0)
     }
 }
 
@@ -375,11 +436,12 @@ mod tests {
     #[test]
     fn a_lane_without_twins_sends_none_and_one_with_them_goes_beyond_its_limit() {
         let mut lanes = lanes(1);
-        assert!(!lanes.of_mut(Source::Disk(0)).depart_twin(0, 1));
+        assert!(!lanes.of_mut(Source::Disk(0)).spend_twin());
         let lane = &mut lanes.bucket;
         (0..4).for_each(|i| lane.push(pending(Source::Bucket, i, 100)));
         while fly(lane).is_some() {}
-        assert!(lane.depart_twin(0, 1));
+        assert!(lane.spend_twin());
+        lane.depart_twin(0, 1);
         assert_eq!(lane.demand().in_flight, 4);
     }
 

@@ -61,8 +61,9 @@ impl Loads {
         Action::new(1 << 63 | self.next_id, command)
     }
 
-    pub fn queue_disk(&mut self, tier: u8, place: Place, id: u32, residents: &mut Residents, asker: Asker) {
-        let (source, part) = (Source::Disk(tier), whole(place, id, residents));
+    /// A load of all of a content from a disk tier or a peer.
+    pub fn queue_whole(&mut self, source: Source, place: Place, id: u32, residents: &mut Residents, asker: Asker) {
+        let part = whole(place, id, residents);
         let pending = Pending::of(source, place, part, asker, 0);
         self.lanes.of_mut(source).push(pending);
     }
@@ -165,7 +166,7 @@ impl Scheduler {
         for source in self.loads.lanes.sources() {
             while let Some(pending) = self.loads.lanes.of_mut(source).next() {
                 if !self.is_held(&pending) {
-                    // Evicted since it was planned.
+                    // Evicted, or ill, since it was planned.
                     let (asker, attempt) = (pending.asker(), pending.attempt);
                     let parts = pending.parts.all();
                     parts.for_each(|part| self.queue_first(part, asker, attempt));
@@ -201,7 +202,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether its source has what a load is to bring.
+    /// Whether its source has what a load is to bring, as far as is known.
     fn is_held(&self, pending: &Pending) -> bool {
         match pending.source {
             Source::Bucket => true,
@@ -212,6 +213,7 @@ impl Scheduler {
                     .iter()
                     .all(|part| tier.has(self.library.block_of(part.content)))
             }
+            Source::Peer(_) => self.loads.lanes.of(pending.source).may_be_asked(self.now_ns),
         }
     }
 
@@ -331,24 +333,33 @@ impl Scheduler {
             own.for_each(|slot| self.free_twin(slot));
             return;
         }
+        let source = flight.pending.source;
+        let is_peer = matches!(source, Source::Peer(_));
         let result = match outcome {
             Outcome::Done(_) => Ok(()),
+            Outcome::Failed(Failure::Cancelled) => Err(Failure::Cancelled),
+            // Whatever a peer says, the bucket knows better.
+            Outcome::Failed(_) if is_peer => Err(Failure::Unavailable),
             Outcome::Failed(failure) => Err(failure),
         };
         let (rival, attempt) = (flight.rival(), flight.pending.attempt);
         let asker = flight.pending.asker();
         let mut tried = None;
         for part in flight.pending.parts.all() {
-            let once_more = tried == Some(part.handle);
+            if !is_peer && result.is_ok() {
+                self.residents.had_from_bucket(part.handle.index);
+            }
+            // A peer costs no try.
+            let once_more = is_peer && self.residents.get(part.handle.index).is_wanted() || tried == Some(part.handle);
             let Some(part) = self.part_ended(part, flight.issued_ns, rival, result, once_more, actions) else {
                 continue;
             };
             tried = Some(part.handle);
             // A failed load is retried before new work.
-            self.queue_first(part, asker, attempt + 1);
+            self.queue_first(part, asker, if is_peer { 0 } else { attempt + 1 });
         }
         if let (Some(rival), Ok(())) = (rival, result) {
-            self.call_off(rival, actions);
+            self.call_off(rival, source, actions);
         }
     }
 
@@ -371,8 +382,10 @@ impl Scheduler {
     /// A part that its source failed to bring, or has no more, is to come from the bucket before all that waits.
     fn queue_first(&mut self, part: Part, asker: Asker, attempt: u8) {
         let content = part.content;
-        if part.is_whole() && self.library.is_several(content) {
-            // It was one record on a disk.
+        self.residents.had_from_bucket(part.handle.index);
+        let is_large = part.len > self.settings.part_bytes + self.settings.part_bytes / 2;
+        if part.is_whole() && (is_large || self.library.is_several(content)) {
+            // It was one record on a disk, or of a peer.
             let (index, stretches) = (part.handle.index, self.library.stretches(content));
             self.loads
                 .queue_parts(&stretches, index, &mut self.residents, asker, true);

@@ -1,11 +1,12 @@
 //! Where a sample's bytes come from, where they stay, and who leaves for them.
 //!
 //! A read of a sample that is in memory costs nothing. Otherwise its block gets a slot where it will stay: in the RAM tier while that has room, or in
-//! staging on its way to a disk tier. A block that nothing keeps comes in part: the sample that is wanted, and those of its neighbours that are read soon.
+//! staging on its way to a disk tier. What another node keeps ([`super::peers`]) passes through. A block that nothing keeps comes in part: the sample that is wanted, and those of its neighbours that are read soon.
 //! What passed through leaves when its memory is needed, in the order of planning. For a read that somebody waits for, what was planned further ahead is
 //! put back, then kept blocks leave, then what its consumer has passed without asking for it is put back, and at last what others wait for whose turn
 //! ([`Turn`]) comes later.
 
+use super::peers::Home;
 use super::residents::{Residents, State};
 use super::window::Entry;
 use super::{Blocked, Keep, Scheduler, Urgency};
@@ -113,18 +114,29 @@ impl Scheduler {
                 self.residents.keep(id);
             }
             self.loads
-                .queue_disk(tier as u8, unit.place, id, &mut self.residents, asker);
+                .queue_whole(Source::Disk(tier as u8), unit.place, id, &mut self.residents, asker);
+            return Ok(id);
+        }
+        let block = self.library.block_of(alone.content);
+        if let Some(peer) = self
+            .peer_with(block, alone.place.len)
+            .filter(|_| urgency != Urgency::Guest)
+        {
+            let slot = self.reserve(alone, 0, line, urgency)?;
+            let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Peer);
+            self.loads
+                .queue_whole(Source::Peer(peer), alone.place, id, &mut self.residents, asker);
             return Ok(id);
         }
         let group = self.group_bytes;
-        let torn = group > 0 && !self.ram_admits(alone.content, group) && !self.has_staging_room(group);
+        let torn = group > 0 && !self.ram_admits(alone.content, group) && !self.has_staging_room(group, urgency);
         if torn && urgency != Urgency::Alone && !(urgency.is_urgent() && self.loads.is_idle()) {
             // Fetching a sample without its neighbours because memory is short for a moment would tear a hole into a request that is
             // wanted whole a moment later. What is under way gives memory back.
             return Err(Blocked::Memory);
         }
         while let Some(whole) = whole {
-            match self.bring_block(whole, alone, line, actions) {
+            match self.bring_block(whole, alone, line, urgency, actions) {
                 Ok(Some(id)) => return Ok(id),
                 Ok(None) => break,
                 // It has no room for a moment: what is under way makes some.
@@ -190,6 +202,7 @@ impl Scheduler {
         block: Unit,
         alone: Unit,
         line: u64,
+        urgency: Urgency,
         actions: &mut Vec<Action>,
     ) -> Result<Option<u32>, Blocked> {
         let stay = self.where_to_keep(block, actions);
@@ -197,7 +210,13 @@ impl Scheduler {
             return Ok(None);
         }
         let asker = self.asker(line);
-        let slot = self.slot_for(block, stay, line, Urgency::Ahead)?;
+        // Nothing that is kept leaves for what of it nobody waits for.
+        let patient = if urgency == Urgency::Guest {
+            urgency
+        } else {
+            Urgency::Ahead
+        };
+        let slot = self.slot_for(block, stay, line, patient)?;
         let Keep::Tier(tier) = stay else {
             let id = self.residents.insert(block.content, block.laid(), slot, Via::Bucket);
             self.settle(id, stay);
@@ -242,7 +261,7 @@ impl Scheduler {
         let fastest = (0..self.tiers.len())
             .filter(holds)
             .min_by(|&a, &b| disk(a).wait_s(len).total_cmp(&disk(b).wait_s(len)))?;
-        let is_left = self.settings.leaves_disk(
+        let is_left = self.settings.leaves_cache(
             disk(fastest).wait_s(len),
             bucket.wait_s(len),
             disk(fastest).loads_per_s(len),
@@ -307,10 +326,10 @@ impl Scheduler {
             return None;
         }
         let expected = self.residents.expected_bytes + reserved_bytes(place.len) <= self.staging_bytes / 4;
-        if !expected || !self.has_staging_room(place.len) || !self.read_soon(sample, line) {
+        if !expected || !self.has_staging_room(place.len, Urgency::Ahead) || !self.read_soon(sample, line) {
             return None;
         }
-        if !self.make_staging_room(place.len, true) {
+        if !self.make_staging_room(place.len, true, self.passing_bytes(Urgency::Ahead)) {
             return None;
         }
         let slot = self.take(place.len, self.stay_of(Content::sample(sample)))?;
@@ -364,6 +383,10 @@ impl Scheduler {
     /// Where a block that comes from the bucket stays. Reserves its room in a disk tier.
     pub(super) fn where_to_keep(&mut self, unit: Unit, actions: &mut Vec<Action>) -> Keep {
         let (content, len) = (unit.content, unit.place.len);
+        // One copy before any replica.
+        if self.home_of(self.library.block_of(content)) != Home::Here {
+            return Keep::No;
+        }
         match self.settings.policy.retention() {
             Retention::Nothing => return Keep::No,
             Retention::Pinned => {}
@@ -407,9 +430,9 @@ impl Scheduler {
     }
 
     /// Whether so much more may pass through, when all that rests leaves.
-    pub(super) fn has_staging_room(&self, len: u64) -> bool {
+    pub(super) fn has_staging_room(&self, len: u64, urgency: Urgency) -> bool {
         let held = self.passing() - self.residents.resting_bytes;
-        held + reserved_bytes(len) <= self.passing_bytes()
+        held + reserved_bytes(len) <= self.passing_bytes(urgency)
     }
 
     /// The bytes that pass through now, or rest.
@@ -418,17 +441,24 @@ impl Scheduler {
     }
 
     /// The bytes that may pass through at once. An eighth of staging stays free: slots of all sizes come and go, and without slack no hole fits the
-    /// next one.
-    fn passing_bytes(&self) -> u64 {
-        self.staging_bytes - self.staging_bytes / 8
+    /// next one. Look-ahead leaves a quarter to what peers ask for, which never waits for a peer itself: nodes whose memory is full of what each is to have
+    /// from the others would wait for each other.
+    fn passing_bytes(&self, urgency: Urgency) -> u64 {
+        let guests = match urgency {
+            Urgency::Ahead if !self.group.is_alone() => self.staging_bytes / 4,
+            _ => 0,
+        };
+        self.staging_bytes - self.staging_bytes / 8 - guests
     }
 
-    /// Lets what rests leave, oldest first, until `len` bytes more may pass through. False: too much is held. For what is `urgent`, all leaves that can.
-    fn make_staging_room(&mut self, len: u64, urgent: bool) -> bool {
-        if !urgent && !self.has_staging_room(len) {
+    /// Lets what rests leave, oldest first, until `len` bytes more may pass through, `most` of them. False: too much is held. For what is `urgent`, all leaves
+    /// that can.
+    fn make_staging_room(&mut self, len: u64, urgent: bool, most: u64) -> bool {
+        let held = self.passing() - self.residents.resting_bytes;
+        if !urgent && held + reserved_bytes(len) > most {
             return false;
         }
-        while self.passing() + reserved_bytes(len) > self.passing_bytes() {
+        while self.passing() + reserved_bytes(len) > most {
             if !self.residents.drop_resting(urgent, &mut self.arena) {
                 return false;
             }
@@ -456,7 +486,7 @@ impl Scheduler {
     fn reserve(&mut self, unit: Unit, along: u64, line: u64, urgency: Urgency) -> Result<Slot, Blocked> {
         let (len, stay) = (unit.place.len, self.stay_of(unit.content));
         let urgent = urgency.is_urgent();
-        if !self.make_staging_room(len + along, urgent) && !urgent {
+        if !self.make_staging_room(len + along, urgent, self.passing_bytes(urgency)) && !urgent {
             return Err(Blocked::Memory);
         }
         loop {
@@ -486,7 +516,7 @@ impl Scheduler {
                     Turn::of_loose(line, request, self.requests.is_awaited(request)),
                     request,
                 )),
-                Urgency::Ahead | Urgency::Alone => None,
+                Urgency::Ahead | Urgency::Guest | Urgency::Alone => None,
             };
             match turn {
                 Some((turn, request)) if self.displace_after(turn, request) => {}

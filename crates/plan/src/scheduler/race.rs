@@ -1,6 +1,6 @@
 //! How a load's end is told: what becomes of each sample that it was to bring, and who wins when two loads race for one.
 //!
-//! A load that is late and needed soon gets a *twin* that asks for the same bytes again. The twin brings slots of its own; whichever of the two ends
+//! A load that is late and needed soon gets a *twin* that asks for the same bytes again; that of a peer's asks the bucket. The twin brings slots of its own; whichever of the two ends
 //! first gives the resident its bytes, and the other is called off. Only loads of whole samples race, so a resident in a race waits for exactly the
 //! two of them. A large sample, and one of several ranges, comes in parts that don't race.
 //!
@@ -118,13 +118,16 @@ impl Scheduler {
     }
 
     /// Calls off a load whose race is over. Its samples no longer depend on when it ends.
-    pub(super) fn call_off(&mut self, load: u64, actions: &mut Vec<Action>) {
+    pub(super) fn call_off(&mut self, load: u64, winner: Source, actions: &mut Vec<Action>) {
         let Some(loser) = self.loads.flights.load_mut(load) else {
             return;
         };
         loser.cancelled = true;
-        if loser.pending.twin_of.is_some() {
-            self.loads.lanes.of_mut(loser.pending.source).twin_lost();
+        let lanes = &mut self.loads.lanes;
+        match (loser.pending.twin_of, loser.pending.source) {
+            (Some(_), _) => lanes.of_mut(winner).twin_lost(),
+            (None, peer @ Source::Peer(_)) => lanes.of_mut(peer).was_overtaken(self.now_ns),
+            (None, _) => {}
         }
         let samples: Vec<u32> = loser.pending.parts.iter().map(|part| part.handle.index).collect();
         self.cancel(load, actions);
@@ -151,7 +154,8 @@ impl Scheduler {
     /// A twin of a load, with slots for what hasn't come yet, if there is memory and its lane has one left.
     fn twin_of(&mut self, id: u64) -> Option<Pending> {
         let late = &self.loads.flights.load(id)?.pending;
-        let (source, object, offset, len, asker) = (late.source, late.object, late.offset, late.len, late.asker());
+        let (object, offset, len, asker) = (late.object, late.offset, late.len, late.asker());
+        let (late_source, source) = (late.source, Source::Bucket);
         let absent = |part: &&Part| self.residents.get(part.handle.index).state == State::Loading;
         let needs: Vec<Part> = late.parts.iter().filter(absent).map(Part::again).collect();
         let mut slots = Vec::with_capacity(needs.len());
@@ -161,11 +165,12 @@ impl Scheduler {
                 None => break,
             }
         }
-        if needs.is_empty() || slots.len() < needs.len() || !self.loads.lanes.of_mut(source).depart_twin(asker.job, len)
-        {
+        let has_room = !needs.is_empty() && slots.len() == needs.len();
+        if !has_room || !self.loads.lanes.of_mut(late_source).spend_twin() {
             slots.into_iter().for_each(|slot| self.arena.give(slot));
             return None;
         }
+        self.loads.lanes.of_mut(source).depart_twin(asker.job, len);
         let mut parts = needs.into_iter().zip(slots).map(|(part, slot)| {
             self.residents.get_mut(part.handle.index).parts += 1;
             self.loads.twin_bytes += reserved_bytes(slot.len);
@@ -193,7 +198,13 @@ impl Scheduler {
     /// Whether a load takes so long that a twin would probably come first, and somebody needs it.
     fn is_late(&self, flight: &Flight) -> bool {
         let pending = &flight.pending;
-        let races = pending.source == Source::Bucket && pending.parts.iter().all(Part::is_whole);
+        let is_several = |part: &Part| self.library.is_several(part.content);
+        let races = match pending.source {
+            Source::Bucket => pending.parts.iter().all(Part::is_whole),
+            // The bucket has no one place for what is several ranges.
+            Source::Peer(_) => !pending.parts.iter().any(is_several),
+            Source::Disk(_) => false,
+        };
         if !races || flight.rival().is_some() || flight.cancelled || flight.called_off {
             return false;
         }

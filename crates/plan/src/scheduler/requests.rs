@@ -2,7 +2,8 @@
 //!
 //! A request is served all at once, when everything it names is in memory; until then it holds nothing that another could need first. It asks for a
 //! batch, for reads by their names (epoch and position), or for samples by number. A name of a read that the rank has before it is an
-//! entry of its window; what was read already, what lies far away and what is asked for by number is a read of its own (*loose*).
+//! entry of its window; what was read already, what lies far away and what is asked for by number is a read of its own (*loose*). Other nodes
+//! ask, too: they are *guests*, whose reads are loose and whose turn comes when everybody here has memory.
 
 use super::memory::Turn;
 use super::residents::{Ready, State};
@@ -44,6 +45,8 @@ struct Request {
     missing: u32,
     /// Since when its asker does nothing but wait for it.
     awaited_ns: Option<u64>,
+    /// Another node asks: whatever is asked here comes first.
+    is_guest: bool,
 }
 
 impl Request {
@@ -66,6 +69,8 @@ pub(super) struct Requests {
     open: BTreeMap<u64, Request>,
     /// Requests with unplaced reads, oldest first.
     pub unplaced: VecDeque<u64>,
+    /// The same of other nodes.
+    pub guests: VecDeque<u64>,
 }
 
 impl Requests {
@@ -83,7 +88,7 @@ impl Requests {
     pub fn are_awaited(&self) -> bool {
         self.open
             .values()
-            .any(|request| request.awaited_ns.is_some() && request.missing > 0)
+            .any(|request| request.awaited_ns.is_some() && request.missing > 0 && !request.is_guest)
     }
 
     /// Takes the reads of their own that are there from requests, by number and the rank's place: they wait for memory again. Answers with their
@@ -91,7 +96,7 @@ impl Requests {
     pub fn displace(&mut self, may: impl Fn(u64, usize, bool) -> bool, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut displaced = Vec::new();
         for (&id, request) in &mut self.open {
-            if !may(id, request.place, request.awaited_ns.is_some()) {
+            if !request.is_guest && !may(id, request.place, request.awaited_ns.is_some()) {
                 continue;
             }
             let before = displaced.len();
@@ -104,9 +109,15 @@ impl Requests {
                     displaced.push(resident);
                 }
             }
-            if displaced.len() > before && !self.unplaced.contains(&id) {
-                let at = self.unplaced.partition_point(|&other| other < id);
-                self.unplaced.insert(at, id);
+            if displaced.len() > before {
+                wait_again(
+                    if request.is_guest {
+                        &mut self.guests
+                    } else {
+                        &mut self.unplaced
+                    },
+                    id,
+                );
             }
         }
         displaced
@@ -115,9 +126,33 @@ impl Requests {
     pub fn of_place(&self, place: usize) -> Vec<u64> {
         self.open
             .iter()
-            .filter(|(_, request)| request.place == place)
+            .filter(|(_, request)| request.place == place && !request.is_guest)
             .map(|(&id, _)| id)
             .collect()
+    }
+
+    /// The requests of other nodes for samples of a job, by one of its places.
+    pub fn of_guests(&self, is_of_job: impl Fn(usize) -> bool) -> Vec<u64> {
+        let guests = self
+            .open
+            .iter()
+            .filter(|(_, request)| request.is_guest && is_of_job(request.place));
+        guests.map(|(&id, _)| id).collect()
+    }
+
+    /// Whether other nodes wait for anything.
+    pub fn have_guests(&self) -> bool {
+        self.open.values().any(|request| request.is_guest)
+    }
+
+    /// The place that a request is for.
+    pub fn place_of(&self, id: u64) -> Option<usize> {
+        self.open.get(&id).map(|request| request.place)
+    }
+
+    /// The first read of a request that has no memory: its place in the request, and its sample.
+    pub fn next_unplaced(&self, id: u64) -> Option<(usize, u64)> {
+        self.open.get(&id)?.next_unplaced()
     }
 
     /// Whether a request is open that was made after `then_ns`.
@@ -146,14 +181,26 @@ impl Requests {
                 if *target == Target::Loose(resident) {
                     *target = Target::Unplaced(sample);
                     displaced += 1;
-                    if !self.unplaced.contains(&id) {
-                        let at = self.unplaced.partition_point(|&other| other < id);
-                        self.unplaced.insert(at, id);
-                    }
+                    wait_again(
+                        if request.is_guest {
+                            &mut self.guests
+                        } else {
+                            &mut self.unplaced
+                        },
+                        id,
+                    );
                 }
             }
         }
         displaced
+    }
+}
+
+/// Takes its turn again among those that wait for memory.
+fn wait_again(queue: &mut VecDeque<u64>, id: u64) {
+    if !queue.contains(&id) {
+        let at = queue.partition_point(|&other| other < id);
+        queue.insert(at, id);
     }
 }
 
@@ -170,7 +217,7 @@ impl Scheduler {
         match (place, line) {
             (Some(place), Some(line)) if count > 0 => {
                 let targets = (0..count).map(|entry| Target::Entry(line, entry)).collect();
-                self.open_request(request, place, targets, actions);
+                self.open_request(request, place, targets, false, actions);
             }
             // A batch that is over, or too far away.
             _ => self.tell(request, None, Failure::Final, actions),
@@ -203,7 +250,7 @@ impl Scheduler {
             };
             targets.push(target);
         }
-        self.open_request(request, place, targets, actions);
+        self.open_request(request, place, targets, false, actions);
     }
 
     fn sample_at(&mut self, place: usize, epoch: u32, position: u64) -> Option<u64> {
@@ -224,7 +271,7 @@ impl Scheduler {
             return self.tell(request, None, Failure::Final, actions);
         };
         let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
-        self.open_request(request, place, targets, actions);
+        self.open_request(request, place, targets, false, actions);
     }
 
     /// Who asks for more at once than its batches have may do so again.
@@ -243,7 +290,14 @@ impl Scheduler {
         }
     }
 
-    fn open_request(&mut self, id: u64, place: usize, targets: Vec<Target>, actions: &mut Vec<Action>) {
+    pub(super) fn open_request(
+        &mut self,
+        id: u64,
+        place: usize,
+        targets: Vec<Target>,
+        is_guest: bool,
+        actions: &mut Vec<Action>,
+    ) {
         let all = self.windows.reader_at(place).map_or(0, |reader| reader.samples);
         let mut samples = Vec::with_capacity(targets.len());
         for target in &targets {
@@ -262,7 +316,9 @@ impl Scheduler {
         if samples.len() < targets.len() || self.requests.open.contains_key(&id) {
             return self.tell(id, None, Failure::Final, actions);
         }
-        self.note_large(place, &samples);
+        if !is_guest {
+            self.note_large(place, &samples);
+        }
         let missing = targets.len() as u32;
         let loose = targets.iter().any(|target| matches!(target, Target::Unplaced(_)));
         let request = Request {
@@ -271,11 +327,16 @@ impl Scheduler {
             targets: targets.clone(),
             samples,
             missing,
-            awaited_ns: None,
+            awaited_ns: is_guest.then_some(self.now_ns),
+            is_guest,
         };
         self.requests.open.insert(id, request);
         if loose {
-            self.requests.unplaced.push_back(id);
+            let queue = match is_guest {
+                true => &mut self.requests.guests,
+                false => &mut self.requests.unplaced,
+            };
+            queue.push_back(id);
         }
         for target in targets {
             let Target::Entry(line, entry) = target else { continue };
@@ -371,7 +432,14 @@ impl Scheduler {
     }
 
     /// Gives one loose read its memory. False: there is none.
-    fn place_one(&mut self, id: u64, at: usize, sample: u64, urgency: Urgency, actions: &mut Vec<Action>) -> bool {
+    pub(super) fn place_one(
+        &mut self,
+        id: u64,
+        at: usize,
+        sample: u64,
+        urgency: Urgency,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let Some(place) = self.requests.open.get(&id).map(|open| open.place) else {
             return true;
         };
@@ -565,7 +633,7 @@ impl Scheduler {
         }
     }
 
-    fn tell(&mut self, request: u64, sample: Option<u64>, failure: Failure, actions: &mut Vec<Action>) {
+    pub(super) fn tell(&mut self, request: u64, sample: Option<u64>, failure: Failure, actions: &mut Vec<Action>) {
         let command = Command::Refuse {
             request,
             sample,

@@ -401,6 +401,14 @@ impl Residents {
         (it.state, it.via, it.unread) = (State::Loading, via, unread);
     }
 
+    /// It was to come from a peer, and the bucket brings it.
+    pub fn had_from_bucket(&mut self, id: u32) {
+        let it = self.get_mut(id);
+        if it.via == Via::Peer && it.state == State::Loading {
+            it.via = Via::Bucket;
+        }
+    }
+
     /// Bytes that its leases hold: of a block each sample's its part, of a sample any number what one does.
     fn all_leased(&self, id: u32) -> u64 {
         let it = self.get(id);
@@ -606,6 +614,17 @@ impl Residents {
                 self.unkeep(id);
             }
             self.drop_if_idle(id, arena);
+        }
+    }
+
+    /// Of what is kept only some stays so; the rest passes through like all else.
+    pub fn keep_only(&mut self, arena: &mut Arena, stays: impl Fn(Content) -> bool) {
+        for id in 0..self.table.len() as u32 {
+            let it = self.get(id);
+            if it.state != State::Vacant && it.is_kept() && !stays(it.content) {
+                self.unkeep(id);
+                self.let_go(id, arena);
+            }
         }
     }
 

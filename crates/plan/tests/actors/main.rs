@@ -12,10 +12,12 @@
 )]
 
 mod client;
+mod cluster;
 mod lists;
 mod memory;
 mod world;
 
+use cluster::{Cluster, Network, Outcome, Shape};
 use world::{Theme, World};
 
 fn seeds(default: u64) -> u64 {
@@ -67,4 +69,72 @@ fn who_is_told_that_samples_are_gone_gets_the_rest_and_never_waits_for_ever() {
 #[test]
 fn jobs_that_join_and_part_share_what_they_read_and_get_the_bytes_they_asked_for() {
     run(Theme::Jobs);
+}
+
+/// Plays a cluster for each seed.
+fn clusters(network: Network, shape: fn(u64) -> Shape, look: fn(&Shape, Outcome)) {
+    let only = std::env::var("FORELOAD_CHAOS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    let all = only.map_or(0..seeds(150), |seed: u64| seed..seed + 1);
+    for seed in all {
+        let caught = std::panic::catch_unwind(|| {
+            let shape = shape(seed);
+            let outcome = Cluster::new(network, &shape, seed).play();
+            look(&shape, outcome);
+        });
+        if let Err(panic) = caught {
+            eprintln!("{network:?}: FORELOAD_CHAOS_SEED={seed} shows it again");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn nodes_with_a_bad_network_get_the_bytes_they_asked_for_and_never_wait_for_ever() {
+    let shape = |seed| Shape {
+        nodes: 2 + seed as usize % 3,
+        kept_per_cent: [0, 30, 70, 130][seed as usize / 3 % 4],
+        epochs: 3,
+        is_plain: false,
+        has_disks: seed % 2 == 1,
+    };
+    clusters(Network::Bad, shape, |_, _| {});
+}
+
+#[test]
+fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
+    let shape = |seed| Shape {
+        nodes: 1 + seed as usize % 4,
+        kept_per_cent: 125,
+        epochs: 4,
+        is_plain: true,
+        has_disks: seed % 2 == 1,
+    };
+    clusters(Network::Good, shape, |shape, outcome| {
+        let samples = outcome.reads / u64::from(shape.epochs);
+        assert!(outcome.gets <= samples, "{} GETs for {samples} samples", outcome.gets);
+        assert_eq!((outcome.served > 0, outcome.given_up), (shape.nodes > 1, 0));
+    });
+}
+
+#[test]
+fn nodes_that_hold_a_part_of_it_fetch_the_rest_in_every_epoch() {
+    let shape = |seed| Shape {
+        nodes: 2 + seed as usize % 3,
+        kept_per_cent: [25, 50, 75][seed as usize / 3 % 3],
+        epochs: 4,
+        is_plain: true,
+        has_disks: false,
+    };
+    clusters(Network::Good, shape, |shape, outcome| {
+        let samples = outcome.reads / u64::from(shape.epochs);
+        let most = samples + samples * u64::from(shape.epochs - 1) * (100 - shape.kept_per_cent + 4) / 100;
+        assert_eq!(outcome.given_up, 0, "nobody waits for a node that waits");
+        assert!(
+            outcome.gets <= most,
+            "{} GETs of at most {most} for {samples} samples",
+            outcome.gets
+        );
+    });
 }

@@ -204,7 +204,7 @@ impl Carrier {
                         "pieces in order, inside the range"
                     );
                     let lies = match load.source {
-                        Source::Disk(_) => Place {
+                        Source::Disk(_) | Source::Peer(_) => Place {
                             offset: place.offset + piece.content_offset,
                             ..place
                         },

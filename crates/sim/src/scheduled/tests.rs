@@ -4,6 +4,7 @@ use crate::{Access, Hardware, Outcome, Scenario, Sizes, Totals, Watch, foreload}
 use foreload_plan::replay::replay;
 
 mod agreement;
+mod cluster;
 
 /// Calls `check` with the set-up of one node.
 fn with_setup(set: &[&str], check: impl FnMut(&Setup<'_>)) {
@@ -198,7 +199,8 @@ fn they_agree_on_what_is_read_again_where_it_does_not() {
 #[test]
 fn several_nodes_share_the_source_and_read_what_each_of_them_lacks() {
     let set = ["cluster.nodes=2", "tier.ram.capacity_mb=400", "tier.disk.capacity_mb=0"];
-    with_setup(&set, |setup| {
+    let alone = SMALL.replace("network_mb_s = 10000\n", "");
+    with_scenario(&alone, &set, |setup| {
         let run = run(setup, Policy::Foreload, true).expect("runs");
         let mut lacked = 0;
         let mut held = std::collections::BTreeSet::new();

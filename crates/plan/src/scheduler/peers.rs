@@ -1,0 +1,188 @@
+//! Peers: the other nodes of a group, as far as the plan goes.
+//!
+//! Each block has a home ([`Homes`]), the same one on all nodes. A node keeps the blocks whose home it is, in memory and on its disks, and asks their homes for
+//! the others; what it gets from a peer, and what has no home, passes through. A peer is one more source with a lane of its own: one that is ill, or hasn't
+//! got something, is a reason to ask the bucket, and nothing else. So whatever peers do, every read ends as it would without them.
+//!
+//! The other way round a peer is a consumer without a window ([`Event::Serve`](crate::action::Event::Serve)): what it asks for comes from memory, from a disk or, at its
+//! home, from the bucket, where it stays then for whoever asks next.
+//!
+//! | what a peer asks for | answer |
+//! | --- | --- |
+//! | is in memory, or on its way from the bucket or a disk | delivered when it is there |
+//! | is on its way from another peer | refused: two nodes that take each other for the home would wait for each other |
+//! | is on a disk | read, if there is memory that nobody has planned with |
+//! | has its home here | fetched from the bucket and kept, on the same condition |
+//! | has its home elsewhere | refused |
+//! | there is no memory for now | waits; the asker goes to the bucket when that takes too long |
+
+use super::requests::Target;
+use super::residents::State;
+use super::{Scheduler, Urgency};
+use crate::action::{Action, Failure, Source, Via};
+use crate::blocks::Content;
+use crate::homes::{Homes, MOST_MEMBERS, Member};
+use crate::library::Library;
+use crate::policy::Retention;
+use std::collections::BTreeMap;
+
+/// The group that a node is in; empty: it is alone.
+#[derive(Default)]
+pub(super) struct Group {
+    /// By place in the list of members: the numbers of their lanes; `None`: this node.
+    peers: Vec<Option<u16>>,
+    members: Vec<Member>,
+    /// Of each data set, by its first block.
+    homes: BTreeMap<u64, Homes>,
+}
+
+/// Who keeps a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Home {
+    /// This node.
+    Here,
+    /// Another one.
+    Peer(u16),
+    /// Nobody.
+    Nowhere,
+}
+
+impl Group {
+    pub fn is_alone(&self) -> bool {
+        self.members.len() < 2
+    }
+
+    fn home(&self, library: &Library, block: u64) -> Home {
+        if self.is_alone() {
+            return Home::Here;
+        }
+        let first = library.shelf_of_block(block).first_block;
+        let homes = self.homes.get(&first);
+        match homes.and_then(|homes| homes.of(block - first)) {
+            None => Home::Nowhere,
+            Some(at) => self.peers[at].map_or(Home::Here, Home::Peer),
+        }
+    }
+}
+
+impl Scheduler {
+    /// The group changes. What is in the air ends as it would have; what others are to keep now rests until its memory is needed.
+    pub(super) fn set_peers(&mut self, me: u64, mut members: Vec<(u16, Member)>) {
+        members.truncate(MOST_MEMBERS);
+        // A node that isn't among them would take nothing for its own, and caches of the papers know nothing of homes.
+        if !members.iter().any(|(_, member)| member.id == me) || self.settings.policy.retention() != Retention::Pinned {
+            members.clear();
+        }
+        for &(number, member) in &members {
+            if member.id != me {
+                self.loads.lanes.reach(number);
+            }
+        }
+        self.group = Group {
+            peers: members
+                .iter()
+                .map(|&(number, member)| (member.id != me).then_some(number))
+                .collect(),
+            members: members.into_iter().map(|(_, member)| member).collect(),
+            homes: BTreeMap::new(),
+        };
+        self.find_homes();
+        let (library, group) = (&self.library, &self.group);
+        let is_ours = |content| group.home(library, library.block_of(content)) == Home::Here;
+        self.residents.keep_only(&mut self.arena, is_ours);
+    }
+
+    /// Homes of the data sets that there are now. Of several each node keeps as much as their sizes say.
+    pub(super) fn find_homes(&mut self) {
+        let shelves = self.library.shelves();
+        self.group
+            .homes
+            .retain(|first, _| shelves.iter().any(|shelf| shelf.first_block == *first));
+        if self.group.is_alone() {
+            return;
+        }
+        let all: u128 = shelves.iter().map(|shelf| u128::from(shelf.bytes.max(1))).sum();
+        for shelf in shelves {
+            let part = |bytes: u64| (u128::from(bytes) * u128::from(shelf.bytes.max(1)) / all.max(1)) as u64;
+            let members: Vec<Member> = self
+                .group
+                .members
+                .iter()
+                .map(|member| Member {
+                    bytes: part(member.bytes),
+                    ..*member
+                })
+                .collect();
+            let lengths = shelf.blocks_on_node().map(|block| shelf.len_of(block));
+            self.group
+                .homes
+                .insert(shelf.first_block, Homes::new(lengths, &members));
+        }
+    }
+
+    pub(super) fn home_of(&self, block: u64) -> Home {
+        self.group.home(&self.library, block)
+    }
+
+    /// The peer to ask for `len` bytes of a block: its home, unless that is ill, or the bucket is faster by far.
+    pub(super) fn peer_with(&self, block: u64, len: u64) -> Option<u16> {
+        let Home::Peer(peer) = self.home_of(block) else {
+            return None;
+        };
+        let (lane, bucket) = (self.loads.lanes.of(Source::Peer(peer)), &self.loads.lanes.bucket);
+        let is_left = || {
+            self.settings.leaves_cache(
+                lane.wait_s(len),
+                bucket.wait_s(len),
+                lane.loads_per_s(len),
+                bucket.loads_per_s(len),
+            )
+        };
+        (lane.is_open(self.now_ns) && !is_left()).then_some(peer)
+    }
+
+    /// A peer asks.
+    pub(super) fn serve(&mut self, request: u64, job: u32, samples: &[u64], actions: &mut Vec<Action>) {
+        let Some(&place) = self.windows.reader(job).and_then(|reader| reader.places.first()) else {
+            return self.tell(request, None, Failure::Final, actions);
+        };
+        let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
+        self.open_request(request, place, targets, true, actions);
+    }
+
+    /// Gives what peers ask for its memory, in the order of asking, as far as nobody else needs that.
+    pub(super) fn place_guests(&mut self, actions: &mut Vec<Action>) {
+        while let Some(id) = self.requests.guests.front().copied() {
+            let Some((at, own)) = self.requests.next_unplaced(id) else {
+                self.requests.guests.pop_front();
+                continue;
+            };
+            let Some(place) = self.requests.place_of(id) else {
+                continue;
+            };
+            let sample = self.windows.on_node(place, own);
+            if !self.is_for_guests(sample) {
+                self.refuse(id, Some(own), Failure::Final, actions);
+            } else if !self.place_one(id, at, sample, Urgency::Guest, actions) {
+                return;
+            }
+        }
+    }
+
+    /// Whether this node has something for others, or is to have it.
+    fn is_for_guests(&self, sample: u64) -> bool {
+        if let Some(id) = self.resident_with(sample) {
+            let resident = self.residents.get(id);
+            return match resident.state {
+                State::Loading => resident.via != Via::Peer,
+                State::Ready => true,
+                State::Vacant | State::Failed(_) => false,
+            };
+        }
+        let block = self.library.block_of(Content::sample(sample));
+        self.best_tier(block, self.library.place(sample).len).is_some() || self.home_of(block) == Home::Here
+    }
+}
+
+#[cfg(test)]
+mod tests;

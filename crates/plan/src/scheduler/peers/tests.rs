@@ -1,0 +1,250 @@
+use super::super::hand::{Hand, reads, settings};
+use super::*;
+use crate::action::Event;
+use crate::flow::ConcurrencySettings;
+use crate::policy::Policy;
+use crate::settings::Settings;
+
+const ME: u64 = 10;
+
+/// A node of two, that knows its home from the others'.
+fn hand(samples: usize, kept: u64) -> Hand {
+    let mut hand = asked(samples, kept);
+    hand.start(0, 0, 0, 0);
+    hand
+}
+
+/// The same, where nothing is read ahead: nobody has started.
+fn asked(samples: usize, kept: u64) -> Hand {
+    let settings = Settings {
+        concurrency: ConcurrencySettings::fixed(100),
+        ..settings(Policy::Foreload, 256 << 10)
+    };
+    let mut hand = Hand::bare(settings, &reads(&vec![1000; samples], 1));
+    hand.step(peers(kept, 1));
+    hand
+}
+
+fn peers(kept: u64, number: u16) -> Event {
+    let member = |id| Member { id, bytes: kept };
+    Event::Peers {
+        me: ME,
+        members: vec![(0, member(ME)), (number, member(20))],
+    }
+}
+
+fn homes(hand: &Hand, samples: u64) -> Vec<Home> {
+    (0..samples).map(|block| hand.plan.home_of(block)).collect()
+}
+
+#[test]
+fn what_another_node_keeps_is_asked_of_that_and_what_nobody_keeps_of_the_bucket() {
+    let hand = hand(40, 15_000);
+    let homes = homes(&hand, 40);
+    for home in [Home::Here, Home::Peer(1), Home::Nowhere] {
+        assert!(homes.iter().filter(|&&it| it == home).count() >= 10, "{homes:?}");
+    }
+    for load in hand.loads() {
+        let (sample, source) = (load.object, load.source);
+        let expected = match homes[sample as usize] {
+            Home::Here | Home::Nowhere => Source::Bucket,
+            Home::Peer(peer) => Source::Peer(peer),
+        };
+        assert_eq!(source, expected, "sample {sample}");
+    }
+}
+
+/// Samples of a kind of home, in the order of reading.
+fn of(hand: &Hand, samples: u64, home: Home) -> Vec<u64> {
+    (0..samples).filter(|&block| hand.plan.home_of(block) == home).collect()
+}
+
+fn source_of(hand: &Hand, sample: u64) -> Option<Source> {
+    hand.loads().find(|load| load.object == sample).map(|load| load.source)
+}
+
+#[test]
+fn a_peer_that_has_not_got_something_is_well_and_one_that_fails_is_left_alone_for_a_while() {
+    let mut hand = hand(64, 1 << 20);
+    let theirs = of(&hand, 64, Home::Peer(1));
+    hand.fail(theirs[0], Failure::Final);
+    assert_eq!(source_of(&hand, theirs[0]), Some(Source::Bucket));
+    assert!(hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+    for &sample in &theirs[1..6] {
+        assert_eq!(source_of(&hand, sample), Some(Source::Peer(1)));
+        hand.fail(sample, Failure::Unavailable);
+        assert_eq!(
+            source_of(&hand, sample),
+            Some(Source::Bucket),
+            "and not a second time of the peer"
+        );
+    }
+    assert!(!hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+    hand.land_all();
+    assert!(theirs.iter().all(|&sample| hand.is_there(sample)));
+}
+
+#[test]
+fn a_peer_that_was_ill_is_tried_with_one_request() {
+    let mut hand = asked(64, 1 << 20);
+    let theirs = of(&hand, 64, Home::Peer(1));
+    hand.want_samples(1, &theirs[..5]);
+    theirs[..5]
+        .iter()
+        .for_each(|&sample| hand.fail(sample, Failure::Unavailable));
+    hand.land_all();
+    hand.now_ns += 100_000_000;
+    hand.want_samples(2, &theirs[6..12]);
+    let asked = hand.loads().filter(|load| load.source == Source::Peer(1)).count();
+    assert_eq!((asked, hand.loads().count()), (1, 6));
+    let trial = hand
+        .loads()
+        .find(|load| load.source == Source::Peer(1))
+        .expect("one")
+        .object;
+    hand.land(trial);
+    hand.land_all();
+    hand.want_samples(3, &theirs[12..16]);
+    assert!(hand.loads().all(|load| load.source == Source::Peer(1)), "it is well");
+}
+
+#[test]
+fn a_failure_of_a_peer_costs_no_try_of_the_bucket() {
+    let mut hand = hand(16, 1 << 20);
+    let sample = of(&hand, 16, Home::Peer(1))[0];
+    hand.fail(sample, Failure::Corrupt);
+    hand.fail(sample, Failure::Unavailable);
+    assert_eq!(source_of(&hand, sample), Some(Source::Bucket), "once more");
+    hand.land(sample);
+    assert!(hand.is_there(sample));
+}
+
+#[test]
+fn what_comes_from_a_peer_passes_through_and_says_so() {
+    let mut hand = hand(16, 1 << 20);
+    hand.want(1, 0, 0);
+    hand.land_all();
+    let Some(Ok((items, _))) = hand.answer(1).cloned() else {
+        panic!("delivered")
+    };
+    for item in &items {
+        let is_ours = hand.plan.home_of(item.sample) == Home::Here;
+        let id = hand.plan.resident_with(item.sample).expect("there");
+        assert_eq!(hand.plan.residents.get(id).is_kept(), is_ours);
+        assert_eq!(item.via == Via::Peer, !is_ours, "sample {}", item.sample);
+    }
+}
+
+#[test]
+fn a_peer_is_given_what_is_here_and_what_is_to_be_here() {
+    let mut hand = asked(64, 1 << 20);
+    let (ours, theirs) = (of(&hand, 64, Home::Here), of(&hand, 64, Home::Peer(1)));
+    let serve = |hand: &mut Hand, request, sample| {
+        hand.step(Event::Serve {
+            request,
+            job: 0,
+            samples: vec![sample],
+        });
+    };
+    serve(&mut hand, 1, ours[0]);
+    assert_eq!(source_of(&hand, ours[0]), Some(Source::Bucket));
+    hand.land_all();
+    assert_eq!(hand.delivered(1), [ours[0]]);
+    hand.give_back(1);
+    let id = hand.plan.resident_with(ours[0]).expect("kept");
+    assert!(hand.plan.residents.get(id).is_kept(), "for whoever asks next");
+    serve(&mut hand, 2, theirs[0]);
+    assert_eq!(
+        hand.refused(2),
+        Some((Some(theirs[0]), Failure::Final)),
+        "its home is elsewhere"
+    );
+    // On its way from there: it may be on its way from here, for all that is known.
+    hand.want_samples(3, &[theirs[1]]);
+    serve(&mut hand, 4, theirs[1]);
+    assert_eq!(hand.refused(4), Some((Some(theirs[1]), Failure::Final)));
+    hand.land_all();
+    serve(&mut hand, 5, theirs[1]);
+    assert_eq!(hand.delivered(5), [theirs[1]], "it is here, whoever keeps it");
+    serve(&mut hand, 6, 64);
+    assert_eq!(hand.refused(6), Some((None, Failure::Final)), "there is no such sample");
+}
+
+#[test]
+fn a_peer_waits_for_memory_that_nobody_here_needs() {
+    // Twelve of 1 KB at once, of which the first hundred are asked for.
+    let mut hand = Hand::bare(settings(Policy::Foreload, 12 << 10), &reads(&[1000; 400], 1));
+    hand.step(peers(1 << 20, 1));
+    hand.start(0, 0, 0, 0);
+    hand.want(1, 0, 0);
+    let ahead = hand.plan.windows.ahead;
+    let unplanned = of(&hand, 400, Home::Here)
+        .into_iter()
+        .find(|&sample| !hand.is_there(sample))
+        .expect("far away");
+    hand.step(Event::Serve {
+        request: 9,
+        job: 0,
+        samples: vec![unplanned],
+    });
+    assert!(hand.answer(9).is_none());
+    assert_eq!(hand.plan.windows.ahead, ahead, "nothing is put back for it");
+    hand.step(Event::Withdraw { request: 9 });
+    assert!(hand.plan.requests.guests.is_empty() || hand.plan.requests.next_unplaced(9).is_none());
+}
+
+#[test]
+fn who_is_overtaken_by_the_bucket_has_failed() {
+    let settings = Settings {
+        hedge_per_cent: 100,
+        ..settings(Policy::Foreload, 1 << 20)
+    };
+    let mut hand = Hand::bare(settings, &reads(&[1000; 256], 1));
+    hand.step(peers(1 << 20, 1));
+    let theirs = of(&hand, 256, Home::Peer(1));
+    // It learns how long they take.
+    for (request, &sample) in theirs[..64].iter().enumerate() {
+        hand.want_samples(request as u64 + 1, &[sample]);
+        hand.now_ns += 1_000_000;
+        hand.land(sample);
+        hand.give_back(request as u64 + 1);
+    }
+    for (request, &sample) in theirs[64..69].iter().enumerate() {
+        let request = request as u64 + 100;
+        hand.want_samples(request, &[sample]);
+        assert_eq!(source_of(&hand, sample), Some(Source::Peer(1)));
+        hand.now_ns += 1_000_000_000;
+        hand.step(Event::Tick);
+        let twin = hand
+            .loads()
+            .find(|load| load.object == sample && load.hedge)
+            .expect("a twin");
+        assert_eq!(twin.source, Source::Bucket);
+        hand.land_twin(sample);
+        assert_eq!(hand.delivered(request), [sample]);
+        let Some(Ok((items, _))) = hand.answer(request) else {
+            panic!("delivered")
+        };
+        assert_eq!(items[0].via, Via::Bucket);
+        hand.give_back(request);
+        hand.fail(sample, Failure::Cancelled);
+    }
+    assert!(!hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+}
+
+#[test]
+fn a_group_that_changes_lets_go_of_what_others_keep_now() {
+    let mut hand = Hand::new(settings(Policy::Foreload, 64 << 10), &reads(&[1000; 16], 1));
+    hand.land_all();
+    let kept = hand.plan.residents.kept_samples;
+    hand.step(peers(1 << 20, 1));
+    let ours = of(&hand, 16, Home::Here).len() as u64;
+    assert_eq!((kept, hand.plan.residents.kept_samples), (16, ours));
+    assert!(
+        (0..16).all(|sample| hand.is_there(sample)),
+        "until its memory is needed"
+    );
+    let (me, members) = (ME, vec![(0, Member { id: ME, bytes: 1 << 20 })]);
+    hand.step(Event::Peers { me, members });
+    assert!((0..16).all(|block| hand.plan.home_of(block) == Home::Here), "alone");
+}

@@ -1,0 +1,82 @@
+//! Nodes that exchange what they hold.
+
+use super::*;
+
+/// Four nodes on a network: what a run of our policy comes to, and the data set's samples and MB.
+fn run_of_four(set: &[&str]) -> (Outcome, f64, f64) {
+    let mut found = None;
+    let set: Vec<&str> = ["tier.staging.capacity_mb=60"].iter().chain(set).copied().collect();
+    with_scenario(SMALL, &set, |setup| {
+        let outcome = run(setup, Policy::Foreload, false).expect("runs").outcome;
+        assert!(outcome.supported, "{:?}", outcome.reason);
+        found = Some((outcome, f64::from(setup.sizes.samples()), setup.sizes.total_mb));
+    });
+    found.expect("was run")
+}
+
+#[test]
+fn nodes_that_hold_the_data_set_together_ask_the_source_for_each_sample_once() {
+    for disk in ["tier.disk.capacity_mb=0", "tier.disk.capacity_mb=60"] {
+        let ram = if disk.ends_with("=0") {
+            "tier.ram.capacity_mb=90"
+        } else {
+            "tier.ram.capacity_mb=30"
+        };
+        let (outcome, samples, total_mb) = run_of_four(&[ram, disk]);
+        let (requests, mb) = (outcome.requests as f64, outcome.mb_by_source);
+        assert!(requests <= 1.01 * samples, "{requests} requests for {samples} samples");
+        assert!(mb.source <= 1.01 * total_mb, "{mb:?} of {total_mb}");
+        // Three of four samples are somebody else's, in each of three epochs.
+        assert!(
+            (mb.peer / (3.0 * 0.75 * total_mb) - 1.0).abs() < 0.1,
+            "{mb:?} of {total_mb}"
+        );
+    }
+}
+
+#[test]
+fn nodes_that_hold_a_part_of_it_ask_the_source_for_the_rest_of_it() {
+    for part in [0.25, 0.5, 0.75] {
+        let mut total_mb = 0.0;
+        with_scenario(SMALL, &[], |setup| total_mb = setup.sizes.total_mb);
+        let ram = format!("tier.ram.capacity_mb={}", part * total_mb / 4.0);
+        let (outcome, _, _) = run_of_four(&[&ram, "tier.disk.capacity_mb=0"]);
+        let later = (outcome.mb_by_source.source / total_mb - 1.0) / 2.0;
+        assert!(
+            later <= 1.0 - part + 0.01,
+            "{later} of an epoch comes from the source, where {part} of it is held"
+        );
+    }
+}
+
+#[test]
+fn an_epoch_out_of_the_memory_of_others_is_bound_by_the_network_or_the_computing() {
+    let set = ["tier.ram.capacity_mb=90", "tier.disk.capacity_mb=0"];
+    let hours = |more: &str| run_of_four(&[set[0], set[1], more]).0.epoch_hours;
+    let computing_s = 300.0 / 4.0 / 100.0;
+    let fast = hours("cluster.network_mb_s=10000")[2] * 3600.0;
+    assert!(
+        fast < 1.1 * computing_s,
+        "{fast} s, and computing takes {computing_s} s"
+    );
+    // Three quarters of 75 MB for each node.
+    let slow = hours("cluster.network_mb_s=40")[2] * 3600.0;
+    let bound_s = 0.75 * 300.0 / 4.0 / 40.0;
+    // Some of it was had in the epoch before.
+    assert!(
+        (0.8 * bound_s..1.2 * bound_s).contains(&slow),
+        "{slow} s, and the network takes {bound_s} s"
+    );
+}
+
+#[test]
+fn what_each_of_several_nodes_decided_replays_to_equality() {
+    let set = ["tier.staging.capacity_mb=60", "tier.ram.capacity_mb=40"];
+    with_scenario(SMALL, &set, |setup| {
+        let run = run(setup, Policy::Foreload, true).expect("runs");
+        for (node, recorded) in run.logs.iter().enumerate() {
+            let fresh = scheduler(setup, Policy::Foreload, node as u32).expect("valid");
+            assert_eq!(replay(fresh, recorded.log()), Ok(()), "node {node}");
+        }
+    });
+}
