@@ -233,6 +233,8 @@ FIGURES = [
 def measured(figure: Figure, stage: Stage) -> Result:
     """Measures a figure; a failure is a result too, and passes nothing."""
     before = machine.load()
+    size = 1 << 30
+    fresh_gb_s = 0.0 if stage.quick else size / machine.touch(size) / 1e9
     try:
         result = figure.measure(stage)
     except Exception as error:  # noqa: BLE001 (the next figure is measured all the same)
@@ -241,6 +243,7 @@ def measured(figure: Figure, stage: Stage) -> Result:
     if stage.quick and not result.is_broken:
         result.invalid = "a quick run"
     result.load_before, result.repetitions = before, stage.pairs
+    result.fresh_gb_s, result.touched_gb = fresh_gb_s, stage.touched_bytes / 1e9
     return result
 
 
@@ -260,6 +263,8 @@ def report(figure: Figure, result: Result) -> dict[str, Any]:
         "commit": machine.commit(ROOT),
         "machine": machine.describe(),
         "load_before": result.load_before,
+        "fresh_gb_s": result.fresh_gb_s,
+        "touched_gb": result.touched_gb,
         "settings": result.settings,
         "readings": [reading.as_dict() for reading in result.readings],
         "notes": result.notes,
@@ -298,13 +303,17 @@ def as_markdown(figure: Figure, result: Result, whole: dict[str, Any]) -> str:
         "",
         "Machine: "
         + ", ".join(f"{name} {value}" for name, value in whole["machine"].items())
-        + f", load before {whole['load_before']:.2f}",
+        + f", load before {whole['load_before']:.2f}, fresh memory {whole['fresh_gb_s']:.2g} GB/s",
         "",
     ]
     lines += [
         f"- {name}: {json.dumps(value) if not isinstance(value, str) else value}"
         for name, value in result.settings.items()
     ]
+    if result.touched_gb:
+        lines.append(
+            f"- memory: {result.touched_gb:.3g} GB were written to and given back just before each run of a client"
+        )
     lines += [f"- {note}" for note in result.notes]
     return "\n".join(lines) + "\n"
 
@@ -312,7 +321,7 @@ def as_markdown(figure: Figure, result: Result, whole: dict[str, Any]) -> str:
 def write(figure: Figure, result: Result, directory: Path = RESULTS) -> None:
     """Writes a figure's results; what another commit brought on the same day stays beside them."""
     whole = report(figure, result)
-    name = f"{whole['date'][:10]}-{figure.id}"
+    name = f"{whole['date'][:10]}-{figure.id}" + ("-touched" if result.touched_gb else "")
     former = directory / f"{name}.json"
     if former.exists() and json.loads(former.read_text())["commit"] != whole["commit"]:
         name += f"-{whole['commit'][:7]}"
@@ -349,6 +358,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="little data; numbers that mean nothing")
     parser.add_argument("--pairs", type=int, default=5, help="interleaved repetitions (5)")
     parser.add_argument(
+        "--touch",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="memory to write to and give back before each run of a client, where a virtual machine's host hands it out slowly (none); "
+        "such results have names of their own",
+    )
+    parser.add_argument(
         "--peers",
         default="all",
         help="peers beside w1 and forms: all, objects (those that read the same), none, or names",
@@ -361,7 +378,7 @@ def main(arguments: list[str] | None = None) -> int:
         filter(None, given.peers.replace("none", "").split(","))
     )
     console = Console(stderr=given.json)
-    stage = Stage(given.quick, 1 if given.quick else given.pairs, names, console.print)
+    stage = Stage(given.quick, 1 if given.quick else given.pairs, names, console.print, int(given.touch * 1e9))
     results = []
     try:
         for figure in FIGURES:

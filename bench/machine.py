@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import platform
 import subprocess
@@ -131,6 +132,20 @@ def drop_page_cache(directory: Path) -> None:
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
+
+
+def touch(size: int) -> float:
+    """Writes to so much new memory and gives it back; the seconds that took.
+
+    A virtual machine's memory may not be there before it is written to, and its host may take back what is free. So a run finds memory of that kind or of
+    this, by what ran before it; after this it finds memory that the host has given a moment ago, and pays what its own kernel asks for a page.
+    """
+    step, begun = b"x" * (4 << 20), time.perf_counter()
+    with mmap.mmap(-1, max(size, len(step)), flags=mmap.MAP_PRIVATE) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, len(memory) - len(step) + 1, len(step)):
+            memory[at : at + len(step)] = step
+    return time.perf_counter() - begun
 
 
 def wait_gone(pid: int, timeout_s: float = 20.0) -> bool:

@@ -78,6 +78,8 @@ class Result:
         invalid: Why the run doesn't count, if it doesn't.
         is_broken: Whether it ended with an error.
         load_before: Processes that wanted a CPU in the minute before.
+        fresh_gb_s: How fast a core could write to memory that was new, just before; it may have been new to the host, too.
+        touched_gb: Memory that was touched before each run of a client.
         repetitions: How often what is compared was run in turn; a reading says how many values it has.
     """
 
@@ -88,6 +90,8 @@ class Result:
     invalid: str | None = None
     is_broken: bool = False
     load_before: float = 0.0
+    fresh_gb_s: float = 0.0
+    touched_gb: float = 0.0
     repetitions: int = 0
 
     def read(self, name: str, *values: float, unit: str = "") -> None:

@@ -87,12 +87,14 @@ class Stage:
         pairs: Interleaved repetitions of each comparison.
         peers: Which peers to measure beside.
         say: Told what is going on.
+        touched_bytes: Memory that is written to and given back just before each run of a client (`machine.touch`); 0: none.
     """
 
     quick: bool = False
     pairs: int = 5
     peers: tuple[str, ...] = ()
     say: Callable[[str], None] = print
+    touched_bytes: int = 0
     #: Where peers are installed, if not here.
     peer_python: str = field(default_factory=lambda: os.environ.get("FORELOAD_BENCH_PYTHON", sys.executable))
 
@@ -117,7 +119,14 @@ class Stage:
 
     def bare(self, verb: str, *options: str, bucket: Bucket | None = None, pinned: bool = True) -> dict[str, Any]:
         """The yardstick on the client's CPU."""
+        if "--fresh" in options:
+            self.touch()
         return bare(verb, *options, bucket=bucket, cpu=self.client_cpu if pinned else None)[-1]
+
+    def touch(self) -> None:
+        """Has the host give the memory that the next run needs, where that is asked for."""
+        if self.touched_bytes and not self.quick:
+            machine.touch(self.touched_bytes)
 
     def directory(self) -> Path:
         """A new directory."""
@@ -129,6 +138,7 @@ class Stage:
     def surroundings(self) -> Iterator[dict[str, str]]:
         """An environment with a cache of its own, and so with an agent of its own."""
         home = self.directory()
+        self.touch()
         yield self.environment(home)
         shutil.rmtree(home, ignore_errors=True)
 
