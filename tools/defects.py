@@ -154,8 +154,8 @@ DEFECTS = [
         (
             (
                 "crates/plan/src/scheduler/memory.rs",
-                "        if self.home_of(self.library.block_of(content)) != Home::Here {\n",
-                "        if self.home_of(self.library.block_of(content)) == Home::Here && false {\n",
+                "        if !self.is_ours(content) {\n",
+                "        if false {\n",
             ),
         ),
         PLAN,

@@ -18,10 +18,12 @@ use crate::dataset::Dataset;
 use crate::job::{Job, list_trouble};
 use crate::list::List;
 use crate::origin::Origins;
+use crate::peers::{Door, Lent};
 use crate::pool::{Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use aside::Work;
 use foreload_plan::action::Event;
+use foreload_plan::{Digest, Scheduler};
 use foreload_store::spool::Room;
 pub use post::Post;
 use post::Watch;
@@ -29,6 +31,7 @@ use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -95,6 +98,8 @@ pub struct Agent {
     /// Data sets that are being opened.
     opening: RefCell<Vec<Open>>,
     opening_ended: Notify,
+    /// Where peers are answered.
+    doors: RefCell<Vec<Door>>,
 }
 
 /// A list that comes beside a call: its descriptor, and how many numbers are there.
@@ -150,6 +155,7 @@ impl Agent {
             attaching: tokio::sync::Mutex::new(()),
             opening: RefCell::default(),
             opening_ended: Notify::new(),
+            doors: RefCell::default(),
             settings,
         })
     }
@@ -509,6 +515,21 @@ impl Agent {
                 job.supply(epoch, samples)?;
                 Ok((Reply::Done, Fds::None))
             }
+            Call::Listen { job, host, secret } => {
+                let job = self.job(job)?;
+                let address = self.door(host, &secret).await?;
+                let keeps_bytes = job.pool.look(Scheduler::keeps_bytes);
+                Ok((Reply::Listening { address, keeps_bytes }, Fds::None))
+            }
+            Call::Peers {
+                job,
+                me,
+                members,
+                secret,
+            } => {
+                self.job(job)?.pool.set_peers(me, &members, &secret)?;
+                Ok((Reply::Done, Fds::None))
+            }
             Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),
             Call::Status => {
                 let jobs = self.jobs.borrow().values().map(|job| self.status_of(job)).collect();
@@ -527,6 +548,30 @@ impl Agent {
                 Ok((Reply::Done, Fds::None))
             }
         }
+    }
+
+    /// Where peers with a secret are answered on an address.
+    async fn door(self: &Rc<Self>, host: IpAddr, secret: &str) -> Result<SocketAddr, Trouble> {
+        let known = |doors: &[Door]| {
+            doors
+                .iter()
+                .find(|door| door.is_for(host, secret))
+                .map(|door| door.address)
+        };
+        if let Some(address) = known(&self.doors.borrow()) {
+            return Ok(address);
+        }
+        let door = Door::open(Rc::downgrade(self), host, secret).await?;
+        let address = door.address;
+        self.doors.borrow_mut().push(door);
+        Ok(address)
+    }
+
+    /// A peer asks for a sample of a data set. `None`: nobody here reads that.
+    pub fn ask_for(&self, dataset: Digest, sample: u64) -> Option<impl Future<Output = Option<Lent>> + use<>> {
+        let pools = self.pools.borrow().clone();
+        let asking = pools.iter().find_map(|pool| pool.ask_for(dataset, sample))?;
+        Some(asking.answered())
     }
 
     fn status_of(&self, job: &Job) -> JobStatus {

@@ -13,6 +13,7 @@ use foreload_plan::spec::{OrderKind, OrderSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,6 +64,26 @@ pub enum Call {
         /// Samples by position.
         #[serde(skip)]
         samples: Vec<u64>,
+    },
+    /// Answers other nodes from now on, on an address of this machine and with a secret that they share.
+    Listen {
+        /// The job that they are to share the caches of.
+        job: u32,
+        /// The address, which the others can reach.
+        host: IpAddr,
+        /// What they sign with; at least 16 characters.
+        secret: String,
+    },
+    /// The nodes that share their caches from now on, this one among them; none, or this one alone: it keeps all for itself.
+    Peers {
+        /// The job.
+        job: u32,
+        /// This node's [`PeerAt::id`].
+        me: u64,
+        /// All of them.
+        members: Vec<PeerAt>,
+        /// What they sign with.
+        secret: String,
     },
     /// What happened in a job so far.
     Stats {
@@ -299,6 +320,13 @@ pub enum Reply {
     },
     /// Done, and nothing to say.
     Done,
+    /// Other nodes are answered.
+    Listening {
+        /// Where.
+        address: SocketAddr,
+        /// Bytes that this node can keep, for [`PeerAt::keeps_bytes`].
+        keeps_bytes: u64,
+    },
     /// Counters of a job.
     Stats(Box<Stats>),
     /// The agent's state.
@@ -312,6 +340,17 @@ pub enum Reply {
     },
     /// It failed.
     Failed(crate::protocol::Trouble),
+}
+
+/// A node of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerAt {
+    /// What tells it from the others, on all of them, now and after a restart.
+    pub id: u64,
+    /// Where it answers.
+    pub address: SocketAddr,
+    /// Bytes that it can keep.
+    pub keeps_bytes: u64,
 }
 
 /// Some samples of an index, but for the list of their numbers there.
@@ -382,6 +421,10 @@ pub struct Stats {
     pub bucket_reads: u64,
     /// Had from other nodes.
     pub peer_hits: u64,
+    /// Of what other nodes were asked for, what they hadn't got.
+    pub peer_misses: u64,
+    /// And what came too late, broken or not at all.
+    pub peer_failures: u64,
     /// Bytes found in memory.
     pub ram_bytes: u64,
     /// Bytes read from disk.

@@ -9,6 +9,7 @@
 //! All decisions are made on one thread: there is no lock, and a step is never interrupted.
 
 mod bytes;
+mod guests;
 mod parts;
 mod watch;
 
@@ -22,7 +23,7 @@ use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Trouble};
 use crate::slots::Shared;
 use bytes::Fetch;
-use foreload_plan::action::{Action, Command, Event, Failure, Handle, Source};
+use foreload_plan::action::{Action, Command, Event, Handle, Source};
 use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
 use foreload_plan::flow::{ConcurrencySettings, Demand};
@@ -34,6 +35,7 @@ use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::Next;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::{Scheduler, replay};
+use guests::{Group, Guest};
 use parts::Parts;
 use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
@@ -142,6 +144,8 @@ struct Want {
 struct State {
     plan: Recorded,
     wants: FxHashMap<u64, Want>,
+    /// Peers that wait for a request.
+    guests: FxHashMap<u64, Guest>,
     next_want: u64,
     known: Vec<Rc<Known>>,
     next_name: u64,
@@ -178,6 +182,9 @@ pub struct Pool {
     carriers: Rc<Carriers>,
     /// Where fetches come back.
     back: UnboundedSender<Landed>,
+    group: RefCell<Group>,
+    /// Where what peers were lent comes back.
+    lent: UnboundedSender<Handle>,
     /// Turns of reading what scans have read.
     spool_reads: Arc<Semaphore>,
     /// Bytes of the cache arena that the plan may use now.
@@ -237,6 +244,7 @@ impl Pool {
         let state = State {
             plan: Recorded::new(plan, if record { None } else { Some(LOG_STEPS) }),
             wants: FxHashMap::default(),
+            guests: FxHashMap::default(),
             next_want: 1,
             known: Vec::new(),
             next_name: 0,
@@ -251,11 +259,14 @@ impl Pool {
             listeners: Vec::new(),
         };
         let (back, landed) = unbounded_channel();
+        let (lent, given_back) = unbounded_channel();
         let pool = Rc::new_cyclic(|pool| Pool {
             id,
             seat: origin.join(Weak::clone(pool), terms.concurrency),
             carriers: Rc::clone(carriers),
             back,
+            group: RefCell::default(),
+            lent,
             terms,
             cache: Arc::new(cache),
             jobs: RefCell::default(),
@@ -271,6 +282,7 @@ impl Pool {
         pool.seat.report(Demand::default());
         tokio::task::spawn_local(Rc::clone(&pool).watch());
         tokio::task::spawn_local(bytes::receive(Rc::downgrade(&pool), landed));
+        tokio::task::spawn_local(guests::take_back(Rc::downgrade(&pool), given_back));
         Ok(pool)
     }
 
@@ -413,6 +425,7 @@ impl Pool {
         self.seat.leave();
         let mut state = self.state.borrow_mut();
         state.wants.clear();
+        state.guests.clear();
         state.cancels.values().for_each(|cancel| cancel.notify_one());
         for (&action, fetch) in &state.fetches {
             self.carriers.call_off((self.id, action), fetch.carrier);
@@ -660,8 +673,7 @@ impl Pool {
                     self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));
                     self.read_from_disk(tier, action, cancel);
                 }
-                // No group is told of yet, for there is no transport.
-                Source::Peer(_) => self.end_later(action.failed(Failure::Unavailable)),
+                Source::Peer(peer) => self.fetch_from_peer(peer, action),
             },
             Command::Forget { tier, block } => {
                 let key = self.key(Content::block(*block));
@@ -669,6 +681,7 @@ impl Pool {
                     tier.borrow_mut().forget(&key);
                 }
             }
+            Command::Deliver { request, items, .. } if self.lend(*request, items) => {}
             Command::Deliver { request, items, copy } => {
                 let want = self.take_want(*request);
                 let asked = want.and_then(|want| Some((want.who.upgrade()?, want)));
@@ -690,6 +703,7 @@ impl Pool {
                     }
                 }
             }
+            Command::Refuse { request, .. } if self.deny(*request) => {}
             Command::Refuse {
                 request,
                 sample,

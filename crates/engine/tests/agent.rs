@@ -12,6 +12,8 @@ mod faults;
 mod lists;
 #[path = "agent/long.rs"]
 mod long;
+#[path = "agent/peers.rs"]
+mod peers;
 #[path = "agent/pools.rs"]
 mod pools;
 #[path = "agent/spools.rs"]

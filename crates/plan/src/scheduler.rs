@@ -493,6 +493,14 @@ impl Scheduler {
         }
     }
 
+    /// Bytes that it can keep: what of memory doesn't pass through, and the disk tiers, where a record is a little more than its block.
+    #[must_use]
+    pub fn keeps_bytes(&self) -> u64 {
+        let disks = self.settings.tiers.iter().map(|tier| tier.capacity_bytes / 16 * 15);
+        let memory = self.ram_bytes.saturating_sub(self.staging_bytes);
+        disks.fold(memory, u64::saturating_add)
+    }
+
     /// What the job wants of its bucket: loads that wait for their turn, and loads in flight.
     #[must_use]
     pub fn demand(&self) -> Demand {

@@ -24,6 +24,7 @@ pub use address::{joined, scheme};
 pub(crate) use listing::Wanted;
 pub use options::{Credentials, Retry, SourceOptions};
 pub use settings::storage_options;
+pub use sign::Verifier;
 
 use crate::{Error, ErrorKind, ObjectRef, Result};
 use address::{Address, Place};

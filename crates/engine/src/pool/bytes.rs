@@ -3,6 +3,7 @@
 //! Each ends with the completion of its action. Bytes are checked before they are reported: length and ETag by the source, checksums here and by the disk
 //! tier.
 
+use super::guests::is_of_peer;
 use super::{Pool, key_of};
 use crate::carriers::{Carrier, Landed, Order};
 use crate::dataset::{Dataset, trouble};
@@ -78,18 +79,25 @@ impl Sink for Guarded {
 }
 
 /// What a load is checked by: where its contents are from, and their checksums.
-struct Proof {
+pub(super) struct Proof {
     shelf: Shelf,
-    dataset: Rc<Dataset>,
-    checks: Vec<Check>,
+    pub dataset: Rc<Dataset>,
+    pub checks: Vec<Check>,
     /// Whether what is asked for comes with several loads, which must be of one version of their object.
     is_in_parts: bool,
 }
 
+impl Proof {
+    /// The first sample of a content, as its data set numbers it.
+    pub fn sample_of(&self, content: Content) -> u64 {
+        self.shelf.blocks.samples_of(self.shelf.own(content)).start
+    }
+}
+
 /// A fetch that a carrier has.
 pub(super) struct Fetch {
-    action: Action,
-    proof: Proof,
+    pub action: Action,
+    pub proof: Proof,
     pub carrier: Carrier,
 }
 
@@ -194,17 +202,24 @@ impl Pool {
 
     /// A fetch came back.
     fn landed(self: &Rc<Self>, landed: Landed) {
+        let Some(fetch) = self.state.borrow_mut().fetches.remove(&landed.action) else {
+            return;
+        };
+        self.carriers.landed(fetch.carrier);
+        if let Command::Load(load) = fetch.action.command()
+            && is_of_peer(load)
+        {
+            let completion = self.landed_from_peer(fetch, &landed);
+            return self.step(Event::Completed(completion));
+        }
         let Landed {
-            action,
             object,
             sink,
             fetched,
             took,
+            ..
         } = landed;
-        let Some(Fetch { action, proof, carrier }) = self.state.borrow_mut().fetches.remove(&action) else {
-            return;
-        };
-        self.carriers.landed(carrier);
+        let Fetch { action, proof, .. } = fetch;
         let Command::Load(load) = action.command() else { return };
         self.count(load.job, |stats| stats.note_requests(load, sink.requests()));
         let outcome = match fetched {
@@ -268,7 +283,7 @@ impl Pool {
     }
 
     /// What the bytes of a load are checked by. `None`: nobody reads its data set any more.
-    fn proof(&self, load: &Load) -> Option<Proof> {
+    pub(super) fn proof(&self, load: &Load) -> Option<Proof> {
         let (shelf, dataset) = self.home(load.pieces.first()?.content)?;
         let checks = checks(&shelf, &dataset, load);
         let is_several = |piece: &Piece| {
@@ -292,7 +307,7 @@ impl Pool {
     ///
     /// # Errors
     /// `corrupt`, with the sample that is another.
-    fn check(&self, load: &Load, proof: &Proof, crcs: Option<&[u32]>) -> Result<(), Trouble> {
+    pub(super) fn check(&self, load: &Load, proof: &Proof, crcs: Option<&[u32]>) -> Result<(), Trouble> {
         let crcs = crcs.ok_or_else(|| Trouble::new("bug", "a load ended before all its pieces came"))?;
         for (check, &crc) in proof.checks.iter().zip(crcs) {
             let piece = &load.pieces[check.piece];

@@ -6,7 +6,6 @@
 //! put back, then kept blocks leave, then what its consumer has passed without asking for it is put back, and at last what others wait for whose turn
 //! ([`Turn`]) comes later.
 
-use super::peers::Home;
 use super::residents::{Residents, State};
 use super::window::Entry;
 use super::{Blocked, Keep, Scheduler, Urgency};
@@ -117,10 +116,8 @@ impl Scheduler {
                 .queue_whole(Source::Disk(tier as u8), unit.place, id, &mut self.residents, asker);
             return Ok(id);
         }
-        let block = self.library.block_of(alone.content);
-        if let Some(peer) = self
-            .peer_with(block, alone.place.len)
-            .filter(|_| urgency != Urgency::Guest)
+        if urgency != Urgency::Guest
+            && let Some(peer) = self.peer_with(alone.content, alone.place.len)
         {
             let slot = self.reserve(alone, 0, line, urgency)?;
             let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Peer);
@@ -384,7 +381,7 @@ impl Scheduler {
     pub(super) fn where_to_keep(&mut self, unit: Unit, actions: &mut Vec<Action>) -> Keep {
         let (content, len) = (unit.content, unit.place.len);
         // One copy before any replica.
-        if self.home_of(self.library.block_of(content)) != Home::Here {
+        if !self.is_ours(content) {
             return Keep::No;
         }
         match self.settings.policy.retention() {

@@ -14,7 +14,7 @@
 //! | is on a disk | read, if there is memory that nobody has planned with |
 //! | has its home here | fetched from the bucket and kept, on the same condition |
 //! | has its home elsewhere | refused |
-//! | there is no memory for now | waits; the asker goes to the bucket when that takes too long |
+//! | there is no memory for now | waits; the asker goes to the bucket when that takes too long. What is in memory doesn't wait for that |
 
 use super::requests::Target;
 use super::residents::State;
@@ -53,9 +53,6 @@ impl Group {
     }
 
     fn home(&self, library: &Library, block: u64) -> Home {
-        if self.is_alone() {
-            return Home::Here;
-        }
         let first = library.shelf_of_block(block).first_block;
         let homes = self.homes.get(&first);
         match homes.and_then(|homes| homes.of(block - first)) {
@@ -88,7 +85,7 @@ impl Scheduler {
         };
         self.find_homes();
         let (library, group) = (&self.library, &self.group);
-        let is_ours = |content| group.home(library, library.block_of(content)) == Home::Here;
+        let is_ours = |content| group.is_alone() || group.home(library, library.block_of(content)) == Home::Here;
         self.residents.keep_only(&mut self.arena, is_ours);
     }
 
@@ -120,13 +117,22 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn home_of(&self, block: u64) -> Home {
-        self.group.home(&self.library, block)
+    /// The home of what is in a block, or is one.
+    fn home_of(&self, content: Content) -> Home {
+        if self.group.is_alone() {
+            return Home::Here;
+        }
+        self.group.home(&self.library, self.library.block_of(content))
+    }
+
+    /// Whether it is this node's to keep.
+    pub(super) fn is_ours(&self, content: Content) -> bool {
+        self.home_of(content) == Home::Here
     }
 
     /// The peer to ask for `len` bytes of a block: its home, unless that is ill, or the bucket is faster by far.
-    pub(super) fn peer_with(&self, block: u64, len: u64) -> Option<u16> {
-        let Home::Peer(peer) = self.home_of(block) else {
+    pub(super) fn peer_with(&self, content: Content, len: u64) -> Option<u16> {
+        let Home::Peer(peer) = self.home_of(content) else {
             return None;
         };
         let (lane, bucket) = (self.loads.lanes.of(Source::Peer(peer)), &self.loads.lanes.bucket);
@@ -148,6 +154,15 @@ impl Scheduler {
         };
         let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
         self.open_request(request, place, targets, true, actions);
+        // What is in memory needs none, whoever waits for some.
+        while let Some((at, own)) = self.requests.next_unplaced(request) {
+            let sample = self.windows.on_node(place, own);
+            let is_there = self.resident_with(sample).is_some() && self.is_for_guests(sample);
+            if !is_there || !self.place_one(request, at, sample, Urgency::Guest, actions) {
+                return;
+            }
+        }
+        self.requests.guests.retain(|&other| other != request);
     }
 
     /// Gives what peers ask for its memory, in the order of asking, as far as nobody else needs that.
@@ -179,8 +194,9 @@ impl Scheduler {
                 State::Vacant | State::Failed(_) => false,
             };
         }
-        let block = self.library.block_of(Content::sample(sample));
-        self.best_tier(block, self.library.place(sample).len).is_some() || self.home_of(block) == Home::Here
+        let content = Content::sample(sample);
+        let block = self.library.block_of(content);
+        self.best_tier(block, self.library.place(sample).len).is_some() || self.is_ours(content)
     }
 }
 

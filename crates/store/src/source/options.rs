@@ -89,7 +89,7 @@ pub struct SourceOptions {
     pub virtual_host: Option<bool>,
     /// Allows `http://` endpoints without encryption. Default: allowed on loopback only.
     pub allow_http: Option<bool>,
-    /// HTTP proxy for all requests. Default: `HTTPS_PROXY`/`HTTP_PROXY`, minus `NO_PROXY`.
+    /// HTTP proxy for all requests; empty: none. Default: `HTTPS_PROXY`/`HTTP_PROXY`, minus `NO_PROXY`.
     pub proxy: Option<String>,
     /// PEM file with more certificate authorities to trust. Default: `AWS_CA_BUNDLE`, `SSL_CERT_FILE`.
     pub ca_file: Option<PathBuf>,

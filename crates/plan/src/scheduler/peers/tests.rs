@@ -34,7 +34,9 @@ fn peers(kept: u64, number: u16) -> Event {
 }
 
 fn homes(hand: &Hand, samples: u64) -> Vec<Home> {
-    (0..samples).map(|block| hand.plan.home_of(block)).collect()
+    (0..samples)
+        .map(|block| hand.plan.home_of(Content::block(block)))
+        .collect()
 }
 
 #[test]
@@ -56,7 +58,9 @@ fn what_another_node_keeps_is_asked_of_that_and_what_nobody_keeps_of_the_bucket(
 
 /// Samples of a kind of home, in the order of reading.
 fn of(hand: &Hand, samples: u64, home: Home) -> Vec<u64> {
-    (0..samples).filter(|&block| hand.plan.home_of(block) == home).collect()
+    (0..samples)
+        .filter(|&block| hand.plan.home_of(Content::block(block)) == home)
+        .collect()
 }
 
 fn source_of(hand: &Hand, sample: u64) -> Option<Source> {
@@ -128,7 +132,7 @@ fn what_comes_from_a_peer_passes_through_and_says_so() {
         panic!("delivered")
     };
     for item in &items {
-        let is_ours = hand.plan.home_of(item.sample) == Home::Here;
+        let is_ours = hand.plan.home_of(Content::block(item.sample)) == Home::Here;
         let id = hand.plan.resident_with(item.sample).expect("there");
         assert_eq!(hand.plan.residents.get(id).is_kept(), is_ours);
         assert_eq!(item.via == Via::Peer, !is_ours, "sample {}", item.sample);
@@ -246,5 +250,8 @@ fn a_group_that_changes_lets_go_of_what_others_keep_now() {
     );
     let (me, members) = (ME, vec![(0, Member { id: ME, bytes: 1 << 20 })]);
     hand.step(Event::Peers { me, members });
-    assert!((0..16).all(|block| hand.plan.home_of(block) == Home::Here), "alone");
+    assert!(
+        (0..16).all(|block| hand.plan.home_of(Content::block(block)) == Home::Here),
+        "alone"
+    );
 }

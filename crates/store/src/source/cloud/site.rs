@@ -105,6 +105,9 @@ pub(crate) fn is_loopback(origin: &Origin) -> bool {
 
 pub(crate) fn proxies(option: Option<&str>) -> Result<ProxyRules> {
     let parse = |text: Option<String>| text.map(|t| Proxy::parse(&t)).transpose();
+    if option == Some("") {
+        return Ok(ProxyRules::default());
+    }
     if let Some(proxy) = option {
         let proxy = parse(Some(proxy.to_owned()))?;
         return Ok(ProxyRules {

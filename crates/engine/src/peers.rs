@@ -1,0 +1,360 @@
+//! Other nodes' agents: what they ask of this one, and where this one asks them.
+//!
+//! A peer is one more object store. It answers a GET for each sample, `/peer/<digest of the data set>/<number>`, over HTTP/1.1 on kept connections, and the
+//! engine's own client asks it as it asks any store: deadlines, silence and broken answers are told apart there. What is sent are the sample's bytes, out of
+//! the shared memory where they lie, which are lent until they are on their way.
+//!
+//! | the answer | says |
+//! | --- | --- |
+//! | 200, or 206 for a range that is all of it | here it is; the ETag is its CRC-32C, and `-fetched` behind it means that it had to be fetched first |
+//! | 403 | the request isn't signed with the job's secret |
+//! | 404 | it isn't here, and isn't to be: ask the bucket |
+//! | 400, 405 | no question that a peer has |
+//!
+//! Nothing listens before a job asks for it ([`Call::Listen`](crate::calls::Call::Listen)), and then only on the address that it names. Requests are
+//! signed as S3's are, with the job's secret, over method, host and path; nothing is encrypted.
+
+use crate::agent::Agent;
+use crate::protocol::Trouble;
+use crate::scatter::crc32c;
+use crate::slots::Shared;
+use bytes::Bytes;
+use foreload_plan::Digest;
+use foreload_plan::action::{Handle, Via};
+use foreload_store::{Credentials, Retry, Source, SourceOptions, Verifier};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Who signs: the same for all nodes.
+const KEY_ID: &str = "foreload";
+const REGION: &str = "peers";
+/// What a request's path begins with.
+const BUCKET: &str = "peer";
+/// Behind the checksum in an ETag.
+const FETCHED: &str = "-fetched";
+/// Connections that are served at once; a peer keeps a few.
+const MOST_CONNECTIONS: usize = 1024;
+/// A connection that says nothing for so long is closed: longer than a client keeps one.
+const SILENCE: Duration = Duration::from_secs(60);
+/// A peer that sends nothing for so long is asked no more: the bucket is.
+const PROGRESS: Duration = Duration::from_secs(2);
+const CONNECT: Duration = Duration::from_secs(1);
+/// What all of an answer may take.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes that a peer has asked for, lent until this goes.
+pub struct Lent {
+    /// Where they lie.
+    pub arena: Arc<Shared>,
+    /// First byte.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+    /// What the sample cost.
+    pub via: Via,
+    /// What is given back.
+    pub handle: Handle,
+    /// To whom.
+    pub back: UnboundedSender<Handle>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.arena.map().bytes(self.offset, self.len).unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // A pool that is gone lends nothing.
+        let _ = self.back.send(self.handle);
+    }
+}
+
+/// What an answer says of its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Their CRC-32C.
+    pub crc: u32,
+    /// The peer had to fetch them first.
+    pub was_fetched: bool,
+}
+
+impl Said {
+    /// As an ETag.
+    #[must_use]
+    pub fn etag(self) -> String {
+        let fetched = if self.was_fetched { FETCHED } else { "" };
+        format!("\"{:08x}{fetched}\"", self.crc)
+    }
+
+    /// Of an ETag. `None`: it is none of a peer's.
+    #[must_use]
+    pub fn of(etag: &str) -> Option<Self> {
+        let text = etag.strip_prefix('"')?.strip_suffix('"')?;
+        let (crc, was_fetched) = match text.strip_suffix(FETCHED) {
+            Some(crc) => (crc, true),
+            None => (text, false),
+        };
+        let is_hex = crc.len() == 8 && crc.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let crc = u32::from_str_radix(crc, 16).ok().filter(|_| is_hex)?;
+        Some(Said { crc, was_fetched })
+    }
+}
+
+/// A peer to ask.
+///
+/// # Errors
+/// `invalid` for an address that is none.
+pub fn source(address: SocketAddr, secret: &str) -> Result<Source, Trouble> {
+    let options = SourceOptions {
+        endpoint: Some(format!("http://{address}")),
+        region: Some(REGION.to_owned()),
+        credentials: Some(Credentials::AccessKey {
+            id: KEY_ID.to_owned(),
+            secret: secret.to_owned(),
+            token: None,
+        }),
+        virtual_host: Some(false),
+        allow_http: Some(true),
+        proxy: Some(String::new()),
+        connect_timeout: CONNECT,
+        read_timeout: PROGRESS,
+        // The scheduler knows better whom to ask next.
+        retry: Retry::never(),
+        ..SourceOptions::default()
+    };
+    Source::open(&format!("s3://{BUCKET}"), &options)
+        .map_err(|error| Trouble::new("invalid", format!("the peer at {address}: {error}")))
+}
+
+/// The key of a sample of a data set at a peer.
+#[must_use]
+pub fn key(dataset: Digest, sample: u64) -> String {
+    format!("{dataset}/{sample}")
+}
+
+/// A path's data set and sample. `None`: it names none.
+fn asked(path: &str) -> Option<(Digest, u64)> {
+    let (dataset, sample) = path
+        .strip_prefix('/')?
+        .strip_prefix(BUCKET)?
+        .strip_prefix('/')?
+        .split_once('/')?;
+    let is_number = !sample.is_empty() && sample.bytes().all(|byte| byte.is_ascii_digit());
+    let sample = sample.parse().ok().filter(|_| is_number)?;
+    Some((dataset.parse().ok()?, sample))
+}
+
+/// Where peers are answered.
+pub struct Door {
+    secret: String,
+    /// The address that peers reach it at.
+    pub address: SocketAddr,
+}
+
+impl Door {
+    /// Listens on an address of this machine, on any port, and answers whoever signs with the secret, for as long as the agent is there. Must run inside a
+    /// `LocalSet`.
+    ///
+    /// # Errors
+    /// `invalid` for an address that isn't this machine's, or a secret that is too short to be one.
+    pub async fn open(agent: Weak<Agent>, host: IpAddr, secret: &str) -> Result<Self, Trouble> {
+        if secret.len() < 16 {
+            let message = "the secret of a group of nodes has fewer than 16 characters: anyone could guess it";
+            return Err(Trouble::new("invalid", message));
+        }
+        if host.is_unspecified() {
+            let message =
+                format!("peers aren't answered on {host}, which is every network of this machine: name an address");
+            return Err(Trouble::new("invalid", message));
+        }
+        let listener = TcpListener::bind((host, 0)).await;
+        let address = listener
+            .as_ref()
+            .map_err(ToString::to_string)
+            .and_then(|it| it.local_addr().map_err(|e| e.to_string()));
+        let (Ok(listener), Ok(address)) = (listener, address.clone()) else {
+            let why = address.err().unwrap_or_default();
+            let message = format!("can't answer peers on {host}: {why}");
+            return Err(Trouble::new("invalid", message));
+        };
+        let verifier = Rc::new(Verifier::new(KEY_ID, secret, REGION));
+        tokio::task::spawn_local(receive(agent, listener, verifier));
+        Ok(Door {
+            secret: secret.to_owned(),
+            address,
+        })
+    }
+
+    /// Whether it is the one for an address and a secret.
+    #[must_use]
+    pub fn is_for(&self, host: IpAddr, secret: &str) -> bool {
+        self.address.ip() == host && self.secret == secret
+    }
+}
+
+async fn receive(agent: Weak<Agent>, listener: TcpListener, verifier: Rc<Verifier>) {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let accepted = listener.accept().await;
+        if agent.strong_count() == 0 {
+            return;
+        }
+        match accepted {
+            Ok((stream, _)) => {
+                let serving = serve(Weak::clone(&agent), stream, Rc::clone(&verifier));
+                tokio::task::spawn_local(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            // Descriptors come back.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn serve(agent: Weak<Agent>, stream: TcpStream, verifier: Rc<Verifier>) {
+    // Small answers are not held back for more.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| answer(Weak::clone(&agent), Rc::clone(&verifier), request));
+    let mut connection = http1::Builder::new();
+    connection
+        .timer(TokioTimer::new())
+        .header_read_timeout(SILENCE)
+        .max_buf_size(16 << 10);
+    // An error here is a peer that went away.
+    let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+}
+
+type Answer = Response<Full<Bytes>>;
+
+fn empty(status: StatusCode) -> Answer {
+    let mut answer = Answer::default();
+    *answer.status_mut() = status;
+    answer
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+}
+
+async fn answer(agent: Weak<Agent>, verifier: Rc<Verifier>, request: Request<Incoming>) -> Result<Answer, Infallible> {
+    let (path, headers) = (request.uri().path(), request.headers());
+    if request.method() != Method::GET || request.uri().query().is_some() {
+        return Ok(empty(StatusCode::METHOD_NOT_ALLOWED));
+    }
+    let (host, date) = (text(headers, "host"), text(headers, "x-amz-date"));
+    if !verifier.accepts(host, path, date, text(headers, "authorization")) {
+        return Ok(empty(StatusCode::FORBIDDEN));
+    }
+    let Some((dataset, sample)) = asked(path) else {
+        return Ok(empty(StatusCode::BAD_REQUEST));
+    };
+    let range = text(headers, "range").to_owned();
+    let asking = agent.upgrade().and_then(|agent| agent.ask_for(dataset, sample));
+    let lent = match asking {
+        Some(asking) => asking.await,
+        None => None,
+    };
+    Ok(lent.map_or_else(|| empty(StatusCode::NOT_FOUND), |lent| full(lent, &range)))
+}
+
+/// An answer with bytes.
+fn full(lent: Lent, range: &str) -> Answer {
+    let len = lent.len;
+    let said = Said {
+        crc: crc32c(lent.as_ref()),
+        was_fetched: lent.via == Via::Bucket,
+    };
+    let all = format!("bytes=0-{}", len.saturating_sub(1));
+    let mut answer = match range {
+        "" => empty(StatusCode::OK),
+        range if range == all => empty(StatusCode::PARTIAL_CONTENT),
+        // No part of a sample is asked for.
+        _ => return empty(StatusCode::BAD_REQUEST),
+    };
+    let mut field = |name: header::HeaderName, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            answer.headers_mut().insert(name, value);
+        }
+    };
+    field(header::ETAG, said.etag());
+    if !range.is_empty() {
+        field(
+            header::CONTENT_RANGE,
+            format!("bytes 0-{}/{len}", len.saturating_sub(1)),
+        );
+    }
+    *answer.body_mut() = Full::new(Bytes::from_owner(lent));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_answer_says_is_read_as_it_was_written_and_nothing_else_is() {
+        for (crc, was_fetched) in [(0, false), (0xdead_beef, true), (u32::MAX, false)] {
+            let said = Said { crc, was_fetched };
+            assert_eq!(Said::of(&said.etag()), Some(said));
+        }
+        for other in [
+            "",
+            "\"\"",
+            "\"0\"",
+            "deadbeef",
+            "\"deadbeef",
+            "\"+eadbeef\"",
+            "\"deadbeef-1\"",
+            "\"deadbeef0\"",
+            "W/\"deadbeef\"",
+        ] {
+            assert_eq!(Said::of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_path_names_a_data_set_and_a_sample_or_nothing() {
+        let digest = Digest::from_bytes([7; 16]);
+        let path = format!("/peer/{}", key(digest, 12));
+        assert_eq!(asked(&path), Some((digest, 12)));
+        let hex = digest.to_string();
+        let others = [
+            String::new(),
+            "/".to_owned(),
+            "/peer".to_owned(),
+            "/peer//12".to_owned(),
+            format!("/peer/{hex}"),
+            format!("/peer/{hex}/"),
+            format!("/peer/{hex}/-1"),
+            format!("/peer/{hex}/+1"),
+            format!("/peer/{hex}/1/2"),
+            format!("/peer/{hex}/18446744073709551616"),
+            format!("/peer/{}/1", &hex[1..]),
+            format!("/peers/{hex}/1"),
+            format!("/peer/../{hex}/1"),
+        ];
+        for other in others {
+            assert_eq!(asked(&other), None, "{other}");
+        }
+    }
+}

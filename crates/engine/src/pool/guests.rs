@@ -1,0 +1,254 @@
+//! The pool and other nodes: who they are, what they are given, and what they give.
+//!
+//! What a peer asks for is a request of the plan like any other, but that its answer goes to the peer's connection ([`crate::peers`]): the bytes are lent out of the
+//! arena until they are sent. What this node asks a peer for is fetched as from a bucket, is compared with the checksum that came along and with the index'
+//! own, and when it doesn't come well the plan asks the bucket.
+
+use super::Pool;
+use super::bytes::Fetch;
+use crate::calls::PeerAt;
+use crate::carriers::{Landed, Order};
+use crate::peers::{self, Lent, PATIENCE, Said};
+use crate::protocol::Trouble;
+use crate::scatter::{Check, Scatter};
+use foreload_plan::Digest;
+use foreload_plan::action::{Action, Command, Completion, Event, Failure, Handle, Item, Load};
+use foreload_plan::homes::Member;
+use foreload_store::index::ObjectRef;
+use foreload_store::{ErrorKind, Source};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// What peers have given back that is heard of at once.
+const AT_ONCE: usize = 64;
+
+/// The nodes of a pool's group.
+#[derive(Default)]
+pub(super) struct Group {
+    /// By the numbers that the plan knows them by, which never change; whom there is nothing to ask of has no source.
+    known: Vec<(u64, Option<Source>)>,
+    is_open: bool,
+}
+
+impl Group {
+    fn number(&mut self, id: u64) -> usize {
+        let known = self.known.iter().position(|(known, _)| *known == id);
+        known.unwrap_or_else(|| {
+            self.known.push((id, None));
+            self.known.len() - 1
+        })
+    }
+
+    fn source(&self, peer: u16) -> Option<Source> {
+        self.known.get(usize::from(peer))?.1.clone()
+    }
+}
+
+/// Who waits for what a peer has asked for: its answer, or `None` when there is none to be had.
+pub(super) type Guest = oneshot::Sender<Option<Lent>>;
+
+/// A peer's question. Whoever lets it go withdraws it.
+pub struct Asking {
+    pool: Weak<Pool>,
+    request: u64,
+    answer: oneshot::Receiver<Option<Lent>>,
+}
+
+impl Asking {
+    /// Waits for the answer.
+    pub async fn answered(mut self) -> Option<Lent> {
+        (&mut self.answer).await.ok().flatten()
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let Some(pool) = self.pool.upgrade() else { return };
+        let request = self.request;
+        if pool.state.borrow_mut().guests.remove(&request).is_some() {
+            pool.step(Event::Withdraw { request });
+        }
+    }
+}
+
+/// Takes back what was lent, for as long as the pool is there.
+pub(super) async fn take_back(pool: Weak<Pool>, mut lent: UnboundedReceiver<Handle>) {
+    let mut handles = Vec::with_capacity(AT_ONCE);
+    while lent.recv_many(&mut handles, AT_ONCE).await > 0 {
+        let Some(pool) = pool.upgrade() else { return };
+        let handles = std::mem::take(&mut handles);
+        pool.step(Event::Release { handles });
+    }
+}
+
+impl Pool {
+    /// The nodes of its group from now on.
+    ///
+    /// # Errors
+    /// `invalid` for an address that is none, or when this node isn't among them.
+    pub fn set_peers(self: &Rc<Self>, me: u64, members: &[PeerAt], secret: &str) -> Result<(), Trouble> {
+        if !members.is_empty() && !members.iter().any(|member| member.id == me) {
+            let message = format!("node {me} isn't among the {} nodes of its group", members.len());
+            return Err(Trouble::new("invalid", message));
+        }
+        let mut numbered = Vec::with_capacity(members.len());
+        for member in members {
+            let source = match member.id == me {
+                true => None,
+                false => Some(peers::source(member.address, secret)?),
+            };
+            let mut group = self.group.borrow_mut();
+            let number = group.number(member.id);
+            group.known[number].1 = source;
+            let number = u16::try_from(number).map_err(|_| Trouble::new("invalid", "a group has too many nodes"))?;
+            let (id, bytes) = (member.id, member.keeps_bytes);
+            numbered.push((number, Member { id, bytes }));
+        }
+        self.group.borrow_mut().is_open = members.len() > 1;
+        self.step(Event::Peers { me, members: numbered });
+        Ok(())
+    }
+
+    /// A peer asks for a sample of a data set. `None`: no job here reads that.
+    pub fn ask_for(self: &Rc<Self>, dataset: Digest, sample: u64) -> Option<Asking> {
+        if self.is_closed() || !self.group.borrow().is_open {
+            return None;
+        }
+        let name = {
+            let state = self.state.borrow();
+            let is_it = |digest: [u8; 16]| Digest::from_bytes(digest) == dataset;
+            state
+                .known
+                .iter()
+                .find(|known| is_it(known.dataset.index.digest()))?
+                .name
+        };
+        let shelf = self.shelf(name).filter(|shelf| sample < shelf.blocks.samples())?;
+        let on_node = shelf.first_sample + sample;
+        let (job, own) = {
+            let jobs = self.jobs.borrow();
+            jobs.keys()
+                .find_map(|&job| Some((job, self.look(|scheduler| scheduler.own(job, on_node))?)))?
+        };
+        let (guest, answer) = oneshot::channel();
+        let request = {
+            let mut state = self.state.borrow_mut();
+            let request = state.next_want;
+            state.next_want += 1;
+            state.guests.insert(request, guest);
+            request
+        };
+        let asking = Asking {
+            pool: Rc::downgrade(self),
+            request,
+            answer,
+        };
+        let samples = vec![own];
+        self.step(Event::Serve { request, job, samples });
+        Some(asking)
+    }
+
+    /// Answers a peer. False: it was none of theirs.
+    pub(super) fn lend(&self, request: u64, items: &[Item]) -> bool {
+        let Some(guest) = self.state.borrow_mut().guests.remove(&request) else {
+            return false;
+        };
+        let mut lent = items.iter().map(|item| Lent {
+            arena: Arc::clone(&self.cache),
+            offset: item.slot.offset,
+            len: item.slot.len,
+            via: item.via,
+            handle: item.handle,
+            back: self.lent.clone(),
+        });
+        // Who has gone away gives it back at once.
+        drop(guest.send(lent.next()));
+        true
+    }
+
+    /// Tells a peer that it doesn't get what it asked for. False: it was none of theirs.
+    pub(super) fn deny(&self, request: u64) -> bool {
+        let guest = self.state.borrow_mut().guests.remove(&request);
+        guest.map(|guest| guest.send(None)).is_some()
+    }
+
+    /// Has a load fetched from a peer.
+    pub(super) fn fetch_from_peer(self: &Rc<Self>, peer: u16, action: Action) {
+        let Command::Load(load) = action.command() else { return };
+        let found = self
+            .group
+            .borrow()
+            .source(peer)
+            .zip(self.proof(load))
+            .zip(load.pieces.first());
+        let Some(((source, mut proof), piece)) = found else {
+            let completion = action.failed(Failure::Unavailable);
+            return self.end_later(completion);
+        };
+        let sample = proof.sample_of(piece.content);
+        proof.checks = vec![Check {
+            sample,
+            piece: 0,
+            at: 0,
+            len: load.len,
+        }];
+        let object = ObjectRef {
+            key: peers::key(Digest::from_bytes(proof.dataset.index.digest()), sample),
+            size: load.len,
+            etag: None,
+            version: None,
+        };
+        let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
+        let carrier = self.carriers.carry(Order {
+            name: (self.id, action.id()),
+            source,
+            object,
+            range: 0..load.len,
+            deadline: deadline.min(Instant::now() + PATIENCE),
+            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+            back: self.back.clone(),
+        });
+        let fetch = Fetch { action, proof, carrier };
+        self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
+    }
+
+    /// A peer's answer, or what became of it.
+    pub(super) fn landed_from_peer(&self, fetch: Fetch, landed: &Landed) -> Completion {
+        let Fetch { action, proof, .. } = fetch;
+        let Command::Load(load) = action.command() else {
+            return action.failed(Failure::Cancelled);
+        };
+        let fetched = match &landed.fetched {
+            None => return action.failed(Failure::Cancelled),
+            Some(Err(error)) if error.kind() == ErrorKind::NotFound => {
+                self.count(load.job, |stats| stats.peer_misses += 1);
+                return action.failed(Failure::Final);
+            }
+            Some(Err(_)) => {
+                self.count(load.job, |stats| stats.peer_failures += 1);
+                return action.failed(Failure::Unavailable);
+            }
+            Some(Ok(fetched)) => fetched,
+        };
+        let said = fetched.etag.as_deref().and_then(Said::of);
+        let sums = landed.sink.checksums();
+        let is_right = |said: &Said| sums == Some(&[said.crc]) && self.check(load, &proof, sums).is_ok();
+        match said.filter(is_right) {
+            None => {
+                self.count(load.job, |stats| stats.peer_failures += 1);
+                action.failed(Failure::Corrupt)
+            }
+            Some(said) if said.was_fetched => action.done_apart(),
+            Some(_) => action.done(fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64),
+        }
+    }
+}
+
+/// Whether a load is a peer's.
+pub(super) fn is_of_peer(load: &Load) -> bool {
+    matches!(load.source, foreload_plan::action::Source::Peer(_))
+}

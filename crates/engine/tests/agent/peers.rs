@@ -1,0 +1,286 @@
+//! Two and three nodes that share their caches: agents of their own, one bucket, and real connections between them.
+
+use super::*;
+use foreload_engine::calls::PeerAt;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+
+const SECRET: &str = "known to these nodes only";
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Nodes of one job, a rank each.
+struct Cluster {
+    nodes: Vec<Node>,
+    jobs: Vec<Option<Attached>>,
+    members: Vec<PeerAt>,
+    index: Index,
+    prefix: &'static str,
+    spec: OrderSpec,
+}
+
+fn listen(node: &Node, job: u32, host: IpAddr, secret: &str) -> Result<(SocketAddr, u64), ClientError> {
+    let secret = secret.to_owned();
+    match node.client().call(&Call::Listen { job, host, secret }, &mut calm())? {
+        (Reply::Listening { address, keeps_bytes }, _) => Ok((address, keeps_bytes)),
+        other => panic!("{:?}", other.0),
+    }
+}
+
+impl Cluster {
+    /// They know nothing of each other yet.
+    fn apart(rule: &str, prefix: &'static str, count: u32, change: impl Fn(&mut Attach, u32)) -> Self {
+        let first = Node::with_linger(rule, LONG);
+        let mut nodes = vec![first];
+        for _ in 1..count {
+            let directory = Arc::new(tempfile::tempdir().expect("directory"));
+            nodes.push(Node::start(Arc::clone(&nodes[0].bucket), directory, LONG));
+        }
+        let opened: Vec<(u32, Index)> = nodes
+            .iter()
+            .map(|node| node.open(&format!("s3://bench/{prefix}"), false).expect("opened"))
+            .collect();
+        nodes[0].bucket.reset_counts();
+        let attach = |(at, node): (usize, &Node)| {
+            let (dataset, index) = &opened[at];
+            let job = node.attach(&node.client(), *dataset, index, |a| {
+                (a.world, a.ranks, a.hedge_per_cent) = (count, vec![at as u32], 0);
+                change(a, at as u32);
+            });
+            Some(job)
+        };
+        let jobs: Vec<Option<Attached>> = nodes.iter().enumerate().map(attach).collect();
+        Cluster {
+            spec: spec(&opened[0].1),
+            index: opened[0].1.clone(),
+            nodes,
+            jobs,
+            members: Vec::new(),
+            prefix,
+        }
+    }
+
+    fn new(rule: &str, prefix: &'static str, count: u32, change: impl Fn(&mut Attach, u32)) -> Self {
+        let mut cluster = Cluster::apart(rule, prefix, count, change);
+        cluster.meet(|_| SECRET);
+        cluster
+    }
+
+    fn job(&self, node: usize) -> &Attached {
+        self.jobs[node].as_ref().expect("attached")
+    }
+
+    /// Each listens, and hears where the others do.
+    fn meet(&mut self, secret: impl Fn(usize) -> &'static str) {
+        let member = |at: usize| {
+            let (address, keeps_bytes) = listen(&self.nodes[at], self.job(at).job, HERE, secret(at)).expect("listens");
+            PeerAt {
+                id: 100 + at as u64,
+                address,
+                keeps_bytes,
+            }
+        };
+        self.members = (0..self.nodes.len()).map(member).collect();
+        for at in 0..self.nodes.len() {
+            self.tell(at, SECRET).expect("heard");
+        }
+    }
+
+    fn tell(&self, at: usize, secret: &str) -> Result<(), ClientError> {
+        let call = Call::Peers {
+            job: self.job(at).job,
+            me: 100 + at as u64,
+            members: self.members.clone(),
+            secret: secret.to_owned(),
+        };
+        self.nodes[at].client().call(&call, &mut calm()).map(drop)
+    }
+
+    /// Some nodes read a batch of an epoch at the same time, and compare ids and bytes.
+    fn read_batch(&self, who: &[usize], epoch: u32, batch: u64) {
+        let order = Order::new(&self.spec).expect("order");
+        let split = Split::weighted(&order, self.nodes.len() as u32).expect("split");
+        let order = order.epoch(epoch).expect("epoch");
+        let wants: Vec<_> = who
+            .iter()
+            .map(|&at| self.job(at).want_batch(at as u32, epoch, batch).expect("sent"))
+            .collect();
+        for (&at, want) in who.iter().zip(wants) {
+            let (items, _) = self.job(at).delivered(want, None, &mut calm()).expect("delivered");
+            let expected: Vec<u64> = split
+                .batch_positions(batch, at as u32)
+                .map(|position| order.sample_at(position))
+                .collect();
+            assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
+            for item in &items {
+                let truth = self.nodes[0].truth(&self.index, self.prefix, item.sample);
+                let bytes = self.job(at).bytes(item).expect("inside");
+                assert!(bytes == truth, "node {at}: sample {} has other bytes", item.sample);
+            }
+            release(self.job(at), &items);
+        }
+    }
+
+    fn batches(&self) -> u64 {
+        let order = Order::new(&self.spec).expect("order");
+        Split::weighted(&order, self.nodes.len() as u32)
+            .expect("split")
+            .batches()
+    }
+
+    fn read(&self, who: &[usize], epochs: std::ops::Range<u32>) {
+        for epoch in epochs {
+            (0..self.batches()).for_each(|batch| self.read_batch(who, epoch, batch));
+        }
+    }
+
+    fn stats(&self) -> Vec<Stats> {
+        let of = |(at, job): (usize, &Option<Attached>)| Some(self.nodes[at].stats(job.as_ref()?.job));
+        self.jobs.iter().enumerate().filter_map(of).collect()
+    }
+
+    fn end(mut self) {
+        self.jobs.clear();
+        self.nodes.into_iter().for_each(Node::retire);
+    }
+}
+
+#[test]
+fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
+    let cluster = Cluster::new("img:300x20KB,classes=2,ext=jpg", "img", 3, |a, _| a.ram_bytes = 5 << 20);
+    cluster.read(&[0, 1, 2], 0..3);
+    let stats = cluster.stats();
+    let sum = |of: fn(&Stats) -> u64| stats.iter().map(of).sum::<u64>();
+    assert_eq!(sum(|s| s.requests), 300, "{stats:?}");
+    assert_eq!(sum(|s| s.peer_failures), 0, "{stats:?}");
+    // Two of three samples are somebody else's; some were in memory already.
+    assert!(sum(|s| s.peer_hits) > 400, "{stats:?}");
+    assert_eq!(sum(|s| s.samples), 900);
+    assert_eq!(sum(|s| s.ram_hits + s.bucket_reads + s.peer_hits), 900);
+    cluster.end();
+}
+
+#[test]
+fn nodes_with_disks_give_each_other_samples_of_shards() {
+    let disks: Vec<tempfile::TempDir> = (0..2).map(|_| tempfile::tempdir().expect("made")).collect();
+    let cluster = Cluster::new("wds:8x60x15KB,tar", "wds", 2, |a, at| {
+        a.ram_bytes = 2 << 20;
+        a.disks = vec![DiskShare {
+            directory: disks[at as usize].path().to_owned(),
+            capacity_bytes: 64 << 20,
+            pinned: None,
+        }];
+    });
+    cluster.read(&[0, 1], 0..3);
+    let stats = cluster.stats();
+    let sum = |of: fn(&Stats) -> u64| stats.iter().map(of).sum::<u64>();
+    assert!(sum(|s| s.peer_hits) > 100, "{stats:?}");
+    assert_eq!(sum(|s| s.peer_failures), 0, "{stats:?}");
+    assert!(sum(|s| s.requested_bytes) < 2 * 8 * 60 * 15_000, "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn a_peer_that_dies_costs_time_and_nothing_else() {
+    let mut cluster = Cluster::new("img:200x20KB,classes=2,ext=jpg", "img", 2, |a, _| a.ram_bytes = 8 << 20);
+    cluster.read(&[0, 1], 0..1);
+    let before = cluster.nodes[0].stats(cluster.job(0).job).requests;
+    cluster.jobs[1] = None;
+    let gone = cluster.nodes.remove(1);
+    gone.retire();
+    // The second rank's share is nobody's now; the first reads on.
+    let second = Arc::new(tempfile::tempdir().expect("directory"));
+    let stand_in = Node::start(Arc::clone(&cluster.nodes[0].bucket), second, LONG);
+    cluster.nodes.push(stand_in);
+    cluster.read(&[0], 1..3);
+    let stats = cluster.nodes[0].stats(cluster.job(0).job);
+    assert!(stats.requests > before, "{stats:?}");
+    assert!(stats.peer_failures > 0, "{stats:?}");
+    assert_eq!(stats.failures, 0, "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn a_peer_with_another_secret_is_told_nothing_and_the_bucket_serves_all() {
+    let mut cluster = Cluster::apart("img:100x10KB,classes=2,ext=jpg", "img", 2, |_, _| ());
+    cluster.meet(|at| if at == 0 { SECRET } else { "known to nobody but one" });
+    cluster.read(&[0], 0..2);
+    let stats = cluster.nodes[0].stats(cluster.job(0).job);
+    assert_eq!((stats.peer_hits, stats.failures), (0, 0), "{stats:?}");
+    assert!(stats.peer_failures > 0, "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn a_peer_that_reads_something_else_has_nothing_and_the_bucket_is_asked() {
+    let mut cluster = Cluster::apart("img:100x10KB,classes=2,ext=jpg", "img", 2, |_, _| ());
+    cluster.meet(|_| SECRET);
+    cluster.jobs[1] = None;
+    cluster.read(&[0], 0..1);
+    let stats = cluster.nodes[0].stats(cluster.job(0).job);
+    assert_eq!(stats.failures, 0, "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn what_is_no_question_of_a_peers_is_refused_and_does_no_harm() {
+    let cluster = Cluster::new("img:40x10KB,classes=2,ext=jpg", "img", 2, |_, _| ());
+    let address = cluster.members[1].address;
+    let digest = Digest::from_bytes(cluster.index.digest());
+    let said = |request: &[u8]| {
+        let mut stream = TcpStream::connect(address).expect("connects");
+        stream.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        stream.write_all(request).expect("sent");
+        stream.shutdown(std::net::Shutdown::Write).expect("shut");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).lines().next().unwrap_or("").to_owned()
+    };
+    let get = |path: &str, more: &str| said(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n{more}\r\n").as_bytes());
+    for path in [format!("/peer/{digest}/1"), "/".into(), "/peer/../../etc/passwd".into()] {
+        assert_eq!(get(&path, ""), "HTTP/1.1 403 Forbidden", "{path}");
+    }
+    let forged = "x-amz-date: 20260101T000000Z\r\nauthorization: AWS4-HMAC-SHA256 Credential=foreload/20260101/peers/s3/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=00\r\n";
+    assert_eq!(get(&format!("/peer/{digest}/1"), forged), "HTTP/1.1 403 Forbidden");
+    assert!(said(b"PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello").contains("405"));
+    for garbage in [&b"\x16\x03\x01\x02\x00"[..], &[0; 200_000], b"GET", b"\r\n\r\n\r\n"] {
+        let _ = said(garbage);
+    }
+    cluster.read(&[0, 1], 0..2);
+    cluster.end();
+}
+
+#[test]
+fn an_address_that_everybody_reaches_and_a_secret_that_anyone_guesses_are_refused() {
+    let cluster = Cluster::apart("img:20x1KB,classes=2,ext=jpg", "img", 1, |_, _| ());
+    let (node, job) = (&cluster.nodes[0], cluster.job(0).job);
+    let refused = |host: &str, secret: &str| match listen(node, job, host.parse().expect("an address"), secret) {
+        Err(ClientError::Trouble(trouble)) => trouble.message,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused("127.0.0.1", "short").contains("16 characters"));
+    assert!(refused("0.0.0.0", SECRET).contains("name an address"));
+    assert!(refused("::", SECRET).contains("name an address"));
+    assert!(refused("203.0.113.7", SECRET).contains("203.0.113.7"));
+    let first = listen(node, job, HERE, SECRET).expect("listens");
+    assert_eq!(first, listen(node, job, HERE, SECRET).expect("listens"), "once");
+    assert_ne!(
+        first.0,
+        listen(node, job, HERE, "another secret for others").expect("listens").0
+    );
+    // A node that isn't of its own group.
+    let call = Call::Peers {
+        job,
+        me: 7,
+        members: vec![PeerAt {
+            id: 8,
+            address: first.0,
+            keeps_bytes: 1,
+        }],
+        secret: SECRET.to_owned(),
+    };
+    match node.client().call(&call, &mut calm()) {
+        Err(ClientError::Trouble(trouble)) => assert!(trouble.message.contains("node 7"), "{trouble:?}"),
+        other => panic!("{:?}", other.map(|(reply, _)| reply)),
+    }
+    cluster.end();
+}
