@@ -8,6 +8,7 @@ from foreload._data.dataset import Dataset, Item, open  # noqa: A004 (`foreload.
 from foreload._run.decode import Meta
 from foreload._settings.cache import Cache
 from foreload._settings.failures import skip
+from foreload._settings.peers import Peers
 from foreload._settings.tuning import Tuning
 from foreload.errors import ForeloadError
 
@@ -24,6 +25,7 @@ __all__ = [
     "Meta",
     "Mixture",
     "NumpyLoader",
+    "Peers",
     "Stream",
     "Tuning",
     "__version__",

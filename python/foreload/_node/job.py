@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from foreload import _core
 from foreload._node import agent as _agent
 from foreload._node import ranks as _ranks
+from foreload._node.meeting import Meeting
 from foreload._node.source import Source
 from foreload.errors import CancelledError, ClosedError, DeniedError, NoMemoryError, WaitingError, report
 
@@ -46,11 +47,13 @@ class Recipe:
         source: The data set.
         attach: The fields of the agent's `attach` call, but for the data sets' numbers.
         name: Tells it apart from other recipes; the same in all processes that share it.
+        meeting: Where this node meets the others, if they share their caches.
     """
 
     source: Source
     attach: dict[str, Any]
     name: str
+    meeting: Meeting | None = field(default=None, repr=False, compare=False)
     _held: Attachment | None = field(default=None, repr=False, compare=False)
 
     def attachment(self) -> Attachment:
@@ -58,12 +61,12 @@ class Recipe:
         if self._held is None or self._held.process != os.getpid():
             found = _attachments.get(self.name)
             if found is None or found.process != os.getpid():
-                found = _attachments[self.name] = Attachment(self.source, self.attach, self.name)
+                found = _attachments[self.name] = Attachment(self.source, self.attach, self.name, meeting=self.meeting)
             self._held = found
         return self._held
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "_held": None, "meeting": None}
 
 
 def attachment(name: str) -> Attachment:
@@ -87,12 +90,14 @@ class Attachment:
         attach: As in the recipe.
         name: The recipe's name.
         process: Which process.
+        meeting: As in the recipe.
     """
 
     source: Source
     attach: dict[str, Any]
     name: str
     process: int = field(default_factory=os.getpid)
+    meeting: Meeting | None = field(default=None, repr=False, compare=False)
     _job: _core.Job | None = None
     #: Whether other processes send batches, and the job of the agent before this one, in whose memory some of them may lie.
     _receives: bool = False
@@ -139,6 +144,8 @@ class Attachment:
             of: Names the pass.
         """
         job = self.job()
+        if self.meeting is not None:
+            self.meeting.meet_again(_caller(self.agent(), job))
         job.start(rank, epoch, batch)
         self._passes[rank] = of
         return job
@@ -170,6 +177,8 @@ class Attachment:
         job = opened.agent.attach(json.dumps({"dataset": opened.number, "more": opened.more, **self.attach}))
         for warning in json.loads(job.reply)["warnings"]:
             _LOG.warning("%s", warning)
+        if self.meeting is not None:
+            self.meeting.meet(_caller(opened.agent, job))
         return job
 
     def agent(self) -> _core.Agent:
@@ -233,9 +242,7 @@ class Attachment:
 
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         """Calls the agent about this job."""
-        job = self.job()
-        answer: dict[str, Any] = json.loads(self.agent().call(json.dumps({"call": call, "job": job.job, **fields})))
-        return answer
+        return _asked(self.agent(), call, self.job().job, fields)
 
     def supply(self, epoch: int, samples: NDArray[np.uint64]) -> None:
         """Tells the agent what an epoch reads, where the order is supplied."""
@@ -290,6 +297,17 @@ class Attachment:
                 if asked is not None and job.is_usable():
                     job.withdraw(asked)
                 raise
+
+
+def _caller(agent: _core.Agent, job: _core.Job) -> Callable[..., dict[str, Any]]:
+    """Calls an agent about a job."""
+    return lambda call, **fields: _asked(agent, call, job.job, fields)
+
+
+def _asked(agent: _core.Agent, call: str, job: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """An agent's answer to a call about a job."""
+    answer: dict[str, Any] = json.loads(agent.call(json.dumps({"call": call, "job": job, **fields})))
+    return answer
 
 
 def starved_since(

@@ -97,6 +97,12 @@ class Ranks:
         """What tells the job of a loader with this order, named by its digest, from all others."""
         return self.session if self.word is None else f"{self.session}-{self.word.number(order)}"
 
+    def group_of(self, order: str) -> str:
+        """What the ranks of all nodes call the job of a loader with this order, named by its digest."""
+        told = _launcher.place()
+        number = 0 if self.word is None else self.word.number(order)
+        return f"{'' if told is None else told.session}-{number}-{order}"
+
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
             raise InvalidError(

@@ -20,6 +20,7 @@ from foreload import _core
 from foreload._data.dataset import Dataset
 from foreload._node import agent as _agent
 from foreload._node.job import Attachment, Recipe
+from foreload._node.meeting import Meeting
 from foreload._node.ranks import Ranks, say
 from foreload._run import dollars as _dollars
 from foreload._run.patience import Patience
@@ -100,7 +101,10 @@ class Run:
         if policy is not None:
             attach["policy"] = policy
         keep_freed_memory(0)
-        self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}")
+        meeting = None
+        if cache.peers and ranks.world > len(ranks.local):
+            meeting = Meeting(cache.group(), ranks, ranks.group_of(self.plan.digest))
+        self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}", meeting)
         self._told: _core.Job | None = None
         self._process = os.getpid()
 

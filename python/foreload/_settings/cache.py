@@ -18,6 +18,7 @@ from typing import Any
 from foreload import _core
 from foreload._settings import environment as _environment
 from foreload._settings.memory import available_bytes
+from foreload._settings.peers import Peers
 from foreload._settings.sizes import format_bytes, parse_bytes
 from foreload.errors import InvalidError
 
@@ -39,6 +40,7 @@ class Cache:
             otherwise no disk is used. 1 GiB of each file system stays free: one that is fuller holds less, and a warning says so.
         batches: Of the memory, what is for collated batches on their way between processes. Default: an eighth, at most 1 GiB.
         staging: Of the memory, what is for samples that pass through. Default: the plan's.
+        peers: Whether the nodes of the run share their caches: `True`, or `Peers(...)`. The nodes need a secret; see `Peers`.
 
     Example:
         >>> Cache(ram="32GB", disk=["/nvme0/cache:500GB", "/nvme1/cache:500GB"]).disks()[1]
@@ -49,13 +51,22 @@ class Cache:
     disk: str | Sequence[str] | None = ()
     batches: int | str | None = None
     staging: int | str | None = None
+    peers: bool | Peers = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.peers, (bool, Peers)):
+            raise InvalidError(f"Cache(peers={self.peers!r}): give True, False or Peers(...)")
+        if self.peers is True:
+            self.group()
         for name in ("ram", "batches", "staging"):
             value = getattr(self, name)
             if value is not None:
                 parse_bytes(value, f"Cache({name}=...)")
         self.disks()
+
+    def group(self) -> Peers:
+        """How the nodes share their caches, where they do."""
+        return self.peers if isinstance(self.peers, Peers) else Peers()
 
     def disks(self) -> list[tuple[str, int]]:
         """The disk tiers: (directory, bytes)."""
