@@ -92,7 +92,7 @@ class Speeds:
         ram_mb_s: Memory. Default: one core's copying.
         fresh_mb_s: Memory written for the first time, which the kernel has to hand out. Default: what that takes on a machine of one's own.
         disk: The disk tier.
-        network_mb_s: Between two nodes that share their caches, which isn't built yet. Default, None: each keeps what it reads itself.
+        network_mb_s: Between two nodes that share their caches. Default, None: each keeps what it reads itself.
         preprocess_mb_s: What one thread decodes; None: it takes no time.
         loop_mb_s: What the training loop's own thread takes over; None: it takes no time.
         threads: Threads that decode.

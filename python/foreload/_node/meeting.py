@@ -14,7 +14,6 @@ ranks wait for that, so that nothing is read before it is known who keeps it. No
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import ipaddress
 import json
 import logging
@@ -23,7 +22,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from foreload._node.ranks import Ranks
@@ -32,6 +30,8 @@ from foreload._settings.peers import Peers
 from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")
+#: Where the nodes meet: made by whoever knows torch, of the time until which somebody may be waited for; `AloneError` where there is none.
+stores: list[Callable[[float], Any]] = []
 #: How often is looked whether somebody has come.
 _LOOK_S = 0.02
 
@@ -81,7 +81,7 @@ class Meeting:
                 _LOG.info("%d nodes share their caches", len(firsts))
             finally:
                 board.put(f"ready/{first}", {})
-        except (InvalidError, _Alone) as error:
+        except (InvalidError, AloneError) as error:
             _LOG.warning("this node shares its cache with no other: %s", error)
 
     def meet_again(self, call: Callable[..., dict[str, Any]]) -> None:
@@ -91,7 +91,7 @@ class Meeting:
             call: Calls the agent about the job.
         """
         if os.getpid() == self._process and self._members:
-            with contextlib.suppress(_Alone):
+            with contextlib.suppress(AloneError):
                 self._tell(call, _Board(self.name, time.monotonic()), [member["id"] for member in self._members])
 
     def _tell(self, call: Callable[..., dict[str, Any]], board: _Board, firsts: list[int]) -> None:
@@ -102,21 +102,23 @@ class Meeting:
             self._members = members
 
 
-class _Alone(Exception):  # noqa: N818 (it ends a meeting, and is no error of anybody's)
-    """The others can't be met."""
+class AloneError(Exception):
+    """The others can't be met: a node goes on by itself."""
 
 
 class _Board:
     """Torch's store, under names of our own, until a time."""
 
     def __init__(self, name: str, end: float) -> None:
-        self._store, self._name, self._end = _store(end), f"foreload/{name}", end
+        if not stores:
+            raise AloneError("nodes find each other through torch's store: import foreload.torch")
+        self._store, self._name, self._end = stores[0](end), f"foreload/{name}", end
 
     def put(self, key: str, value: dict[str, Any]) -> None:
         try:
             self._store.set(f"{self._name}/{key}", json.dumps(value))
         except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
-            raise _Alone(f"torch's store doesn't answer: {error}") from None
+            raise AloneError(f"torch's store doesn't answer: {error}") from None
 
     def get(self, key: str) -> dict[str, Any]:
         """What somebody says; waits for it."""
@@ -127,42 +129,14 @@ class _Board:
                 time.sleep(_LOOK_S)
             found = self._store.get(name) if is_there else b"null"
         except Exception as error:  # noqa: BLE001
-            raise _Alone(f"torch's store doesn't answer: {error}") from None
+            raise AloneError(f"torch's store doesn't answer: {error}") from None
         value: dict[str, Any] | None = json.loads(found)
         if value is None:
             kind, _, number = key.partition("/")
-            raise _Alone(
+            raise AloneError(
                 f"{f'rank {number}' if kind == 'rank' else 'the first rank of this node'} did not come in time"
             )
         return value
-
-
-def _store(end: float) -> Any:
-    """The store of the default process group, or of torchrun.
-
-    Raises:
-        _Alone: There is neither.
-    """
-    try:
-        # An extra, and slow to import.
-        distributed: Any = import_module("torch.distributed")
-    except ImportError:
-        raise _Alone("nodes find each other through torch's store, and torch isn't installed") from None
-    if not distributed.is_available():
-        raise _Alone("this build of torch has no torch.distributed")
-    if distributed.is_initialized():
-        with contextlib.suppress(AttributeError, RuntimeError):
-            return distributed.distributed_c10d._get_default_store()  # noqa: SLF001 (torch has no public name for it)
-    host, port = _environment.get("MASTER_ADDR"), _environment.number("MASTER_PORT")
-    if host is None or port is None or _environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise _Alone(
-            "start the ranks with torchrun, or call torch.distributed.init_process_group() before the loader's first pass"
-        )
-    left = dt.timedelta(seconds=max(1.0, end - time.monotonic()))
-    try:
-        return distributed.TCPStore(host, port, is_master=False, timeout=left, wait_for_workers=False)
-    except Exception as error:  # noqa: BLE001
-        raise _Alone(f"torch's store at {host}:{port} doesn't answer: {error}") from None
 
 
 def _towards_master() -> str:

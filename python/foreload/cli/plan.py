@@ -66,7 +66,7 @@ Network = Annotated[
     str | None,
     typer.Option(
         "--network",
-        help="Per second between two nodes, if they shared their caches (not built yet).",
+        help="Per second between two nodes, if they share their caches.",
         rich_help_panel=_SPEEDS,
     ),
 ]
