@@ -282,6 +282,7 @@ def launched(page: str, module: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)
+    monkeypatch.setenv("FORELOAD_SECRET", "known to these nodes only")
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

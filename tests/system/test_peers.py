@@ -169,8 +169,10 @@ def test_nodes_that_hold_the_data_set_together_ask_the_bucket_for_each_sample_on
     each = stats[::ranks]
     samples = len(fl.open("s3://data/fixed"))
     assert sum(one["samples"] for one in each) == read
-    assert sum(one["requests"] - one["hedges"] for one in each) == samples, stats
-    assert sum(one["peer_failures"] for one in each) == 0, stats
+    # On a busy machine an answer may take longer than a node waits for it; then the bucket is asked as well.
+    late = sum(one["peer_failures"] + one["peer_misses"] for one in each)
+    assert samples <= sum(one["requests"] - one["hedges"] for one in each) <= samples + late, stats
+    assert late < samples // 10, stats
     assert all(one["peer_hits"] > 0 for one in each), stats
     assert run.output().count(f"{count} nodes share their caches") == count
 
@@ -187,6 +189,34 @@ def test_a_node_whose_agent_is_killed_costs_time_and_nothing_else(nodes: Any) ->
     # The new agent says where it is, and the other node hears of it when its next epoch begins.
     assert run.output().count("2 nodes share their caches") == 3
     assert stats[0]["peer_failures"] < 200, stats
+
+
+def test_a_node_whose_agent_hangs_holds_the_others_up_for_seconds_and_not_longer(nodes: Any) -> None:
+    run = nodes(2, 1, PAUSE="0.01", EPOCHS="60")
+    run.start()
+    log = run.place / "rank0.log"
+
+    def lines() -> int:
+        return log.read_text().count("\n") if log.exists() else 0
+
+    until(lambda: lines() > 100, 60)
+    before, begun = lines(), time.monotonic()
+    time.sleep(2)
+    healthy = (lines() - before) / (time.monotonic() - begun)
+    agent = run.agent(1)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        # Whoever is silent for two seconds is asked no more.
+        time.sleep(3)
+        before, begun = lines(), time.monotonic()
+        time.sleep(2)
+        without = (lines() - before) / (time.monotonic() - begun)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    stats = run.wait()
+    run.look()
+    assert without > healthy / 2, f"{without} batches/s without the other node, {healthy} with it"
+    assert stats[0]["peer_failures"] > 0, stats
 
 
 def test_a_node_that_others_do_not_come_to_goes_on_alone(nodes: Any) -> None:

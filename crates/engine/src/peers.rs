@@ -232,8 +232,9 @@ async fn receive(agent: Weak<Agent>, listener: TcpListener, verifier: Rc<Verifie
 }
 
 async fn serve(agent: Weak<Agent>, stream: TcpStream, verifier: Rc<Verifier>) {
-    // Small answers are not held back for more.
+    // Small answers are not held back for more; and who takes nothing for so long is given up, with the memory that is lent for it.
     let _ = stream.set_nodelay(true);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, PATIENCE.as_millis() as u32);
     let service = service_fn(move |request| answer(Weak::clone(&agent), Rc::clone(&verifier), request));
     let mut connection = http1::Builder::new();
     connection

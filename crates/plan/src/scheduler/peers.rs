@@ -20,6 +20,7 @@ use super::requests::Target;
 use super::residents::State;
 use super::{Scheduler, Urgency};
 use crate::action::{Action, Failure, Source, Via};
+use crate::arena::reserved_bytes;
 use crate::blocks::Content;
 use crate::homes::{Homes, MOST_MEMBERS, Member};
 use crate::library::Library;
@@ -110,7 +111,8 @@ impl Scheduler {
                     ..*member
                 })
                 .collect();
-            let lengths = shelf.blocks_on_node().map(|block| shelf.len_of(block));
+            // As memory counts them.
+            let lengths = shelf.blocks_on_node().map(|block| reserved_bytes(shelf.len_of(block)));
             self.group
                 .homes
                 .insert(shelf.first_block, Homes::new(lengths, &members));
