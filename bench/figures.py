@@ -247,6 +247,13 @@ def measured(figure: Figure, stage: Stage) -> Result:
     return result
 
 
+def command(figure: Figure, result: Result) -> str:
+    """What measures a figure as it was measured."""
+    if not result.touched_gb:
+        return figure.command
+    return f"python -m bench.figures --only {figure.id} --touch {result.touched_gb:g}"
+
+
 def report(figure: Figure, result: Result) -> dict[str, Any]:
     """A figure as its results file has it."""
     return {
@@ -257,7 +264,7 @@ def report(figure: Figure, result: Result) -> dict[str, Any]:
             name: {"bar": str(bar), "verdict": verdicts(figure, result)[name]} for name, bar in figure.bars.items()
         },
         "invalid": result.invalid,
-        "command": figure.command,
+        "command": command(figure, result),
         "repetitions": result.repetitions,
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(ROOT),
@@ -294,7 +301,7 @@ def as_markdown(figure: Figure, result: Result, whole: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        f"`{figure.command}` on {whole['date']}, commit {whole['commit']}, {result.repetitions} repetitions",
+        f"`{whole['command']}` on {whole['date']}, commit {whole['commit']}, {result.repetitions} repetitions",
         "",
     ]
     lines += ["| reading | median | min .. max (runs) | bar | verdict |", "| --- | --- | --- | --- | --- |"]

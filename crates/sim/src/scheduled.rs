@@ -172,6 +172,18 @@ struct Flying {
     is_apart: bool,
 }
 
+impl Flying {
+    fn new(action: Action, mb: f64, since: f64, latency_s: f64) -> Self {
+        Flying {
+            action,
+            mb,
+            since,
+            latency_s,
+            is_apart: false,
+        }
+    }
+}
+
 /// A delivered batch.
 struct Prepared {
     items: Vec<Item>,
@@ -414,45 +426,18 @@ impl Driver<'_> {
                         self.requests += 1;
                         self.mb.source += mb;
                         let latency_s = self.setup.hardware.draw_latency_s(&mut self.latencies);
-                        let slot = self.fly(
-                            node,
-                            Flying {
-                                action,
-                                mb,
-                                since: at,
-                                latency_s,
-                                is_apart: false,
-                            },
-                        );
+                        let slot = self.fly(node, Flying::new(action, mb, at, latency_s));
                         let fails = self.source_fails(node);
                         let due = if fails { Due::Fail { slot } } else { Due::Begin { slot } };
                         self.at(node, at + latency_s, due);
                     }
                     Source::Disk(tier) => {
                         let done = self.devices.read_tier(node, self.disks[usize::from(tier)], mb, at);
-                        let slot = self.fly(
-                            node,
-                            Flying {
-                                action,
-                                mb,
-                                since: at,
-                                latency_s: 0.0,
-                                is_apart: false,
-                            },
-                        );
+                        let slot = self.fly(node, Flying::new(action, mb, at, 0.0));
                         self.end_disk(node, slot, done);
                     }
                     Source::Peer(_) => {
-                        let slot = self.fly(
-                            node,
-                            Flying {
-                                action,
-                                mb,
-                                since: at,
-                                latency_s: 0.0,
-                                is_apart: false,
-                            },
-                        );
+                        let slot = self.fly(node, Flying::new(action, mb, at, 0.0));
                         self.at(node, at, Due::Ask { slot });
                     }
                 }
@@ -460,16 +445,7 @@ impl Driver<'_> {
             Command::Keep { tier, slot, .. } => {
                 let mb = slot.len as f64 / MB;
                 let done = self.devices.write_tier(node, self.disks[usize::from(*tier)], mb, at);
-                let slot = self.fly(
-                    node,
-                    Flying {
-                        action,
-                        mb,
-                        since: at,
-                        latency_s: 0.0,
-                        is_apart: false,
-                    },
-                );
+                let slot = self.fly(node, Flying::new(action, mb, at, 0.0));
                 self.end_disk(node, slot, done);
             }
             Command::Deliver { request, items, .. } => {

@@ -252,19 +252,24 @@ impl Scheduler {
 
     /// The disk tier to read a block, or `len` bytes of it, from: the fastest that has it, unless the bucket is faster by far.
     pub(super) fn best_tier(&self, block: u64, len: u64) -> Option<usize> {
-        let bucket = &self.loads.lanes.bucket;
-        let disk = |tier: usize| self.loads.lanes.of(Source::Disk(tier as u8));
+        let source = |tier: usize| Source::Disk(tier as u8);
+        let disk = |tier: usize| self.loads.lanes.of(source(tier));
         let holds = |&tier: &usize| self.tiers[tier].has(block) && disk(tier).is_open(self.now_ns);
         let fastest = (0..self.tiers.len())
             .filter(holds)
             .min_by(|&a, &b| disk(a).wait_s(len).total_cmp(&disk(b).wait_s(len)))?;
-        let is_left = self.settings.leaves_cache(
-            disk(fastest).wait_s(len),
+        (!self.leaves(source(fastest), len)).then_some(fastest)
+    }
+
+    /// Whether the bucket is faster by far than a source that has what is wanted.
+    pub(super) fn leaves(&self, source: Source, len: u64) -> bool {
+        let (cache, bucket) = (self.loads.lanes.of(source), &self.loads.lanes.bucket);
+        self.settings.leaves_cache(
+            cache.wait_s(len),
             bucket.wait_s(len),
-            disk(fastest).loads_per_s(len),
+            cache.loads_per_s(len),
             bucket.loads_per_s(len),
-        );
-        (!is_left).then_some(fastest)
+        )
     }
 
     /// Queues the fetch of a new resident: in parts when it is large or several ranges, with those of its block's other samples that are read soon when it is one of them.

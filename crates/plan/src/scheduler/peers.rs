@@ -137,16 +137,8 @@ impl Scheduler {
         let Home::Peer(peer) = self.home_of(content) else {
             return None;
         };
-        let (lane, bucket) = (self.loads.lanes.of(Source::Peer(peer)), &self.loads.lanes.bucket);
-        let is_left = || {
-            self.settings.leaves_cache(
-                lane.wait_s(len),
-                bucket.wait_s(len),
-                lane.loads_per_s(len),
-                bucket.loads_per_s(len),
-            )
-        };
-        (lane.is_open(self.now_ns) && !is_left()).then_some(peer)
+        let source = Source::Peer(peer);
+        (self.loads.lanes.of(source).is_open(self.now_ns) && !self.leaves(source, len)).then_some(peer)
     }
 
     /// A peer asks.
@@ -157,7 +149,7 @@ impl Scheduler {
         let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
         self.open_request(request, place, targets, true, actions);
         // What is in memory needs none, whoever waits for some.
-        while let Some((at, own)) = self.requests.next_unplaced(request) {
+        while let Some((_, at, own)) = self.requests.next_unplaced(request) {
             let sample = self.windows.on_node(place, own);
             let is_there = self.resident_with(sample).is_some() && self.is_for_guests(sample);
             if !is_there || !self.place_one(request, at, sample, Urgency::Guest, actions) {
@@ -170,11 +162,8 @@ impl Scheduler {
     /// Gives what peers ask for its memory, in the order of asking, as far as nobody else needs that.
     pub(super) fn place_guests(&mut self, actions: &mut Vec<Action>) {
         while let Some(id) = self.requests.guests.front().copied() {
-            let Some((at, own)) = self.requests.next_unplaced(id) else {
+            let Some((place, at, own)) = self.requests.next_unplaced(id) else {
                 self.requests.guests.pop_front();
-                continue;
-            };
-            let Some(place) = self.requests.place_of(id) else {
                 continue;
             };
             let sample = self.windows.on_node(place, own);

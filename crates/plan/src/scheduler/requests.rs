@@ -110,14 +110,7 @@ impl Requests {
                 }
             }
             if displaced.len() > before {
-                wait_again(
-                    if request.is_guest {
-                        &mut self.guests
-                    } else {
-                        &mut self.unplaced
-                    },
-                    id,
-                );
+                wait_again(queue(request.is_guest, &mut self.unplaced, &mut self.guests), id);
             }
         }
         displaced
@@ -145,14 +138,11 @@ impl Requests {
         self.open.values().any(|request| request.is_guest)
     }
 
-    /// The place that a request is for.
-    pub fn place_of(&self, id: u64) -> Option<usize> {
-        self.open.get(&id).map(|request| request.place)
-    }
-
-    /// The first read of a request that has no memory: its place in the request, and its sample.
-    pub fn next_unplaced(&self, id: u64) -> Option<(usize, u64)> {
-        self.open.get(&id)?.next_unplaced()
+    /// The first read of a request that has no memory: the place that it is for, its number in the request, and its sample.
+    pub fn next_unplaced(&self, id: u64) -> Option<(usize, usize, u64)> {
+        let request = self.open.get(&id)?;
+        let (at, sample) = request.next_unplaced()?;
+        Some((request.place, at, sample))
     }
 
     /// Whether a request is open that was made after `then_ns`.
@@ -177,23 +167,22 @@ impl Requests {
     pub fn displace_all(&mut self, resident: u32) -> u32 {
         let mut displaced = 0;
         for (&id, request) in &mut self.open {
+            let is_guest = request.is_guest;
             for (target, &sample) in request.targets.iter_mut().zip(&request.samples) {
                 if *target == Target::Loose(resident) {
                     *target = Target::Unplaced(sample);
                     displaced += 1;
-                    wait_again(
-                        if request.is_guest {
-                            &mut self.guests
-                        } else {
-                            &mut self.unplaced
-                        },
-                        id,
-                    );
+                    wait_again(queue(is_guest, &mut self.unplaced, &mut self.guests), id);
                 }
             }
         }
         displaced
     }
+}
+
+/// Where a request waits for memory.
+fn queue<'a>(is_guest: bool, own: &'a mut VecDeque<u64>, guests: &'a mut VecDeque<u64>) -> &'a mut VecDeque<u64> {
+    if is_guest { guests } else { own }
 }
 
 /// Takes its turn again among those that wait for memory.
@@ -332,11 +321,7 @@ impl Scheduler {
         };
         self.requests.open.insert(id, request);
         if loose {
-            let queue = match is_guest {
-                true => &mut self.requests.guests,
-                false => &mut self.requests.unplaced,
-            };
-            queue.push_back(id);
+            queue(is_guest, &mut self.requests.unplaced, &mut self.requests.guests).push_back(id);
         }
         for target in targets {
             let Target::Entry(line, entry) = target else { continue };
