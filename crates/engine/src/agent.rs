@@ -18,12 +18,12 @@ use crate::dataset::Dataset;
 use crate::job::{Job, list_trouble};
 use crate::list::List;
 use crate::origin::Origins;
-use crate::peers::{Door, Lent};
-use crate::pool::{Pool, SharedTier};
+use crate::peers::{Door, Question};
+use crate::pool::{Guest, Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use aside::Work;
 use foreload_plan::action::Event;
-use foreload_plan::{Digest, Scheduler};
+use foreload_plan::Scheduler;
 use foreload_store::spool::Room;
 pub use post::Post;
 use post::Watch;
@@ -34,12 +34,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
 /// How long an agent waits for its first client at least.
@@ -104,6 +105,18 @@ pub struct Agent {
 
 /// A list that comes beside a call: its descriptor, and how many numbers are there.
 type Beside = (OwnedFd, u64);
+
+/// Peers' questions that are answered at once.
+const AT_ONCE: usize = 64;
+
+/// Hears what peers ask, for as long as the agent is there.
+async fn hear(agent: Weak<Agent>, mut heard: UnboundedReceiver<Question>) {
+    let mut questions = Vec::with_capacity(AT_ONCE);
+    while heard.recv_many(&mut questions, AT_ONCE).await > 0 {
+        let Some(agent) = agent.upgrade() else { return };
+        questions.drain(..).for_each(|question| agent.hear(question));
+    }
+}
 
 /// What a call says, its list included.
 async fn call_of(body: &str, list: Option<Beside>) -> Result<Call, Trouble> {
@@ -561,17 +574,33 @@ impl Agent {
         if let Some(address) = known(&self.doors.borrow()) {
             return Ok(address);
         }
-        let door = Door::open(Rc::downgrade(self), host, secret).await?;
+        let (questions, heard) = unbounded_channel();
+        let door = Door::open(host, secret, Rc::clone(&self.carriers), questions).await?;
+        tokio::task::spawn_local(hear(Rc::downgrade(self), heard));
         let address = door.address;
         self.doors.borrow_mut().push(door);
         Ok(address)
     }
 
-    /// A peer asks for a sample of a data set. `None`: nobody here reads that.
-    pub fn ask_for(&self, dataset: Digest, sample: u64) -> Option<impl Future<Output = Option<Lent>> + use<>> {
+    /// Has a peer's question answered. Who asks for what nobody here reads is told so at once.
+    fn hear(&self, question: Question) {
         let pools = self.pools.borrow().clone();
-        let asking = pools.iter().find_map(|pool| pool.ask_for(dataset, sample))?;
-        Some(asking.answered())
+        match question {
+            Question::Ask {
+                name,
+                dataset,
+                sample,
+                answer,
+            } => {
+                let mut pools = pools.iter();
+                let guest = Guest { name, answer };
+                // Where all refuse it, it goes, and its asker hears that.
+                let _ = pools.try_fold(guest, |guest, pool| pool.serve(dataset, sample, guest).err());
+            }
+            Question::Withdraw(name) => {
+                pools.iter().any(|pool| pool.see_off(name));
+            }
+        }
     }
 
     fn status_of(&self, job: &Job) -> JobStatus {

@@ -8,6 +8,8 @@
 //! With one carrier, it is the scheduler's own thread: where that has time for both, a hand-over would only cost. More are threads beside it
 //! ([`Carriers::want`]), and an order goes to the one with the fewest bytes under way; a few small ones go to one and the same.
 //!
+//! They also [host](Carriers::host) the connections of other nodes, which ask for what is here.
+//!
 //! An order that is called off has ended when it comes back, and not before: until then its thread may write into the memory that it is for.
 
 use crate::scatter::Scatter;
@@ -71,7 +73,11 @@ pub struct Landed {
 enum Message {
     Carry(Box<Order>, Instant),
     CallOff(Name),
+    Host(Visit),
 }
+
+/// Begins what a thread does beside its orders, for as long as that takes; runs on that thread, inside its `LocalSet`.
+pub type Visit = Box<dyn FnOnce() + Send>;
 
 /// What a thread has for others, until its turn ends.
 struct Outbox<T>(Rc<RefCell<Vec<Addressed<T>>>>);
@@ -127,6 +133,7 @@ impl Hands {
                     called_off.notify_one();
                 }
             }
+            Message::Host(begin) => begin(),
         }
     }
 }
@@ -212,6 +219,8 @@ pub struct Carriers {
     beside: RefCell<Vec<Beside>>,
     /// Who had the last order.
     last: Cell<usize>,
+    /// Who has the next guest.
+    host: Cell<usize>,
     orders: Outbox<Message>,
 }
 
@@ -261,6 +270,18 @@ impl Carriers {
         match carrier.beside {
             None => self.here.take(message),
             Some(at) => self.orders.put(&self.beside.borrow()[at].inbox, message),
+        }
+    }
+
+    /// Has the carriers do something beside their orders, one after the other.
+    pub fn host(&self, begin: Visit) {
+        let (beside, next) = (self.beside.borrow(), self.host.get());
+        match beside.get(next % beside.len().max(1)) {
+            None => self.here.take(Message::Host(begin)),
+            Some(host) => {
+                self.host.set(next + 1);
+                self.orders.put(&host.inbox, Message::Host(begin));
+            }
         }
     }
 

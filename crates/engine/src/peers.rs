@@ -11,10 +11,13 @@
 //! | 404 | it isn't here, and isn't to be: ask the bucket |
 //! | 400, 405 | no question that a peer has |
 //!
+//! A connection is served by one of the threads that fetch ([`Carriers::host`]): it reads and signs, sums up and sends. What to send is the plan's to say,
+//! on its own thread, which is asked through a queue ([`Question`]).
+//!
 //! Nothing listens before a job asks for it ([`Call::Listen`](crate::calls::Call::Listen)), and then only on the address that it names. Requests are
 //! signed as S3's are, with the job's secret, over method, host and path; nothing is encrypted.
 
-use crate::agent::Agent;
+use crate::carriers::Carriers;
 use crate::protocol::Trouble;
 use crate::scatter::crc32c;
 use crate::slots::Shared;
@@ -30,13 +33,17 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 /// Who signs: the same for all nodes.
 const KEY_ID: &str = "foreload";
@@ -159,20 +166,89 @@ fn asked(path: &str) -> Option<(Digest, u64)> {
     Some((dataset.parse().ok()?, sample))
 }
 
+/// What a peer's connection asks of the thread that plans.
+pub enum Question {
+    /// For a sample of a data set.
+    Ask {
+        /// Names the question.
+        name: u64,
+        /// The data set.
+        dataset: Digest,
+        /// Its sample.
+        sample: u64,
+        /// Who waits for it.
+        answer: oneshot::Sender<Option<Lent>>,
+    },
+    /// Nobody waits for it any more.
+    Withdraw(u64),
+}
+
+/// What connections share.
+struct House {
+    verifier: Verifier,
+    questions: UnboundedSender<Question>,
+}
+
+/// A question that was asked. Whoever lets it go withdraws it.
+struct Asked<'a> {
+    house: &'a House,
+    name: u64,
+    answer: oneshot::Receiver<Option<Lent>>,
+}
+
+impl House {
+    fn ask(&self, dataset: Digest, sample: u64) -> Asked<'_> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        // An agent that ends answers nobody.
+        let _ = self.questions.send(Question::Ask {
+            name,
+            dataset,
+            sample,
+            answer: sender,
+        });
+        Asked {
+            house: self,
+            name,
+            answer,
+        }
+    }
+}
+
+impl Asked<'_> {
+    async fn answered(mut self) -> Option<Lent> {
+        (&mut self.answer).await.ok().flatten()
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.answer.is_terminated() {
+            let _ = self.house.questions.send(Question::Withdraw(self.name));
+        }
+    }
+}
+
 /// Where peers are answered.
 pub struct Door {
     secret: String,
     /// The address that peers reach it at.
     pub address: SocketAddr,
+    receiving: JoinHandle<()>,
 }
 
 impl Door {
-    /// Listens on an address of this machine, on any port, and answers whoever signs with the secret, for as long as the agent is there. Must run inside a
-    /// `LocalSet`.
+    /// Listens on an address of this machine, on any port, and answers whoever signs with the secret, until it is dropped. Must run inside a `LocalSet`.
     ///
     /// # Errors
     /// `invalid` for an address that isn't this machine's, or a secret that is too short to be one.
-    pub async fn open(agent: Weak<Agent>, host: IpAddr, secret: &str) -> Result<Self, Trouble> {
+    pub async fn open(
+        host: IpAddr,
+        secret: &str,
+        carriers: Rc<Carriers>,
+        questions: UnboundedSender<Question>,
+    ) -> Result<Self, Trouble> {
         if secret.len() < 16 {
             let message = "the secret of a group of nodes has fewer than 16 characters: anyone could guess it";
             return Err(Trouble::new("invalid", message));
@@ -182,21 +258,22 @@ impl Door {
                 format!("peers aren't answered on {host}, which is every network of this machine: name an address");
             return Err(Trouble::new("invalid", message));
         }
-        let listener = TcpListener::bind((host, 0)).await;
-        let address = listener
-            .as_ref()
-            .map_err(ToString::to_string)
-            .and_then(|it| it.local_addr().map_err(|e| e.to_string()));
-        let (Ok(listener), Ok(address)) = (listener, address.clone()) else {
-            let why = address.err().unwrap_or_default();
-            let message = format!("can't answer peers on {host}: {why}");
-            return Err(Trouble::new("invalid", message));
+        let listening = async {
+            let listener = TcpListener::bind((host, 0)).await?;
+            let address = listener.local_addr()?;
+            Ok::<_, io::Error>((listener, address))
         };
-        let verifier = Rc::new(Verifier::new(KEY_ID, secret, REGION));
-        tokio::task::spawn_local(receive(agent, listener, verifier));
+        let (listener, address) = listening
+            .await
+            .map_err(|error| Trouble::new("invalid", format!("can't answer peers on {host}: {error}")))?;
+        let house = Arc::new(House {
+            verifier: Verifier::new(KEY_ID, secret, REGION),
+            questions,
+        });
         Ok(Door {
             secret: secret.to_owned(),
             address,
+            receiving: tokio::task::spawn_local(receive(listener, house, carriers)),
         })
     }
 
@@ -207,23 +284,27 @@ impl Door {
     }
 }
 
-async fn receive(agent: Weak<Agent>, listener: TcpListener, verifier: Rc<Verifier>) {
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.receiving.abort();
+    }
+}
+
+async fn receive(listener: TcpListener, house: Arc<House>, carriers: Rc<Carriers>) {
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
         };
-        let accepted = listener.accept().await;
-        if agent.strong_count() == 0 {
-            return;
-        }
-        match accepted {
-            Ok((stream, _)) => {
-                let serving = serve(Weak::clone(&agent), stream, Rc::clone(&verifier));
-                tokio::task::spawn_local(async move {
-                    serving.await;
-                    drop(place);
-                });
+        match listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
+            Ok(stream) => {
+                let house = Arc::clone(&house);
+                carriers.host(Box::new(move || {
+                    tokio::task::spawn_local(async move {
+                        serve(stream, house).await;
+                        drop(place);
+                    });
+                }));
             }
             // Descriptors come back.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -231,11 +312,12 @@ async fn receive(agent: Weak<Agent>, listener: TcpListener, verifier: Rc<Verifie
     }
 }
 
-async fn serve(agent: Weak<Agent>, stream: TcpStream, verifier: Rc<Verifier>) {
+async fn serve(stream: std::net::TcpStream, house: Arc<House>) {
+    let Ok(stream) = TcpStream::from_std(stream) else { return };
     // Small answers are not held back for more; and who takes nothing for so long is given up, with the memory that is lent for it.
     let _ = stream.set_nodelay(true);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, PATIENCE.as_millis() as u32);
-    let service = service_fn(move |request| answer(Weak::clone(&agent), Rc::clone(&verifier), request));
+    let service = service_fn(move |request| answer(Arc::clone(&house), request));
     let mut connection = http1::Builder::new();
     connection
         .timer(TokioTimer::new())
@@ -257,24 +339,23 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }
 
-async fn answer(agent: Weak<Agent>, verifier: Rc<Verifier>, request: Request<Incoming>) -> Result<Answer, Infallible> {
+async fn answer(house: Arc<House>, request: Request<Incoming>) -> Result<Answer, Infallible> {
     let (path, headers) = (request.uri().path(), request.headers());
     if request.method() != Method::GET || request.uri().query().is_some() {
         return Ok(empty(StatusCode::METHOD_NOT_ALLOWED));
     }
     let (host, date) = (text(headers, "host"), text(headers, "x-amz-date"));
-    if !verifier.accepts(host, path, date, text(headers, "authorization")) {
+    if !house
+        .verifier
+        .accepts(host, path, date, text(headers, "authorization"))
+    {
         return Ok(empty(StatusCode::FORBIDDEN));
     }
     let Some((dataset, sample)) = asked(path) else {
         return Ok(empty(StatusCode::BAD_REQUEST));
     };
     let range = text(headers, "range").to_owned();
-    let asking = agent.upgrade().and_then(|agent| agent.ask_for(dataset, sample));
-    let lent = match asking {
-        Some(asking) => asking.await,
-        None => None,
-    };
+    let lent = house.ask(dataset, sample).answered().await;
     Ok(lent.map_or_else(|| empty(StatusCode::NOT_FOUND), |lent| full(lent, &range)))
 }
 

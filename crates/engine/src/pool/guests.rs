@@ -48,31 +48,12 @@ impl Group {
     }
 }
 
-/// Who waits for what a peer has asked for: its answer, or `None` when there is none to be had.
-pub(super) type Guest = oneshot::Sender<Option<Lent>>;
-
-/// A peer's question. Whoever lets it go withdraws it.
-pub struct Asking {
-    pool: Weak<Pool>,
-    request: u64,
-    answer: oneshot::Receiver<Option<Lent>>,
-}
-
-impl Asking {
-    /// Waits for the answer.
-    pub async fn answered(mut self) -> Option<Lent> {
-        (&mut self.answer).await.ok().flatten()
-    }
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        let Some(pool) = self.pool.upgrade() else { return };
-        let request = self.request;
-        if pool.state.borrow_mut().guests.remove(&request).is_some() {
-            pool.step(Event::Withdraw { request });
-        }
-    }
+/// Who waits for what a peer has asked for.
+pub struct Guest {
+    /// Names the question.
+    pub name: u64,
+    /// Gets the bytes, or `None` when there are none to be had.
+    pub answer: oneshot::Sender<Option<Lent>>,
 }
 
 /// Takes back what was lent, for as long as the pool is there.
@@ -113,8 +94,28 @@ impl Pool {
         Ok(())
     }
 
-    /// A peer asks for a sample of a data set. `None`: no job here reads that.
-    pub fn ask_for(self: &Rc<Self>, dataset: Digest, sample: u64) -> Option<Asking> {
+    /// A peer asks for a sample of a data set.
+    ///
+    /// # Errors
+    /// The guest, when no job here reads that.
+    pub fn serve(self: &Rc<Self>, dataset: Digest, sample: u64, guest: Guest) -> Result<(), Guest> {
+        let Some((job, own)) = self.find(dataset, sample) else {
+            return Err(guest);
+        };
+        let request = {
+            let mut state = self.state.borrow_mut();
+            let request = state.next_want;
+            state.next_want += 1;
+            state.guests.insert(request, guest);
+            request
+        };
+        let samples = vec![own];
+        self.step(Event::Serve { request, job, samples });
+        Ok(())
+    }
+
+    /// A job that reads a sample of a data set, and its number there.
+    fn find(&self, dataset: Digest, sample: u64) -> Option<(u32, u64)> {
         if self.is_closed() || !self.group.borrow().is_open {
             return None;
         }
@@ -129,27 +130,27 @@ impl Pool {
         };
         let shelf = self.shelf(name).filter(|shelf| sample < shelf.blocks.samples())?;
         let on_node = shelf.first_sample + sample;
-        let (job, own) = {
-            let jobs = self.jobs.borrow();
-            jobs.keys()
-                .find_map(|&job| Some((job, self.look(|scheduler| scheduler.own(job, on_node))?)))?
-        };
-        let (guest, answer) = oneshot::channel();
+        let jobs = self.jobs.borrow();
+        jobs.keys()
+            .find_map(|&job| Some((job, self.look(|scheduler| scheduler.own(job, on_node))?)))
+    }
+
+    /// A guest has gone away. False: it is none of this pool's.
+    pub fn see_off(self: &Rc<Self>, name: u64) -> bool {
         let request = {
             let mut state = self.state.borrow_mut();
-            let request = state.next_want;
-            state.next_want += 1;
-            state.guests.insert(request, guest);
+            // Few wait, and they seldom go.
+            let found = state.guests.iter().find(|(_, guest)| guest.name == name);
+            let request = found.map(|(&request, _)| request);
+            if let Some(request) = request {
+                state.guests.remove(&request);
+            }
             request
         };
-        let asking = Asking {
-            pool: Rc::downgrade(self),
-            request,
-            answer,
-        };
-        let samples = vec![own];
-        self.step(Event::Serve { request, job, samples });
-        Some(asking)
+        if let Some(request) = request {
+            self.step(Event::Withdraw { request });
+        }
+        request.is_some()
     }
 
     /// Answers a peer. False: it was none of theirs.
@@ -166,14 +167,14 @@ impl Pool {
             back: self.lent.clone(),
         });
         // Who has gone away gives it back at once.
-        drop(guest.send(lent.next()));
+        drop(guest.answer.send(lent.next()));
         true
     }
 
     /// Tells a peer that it doesn't get what it asked for. False: it was none of theirs.
     pub(super) fn deny(&self, request: u64) -> bool {
         let guest = self.state.borrow_mut().guests.remove(&request);
-        guest.map(|guest| guest.send(None)).is_some()
+        guest.map(|guest| guest.answer.send(None)).is_some()
     }
 
     /// Has a load fetched from a peer.

@@ -146,7 +146,18 @@ impl Cluster {
 
 #[test]
 fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
-    let cluster = Cluster::new("img:300x20KB,classes=2,ext=jpg", "img", 3, |a, _| a.ram_bytes = 5 << 20);
+    together(1);
+}
+
+#[test]
+fn nodes_answer_each_other_on_the_threads_that_fetch() {
+    together(3);
+}
+
+fn together(io_threads: u32) {
+    let cluster = Cluster::new("img:300x20KB,classes=2,ext=jpg", "img", 3, |a, _| {
+        (a.ram_bytes, a.io_threads) = (5 << 20, Some(io_threads));
+    });
     cluster.read(&[0, 1, 2], 0..3);
     let stats = cluster.stats();
     let sum = |of: fn(&Stats) -> u64| stats.iter().map(of).sum::<u64>();
