@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from bucket import Bucket
 from home import home, pytest_runtest_makereport
+from objects import fixed
 
 from small import CLASSES, COUNT
 
@@ -25,8 +25,3 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         path.write_bytes(fixed(number))
     with Bucket(directory=root) as running:
         yield running
-
-
-def fixed(number: int) -> bytes:
-    """What an object of `fixed` holds."""
-    return random.Random(number).randbytes(30_000)

@@ -1,4 +1,4 @@
-//! An S3-compatible server on loopback, for tests and benchmarks.
+//! An S3-compatible server on this machine, for tests and benchmarks.
 //!
 //! A request goes through [`service`]: its signature is checked ([`auth`]), it is counted
 //! ([`counters`]), the faults that hit it are chosen ([`fault`]), the profile's time to the first
@@ -8,7 +8,7 @@
 //!
 //! [`Bucket::start`] runs a server on a thread of its own with a current-thread runtime, so tests
 //! with and without a runtime can use it, and a benchmark can pin it to one CPU. The server binds
-//! loopback addresses only, and never anything else.
+//! loopback addresses and those for tests of networks (198.18.0.0/15), and never anything else.
 
 pub mod auth;
 pub mod body;
@@ -54,9 +54,9 @@ use storage::Object;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address is not a loopback address.
-    #[error("the test bucket listens on loopback only, not on {0}")]
-    NotLoopback(SocketAddr),
+    /// The address is neither a loopback address nor one for tests of networks.
+    #[error("the test bucket listens on loopback or on 198.18.0.0/15, which is for tests of networks, not on {0}")]
+    NotForTests(SocketAddr),
     /// The address can't be bound, or the directory can't be used.
     #[error("the test bucket can't use {what}: {source}")]
     Io {
@@ -77,7 +77,7 @@ pub enum Error {
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where to listen (default 127.0.0.1 on a free port); loopback only.
+    /// Where to listen (default 127.0.0.1 on a free port); loopback, or 198.18.0.0/15.
     pub listen: SocketAddr,
     /// The timing (default [`Profile::fast`]).
     pub profile: Profile,

@@ -226,7 +226,7 @@ fn only_loopback_is_bound() {
         listen: "0.0.0.0:0".parse().unwrap(),
         ..Settings::default()
     };
-    assert!(matches!(Bucket::start(settings), Err(Error::NotLoopback(_))));
+    assert!(matches!(Bucket::start(settings), Err(Error::NotForTests(_))));
 }
 
 #[test]

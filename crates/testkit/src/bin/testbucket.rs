@@ -54,7 +54,7 @@ struct Serve {
     /// Threads that serve.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// The address; only loopback addresses are accepted.
+    /// The address: a loopback address, or one of 198.18.0.0/15, the block for tests of networks.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
     /// Keep objects in this directory (its directories are buckets) instead of in memory.
