@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -68,41 +68,64 @@ class Nodes:
         self.environment = environment or {}
         # Short, for a socket's address has 107 bytes.
         self.homes = [Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp")) for _ in range(nodes)]
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, *, max_restarts: int = 0, **work: Any) -> None:
-        """Starts all of them; `work` differs from what the run does otherwise."""
+    def start(
+        self, *, max_restarts: int = 0, at_least: int | None = None, but: Sequence[int] = (), **work: Any
+    ) -> None:
+        """Starts all of them.
+
+        Args:
+            max_restarts: How often torchrun starts the ranks again.
+            at_least: With so many nodes the run begins and goes on; None: with all.
+            but: Nodes that come later.
+            work: What differs from what the run does otherwise.
+        """
         self.work = replace(self.work, **work)
-        store = f"127.0.0.1:{_free_port()}" if self.fabric is None else f"{self.fabric.control(0)}:29500"
-        for node, home in enumerate(self.homes):
-            environment = {
-                **os.environ,
-                **self.environment,
-                "TRAINEE": json.dumps(asdict(self.work)),
-                "FORELOAD_CACHE_DIR": str(home / "cache"),
-                "FORELOAD_RUNTIME_DIR": str(home),
-                "FORELOAD_LINGER_S": "1",
-                "FORELOAD_SECRET": SECRET,
-                "OMP_NUM_THREADS": "1",
-            }
-            address = "127.0.0.1"
-            if self.fabric is not None:
-                address = self.fabric.control(node)
-                environment |= {"FORELOAD_HOST": self.fabric.data(node), "GLOO_SOCKET_IFNAME": "control"}
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.nodes)]
-            command += ["--nproc-per-node", str(self.ranks), "--max-restarts", str(max_restarts)]
-            command += ["--rdzv-backend", "c10d", "--rdzv-id", "peers", "--rdzv-endpoint", store]
-            command += ["--local-addr", address, "--monitor-interval", "0.1"]
-            command += [str(Path(__file__).with_name("trainee.py"))]
-            command = command if self.fabric is None else self.fabric.inside(node, command)
-            with (self.place / f"output{node}").open("ab") as output:
-                self.running.append(
-                    subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-                )
+        self._store = f"127.0.0.1:{_free_port()}" if self.fabric is None else f"{self.fabric.control(0)}:29500"
+        self._restarts, self._least = max_restarts, at_least or self.nodes
+        for node in set(range(self.nodes)) - set(but):
+            self.start_node(node)
+
+    def start_node(self, node: int) -> None:
+        """Starts one of them, again perhaps."""
+        home = self.homes[node]
+        environment = {
+            **os.environ,
+            **self.environment,
+            "TRAINEE": json.dumps(asdict(self.work)),
+            "FORELOAD_CACHE_DIR": str(home / "cache"),
+            "FORELOAD_RUNTIME_DIR": str(home),
+            "FORELOAD_LINGER_S": "60" if self._restarts else "1",
+            "FORELOAD_SECRET": SECRET,
+            "OMP_NUM_THREADS": "1",
+        }
+        address = "127.0.0.1"
+        if self.fabric is not None:
+            address = self.fabric.control(node)
+            environment |= {"FORELOAD_HOST": self.fabric.data(node), "GLOO_SOCKET_IFNAME": "control"}
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{self._least}:{self.nodes}"]
+        command += ["--nproc-per-node", str(self.ranks), "--max-restarts", str(self._restarts)]
+        command += ["--rdzv-backend", "c10d", "--rdzv-id", "peers", "--rdzv-endpoint", self._store]
+        conf = f"is_host={int(node == 0)},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+        command += ["--rdzv-conf", conf, "--local-addr", address, "--monitor-interval", "0.1"]
+        command += [str(Path(__file__).with_name("trainee.py"))]
+        command = command if self.fabric is None else self.fabric.inside(node, command)
+        with (self.place / f"output{node}").open("ab") as output:
+            self.running[node] = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+    def kill_node(self, node: int) -> None:
+        """As if its power failed: launcher, ranks and agent."""
+        launcher = self.running.pop(node)
+        ranks = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=False)
+        for process in (launcher.pid, *map(int, ranks.stdout.split())):
+            os.kill(process, signal.SIGKILL)
+        launcher.wait()
+        self.signal(node, signal.SIGKILL)
 
     def output(self) -> str:
         """What they said."""
-        return "\n".join((self.place / f"output{node}").read_text() for node in range(self.nodes))
+        return "\n".join(path.read_text() for path in sorted(self.place.glob("output*")))
 
     @property
     def world(self) -> int:
@@ -116,13 +139,13 @@ class Nodes:
             RuntimeError: One failed or took longer; the message has what they said.
         """
         end = time.monotonic() + timeout_s
-        for process in self.running:
+        for process in self.running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, end - time.monotonic()))
             if process.returncode != 0:
                 raise RuntimeError(f"a node ended with {process.returncode}: {self.output()[-6000:]}")
         self.running.clear()
-        return [json.loads((self.place / f"stats{rank}.json").read_text()) for rank in range(self.world)]
+        return [json.loads(path.read_text()) for path in sorted(self.place.glob("stats*.json"))]
 
     def lines(self, rank: int) -> list[dict[str, Any]]:
         """What a rank has said of its batches so far."""
@@ -134,6 +157,14 @@ class Nodes:
         """Batches that a rank has had."""
         log = self.place / f"rank{rank}.log"
         return log.read_bytes().count(b"\n") if log.exists() else 0
+
+    def worlds(self) -> list[int]:
+        """How many ranks there were, one number after the other."""
+        found: list[int] = []
+        for line in self.lines(0):
+            if found[-1:] != [line["world"]]:
+                found.append(line["world"])
+        return found
 
     def reach(self, batches: int, *, ranks: list[int] | None = None, timeout_s: float = 60) -> None:
         """Waits until ranks have had so many batches."""
@@ -158,7 +189,7 @@ class Nodes:
         Raises:
             AssertionError: An agent outlived its clients, panicked, or didn't keep to its plan.
         """
-        for process in self.running:
+        for process in self.running.values():
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
@@ -167,6 +198,9 @@ class Nodes:
         for node, home in enumerate(self.homes):
             if agent := self.agent(node):
                 os.kill(agent, signal.SIGCONT)
+                if self.work.saves:
+                    # It waits for ranks that are started again.
+                    os.kill(agent, signal.SIGTERM)
             assert _wait(lambda node=node: not self.agent(node), 30), f"the agent of node {node} doesn't end"  # type: ignore[misc]
             log = home / "cache" / "agent.log"
             text = log.read_text() if log.exists() else ""
@@ -189,8 +223,43 @@ class Nodes:
             lines = self.lines(rank)
             assert len(lines) == self.work.epochs * plan.batches, f"rank {rank}: {len(lines)} batches"
             for at, line in enumerate(lines):
-                samples, found = [sample for sample, _ in line["batch"]], [crc for _, crc in line["batch"]]
+                samples = _samples(line, sums)
                 assert samples == plan.batch(line["epoch"], at % plan.batches, rank), f"rank {rank}, batch {at}"
-                assert found == [sums[sample] for sample in samples], f"rank {rank}, batch {at}"
                 read += len(samples)
         return read
+
+    def look_at_all(self, sums: list[int], plan: Any) -> set[int]:
+        """Compares the batches of all ranks together with the plan, where nodes came and went; the numbers of ranks that there were.
+
+        Args:
+            sums: The CRC-32 of each sample.
+            plan: The plan of one rank that reads batches as large as all ranks' together.
+
+        Raises:
+            AssertionError: One differs, or is missing.
+        """
+        parts: dict[tuple[int, int, int], dict[int, list[int]]] = {}
+        for log in self.place.glob("rank*.log"):
+            rank = int(log.stem.removeprefix("rank"))
+            for line in self.lines(rank):
+                # What was read after the last state that was saved is read once more.
+                found = parts.setdefault((line["epoch"], line["at"], line["world"]), {})
+                samples = _samples(line, sums)
+                assert found.setdefault(rank, samples) == samples, f"rank {rank} has read {line} otherwise before"
+        whole: set[tuple[int, int]] = set()
+        for (epoch, at, world), found in parts.items():
+            if len(found) == world:
+                samples = [sample for rank in sorted(found) for sample in found[rank]]
+                expected = plan.batch(epoch, at, 0)
+                assert sorted(samples) == sorted(expected), f"epoch {epoch}, batch {at} of {world} ranks"
+                whole.add((epoch, at))
+        missing = {(epoch, at) for epoch in range(self.work.epochs) for at in range(plan.batches)} - whole
+        assert not missing, f"{len(missing)} batches were never read by all ranks, such as {min(missing)}"
+        return {world for _, _, world in parts}
+
+
+def _samples(line: dict[str, Any], sums: list[int]) -> list[int]:
+    """The samples of a batch, whose bytes are theirs."""
+    samples = [sample for sample, _ in line["batch"]]
+    assert [crc for _, crc in line["batch"]] == [sums[sample] for sample in samples], line
+    return samples

@@ -28,6 +28,7 @@ class Work:
         place: The directory of logs.
         url: What is read.
         batch: Samples a batch and rank.
+        whole: Samples of all ranks' batches together, instead; the last batch is dropped then.
         epochs: How many.
         pause_s: What a step takes besides.
         ram: A node's memory.
@@ -38,13 +39,14 @@ class Work:
         alone: A rank that doesn't share.
         workers: Worker processes of a rank.
         trains: Whether images are decoded, and a model learns from them, under DDP.
-        saves: Whether the loader's state is saved after each batch, and loaded at the beginning.
+        saves: Whether all ranks go in step, the loader's state is saved after each batch, and loaded at the beginning.
         dies: After so many batches in all, the last rank kills itself, once; 0: never.
     """
 
     place: str
     url: str = "s3://data/fixed"
     batch: int = 5
+    whole: int = 0
     epochs: int = 3
     pause_s: float = 0.0
     ram: str = "16MB"
@@ -79,7 +81,9 @@ class Model:
     def step(self, images: list[Any], labels: list[int]) -> float:
         """One step; the mean loss over all ranks."""
         torch = self.torch
-        batch = torch.stack([torch.tensor(list(image.tobytes())).view(image.height, image.width, 3) for image in images])
+        batch = torch.stack(
+            [torch.tensor(list(image.tobytes())).view(image.height, image.width, 3) for image in images]
+        )
         values = batch.permute(0, 3, 1, 2).float() / 255
         loss = torch.nn.functional.cross_entropy(self.net(values), torch.tensor(labels) % 10)
         self.optimizer.zero_grad()
@@ -111,16 +115,17 @@ def main() -> None:
     work = Work(**json.loads(os.environ["TRAINEE"]))
     rank, world, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(work.place)
     model = None
-    if work.trains:
+    if work.trains or work.saves:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
-        model = Model()
+        model = Model() if work.trains else None
     peers: Any = work.peers and rank != work.alone and fl.Peers(wait_s=work.wait_s)
     disk = None if work.disk is None else f"{work.disk}/{os.environ['GROUP_RANK']}:{work.disk_bytes}"
     loader = DataLoader(
         fl.open(work.url),
-        work.batch,
+        work.whole // world if work.whole else work.batch,
+        drop_last=bool(work.whole),
         shuffle=True,
         seed=5,
         decode=_see if work.trains else _look,
@@ -128,24 +133,28 @@ def main() -> None:
         num_workers=work.workers,
         cache=fl.Cache(ram=work.ram, disk=disk, peers=peers),
     )
-    state, had = place / f"state{rank}.json", 0
+    state, had = place / "state.json", 0
     if work.saves and state.exists():
         loader.load_state_dict(json.loads(state.read_text()))
     with (place / f"rank{rank}.log").open("a") as log:
         for epoch in range(int(loader.state_dict()["epoch"]), work.epochs):
+            at = int(loader.state_dict()["position"]) // (loader.batch_size * world) % len(loader)
             begun = time.monotonic()
             for batch in loader:
                 now = time.monotonic()
                 loss = None
                 if model is not None:
                     loss = model.step([image for _, _, image in batch], [sample for sample, _, _ in batch])
-                line = {"t": now, "waited": now - begun, "epoch": epoch, "loss": loss}
+                line = {"t": now, "waited": now - begun, "world": world, "epoch": epoch, "at": at, "loss": loss}
                 print(json.dumps({**line, "batch": [[sample, crc] for sample, crc, *_ in batch]}), file=log, flush=True)
                 time.sleep(work.pause_s)
-                had += 1
+                at, had = at + 1, had + 1
                 if work.saves:
-                    state.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
-                    state.with_suffix(".new").rename(state)
+                    dist.barrier()
+                    if rank == 0:
+                        state.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
+                        state.with_suffix(".new").rename(state)
+                    dist.barrier()
                 if had == work.dies and rank == world - 1 and not (place / "died").exists():
                     (place / "died").touch()
                     os.kill(os.getpid(), 9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,41 +80,100 @@ class Store(dict[str, bytes]):
         return all(key in self for key in keys)
 
 
-def test_nodes_tell_their_agents_of_all_and_again_when_one_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, told = Store(), []
-    monkeypatch.setattr(meeting, "stores", [lambda _end: store])
-    peers = fl.Peers(secret=SECRET, host="127.0.0.1", wait_s=0.1)
+class Agent:
+    """What a node's agent is told."""
 
-    def call(what: str, **fields: Any) -> dict[str, Any]:
-        told.append((what, fields))
-        return {"address": "127.0.0.1:1000", "keeps_bytes": 7}
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.told: list[dict[str, Any]] = []
 
-    one = meeting.Meeting(peers, Ranks(0, 3, (0, 1)), "job")
-    one.meet(call)
-    assert [what for what, _ in told] == ["listen"], "the others didn't come"
-    # The first node's second rank, and the second node.
-    store.set("foreload/job/rank/1", '{"first": 0}')
-    store.set("foreload/job/rank/2", '{"first": 2, "address": "127.0.0.1:2000", "keeps_bytes": 9}')
-    store.set("foreload/job/told/2", "{}")
-    one.meet(call)
-    what, fields = told[-1]
-    assert (what, fields["me"]) == ("peers", 0)
-    own = {"id": 0, "address": "127.0.0.1:1000", "keeps_bytes": 7}
-    assert fields["members"] == [own, {"id": 2, "address": "127.0.0.1:2000", "keeps_bytes": 9}]
-    count = len(told)
-    one.meet_again(call)
-    assert len(told) == count, "nothing has changed"
-    store.set("foreload/job/rank/2", '{"first": 2, "address": "127.0.0.1:2001", "keeps_bytes": 9}')
-    one.meet_again(call)
-    assert told[-1][1]["members"][1]["address"] == "127.0.0.1:2001"
+    def __call__(self, what: str, **fields: Any) -> dict[str, Any]:
+        if what == "peers":
+            self.told.append(fields)
+        return {"address": f"127.0.0.1:{self.port}", "keeps_bytes": self.port}
+
+    @property
+    def ports(self) -> list[int]:
+        return [member["keeps_bytes"] for member in self.told[-1]["members"]]
+
+
+def meet(peers: Any, ranks: list[tuple[int, ...]], places: list[str], agents: list[Agent]) -> list[Any]:
+    """Nodes meet, each in a thread of its own."""
+    met = [
+        meeting.Meeting(peers, Ranks(local[0], sum(map(len, ranks)), local), "job", place)
+        for local, place in zip(ranks, places, strict=True)
+    ]
+    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return met
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    found = Store()
+    monkeypatch.setattr(meeting, "stores", [lambda _end: found])
+    return found
+
+
+PEERS: dict[str, Any] = {"secret": SECRET, "host": "127.0.0.1"}
+
+
+def test_nodes_tell_their_agents_of_all_and_again_when_one_has_moved(store: Store) -> None:
+    agents = [Agent(1000), Agent(2000), Agent(3000)]
+    met = meet(fl.Peers(**PEERS), [(0, 1), (2,), (3, 4, 5)], ["a", "b", "c"], agents)
+    assert [agent.ports for agent in agents] == [[1000, 2000, 3000]] * 3
+    assert len({agent.told[-1]["me"] for agent in agents}) == 3
     # A rank that isn't its node's first waits for that one.
-    other = meeting.Meeting(peers, Ranks(1, 3, (0, 1)), "job")
-    count = len(told)
-    other.meet(call)
-    assert len(told) == count
+    meeting.Meeting(fl.Peers(**PEERS, wait_s=1), Ranks(4, 6, (3, 4, 5)), "job", "c").meet(
+        lambda *_: pytest.fail("asks")
+    )
+    for one, agent in zip(met, agents, strict=True):
+        count = len(agent.told)
+        one.meet_again(agent)
+        assert len(agent.told) == count, "nobody has moved"
+    # Its agent was replaced: that is told at once, and the others hear of it.
+    agents[1].port = 2001
+    met[1].meet(agents[1])
+    assert agents[1].ports == [1000, 2001, 3000]
+    met[2].meet_again(agents[2])
+    assert agents[2].ports == [1000, 2001, 3000]
+
+
+@pytest.mark.parametrize(
+    "after", [[(0,), (1,)], [(0,), (1, 2)], [(0,), (1,), (2,), (3,)], [(0, 1, 2, 3, 4, 5)[:3], (3,)]]
+)
+def test_what_a_start_before_has_left_in_the_store_is_no_node(store: Store, after: list[tuple[int, ...]]) -> None:
+    before = [Agent(100 + number) for number in range(3)]
+    meet(fl.Peers(**PEERS), [(0, 1), (2,), (3,)], ["a", "b", "c"], before)
+    places = ["c", "a", "d", "e"][: len(after)]
+    agents = [Agent(200 + number) for number in range(len(after))]
+    meet(fl.Peers(**PEERS, wait_s=20), after, places, agents)
+    assert [agent.ports for agent in agents] == [[200 + number for number in range(len(after))]] * len(after)
+    # Who comes back is who it was, whichever its ranks are.
+    assert agents[0].told[-1]["me"] == before[2].told[-1]["me"]
+    assert agents[1].told[-1]["me"] == before[0].told[-1]["me"]
+
+
+def test_a_node_that_others_do_not_come_to_goes_on_alone_and_waits_once(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(1)
+    one = meeting.Meeting(fl.Peers(**PEERS, wait_s=0.1), Ranks(0, 3, (0, 1)), "job", "a")
+    one.meet(agent)
+    assert "shares its cache with no other: rank 2 did not come in time" in caplog.text
+    begun = time.monotonic()
+    one.meet(agent)
+    assert time.monotonic() - begun < 0.05
+    other = meeting.Meeting(fl.Peers(**PEERS, wait_s=0.1), Ranks(2, 3, (2,)), "job", "b")
+    other.meet(agent)
+    assert "rank 0, or a node that it waits for, did not come in time" in caplog.text
+    assert agent.told == []
 
 
 def test_a_copy_of_a_recipe_in_another_process_meets_nobody() -> None:
     peers = fl.Peers(secret=SECRET, host="127.0.0.1")
-    there = meeting.Meeting(peers, Ranks(0, 2, (0,)), "job", _process=1)
+    there = meeting.Meeting(peers, Ranks(0, 2, (0,)), "job", "a", _process=1)
     there.meet(lambda *_: pytest.fail("it calls the agent"))

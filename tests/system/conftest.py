@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from bucket import Bucket
 from home import home, pytest_runtest_makereport
-from objects import fixed
 
+from objects import fixed
 from small import CLASSES, COUNT
 
 __all__ = ["home", "pytest_runtest_makereport"]

@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 from cluster import Nodes
-from objects import fixed
 
 import foreload as fl
 from foreload.torch import DataLoader
-from small import number_of
+from objects import fixed
+from small import number_of, until
+
+
+def sums(data: Any) -> list[int]:
+    return [zlib.crc32(fixed(number_of(data.key(sample)))) for sample in range(len(data))]
 
 
 def look(run: Nodes) -> int:
     """Compares ids and bytes of all batches with the plan; the samples that were read."""
     data = fl.open("s3://data/fixed")
-    plan = DataLoader(data, 5, shuffle=True, seed=5, dp_rank=0, dp_size=run.world).run.plan
-    return run.look([zlib.crc32(fixed(number_of(data.key(sample)))) for sample in range(len(data))], plan)
+    return run.look(sums(data), DataLoader(data, 5, shuffle=True, seed=5, dp_rank=0, dp_size=run.world).run.plan)
 
 
 @pytest.fixture
@@ -103,3 +106,31 @@ def test_a_node_that_others_do_not_come_to_goes_on_alone(nodes: Any) -> None:
     look(run)
     assert "shares its cache with no other: rank 1 did not come in time" in run.output()
     assert [one["peer_hits"] for one in stats] == [0, 0]
+
+
+@pytest.mark.timeout(240)
+def test_ranks_that_die_and_nodes_that_go_and_come_go_on_where_they_were_and_find_their_caches(
+    nodes: Any, bucket: Any
+) -> None:
+    run = nodes(4, 1, whole=12, epochs=14, pause_s=0.05, saves=True, dies=20)
+    data = fl.open("s3://data/fixed")
+    bucket.reset()
+    # Three nodes begin; a rank dies and is started again; then a node is lost, and two others come.
+    # (Torch's own groups take addresses of the start before out of a store that launchers share.)
+    run.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    run.start(max_restarts=9, at_least=2, but=[3])
+    run.reach(24, ranks=[0], timeout_s=120)
+    until(lambda: run.worlds() == [3] and run.had(0) >= 30, 60)
+    assert bucket.counters()["requests"]["get"] <= len(data) * 1.1, (
+        "what was there before the rank died is there after it"
+    )
+    run.kill_node(2)
+    until(lambda: run.worlds()[-1] == 2, 90)
+    run.start_node(2)
+    run.start_node(3)
+    until(lambda: run.worlds()[-1] == 4, 90)
+    run.wait(120)
+    plan = DataLoader(data, 12, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
+    assert run.look_at_all(sums(data), plan) == {2, 3, 4}
+    assert "4 nodes share their caches" in run.output()
+    assert "shares its cache with no other" not in run.output()

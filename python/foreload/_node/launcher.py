@@ -27,7 +27,8 @@ class Place:
         rank: Its number.
         world: How many there are.
         local: The numbers of those on this node.
-        session: What they call themselves, unlike any others on this node.
+        session: What those on this node call themselves, unlike any others there; another word each time they are started.
+        run: What all of them call themselves, on whichever node they are; empty: they have no name.
         variables: Which variables say so.
         doubt: What they leave open, in words; empty: nothing.
     """
@@ -38,6 +39,7 @@ class Place:
     session: str
     variables: str
     doubt: str = ""
+    run: str = ""
 
 
 def place() -> Place | None:
@@ -58,14 +60,15 @@ def _torchrun() -> Place | None:
             return None
         found = _environment.get("RANK")
         doubt = f"WORLD_SIZE={world}, and {'no RANK' if found is None else f'RANK={found!r}, which is no number'}"
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    session = "-".join(_environment.get(name) or "" for name in names)
+    run = "-".join(_environment.get(name) or "" for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"))
+    # Nodes count differently: one whose rank died has started more often than those that only saw that.
+    session = f"{run}-{_environment.get('TORCHELASTIC_RESTART_COUNT') or ''}"
     rank, world = rank or 0, world or 1
     local = _in_a_row(rank, world, _environment.number("LOCAL_RANK"), _environment.number("LOCAL_WORLD_SIZE"))
     if _environment.number("LOCAL_WORLD_SIZE") is None:
         # Batch scripts often set RANK, WORLD_SIZE and LOCAL_RANK by hand from the launcher's own variables, which say more.
         local = next((it.local for it in _launched() if (it.rank, it.world) == (rank, world)), local)
-    return Place(rank, world, local, session, TORCHRUN, doubt)
+    return Place(rank, world, local, session, TORCHRUN, doubt, run)
 
 
 def _launched() -> Iterator[Place]:
@@ -87,8 +90,8 @@ def _of(rank: str, world: str, local: str, ends: tuple[str, str] = ("RANK", "SIZ
         return None
     here = (_environment.number(local + end) if local else None for end in ends)
     # The launcher's own process on this node is the parent of all ranks there.
-    session = _environment.get("PMIX_NAMESPACE") or f"mpi-{os.getppid()}"
-    return Place(at, size, _in_a_row(at, size, *here), session, f"{rank} and {world}")
+    run = _environment.get("PMIX_NAMESPACE") or ""
+    return Place(at, size, _in_a_row(at, size, *here), run or f"mpi-{os.getppid()}", f"{rank} and {world}", run=run)
 
 
 def _slurm() -> Place | None:
@@ -97,7 +100,8 @@ def _slurm() -> Place | None:
         return None
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     session = "-".join(["slurm", *(_environment.get(name) or "" for name in names)])
-    return Place(rank, world, _slurms_neighbours(rank, world), session, "SLURM_PROCID and SLURM_STEP_NUM_TASKS")
+    names_of = "SLURM_PROCID and SLURM_STEP_NUM_TASKS"
+    return Place(rank, world, _slurms_neighbours(rank, world), session, names_of, run=session)
 
 
 def _slurms_neighbours(rank: int, world: int) -> tuple[int, ...]:

@@ -1,23 +1,30 @@
 """How the nodes of a run find each other.
 
-Each node's first rank has the agent answer others, and says where in torch's store; then it waits for the other nodes, and tells its agent of all of them. The node's other
-ranks wait for that, so that nothing is read before it is known who keeps it. Nobody waits for longer than was asked for: a node that others don't come to goes on alone.
+Each node's first rank has the agent answer others, and says where in torch's store. The node of rank 0 makes a list of all, each tells its agent of them, and when all have, reading begins:
+so nothing is read before it is known who keeps it. The node's other ranks wait for the first. Nobody waits for longer than was asked for: a node that others don't come to goes on
+alone.
+
+A store outlives its ranks where torchrun starts them again, on other nodes even. So each node says a number of its own that nobody knew before, and heeds only a list that has it.
 
 | the store has | who says it |
 | --- | --- |
-| `rank/R`: the first rank of R's node | each rank that isn't a node's first |
-| `rank/R`: address and room of a node | its first rank R, and once more when its agent was replaced |
-| `told/R` | the agent of the node whose first rank is R knows of all the others: before that it has nothing for them |
-| `ready/R` | all agents do, or that node has given up |
+| `node/R`: ranks, address and room of the node whose first rank is R | that rank, and once more when its agent was replaced |
+| `list`: all nodes, and what they are to be told by | rank 0 |
+| `told/R`: that | the agent of R's node knows of all the others: before, it has nothing for them |
+| `go`: that | rank 0: all agents do |
+| `moved` | whose agent was replaced, for the others to look again when their next pass begins |
+| `ready/R` | R's node has met the others, or has given up |
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import json
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -35,6 +42,9 @@ stores: list[Callable[[float], Any]] = []
 #: How often is looked whether somebody has come.
 _LOOK_S = 0.02
 
+#: Calls the agent about the job: what, and with which fields.
+Call = Callable[..., dict[str, Any]]
+
 
 @dataclass
 class Meeting:
@@ -44,62 +54,130 @@ class Meeting:
         peers: The setting.
         ranks: This process' place.
         name: The job's, the same on all nodes.
+        place: The agent's cache directory.
     """
 
     peers: Peers
     ranks: Ranks
     name: str
+    place: str
     _process: int = field(default_factory=os.getpid)
-    #: What the agent was told last.
-    _members: list[dict[str, Any]] = field(default_factory=list)
+    #: What all nodes said when they met; none: they haven't.
+    _nodes: list[dict[str, Any]] = field(default_factory=list)
+    _me: int = 0
+    _moved: dict[str, Any] | None = None
+    _is_alone: bool = False
 
-    def meet(self, call: Callable[..., dict[str, Any]]) -> None:
+    def meet(self, call: Call) -> None:
         """Tells the agent of the other nodes, once all of them are there.
 
         Args:
             call: Calls the agent about the job.
         """
         # Workers come when their loader has met the others.
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._is_alone:
             return
         first = min(self.ranks.local)
         try:
-            board = _Board(self.name, time.monotonic() + self.peers.wait_s)
+            board = _Board(self.name, time.monotonic() + self.peers.wait_s, self.ranks.world)
             if self.ranks.rank != first:
-                board.put(f"rank/{self.ranks.rank}", {"first": first})
-                board.get(f"ready/{first}")
+                board.get(f"ready/{first}", "the first rank of this node")
                 return
             try:
                 found = call("listen", host=self.peers.address() or _towards_master(), secret=self.peers.word())
-                own = {"first": first, "address": found["address"], "keeps_bytes": found["keeps_bytes"]}
-                board.put(f"rank/{first}", own)
-                firsts = {int(board.get(f"rank/{rank}")["first"]) for rank in range(self.ranks.world)}
-                self._tell(call, board, sorted(firsts))
-                board.put(f"told/{first}", {})
-                for other in firsts:
-                    board.get(f"told/{other}")
-                _LOG.info("%d nodes share their caches", len(firsts))
+                own = {
+                    "id": _number(found["address"].rpartition(":")[0], self.place),
+                    "ranks": list(self.ranks.local),
+                    "address": found["address"],
+                    "keeps_bytes": found["keeps_bytes"],
+                    "nonce": secrets.token_hex(8),
+                }
+                board.put(f"node/{first}", own)
+                self._me = own["id"]
+                if self._nodes:
+                    board.put("moved", {"nonce": own["nonce"]})
+                    self._look_again(board, call)
+                else:
+                    self._lead(board, call) if 0 in self.ranks.local else self._follow(board, call, own)
+                    _LOG.info("%d nodes share their caches", len(self._nodes))
             finally:
                 board.put(f"ready/{first}", {})
         except (InvalidError, AloneError) as error:
+            self._is_alone = True
             _LOG.warning("this node shares its cache with no other: %s", error)
 
-    def meet_again(self, call: Callable[..., dict[str, Any]]) -> None:
+    def meet_again(self, call: Call) -> None:
         """Tells the agent where the other nodes are now: the agent of one may have been replaced since. Waits for nobody.
 
         Args:
             call: Calls the agent about the job.
         """
-        if os.getpid() == self._process and self._members:
+        if os.getpid() == self._process and self._nodes:
             with contextlib.suppress(AloneError):
-                self._tell(call, _Board(self.name, time.monotonic()), [member["id"] for member in self._members])
+                self._look_again(_Board(self.name, time.monotonic()), call)
 
-    def _tell(self, call: Callable[..., dict[str, Any]], board: _Board, firsts: list[int]) -> None:
-        nodes = [board.get(f"rank/{first}") for first in firsts]
-        members = [{"id": node["first"], **{k: node[k] for k in ("address", "keeps_bytes")}} for node in nodes]
-        if members != self._members:
-            call("peers", me=min(self.ranks.local), members=members, secret=self.peers.word())
-            self._members = members
+    def _lead(self, board: _Board, call: Call) -> None:
+        """Makes the list of all nodes, and waits until all agents know it."""
+        self._moved = board.look("moved")
+        while True:
+            nodes = self._gather(board)
+            word = secrets.token_hex(8)
+            board.put(f"nodes/{word}", nodes)
+            board.put("list", word)
+            self._tell(call, nodes)
+            waiting = [node for node in nodes if 0 not in node["ranks"]]
+            while True:
+                waiting = [node for node in waiting if board.look(f"told/{_first(node)}") != word]
+                if not waiting:
+                    board.put("go", word)
+                    self._nodes = nodes
+                    return
+                # What a start before this one had left may have been listed.
+                if any(board.look(f"node/{_first(node)}") != node for node in waiting):
+                    break
+                board.rest(f"rank {_first(waiting[0])}")
+
+    def _gather(self, board: _Board) -> list[dict[str, Any]]:
+        """What all nodes say, in the order of their ranks."""
+        while True:
+            nodes: list[dict[str, Any]] = []
+            left = set(range(self.ranks.world))
+            while left and (node := board.look(f"node/{min(left)}")) is not None:
+                nodes.append(node)
+                left -= {min(left), *node["ranks"]}
+            if not left:
+                return nodes
+            board.rest(f"rank {min(left)}")
+
+    def _follow(self, board: _Board, call: Call, own: dict[str, Any]) -> None:
+        """Waits for a list with this node, tells the agent, and waits until all others have."""
+        self._moved = board.look("moved")
+        known = told = None
+        nodes: list[dict[str, Any]] = []
+        while told is None or board.look("go") != told:
+            word = board.look("list")
+            if word is not None and word != known:
+                known = word
+                listed = board.get(f"nodes/{word}", "rank 0")
+                if own in listed:
+                    self._tell(call, listed)
+                    board.put(f"told/{_first(own)}", word)
+                    told, nodes = word, listed
+            board.rest("rank 0, or a node that it waits for,")
+        self._nodes = nodes
+
+    def _look_again(self, board: _Board, call: Call) -> None:
+        moved = board.look("moved")
+        if moved == self._moved:
+            return
+        nodes = [board.look(f"node/{_first(node)}") or node for node in self._nodes]
+        self._tell(call, nodes)
+        self._nodes, self._moved = nodes, moved
+
+    def _tell(self, call: Call, nodes: list[dict[str, Any]]) -> None:
+        # Two of one agent are one node.
+        members = {node["id"]: {name: node[name] for name in ("id", "address", "keeps_bytes")} for node in nodes}
+        call("peers", me=self._me, members=list(members.values()), secret=self.peers.word())
 
 
 class AloneError(Exception):
@@ -109,34 +187,53 @@ class AloneError(Exception):
 class _Board:
     """Torch's store, under names of our own, until a time."""
 
-    def __init__(self, name: str, end: float) -> None:
+    def __init__(self, name: str, end: float, ranks: int = 1) -> None:
         if not stores:
             raise AloneError("nodes find each other through torch's store: import foreload.torch")
         self._store, self._name, self._end = stores[0](end), f"foreload/{name}", end
+        # All ask one store.
+        self._pause_s = _LOOK_S * max(1.0, ranks / 256)
 
-    def put(self, key: str, value: dict[str, Any]) -> None:
+    def put(self, key: str, value: Any) -> None:
+        self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(value)))
+
+    def look(self, key: str) -> Any:
+        """What somebody has said, or None."""
+        name = f"{self._name}/{key}"
+        found = self._ask(lambda: self._store.get(name) if self._store.check([name]) else b"null")
+        return json.loads(found)
+
+    def get(self, key: str, who: str) -> Any:
+        """What somebody says; waits for it. A store's own way of waiting can't be interrupted."""
+        while (found := self.look(key)) is None:
+            self.rest(who)
+        return found
+
+    def rest(self, who: str) -> None:
+        """Before it is looked again.
+
+        Args:
+            who: Is waited for.
+        """
+        if time.monotonic() >= self._end:
+            raise AloneError(f"{who} did not come in time")
+        time.sleep(self._pause_s)
+
+    @staticmethod
+    def _ask(what: Callable[[], Any]) -> Any:
         try:
-            self._store.set(f"{self._name}/{key}", json.dumps(value))
+            return what()
         except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
             raise AloneError(f"torch's store doesn't answer: {error}") from None
 
-    def get(self, key: str) -> dict[str, Any]:
-        """What somebody says; waits for it."""
-        name = f"{self._name}/{key}"
-        try:
-            # A store's own way of waiting can't be interrupted.
-            while not (is_there := self._store.check([name])) and time.monotonic() < self._end:
-                time.sleep(_LOOK_S)
-            found = self._store.get(name) if is_there else b"null"
-        except Exception as error:  # noqa: BLE001
-            raise AloneError(f"torch's store doesn't answer: {error}") from None
-        value: dict[str, Any] | None = json.loads(found)
-        if value is None:
-            kind, _, number = key.partition("/")
-            raise AloneError(
-                f"{f'rank {number}' if kind == 'rank' else 'the first rank of this node'} did not come in time"
-            )
-        return value
+
+def _first(node: dict[str, Any]) -> int:
+    return int(min(node["ranks"]))
+
+
+def _number(host: str, place: str) -> int:
+    """What a node is known by: the same when its ranks start again, whichever they are then, so that it remains the home of what it keeps."""
+    return int.from_bytes(hashlib.blake2b(f"{host} {place}".encode(), digest_size=8).digest(), "big")
 
 
 def _towards_master() -> str:

@@ -101,7 +101,7 @@ class Ranks:
         """What the ranks of all nodes call the job of a loader with this order, named by its digest."""
         told = _launcher.place()
         number = 0 if self.word is None else self.word.number(order)
-        return f"{'' if told is None else told.session}-{number}-{order}"
+        return f"{'' if told is None else told.run}-{number}-{order}"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:

@@ -103,7 +103,7 @@ class Run:
         keep_freed_memory(0)
         meeting = None
         if cache.peers and ranks.world > len(ranks.local):
-            meeting = Meeting(cache.group(), ranks, ranks.group_of(self.plan.digest))
+            meeting = Meeting(cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir)
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}", meeting)
         self._told: _core.Job | None = None
         self._process = os.getpid()
