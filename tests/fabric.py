@@ -40,12 +40,12 @@ class Fabric:
 
     def __init__(self, nodes: int, *, mbit: float | None = None) -> None:
         number = os.getpid()
-        self._block = number % 256
+        self._block = number % 128
         self._name = f"fl{number % 100_000}"
         self.nodes = nodes
         self._data, self._control = f"{self._name}d", f"{self._name}c"
         try:
-            for bridge, address in ((self._data, self._address(18, 254)), (self._control, self.bucket)):
+            for bridge, address in ((self._data, self._address(0, 254)), (self._control, self.bucket)):
                 _run("ip", "link", "add", bridge, "type", "bridge")
                 _run("ip", "addr", "add", f"{address}/24", "dev", bridge)
                 _run("ip", "link", "set", bridge, "up")
@@ -57,21 +57,21 @@ class Fabric:
             self.close()
             raise
 
-    def _address(self, network: int, host: int) -> str:
-        return f"198.{network}.{self._block}.{host}"
+    def _address(self, first: int, host: int) -> str:
+        return f"198.19.{first + self._block}.{host}"
 
     @property
     def bucket(self) -> str:
         """Where a bucket has to listen, for all nodes to reach it."""
-        return self._address(19, 254)
+        return self._address(128, 254)
 
     def data(self, node: int) -> str:
         """A node's address on the first network."""
-        return self._address(18, node + 1)
+        return self._address(0, node + 1)
 
     def control(self, node: int) -> str:
         """A node's address on the second network, whose device is `control` there."""
-        return self._address(19, node + 1)
+        return self._address(128, node + 1)
 
     def space(self, node: int) -> str:
         """A node's namespace."""

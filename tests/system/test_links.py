@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ class Link:
     """A cable with a bucket behind it.
 
     Attributes:
-        bucket: The bucket; its `endpoint` is the far end.
+        bucket: The bucket.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -52,23 +51,12 @@ class Link:
         for words in (("addr", "add", f"{self.there}/30", "dev", self.far), ("link", "set", self.far, "up")):
             ip("-n", self.space, *words)
         ip("-n", self.space, "link", "set", "lo", "up")
-        inside = ["ip", "netns", "exec", self.space]
         wrapper = scratch / "testbucket"
-        wrapper.write_text(f'#!/bin/sh\nexec {" ".join(inside)} {binary()} "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\nexec ip netns exec {self.space} {binary()} "$@"\n')
         wrapper.chmod(0o755)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FORELOAD_TESTBUCKET", str(wrapper))
-            self.bucket = Bucket(synthetic=[f"far:{COUNT}x{SIZE}"])
-        port = self.bucket.endpoint.rsplit(":", 1)[1]
-        self.relay = subprocess.Popen(
-            [*inside, sys.executable, str(Path(__file__).with_name("relay.py")), self.there, port, port],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.relay.stdout is not None
-        assert self.relay.stdout.readline() == "ready\n"
-        self.bucket.endpoint = f"http://{self.there}:{port}"
+            self.bucket = Bucket(synthetic=[f"far:{COUNT}x{SIZE}"], options=["--address", self.there])
 
     def dark(self) -> None:
         """From now on packets vanish."""
@@ -82,7 +70,6 @@ class Link:
 
     def cut(self) -> None:
         """Takes everything down."""
-        self.relay.communicate()
         self.bucket.stop()
         ip("link", "del", self.near)
         ip("netns", "del", self.space)
