@@ -25,6 +25,7 @@ from bench.rows.cold import FIRST_MOST, cold
 from bench.rows.forms import forms
 from bench.rows.gateway import gateway
 from bench.rows.mlperf import retinanet
+from bench.rows.nodes import SHARES, nodes
 from bench.rows.shards import shards
 from bench.rows.threads import threads
 from bench.stage import ROOT, Stage
@@ -119,6 +120,23 @@ FIGURES = [
         "a shuffled epoch from nothing over 16 tar shards of 66 MB, beside loaders over their own forms of the same samples",
         {f"foreload, tar shards / {peer}": Bar(least=1.0) for peer in peers.CONVERTED},
         forms,
+    ),
+    Figure(
+        "nodes",
+        "four nodes that share their caches: requests, hits, pace, and what is left of it when one of them fails",
+        {
+            "fits: GETs / samples": Bar(most=1.01),
+            **{f"q = {share}: hits - q": Bar(least=-0.01) for share in SHARES},
+            "epoch 2 on: waiting share, 20 ms steps": Bar(most=0.01),
+            "epoch 2 on: bytes from nodes / cable": Bar(least=0.8),
+            **{
+                f"{fault}: pace in the second second / before": Bar(least=0.5)
+                for fault in ("killed", "hung", "cut off", "20 Mbit/s", "two and two")
+            },
+            **{f"{fault}: pace from then on / before": Bar(least=0.6) for fault in ("hung", "20 Mbit/s")},
+            "CPU of the agents / plain TCP": Bar(most=1.3),
+        },
+        nodes,
     ),
     Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
     Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),

@@ -29,9 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bucket import Bucket, SlowFs, bare  # noqa: E402 (the tests' own helpers, which are no package)
+from cluster import Nodes  # noqa: E402
+from fabric import Fabric  # noqa: E402
 from servers import Versity  # noqa: E402
 
-__all__ = ["ROOT", "Bucket", "Reader", "SlowFs", "Stage", "Versity", "bare"]
+__all__ = ["ROOT", "Bucket", "Fabric", "Nodes", "Reader", "SlowFs", "Stage", "Versity", "bare"]
 
 #: What the profile `cloud` allows, as crates/testkit has it.
 CLOUD = {"first_byte_s": 0.030, "sigma": 0.3, "connection_bytes_per_s": 35e6, "total_bytes_per_s": 1e9}

@@ -16,12 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fabric import Fabric
-from trainee import Work
 
 SECRET = "known to these nodes only"
 
@@ -41,6 +40,47 @@ def _wait(true: Callable[[], Any], timeout_s: float) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Work:
+    """What each rank does.
+
+    Attributes:
+        place: The directory of logs.
+        url: What is read.
+        batch: Samples a batch and rank.
+        whole: Samples of all ranks' batches together, instead; the last batch is dropped then.
+        epochs: How many.
+        pause_s: What a step takes besides.
+        ram: A node's memory.
+        disk: A directory of tiers, one for each node; None: none.
+        disk_bytes: A tier's size.
+        peers: Whether nodes share their caches.
+        wait_s: How long they wait for each other.
+        alone: A rank that doesn't share.
+        workers: Worker processes of a rank.
+        trains: Whether images are decoded, and a model learns from them, under DDP.
+        saves: Whether all ranks go in step, the loader's state is saved after each batch, and loaded at the beginning.
+        dies: After so many batches in all, the last rank kills itself, once; 0: never.
+    """
+
+    place: str
+    url: str = "s3://data/fixed"
+    batch: int = 5
+    whole: int = 0
+    epochs: int = 3
+    pause_s: float = 0.0
+    ram: str = "16MB"
+    disk: str | None = None
+    disk_bytes: str = "64MB"
+    peers: bool = True
+    wait_s: float = 60.0
+    alone: int = -1
+    workers: int = 0
+    trains: bool = False
+    saves: bool = False
+    dies: int = 0
+
+
 class Nodes:
     """Nodes of a run, each with a torchrun of its own.
 
@@ -50,7 +90,7 @@ class Nodes:
         ranks: Of each.
         fabric: Where they are; None: all on this machine's own network.
         environment: More of it.
-        work: What a rank does (`trainee.Work`).
+        work: What a rank does (`Work`).
     """
 
     def __init__(

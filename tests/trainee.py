@@ -1,6 +1,6 @@
 """What the ranks of a run do in tests and benchmarks of several nodes: they read, say what they had and when, and train if they are told to.
 
-Started by torchrun (`cluster.Nodes`). The variable TRAINEE holds a `Work` as JSON. Each rank writes a line for each batch into `rankN.log`, and its loader's
+Started by torchrun (`cluster.Nodes`). The variable TRAINEE holds a `cluster.Work` as JSON. Each rank writes a line for each batch into `rankN.log`, and its loader's
 counters into `statsN.json` when all are through.
 """
 
@@ -12,53 +12,13 @@ import logging
 import os
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster import Work
+
 import foreload as fl
 from foreload.torch import DataLoader
-
-
-@dataclass(frozen=True)
-class Work:
-    """What each rank does.
-
-    Attributes:
-        place: The directory of logs.
-        url: What is read.
-        batch: Samples a batch and rank.
-        whole: Samples of all ranks' batches together, instead; the last batch is dropped then.
-        epochs: How many.
-        pause_s: What a step takes besides.
-        ram: A node's memory.
-        disk: A directory of tiers, one for each node; None: none.
-        disk_bytes: A tier's size.
-        peers: Whether nodes share their caches.
-        wait_s: How long they wait for each other.
-        alone: A rank that doesn't share.
-        workers: Worker processes of a rank.
-        trains: Whether images are decoded, and a model learns from them, under DDP.
-        saves: Whether all ranks go in step, the loader's state is saved after each batch, and loaded at the beginning.
-        dies: After so many batches in all, the last rank kills itself, once; 0: never.
-    """
-
-    place: str
-    url: str = "s3://data/fixed"
-    batch: int = 5
-    whole: int = 0
-    epochs: int = 3
-    pause_s: float = 0.0
-    ram: str = "16MB"
-    disk: str | None = None
-    disk_bytes: str = "64MB"
-    peers: bool = True
-    wait_s: float = 60.0
-    alone: int = -1
-    workers: int = 0
-    trains: bool = False
-    saves: bool = False
-    dies: int = 0
 
 
 class Model:

@@ -1,0 +1,240 @@
+"""Nodes that share their caches: four of them in network namespaces, each with a torchrun and an agent of its own (`tests/cluster.py`).
+
+What nodes send each other goes over cables with a rate; the bucket and torch's store are reached on a second network. All run on this machine's CPUs, so seconds say less
+than requests, bytes and shares. Ids and CRCs of every batch are compared with the plan and with what the bucket gives to a plain HTTP client, in every run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.registry import Result
+from bench.stage import Bucket, Fabric, Nodes, Stage, options_of
+
+NODES = 4
+#: Sizes of samples: of the runs that count, and of the one that asks for pace.
+SIZE, SMALL = 64_000, 30_000
+SHARES = (0.25, 0.5, 0.75)
+CAP_MBIT = 200
+#: What a step takes in the runs with a pace.
+STEP_S = 0.02
+
+
+class _Set:
+    """A set of objects, and what they are, read without Foreload."""
+
+    def __init__(self, bucket: Bucket, name: str, count: int) -> None:
+        self.url, self.count, self.bucket = f"s3://bench/{name}", count, bucket
+        self.sums = []
+        for number in range(count):
+            with urllib.request.urlopen(f"{bucket.endpoint}/bench/{name}/{number:08}.bin", timeout=20) as answer:
+                self.sums.append(zlib.crc32(answer.read()))
+
+
+class _Rig:
+    """The fabric, the bucket and a run at a time."""
+
+    def __init__(self, stage: Stage, fabric: Fabric, bucket: Bucket) -> None:
+        self.stage, self.fabric, self.bucket = stage, fabric, bucket
+        self.environment = {**bucket.environment(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+
+    def run(self, data: _Set, meanwhile: Callable[[Nodes], None] | None = None, **work: Any) -> dict[str, Any]:
+        """A run; its ids and bytes are right when this returns."""
+        run = Nodes(
+            self.stage.directory(), NODES, fabric=self.fabric, environment=self.environment, url=data.url, **work
+        )
+        try:
+            self.bucket.reset()
+            run.start()
+            if meanwhile is not None:
+                meanwhile(run)
+            stats = run.wait(600)
+            run.look(data.sums, _plan(data, self.bucket, run.work.batch))
+            return {
+                "gets": self.bucket.counters()["requests"]["get"],
+                "stats": stats,
+                "lines": [
+                    [{k: v for k, v in line.items() if k != "batch"} for line in run.lines(rank)]
+                    for rank in range(NODES)
+                ],
+            }
+        finally:
+            run.close()
+
+
+def _plan(data: _Set, bucket: Bucket, batch: int) -> Any:
+    import foreload as fl
+    from foreload.torch import DataLoader
+
+    opened = fl.open(data.url, storage_options=options_of(bucket))
+    return DataLoader(opened, batch, shuffle=True, seed=5, dp_rank=0, dp_size=NODES).run.plan
+
+
+def nodes(stage: Stage) -> Result:
+    """Requests, hits, pace and faults of four nodes."""
+    result = Result()
+    count, epochs = stage.amount(4_000, 400), 4
+    result.settings = {
+        "nodes": f"{NODES} network namespaces on {len(stage.cpus)} CPUs, a rank each under torchrun",
+        "data": f"{count:,} objects of {SIZE // 1000} KB, {count:,} of {SMALL // 1000} KB in the runs with a pace",
+        "cables": f"{CAP_MBIT} Mbit/s each way in the run that is bound by them, otherwise as fast as the machine",
+        "bucket": "no delays, on a second network",
+        "pace": f"{STEP_S * 1000:g} ms for each batch of 32",
+        "compared": "ids and CRC-32 of all batches of all runs, with the plan and with what plain HTTP reads",
+    }
+    with Fabric(NODES) as fabric:
+        bucket = Bucket(
+            synthetic=[f"nodes:{count}x{SIZE}", f"small:{count}x{SMALL}"],
+            anonymous=True,
+            options=["--address", fabric.bucket],
+        )
+        try:
+            rig = _Rig(stage, fabric, bucket)
+            whole = _Set(bucket, "nodes", count)
+            _requests(stage, rig, whole, epochs, result)
+            _pace(stage, rig, _Set(bucket, "small", count), result)
+            _cpu(stage, rig, whole, result)
+            _cable(stage, rig, whole, result)
+        finally:
+            bucket.stop()
+    return result
+
+
+def _requests(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) -> None:
+    least = 16 << 20
+    total = data.count * SIZE
+    rounds = min(stage.pairs, 3)
+    fits = [rig.run(data, batch=32, epochs=epochs, ram=f"{max(least, total // 2)}") for _ in range(rounds)]
+    result.read("fits: GETs / samples", *(found["gets"] / data.count for found in fits))
+    result.raw["fits"] = [found["stats"] for found in fits]
+    for share in SHARES:
+        ram = max(least, int(share * total / NODES))
+        runs = [rig.run(data, batch=32, epochs=epochs, ram=str(ram)) for _ in range(rounds)]
+        hits = [1 - (found["gets"] - data.count) / ((epochs - 1) * data.count) for found in runs]
+        result.read(f"q = {share}: hits - q", *(found - ram * NODES / total for found in hits))
+        result.raw[f"q = {share}"] = {"ram_bytes": ram, "stats": [found["stats"] for found in runs]}
+
+
+def _spans(lines: list[list[dict[str, Any]]], first: int) -> tuple[float, float]:
+    """The time from the end of epoch `first - 1` to the last batch, and what was waited in it, over all ranks: seconds."""
+    waited = sum(line["waited"] for rank in lines for line in rank if line["epoch"] >= first)
+    spent = sum(rank[-1]["t"] - max(line["t"] for line in rank if line["epoch"] < first) for rank in lines)
+    return spent, waited
+
+
+def _cable(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
+    """All but a quarter of each epoch comes over a cable that limits it."""
+    rates = []
+    for node in range(NODES):
+        rig.fabric.cap(node, CAP_MBIT)
+    for _ in range(min(stage.pairs, 3)):
+        found = rig.run(data, batch=32, epochs=4, ram=str(data.count * SIZE // 2))
+        spent, _ = _spans(found["lines"], 1)
+        samples = sum(one["samples"] for one in found["stats"])
+        remote = sum(one["peer_hits"] for one in found["stats"]) / samples
+        rates.append(samples * 3 / 4 * SIZE * remote / spent / (CAP_MBIT * 1e6 / 8))
+    result.read("epoch 2 on: bytes from nodes / cable", *rates)
+
+
+def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
+    """Steps of a fixed time: whether nodes keep up, and what is left when one of them fails."""
+    work = {"batch": 32, "pause_s": STEP_S, "ram": str(max(16 << 20, data.count * SMALL // 2))}
+    shares = []
+    for _ in range(min(stage.pairs, 3)):
+        spent, waited = _spans(rig.run(data, epochs=6, **work)["lines"], 1)
+        shares.append(waited / spent)
+    result.read("epoch 2 on: waiting share, 20 ms steps", *shares)
+    # Whom it happens to is node 3; the others are measured.
+    faults: dict[str, tuple[Callable[[Nodes], None], Callable[[Nodes], None]]] = {
+        "killed": (lambda run: run.signal(3, signal.SIGKILL), lambda _: None),
+        "hung": (lambda run: run.signal(3, signal.SIGSTOP), lambda run: run.signal(3, signal.SIGCONT)),
+        "cut off": (lambda _: rig.fabric.pull(3), lambda _: rig.fabric.plug(3)),
+        "20 Mbit/s": (lambda _: rig.fabric.cap(3, 20), lambda _: rig.fabric.cap(3, 10_000)),
+        "two and two": (lambda _: rig.fabric.part([0, 1], [2, 3]), lambda _: rig.fabric.join([0, 1], [2, 3])),
+    }
+    for name, (begin, end) in faults.items():
+        times: dict[str, float] = {}
+
+        def meanwhile(run: Nodes, begin: Any = begin, end: Any = end, times: dict[str, float] = times) -> None:
+            run.reach(80, timeout_s=120)
+            time.sleep(2)
+            times["begin"] = time.monotonic()
+            begin(run)
+            time.sleep(5)
+            end(run)
+            times["end"] = time.monotonic()
+
+        first, sustained, longest = [], [], []
+        for _ in range(min(stage.pairs, 3)):
+            found = rig.run(data, meanwhile, epochs=max(6, 24_000 // data.count), **work)
+            at = times["begin"]
+            others = [[line["t"] for line in rank] for rank in found["lines"][:3]]
+
+            def rate(start: float, stop: float, others: list[list[float]] = others) -> float:
+                return statistics.mean(sum(start <= t < stop for t in rank) for rank in others) / (stop - start)
+
+            healthy = rate(at - 2, at)
+            first.append(rate(at + 1, at + 2) / healthy)
+            sustained.append(rate(at + 1, at + 5) / healthy)
+            longest.append(max(b - a for rank in others for a, b in itertools.pairwise(rank) if at - 1 < a < at + 6))
+        result.read(f"{name}: pace in the second second / before", *first)
+        result.read(f"{name}: pace from then on / before", *sustained)
+        result.read(f"{name}: longest wait", *longest, unit="s")
+
+
+def _cpu(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
+    """What all agents take, serving, reading, planning and handing out, for each GB that comes from nodes."""
+    found: list[float] = []
+    epochs = 5
+    each = -(-data.count // (32 * NODES))
+
+    def meanwhile(run: Nodes) -> None:
+        run.reach(each + 1, timeout_s=180)
+        begun = _ticks(run)
+        run.reach(each * epochs, timeout_s=180)
+        found.append(_ticks(run) - begun)
+
+    for _ in range(min(stage.pairs, 3)):
+        raw = _raw()
+        stats = rig.run(data, meanwhile, batch=32, epochs=epochs, ram=str(data.count * SIZE // 2))["stats"]
+        gigabytes = sum(one["peer_bytes"] for one in stats) * (epochs - 1) / epochs / 1e9
+        found[-1] /= gigabytes * (raw["send"] + raw["receive"])
+    result.read("CPU of the agents / plain TCP", *found)
+
+
+def _ticks(run: Nodes) -> float:
+    """CPU seconds of all agents so far."""
+    fields = [Path(f"/proc/{run.agent(node)}/stat").read_text().rsplit(")", 1)[1].split() for node in range(NODES)]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def _raw() -> dict[str, float]:
+    """CPU seconds that a GB takes over plain TCP on loopback, in both processes together."""
+    code = "import socket,sys\ns=socket.create_server(('127.0.0.1',0))\nprint(s.getsockname()[1],flush=True)\nc,_=s.accept()\nb=bytearray(1<<18)\nwhile c.recv_into(b): pass"
+    receiver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout is not None
+    before = os.times()
+    with socket.create_connection(("127.0.0.1", int(receiver.stdout.readline()))) as sender:
+        piece = memoryview(bytes(110_000))
+        for _ in range(20_000):
+            sender.sendall(piece)
+    receiver.wait()
+    after = os.times()
+    gigabytes = 20_000 * 110_000 / 1e9
+    return {
+        "send": (after.user - before.user + after.system - before.system) / gigabytes,
+        "receive": (after.children_user - before.children_user + after.children_system - before.children_system)
+        / gigabytes,
+    }
