@@ -38,6 +38,7 @@ SCHEDULER = "crates/plan/src/scheduler.rs"
 WINDOW = "crates/plan/src/scheduler/window.rs"
 LOADS = "crates/plan/src/scheduler/loads.rs"
 POOL = "crates/engine/src/pool.rs"
+PEERS = "crates/plan/src/scheduler/peers.rs"
 
 DEFECTS = [
     Defect(
@@ -196,6 +197,11 @@ DEFECTS = [
                 "            Outcome::Failed(Failure::Cancelled) => Ok(()),\n",
             ),
         ),
+        PLAN,
+    ),
+    Defect(
+        "a node that is asked for a sample looks for it by a number of its own",
+        ((PEERS, "place_one(request, at, own, Urgency::Guest", "place_one(request, at, sample, Urgency::Guest"),),
         PLAN,
     ),
 ]

@@ -158,19 +158,58 @@ def test_what_a_start_before_has_left_in_the_store_is_no_node(store: Store, afte
 
 
 def test_a_node_that_others_do_not_come_to_goes_on_alone_and_waits_once(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(meeting, "_SAY_S", 0.05)
     agent = Agent(1)
-    one = meeting.Meeting(fl.Peers(**PEERS, wait_s=0.1), Ranks(0, 3, (0, 1)), "job", "a")
+    one = meeting.Meeting(fl.Peers(**PEERS, wait_s=0.2), Ranks(0, 3, (0, 1)), "job", "a")
     one.meet(agent)
-    assert "shares its cache with no other: rank 2 did not come in time" in caplog.text
+    assert "waiting for rank 2, to share caches with its node" in caplog.text
+    assert "shares its cache with no other: rank 2 did not come in 0.2 s" in caplog.text
     begun = time.monotonic()
     one.meet(agent)
-    assert time.monotonic() - begun < 0.05
-    other = meeting.Meeting(fl.Peers(**PEERS, wait_s=0.1), Ranks(2, 3, (2,)), "job", "b")
-    other.meet(agent)
-    assert "rank 0, or a node that it waits for, did not come in time" in caplog.text
+    assert time.monotonic() - begun < 0.1
     assert agent.told == []
+    # Who comes after that hears so, and doesn't wait.
+    monkeypatch.setattr(meeting, "_GRACE_S", 0.1)
+    begun = time.monotonic()
+    meeting.Meeting(fl.Peers(**PEERS), Ranks(2, 3, (2,)), "job", "b").meet(agent)
+    assert "rank 0 has given up: rank 2 did not come in 0.2 s" in caplog.text
+    assert time.monotonic() - begun < 5
+
+
+def test_a_node_that_cannot_listen_tells_the_others_why(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_GRACE_S", 0.1)
+
+    class Broken(Agent):
+        def __call__(self, what: str, **fields: Any) -> dict[str, Any]:
+            if what == "listen":
+                raise errors.InvalidError("can't answer peers on 10.9.8.7")
+            return super().__call__(what, **fields)
+
+    agents = [Agent(1), Broken(2), Agent(3)]
+    begun = time.monotonic()
+    meet(fl.Peers(**PEERS), [(0,), (1,), (2,)], ["a", "b", "c"], agents)
+    assert time.monotonic() - begun < 10
+    assert caplog.text.count("rank 1 has given up: can't answer peers on 10.9.8.7") == 2
+    assert all(agent.told == [] for agent in agents)
+
+
+def test_nodes_with_different_secrets_say_so_at_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    agents = [Agent(1), Agent(2)]
+    met = [
+        meeting.Meeting(fl.Peers(secret=secret, host="127.0.0.1", wait_s=7), Ranks(rank, 2, (rank,)), "job", "a")
+        for rank, secret in enumerate([SECRET, "another one, of one node alone"])
+    ]
+    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert caplog.text.count("rank 0 and rank 1 have different secrets: set FORELOAD_SECRET") == 2
+    assert all(agent.told == [] for agent in agents)
 
 
 def test_a_copy_of_a_recipe_in_another_process_meets_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_the_agent_takes_what_descriptors_it_may_have(home: Any, limited: Callab
     limits = Path(f"/proc/{_agent.connect(str(home.cache_dir)).pid}/limits").read_text()
     soft, hard = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
     assert soft == hard != "256"
+
+
+def test_the_agent_has_nothing_open_that_its_first_client_had(home: Any) -> None:
+    """A trainer's connections end with the trainer, and its ports are free again."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        for each in (server, client):
+            os.set_inheritable(each.fileno(), True)
+        fl.open("s3://data/fixed")
+        pid = _agent.connect(str(home.cache_dir)).pid
+        theirs = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.exists()}
+        ours = {os.readlink(f"/proc/self/fd/{each.fileno()}") for each in (server, client)}
+    assert len(ours) == 2
+    assert not theirs & ours
 
 
 def test_without_descriptors_clients_wait_and_what_runs_goes_on(

@@ -254,8 +254,9 @@ impl Door {
             return Err(Trouble::new("invalid", message));
         }
         if host.is_unspecified() {
-            let message =
-                format!("peers aren't answered on {host}, which is every network of this machine: name an address");
+            let message = format!(
+                "peers aren't answered on {host}, which is every network of this machine: name an address with FORELOAD_HOST or Peers(host=...)"
+            );
             return Err(Trouble::new("invalid", message));
         }
         let listening = async {
@@ -263,9 +264,10 @@ impl Door {
             let address = listener.local_addr()?;
             Ok::<_, io::Error>((listener, address))
         };
-        let (listener, address) = listening
-            .await
-            .map_err(|error| Trouble::new("invalid", format!("can't answer peers on {host}: {error}")))?;
+        let (listener, address) = listening.await.map_err(|error| {
+            let remedy = "name an address of this machine, with FORELOAD_HOST or Peers(host=...)";
+            Trouble::new("invalid", format!("can't answer peers on {host}: {error}; {remedy}"))
+        })?;
         let house = Arc::new(House {
             verifier: Verifier::new(KEY_ID, secret, REGION),
             questions,
@@ -313,7 +315,9 @@ async fn receive(listener: TcpListener, house: Arc<House>, carriers: Rc<Carriers
 }
 
 async fn serve(stream: std::net::TcpStream, house: Arc<House>) {
-    let Ok(stream) = TcpStream::from_std(stream) else { return };
+    let Ok(stream) = TcpStream::from_std(stream) else {
+        return;
+    };
     // Small answers are not held back for more; and who takes nothing for so long is given up, with the memory that is lent for it.
     let _ = stream.set_nodelay(true);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, PATIENCE.as_millis() as u32);
@@ -345,10 +349,7 @@ async fn answer(house: Arc<House>, request: Request<Incoming>) -> Result<Answer,
         return Ok(empty(StatusCode::METHOD_NOT_ALLOWED));
     }
     let (host, date) = (text(headers, "host"), text(headers, "x-amz-date"));
-    if !house
-        .verifier
-        .accepts(host, path, date, text(headers, "authorization"))
-    {
+    if !house.verifier.accepts(host, path, date, text(headers, "authorization")) {
         return Ok(empty(StatusCode::FORBIDDEN));
     }
     let Some((dataset, sample)) = asked(path) else {

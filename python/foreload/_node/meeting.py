@@ -41,6 +41,10 @@ _LOG = logging.getLogger("foreload")
 stores: list[Callable[[float], Any]] = []
 #: How often is looked whether somebody has come.
 _LOOK_S = 0.02
+#: Who has given up is believed after so long, in seconds.
+_GRACE_S = 5.0
+#: How often is said who is waited for, in seconds.
+_SAY_S = 10.0
 
 #: Calls the agent about the job: what, and with which fields.
 Call = Callable[..., dict[str, Any]]
@@ -65,6 +69,7 @@ class Meeting:
     #: What all nodes said when they met; none: they haven't.
     _nodes: list[dict[str, Any]] = field(default_factory=list)
     _me: int = 0
+    _was_told: bool = False
     _moved: dict[str, Any] | None = None
     _is_alone: bool = False
 
@@ -78,33 +83,50 @@ class Meeting:
         if os.getpid() != self._process or self._is_alone:
             return
         first = min(self.ranks.local)
+        board = None
         try:
-            board = _Board(self.name, time.monotonic() + self.peers.wait_s, self.ranks.world)
+            board = _Board(self.name, self.peers.wait_s, self.ranks.world)
             if self.ranks.rank != first:
-                board.get(f"ready/{first}", "the first rank of this node")
+                board.get(f"ready/{first}", f"rank {first}, the first of this node,")
                 return
             try:
-                found = call("listen", host=self.peers.address() or _towards_master(), secret=self.peers.word())
-                own = {
-                    "id": _number(found["address"].rpartition(":")[0], self.place),
-                    "ranks": list(self.ranks.local),
-                    "address": found["address"],
-                    "keeps_bytes": found["keeps_bytes"],
-                    "nonce": secrets.token_hex(8),
-                }
-                board.put(f"node/{first}", own)
-                self._me = own["id"]
-                if self._nodes:
-                    board.put("moved", {"nonce": own["nonce"]})
-                    self._look_again(board, call)
-                else:
-                    self._lead(board, call) if 0 in self.ranks.local else self._follow(board, call, own)
-                    _LOG.info("%d nodes share their caches", len(self._nodes))
+                nodes = self._share(board, call, first)
+                _LOG.info("%d nodes share their caches", nodes)
+            except (InvalidError, AloneError) as error:
+                # Others need not wait for it.
+                board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error)})
+                raise
             finally:
                 board.put(f"ready/{first}", {})
         except (InvalidError, AloneError) as error:
             self._is_alone = True
+            if self._was_told:
+                call("peers", me=self._me, members=[], secret=self.peers.word())
             _LOG.warning("this node shares its cache with no other: %s", error)
+
+    def _share(self, board: _Board, call: Call, first: int) -> int:
+        """Meets the others; how many nodes there are."""
+        found = call("listen", host=self.peers.address() or _towards_master(), secret=self.peers.word())
+        own = {
+            # The same when its ranks start again, whichever they are then, so that it remains the home of what it keeps.
+            "id": _number(found["address"].rpartition(":")[0], self.place),
+            "ranks": list(self.ranks.local),
+            "address": found["address"],
+            "keeps_bytes": found["keeps_bytes"],
+            "nonce": secrets.token_hex(8),
+            # Enough to see that two differ, and too little to guess them by.
+            "secret": _number(self.peers.word()) % (1 << 20),
+        }
+        board.put(f"node/{first}", own)
+        self._me = own["id"]
+        if self._nodes:
+            board.put("moved", {"nonce": own["nonce"]})
+            self._look_again(board, call)
+        elif 0 in self.ranks.local:
+            self._lead(board, call)
+        else:
+            self._follow(board, call, own)
+        return len(self._nodes)
 
     def meet_again(self, call: Call) -> None:
         """Tells the agent where the other nodes are now: the agent of one may have been replaced since. Waits for nobody.
@@ -114,7 +136,7 @@ class Meeting:
         """
         if os.getpid() == self._process and self._nodes:
             with contextlib.suppress(AloneError):
-                self._look_again(_Board(self.name, time.monotonic()), call)
+                self._look_again(_Board(self.name, 0.0), call)
 
     def _lead(self, board: _Board, call: Call) -> None:
         """Makes the list of all nodes, and waits until all agents know it."""
@@ -142,9 +164,14 @@ class Meeting:
         while True:
             nodes: list[dict[str, Any]] = []
             left = set(range(self.ranks.world))
-            while left and (node := board.look(f"node/{min(left)}")) is not None:
+            while left and (node := board.look_for_node(min(left))) is not None:
                 nodes.append(node)
                 left -= {min(left), *node["ranks"]}
+            for node in nodes:
+                if node["secret"] != nodes[0]["secret"]:
+                    raise AloneError(
+                        f"rank 0 and rank {_first(node)} have different secrets: set FORELOAD_SECRET to the same on all nodes"
+                    )
             if not left:
                 return nodes
             board.rest(f"rank {min(left)}")
@@ -163,6 +190,7 @@ class Meeting:
                     self._tell(call, listed)
                     board.put(f"told/{_first(own)}", word)
                     told, nodes = word, listed
+            board.look_for_node(0)
             board.rest("rank 0, or a node that it waits for,")
         self._nodes = nodes
 
@@ -177,6 +205,7 @@ class Meeting:
     def _tell(self, call: Call, nodes: list[dict[str, Any]]) -> None:
         # Two of one agent are one node.
         members = {node["id"]: {name: node[name] for name in ("id", "address", "keeps_bytes")} for node in nodes}
+        self._was_told = True
         call("peers", me=self._me, members=list(members.values()), secret=self.peers.word())
 
 
@@ -185,12 +214,14 @@ class AloneError(Exception):
 
 
 class _Board:
-    """Torch's store, under names of our own, until a time."""
+    """Torch's store, under names of our own, for some time."""
 
-    def __init__(self, name: str, end: float, ranks: int = 1) -> None:
+    def __init__(self, name: str, wait_s: float, ranks: int = 1) -> None:
         if not stores:
             raise AloneError("nodes find each other through torch's store: import foreload.torch")
-        self._store, self._name, self._end = stores[0](end), f"foreload/{name}", end
+        self._begun, self._wait_s = time.monotonic(), wait_s
+        self._told_s = self._begun
+        self._store, self._name = stores[0](self._begun + wait_s), f"foreload/{name}"
         # All ask one store.
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
 
@@ -209,14 +240,39 @@ class _Board:
             self.rest(who)
         return found
 
+    def look_for_node(self, first: int) -> Any:
+        """What a node says, or None.
+
+        Raises:
+            AloneError: It goes on alone, and is not about to start again.
+        """
+        node = self.look(f"node/{first}")
+        if node is None or "alone" not in node:
+            return node
+        # It may be what a start before this one has left: then it says something else soon.
+        if time.monotonic() - self._begun > _GRACE_S:
+            raise AloneError(f"rank {first} has given up: {node['alone']}")
+        return None
+
     def rest(self, who: str) -> None:
         """Before it is looked again.
 
         Args:
             who: Is waited for.
         """
-        if time.monotonic() >= self._end:
-            raise AloneError(f"{who} did not come in time")
+        now = time.monotonic()
+        if now >= self._begun + self._wait_s:
+            raise AloneError(
+                f"{who} did not come in {self._wait_s:g} s. Give all ranks the same arguments, and peers with them; or more time, Peers(wait_s=...)"
+            )
+        if now - self._told_s > _SAY_S:
+            self._told_s = now
+            _LOG.warning(
+                "waiting for %s, to share caches with its node, for %.0f s so far, and up to %g s",
+                who.rstrip(","),
+                now - self._begun,
+                self._wait_s,
+            )
         time.sleep(self._pause_s)
 
     @staticmethod
@@ -231,9 +287,9 @@ def _first(node: dict[str, Any]) -> int:
     return int(min(node["ranks"]))
 
 
-def _number(host: str, place: str) -> int:
-    """What a node is known by: the same when its ranks start again, whichever they are then, so that it remains the home of what it keeps."""
-    return int.from_bytes(hashlib.blake2b(f"{host} {place}".encode(), digest_size=8).digest(), "big")
+def _number(*words: str) -> int:
+    """A number of 64 bits for some words."""
+    return int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest(), "big")
 
 
 def _towards_master() -> str:

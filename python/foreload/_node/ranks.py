@@ -103,6 +103,11 @@ class Ranks:
         number = 0 if self.word is None else self.word.number(order)
         return f"{'' if told is None else told.run}-{number}-{order}"
 
+    def are_some_of_many(self) -> bool:
+        """Whether there are processes on other nodes that this doesn't count."""
+        told = _launcher.place()
+        return told is not None and told.world > max(len(told.local), self.world)
+
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
             raise InvalidError(

@@ -104,6 +104,11 @@ class Run:
         meeting = None
         if cache.peers and ranks.world > len(ranks.local):
             meeting = Meeting(cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir)
+        elif cache.peers and ranks.are_some_of_many():
+            _LOG.warning(
+                "Cache(peers=...) does nothing here: this loader knows of no ranks on other nodes, as where something else shares the samples out "
+                "(dp_size=1, torch's DistributedSampler, Accelerate with sharding='external')"
+            )
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}", meeting)
         self._told: _core.Job | None = None
         self._process = os.getpid()

@@ -15,7 +15,30 @@ use std::time::Duration;
 const START_LOOKS: u32 = 500;
 const START_LOOK: Duration = Duration::from_millis(1);
 
+/// Closes what whoever started this has open, but for the three standard streams. A trainer's sockets would stay open in the agent when the trainer dies: its peers
+/// would wait for ever for somebody who is gone.
+fn leave_behind() -> io::Result<()> {
+    let numbers: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&number| number > 2)
+        .collect();
+    for number in numbers {
+        // The list's own is closed already.
+        if std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok() {
+            // SAFETY: it is open, and nothing has been opened here yet, so nobody here has it.
+            #[allow(unsafe_code)]
+            unsafe {
+                rustix::io::close(number);
+            }
+        }
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
+    if let Err(error) = leave_behind() {
+        log::line(format_args!("what was open before stays open: {error}"));
+    }
     let arguments: Vec<String> = std::env::args().collect();
     let [_, verb, socket, cache_dir, linger_s] = arguments.as_slice() else {
         log::line(format_args!(

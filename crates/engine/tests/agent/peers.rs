@@ -11,7 +11,8 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Nodes of one job, a rank each.
 struct Cluster {
     nodes: Vec<Node>,
-    jobs: Vec<Option<Attached>>,
+    /// The job, and one over another data set that began before it: samples of both have the same numbers there.
+    jobs: Vec<Option<(Attached, Attached)>>,
     members: Vec<PeerAt>,
     index: Index,
     prefix: &'static str,
@@ -29,7 +30,7 @@ fn listen(node: &Node, job: u32, host: IpAddr, secret: &str) -> Result<(SocketAd
 impl Cluster {
     /// They know nothing of each other yet.
     fn apart(rule: &str, prefix: &'static str, count: u32, change: impl Fn(&mut Attach, u32)) -> Self {
-        let first = Node::with_linger(rule, LONG);
+        let first = Node::lingering([rule, "val:37x20KB,classes=2,ext=jpg"], LONG);
         let mut nodes = vec![first];
         for _ in 1..count {
             let directory = Arc::new(tempfile::tempdir().expect("directory"));
@@ -39,16 +40,23 @@ impl Cluster {
             .iter()
             .map(|node| node.open(&format!("s3://bench/{prefix}"), false).expect("opened"))
             .collect();
+        let before = |node: &Node| {
+            let (dataset, index) = node.open("s3://bench/val", false).expect("opened");
+            node.attach(&node.client(), dataset, &index, |a| {
+                (a.ram_bytes, a.hedge_per_cent) = (3 << 20, 0)
+            })
+        };
+        let mut before: Vec<Option<Attached>> = nodes.iter().map(|node| Some(before(node))).collect();
         nodes[0].bucket.reset_counts();
-        let attach = |(at, node): (usize, &Node)| {
+        let mut attach = |(at, node): (usize, &Node)| {
             let (dataset, index) = &opened[at];
             let job = node.attach(&node.client(), *dataset, index, |a| {
                 (a.world, a.ranks, a.hedge_per_cent) = (count, vec![at as u32], 0);
                 change(a, at as u32);
             });
-            Some(job)
+            Some((job, before[at].take()?))
         };
-        let jobs: Vec<Option<Attached>> = nodes.iter().enumerate().map(attach).collect();
+        let jobs = nodes.iter().enumerate().map(&mut attach).collect();
         Cluster {
             spec: spec(&opened[0].1),
             index: opened[0].1.clone(),
@@ -66,7 +74,7 @@ impl Cluster {
     }
 
     fn job(&self, node: usize) -> &Attached {
-        self.jobs[node].as_ref().expect("attached")
+        &self.jobs[node].as_ref().expect("attached").0
     }
 
     /// Each listens, and hears where the others do.
@@ -134,7 +142,7 @@ impl Cluster {
     }
 
     fn stats(&self) -> Vec<Stats> {
-        let of = |(at, job): (usize, &Option<Attached>)| Some(self.nodes[at].stats(job.as_ref()?.job));
+        let of = |(at, jobs): (usize, &Option<(Attached, Attached)>)| Some(self.nodes[at].stats(jobs.as_ref()?.0.job));
         self.jobs.iter().enumerate().filter_map(of).collect()
     }
 

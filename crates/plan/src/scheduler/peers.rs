@@ -152,7 +152,7 @@ impl Scheduler {
         while let Some((_, at, own)) = self.requests.next_unplaced(request) {
             let sample = self.windows.on_node(place, own);
             let is_there = self.resident_with(sample).is_some() && self.is_for_guests(sample);
-            if !is_there || !self.place_one(request, at, sample, Urgency::Guest, actions) {
+            if !is_there || !self.place_one(request, at, own, Urgency::Guest, actions) {
                 return;
             }
         }
@@ -169,7 +169,7 @@ impl Scheduler {
             let sample = self.windows.on_node(place, own);
             if !self.is_for_guests(sample) {
                 self.refuse(id, Some(own), Failure::Final, actions);
-            } else if !self.place_one(id, at, sample, Urgency::Guest, actions) {
+            } else if !self.place_one(id, at, own, Urgency::Guest, actions) {
                 return;
             }
         }

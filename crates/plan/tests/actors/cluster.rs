@@ -21,6 +21,9 @@ use foreload_plan::{DigestBuilder, Scheduler};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
+/// The job that is read; another one, over a few samples, joined each node before it, so that a node numbers the samples otherwise than the job.
+const JOB: u32 = 1;
+
 /// What a network does to what passes through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
@@ -43,6 +46,8 @@ struct Asked {
 
 struct Node {
     plan: Recorded,
+    /// What the job reads that joined first.
+    before: Reads,
     reads: Reads,
     settings: Settings,
     memory: Memory,
@@ -101,6 +106,29 @@ pub struct Shape {
     /// Whole objects of one length.
     pub is_plain: bool,
     pub has_disks: bool,
+}
+
+/// What a job reads of a data set of so many small objects.
+fn besides_of(samples: u64) -> Reads {
+    let catalog: Arc<dyn Catalog> = Arc::new(Objects(vec![16; samples as usize]));
+    let spec = OrderSpec {
+        dataset: DigestBuilder::new("besides").finish(),
+        samples,
+        kind: OrderKind::Sequential,
+        seed: 0,
+        global_batch: 1,
+        tail: Tail::Pad { multiple: 1 },
+    };
+    Reads {
+        largest: None,
+        sets: vec![Set::new(2, catalog)],
+        order: Order::new(&spec).expect("an order"),
+        world: 1,
+        uneven: true,
+        ranks: vec![0],
+        ram_bytes: Some(0),
+        epochs: Some(1),
+    }
 }
 
 impl Cluster {
@@ -163,13 +191,26 @@ impl Cluster {
             epochs: Some(shape.epochs),
         };
         let each = world / shape.nodes as u32;
+        let all_alike = 1 + dice.below(9);
+        // Where nodes differ in what they read besides, they disagree a little on who keeps what.
+        let besides: Vec<u64> = (0..shape.nodes)
+            .map(|_| match network {
+                Network::Good => all_alike,
+                Network::Bad => 1 + dice.below(9),
+            })
+            .collect();
         let node = |at: u32| {
             let reads = Reads {
                 ranks: (at * each..(at + 1) * each).collect(),
                 ..first.clone()
             };
+            let before = besides_of(besides[at as usize]);
             Node {
-                plan: Recorded::new(Scheduler::for_one(settings.clone(), &reads).expect("a scheduler"), None),
+                plan: Recorded::new(
+                    Scheduler::for_one(settings.clone(), &before).expect("a scheduler"),
+                    None,
+                ),
+                before,
                 reads,
                 settings: settings.clone(),
                 memory: Memory::default(),
@@ -215,12 +256,14 @@ impl Cluster {
     /// All ranks read all epochs.
     pub fn play(mut self) -> Outcome {
         for node in 0..self.nodes.len() {
+            let reads = Box::new(self.nodes[node].reads.clone());
+            self.step(node, Event::Join { job: JOB, reads });
             self.tell_members(node);
             for rank in self.nodes[node].reads.ranks.clone() {
                 self.step(
                     node,
                     Event::Start {
-                        job: 0,
+                        job: JOB,
                         rank,
                         epoch: 0,
                         batch: 0,
@@ -317,7 +360,7 @@ impl Cluster {
             self.step(
                 node,
                 Event::WantBatch {
-                    job: 0,
+                    job: JOB,
                     request,
                     rank,
                     epoch,
@@ -506,7 +549,8 @@ impl Cluster {
                     let library = self.nodes[node].plan.scheduler().library();
                     let samples = library.samples_of(load.pieces[0].content);
                     assert_eq!(samples.end - samples.start, 1, "a peer is asked for one sample");
-                    self.ask(node, usize::from(peer), action, samples.start);
+                    let own = self.nodes[node].plan.scheduler().own(JOB, samples.start);
+                    self.ask(node, usize::from(peer), action, own.expect("the job's"));
                 }
                 _ => {
                     let it = &mut self.nodes[node];
@@ -543,7 +587,7 @@ impl Cluster {
                     peer,
                     Event::Serve {
                         request,
-                        job: 0,
+                        job: JOB,
                         samples: vec![sample],
                     },
                 );
@@ -573,7 +617,7 @@ impl Cluster {
                 self.release(node, items);
             }
             for rank in self.nodes[node].reads.ranks.clone() {
-                self.step(node, Event::Leave { job: 0, rank });
+                self.step(node, Event::Leave { job: JOB, rank });
             }
         }
         for _ in 0..3 {
@@ -592,7 +636,7 @@ impl Cluster {
                 gauges.residents,
             );
             assert_eq!(left, (0, 0, 0, 0, 0), "something is left behind: {gauges:?}");
-            let fresh = Scheduler::for_one(self.nodes[node].settings.clone(), &self.nodes[node].reads);
+            let fresh = Scheduler::for_one(self.nodes[node].settings.clone(), &self.nodes[node].before);
             replay(fresh.expect("a scheduler"), plan.log()).expect("the log replays");
         }
     }
