@@ -107,7 +107,7 @@ def _table(jobs: list[dict[str, Any]]) -> "Table":
         ("samples/s", "throughput", "requests/s", "waiting") if live else ("samples", "delivered", "requests", "waited")
     )
     who = ("job", "data set", "order", "rank", "processes")
-    for column in (*who, *flow, "ram", "disk", "bucket", "in flight", "pool", "memory"):
+    for column in (*who, *flow, "ram", "disk", "peers", "bucket", "in flight", "pool", "memory"):
         table.add_column(column, justify="left" if column in {"data set", "order"} else "right")
     for job in jobs:
         table.add_row(*(Text(cell) for cell in _cells(job)))
@@ -128,7 +128,7 @@ def _cells(job: dict[str, Any]) -> list[str]:
         waited = output.human_seconds(stats["waited_s"])
         flow = [count(stats["samples"]), size(stats["bytes"]), count(stats["requests"]), waited]
     delivered = max(1, stats["samples"])
-    hits = [f"{stats[name] / delivered:.0%}" for name in ("ram_hits", "disk_hits", "bucket_reads")]
+    hits = [f"{stats[name] / delivered:.0%}" for name in ("ram_hits", "disk_hits", "peer_hits", "bucket_reads")]
     requests = f"{gauges.get('in_flight', 0)}/{gauges.get('in_flight_limit', 0)}"
     memory = f"{size(stats['memory_bytes'])} of {size(job['pool_bytes'])}"
     return [str(job["job"]), job["url"], *who_of(job), *flow, *hits, requests, str(job["pool"]), memory]
