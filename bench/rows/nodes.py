@@ -178,7 +178,7 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
 
         first, sustained, longest = [], [], []
         for _ in range(min(stage.pairs, 3)):
-            found = rig.run(data, meanwhile, epochs=max(6, 24_000 // data.count), **work)
+            found = rig.run(data, meanwhile, epochs=max(6, 120_000 // data.count), **work)
             at = times["begin"]
             others = [[line["t"] for line in rank] for rank in found["lines"][:3]]
 

@@ -43,6 +43,9 @@ def test_an_address_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORELOAD_HOST", "eth0")
     with pytest.raises(errors.InvalidError, match="FORELOAD_HOST: 'eth0' is no address"):
         fl.Peers(secret=SECRET)
+    for many in ("255.255.255.255", "224.0.0.1", "0.0.0.0", "::", "ff02::1"):
+        with pytest.raises(errors.InvalidError, match="no single machine's address"):
+            fl.Peers(secret=SECRET, host=many)
     with pytest.raises(errors.InvalidError, match="wait_s"):
         fl.Peers(secret=SECRET, host="10.0.0.7", wait_s=-1)
     with pytest.raises(errors.InvalidError, match=r"peers='yes'"):

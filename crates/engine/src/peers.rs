@@ -59,8 +59,16 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// A peer that sends nothing for so long is asked no more: the bucket is.
 const PROGRESS: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_secs(1);
-/// What all of an answer may take.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Who takes nothing of an answer for so long gets no more of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes per second that a peer sends at least, or it is asked no more: the bucket is faster.
+const LEAST_RATE: u64 = 1_000_000;
+
+/// What an answer of so many bytes may take.
+#[must_use]
+pub fn patience(len: u64) -> Duration {
+    2 * PROGRESS + Duration::from_millis(len / (LEAST_RATE / 1000))
+}
 
 /// Bytes that a peer has asked for, lent until this goes.
 pub struct Lent {

@@ -103,6 +103,8 @@ class Attachment:
     _receives: bool = False
     _past: _core.Job | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    #: The job of the agent that knows the other nodes.
+    _met: _core.Job | None = None
     #: By rank: the pass that began last. Only that one may say that the rank reads no more.
     _passes: dict[int, object] = field(default_factory=dict)
 
@@ -145,7 +147,10 @@ class Attachment:
         """
         job = self.job()
         if self.meeting is not None:
-            self.meeting.meet_again(_caller(self.agent(), job))
+            # Before anything is read. An agent that is new knows nobody yet.
+            meet = self.meeting.meet_again if self._met is job else self.meeting.meet
+            meet(_caller(self.agent(), job))
+            self._met = job
         job.start(rank, epoch, batch)
         self._passes[rank] = of
         return job
@@ -177,8 +182,6 @@ class Attachment:
         job = opened.agent.attach(json.dumps({"dataset": opened.number, "more": opened.more, **self.attach}))
         for warning in json.loads(job.reply)["warnings"]:
             _LOG.warning("%s", warning)
-        if self.meeting is not None:
-            self.meeting.meet(_caller(opened.agent, job))
         return job
 
     def agent(self) -> _core.Agent:

@@ -135,7 +135,7 @@ class Meeting:
             call: Calls the agent about the job.
         """
         if os.getpid() == self._process and self._nodes:
-            with contextlib.suppress(AloneError):
+            with contextlib.suppress(AloneError, InvalidError):
                 self._look_again(_Board(self.name, 0.0), call)
 
     def _lead(self, board: _Board, call: Call) -> None:

@@ -72,6 +72,9 @@ class Peers:
         if named is None:
             return None
         try:
-            return str(ipaddress.ip_address(named))
+            address = ipaddress.ip_address(named)
         except ValueError:
             raise InvalidError(f"{what}: {named!r} is no address, such as 10.0.0.7") from None
+        if address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
+            raise InvalidError(f"{what}: {named!r} is no single machine's address, such as 10.0.0.7")
+        return str(address)

@@ -8,7 +8,7 @@ use super::Pool;
 use super::bytes::Fetch;
 use crate::calls::PeerAt;
 use crate::carriers::{Landed, Order};
-use crate::peers::{self, Lent, PATIENCE, Said};
+use crate::peers::{self, Lent, Said};
 use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter};
 use foreload_plan::Digest;
@@ -209,7 +209,7 @@ impl Pool {
             source,
             object,
             range: 0..load.len,
-            deadline: deadline.min(Instant::now() + PATIENCE),
+            deadline: deadline.min(Instant::now() + peers::patience(load.len)),
             sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
             back: self.back.clone(),
         });
