@@ -60,6 +60,7 @@ class Work:
         workers: Worker processes of a rank.
         trains: Whether images are decoded, and a model learns from them, under DDP.
         saves: Whether all ranks go in step, the loader's state is saved after each batch, and loaded at the beginning.
+        beside: How many of the samples are another data set, which another loader reads before each epoch, as a validation does; into `besideN.log`.
         dies: After so many batches in all, the last rank kills itself, once; 0: never.
     """
 
@@ -78,6 +79,7 @@ class Work:
     workers: int = 0
     trains: bool = False
     saves: bool = False
+    beside: int = 0
     dies: int = 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Work
+from torch import distributed as dist
 
 import foreload as fl
 from foreload.torch import DataLoader
@@ -69,63 +70,89 @@ def _values(pairs: list[Any]) -> list[Any]:
     return [value for value, _ in pairs]
 
 
-def main() -> None:
-    """Runs a rank."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    work = Work(**json.loads(os.environ["TRAINEE"]))
-    rank, world, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(work.place)
-    model = None
-    if work.trains or work.saves:
-        import torch.distributed as dist
+class Trainee:
+    """A rank."""
 
-        dist.init_process_group("gloo")
-        model = Model() if work.trains else None
-    peers: Any = work.peers and rank != work.alone and fl.Peers(wait_s=work.wait_s)
-    disk = None if work.disk is None else f"{work.disk}/{os.environ['GROUP_RANK']}:{work.disk_bytes}"
-    loader = DataLoader(
-        fl.open(work.url),
-        work.whole // world if work.whole else work.batch,
-        drop_last=bool(work.whole),
-        shuffle=True,
-        seed=5,
-        decode=_see if work.trains else _look,
-        collate_fn=_values,
-        num_workers=work.workers,
-        cache=fl.Cache(ram=work.ram, disk=disk, peers=peers),
-    )
-    state, had = place / "state.json", 0
-    if work.saves and state.exists():
-        loader.load_state_dict(json.loads(state.read_text()))
-    with (place / f"rank{rank}.log").open("a") as log:
-        for epoch in range(int(loader.state_dict()["epoch"]), work.epochs):
-            at = int(loader.state_dict()["position"]) // (loader.batch_size * world) % len(loader)
+    def __init__(self, work: Work) -> None:
+        self.work, self.place = work, Path(work.place)
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.model, self.had = None, 0
+        if work.trains or work.saves:
+            dist.init_process_group("gloo")
+            self.model = Model() if work.trains else None
+        opened = fl.open(work.url)
+        self.before = self._before(opened) if work.beside else None
+        disk = None if work.disk is None else f"{work.disk}/{os.environ['GROUP_RANK']}:{work.disk_bytes}"
+        self.loader = DataLoader(
+            opened,
+            work.whole // self.world if work.whole else work.batch,
+            drop_last=bool(work.whole),
+            shuffle=True,
+            seed=5,
+            decode=_see if work.trains else _look,
+            collate_fn=_values,
+            num_workers=work.workers,
+            cache=fl.Cache(ram=work.ram, disk=disk, peers=self._peers()),
+        )
+        self.state = self.place / "state.json"
+        if work.saves and self.state.exists():
+            self.loader.load_state_dict(json.loads(self.state.read_text()))
+
+    def _peers(self) -> Any:
+        return self.work.peers and self.rank != self.work.alone and fl.Peers(wait_s=self.work.wait_s)
+
+    def _before(self, opened: Any) -> Any:
+        """A loader over another data set, made first."""
+        cache = fl.Cache(ram=self.work.ram, peers=self._peers())
+        some = opened.select(range(self.work.beside))
+        return DataLoader(some, self.work.batch, decode=_look, collate_fn=_values, cache=cache)
+
+    def run(self) -> None:
+        """All epochs."""
+        with (self.place / f"rank{self.rank}.log").open("a") as log:
+            for epoch in range(int(self.loader.state_dict()["epoch"]), self.work.epochs):
+                if self.before is not None:
+                    with (self.place / f"beside{self.rank}.log").open("a") as other:
+                        print(json.dumps([pair for batch in self.before for pair in batch]), file=other)
+                self._epoch(epoch, log)
+
+    def _epoch(self, epoch: int, log: Any) -> None:
+        at = int(self.loader.state_dict()["position"]) // (self.loader.batch_size * self.world) % len(self.loader)
+        begun = time.monotonic()
+        for batch in self.loader:
+            now, loss = time.monotonic(), None
+            if self.model is not None:
+                loss = self.model.step([image for _, _, image in batch], [sample for sample, _, _ in batch])
+            line = {"t": now, "waited": now - begun, "world": self.world, "epoch": epoch, "at": at, "loss": loss}
+            print(json.dumps({**line, "batch": [[sample, crc] for sample, crc, *_ in batch]}), file=log, flush=True)
+            time.sleep(self.work.pause_s)
+            at, self.had = at + 1, self.had + 1
+            if self.work.saves:
+                self._save()
+            if self.had == self.work.dies and self.rank == self.world - 1 and not (self.place / "died").exists():
+                (self.place / "died").touch()
+                os.kill(os.getpid(), 9)
             begun = time.monotonic()
-            for batch in loader:
-                now = time.monotonic()
-                loss = None
-                if model is not None:
-                    loss = model.step([image for _, _, image in batch], [sample for sample, _, _ in batch])
-                line = {"t": now, "waited": now - begun, "world": world, "epoch": epoch, "at": at, "loss": loss}
-                print(json.dumps({**line, "batch": [[sample, crc] for sample, crc, *_ in batch]}), file=log, flush=True)
-                time.sleep(work.pause_s)
-                at, had = at + 1, had + 1
-                if work.saves:
-                    dist.barrier()
-                    if rank == 0:
-                        state.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
-                        state.with_suffix(".new").rename(state)
-                    dist.barrier()
-                if had == work.dies and rank == world - 1 and not (place / "died").exists():
-                    (place / "died").touch()
-                    os.kill(os.getpid(), 9)
-                begun = time.monotonic()
-    # Others ask for what is here until they are through, too.
-    (place / f"end{rank}").touch()
-    end = time.monotonic() + 60
-    while not all((place / f"end{other}").exists() for other in range(world)) and time.monotonic() < end:
-        time.sleep(0.02)
-    (place / f"stats{rank}.json").write_text(json.dumps(loader.stats()))
+
+    def _save(self) -> None:
+        dist.barrier()
+        if self.rank == 0:
+            self.state.with_suffix(".new").write_text(json.dumps(self.loader.state_dict()))
+            self.state.with_suffix(".new").rename(self.state)
+        dist.barrier()
+
+    def end(self) -> None:
+        """Others ask for what is here until they are through, too."""
+        (self.place / f"end{self.rank}").touch()
+        end = time.monotonic() + 60
+        all_of_them = [self.place / f"end{other}" for other in range(self.world)]
+        while not all(path.exists() for path in all_of_them) and time.monotonic() < end:
+            time.sleep(0.02)
+        (self.place / f"stats{self.rank}.json").write_text(json.dumps(self.loader.stats()))
 
 
 if __name__ == "__main__":
-    main()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    trainee = Trainee(Work(**json.loads(os.environ["TRAINEE"])))
+    trainee.run()
+    trainee.end()

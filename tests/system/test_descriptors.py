@@ -90,8 +90,8 @@ def test_the_agent_has_nothing_open_that_its_first_client_had(home: Any) -> None
             os.set_inheritable(each.fileno(), True)
         fl.open("s3://data/fixed")
         pid = _agent.connect(str(home.cache_dir)).pid
-        theirs = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.exists()}
-        ours = {os.readlink(f"/proc/self/fd/{each.fileno()}") for each in (server, client)}
+        theirs = {entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.exists()}
+        ours = {Path(f"/proc/self/fd/{each.fileno()}").readlink() for each in (server, client)}
     assert len(ours) == 2
     assert not theirs & ours
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 import zlib
@@ -59,6 +60,22 @@ def test_nodes_that_hold_the_data_set_together_ask_the_bucket_for_each_sample_on
     assert late < samples // 10, stats
     assert all(one["peer_hits"] > 0 for one in each), stats
     assert run.output().count(f"{count} nodes share their caches") == count
+
+
+def test_two_loaders_of_a_run_share_what_each_reads(nodes: Any) -> None:
+    run = nodes(2, 1, beside=37, epochs=4)
+    run.start()
+    stats = run.wait()
+    look(run)
+    data = fl.open("s3://data/fixed")
+    expected = sums(data)
+    for epoch in range(4):
+        read = [json.loads((run.place / f"beside{rank}.log").read_text().splitlines()[epoch]) for rank in range(2)]
+        assert {sample for each in read for sample, _ in each} == set(range(37))
+        assert all(crc == expected[sample] for each in read for sample, crc in each)
+    assert all(one["peer_hits"] > 0 for one in stats), stats
+    assert sum(one["peer_failures"] for one in stats) == 0, stats
+    assert run.output().count("2 nodes share their caches") == 4
 
 
 def test_a_node_whose_agent_is_killed_costs_time_and_nothing_else(nodes: Any) -> None:
