@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import socket
 import statistics
@@ -65,6 +66,7 @@ class _Rig:
             return {
                 "gets": self.bucket.counters()["requests"]["get"],
                 "stats": stats,
+                "kept_bytes": int(re.search(r"keep up to ([0-9]+) bytes", run.output())[1]),  # type: ignore[index]
                 "lines": [
                     [{k: v for k, v in line.items() if k != "batch"} for line in run.lines(rank)]
                     for rank in range(NODES)
@@ -124,7 +126,10 @@ def _requests(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) 
         runs = [rig.run(data, batch=32, epochs=epochs, ram=str(ram)) for _ in range(rounds)]
         hits = [1 - (found["gets"] - data.count) / ((epochs - 1) * data.count) for found in runs]
         result.read(f"q = {share}: hits - q", *(found - ram * NODES / total for found in hits))
-        result.raw[f"q = {share}"] = {"ram_bytes": ram, "stats": [found["stats"] for found in runs]}
+        # What passes through needs memory, too; what is left for keeping is what nodes tell each other.
+        kept = [found["kept_bytes"] / total for found in runs]
+        result.read(f"q = {share}: hits - what is kept", *(a - b for a, b in zip(hits, kept, strict=True)))
+        result.raw[f"q = {share}"] = {"ram_bytes": ram, "kept": kept, "stats": [found["stats"] for found in runs]}
 
 
 def _spans(lines: list[list[dict[str, Any]]], first: int) -> tuple[float, float]:

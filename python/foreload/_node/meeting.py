@@ -90,8 +90,9 @@ class Meeting:
                 board.get(f"ready/{first}", f"rank {first}, the first of this node,")
                 return
             try:
-                nodes = self._share(board, call, first)
-                _LOG.info("%d nodes share their caches", nodes)
+                self._share(board, call, first)
+                kept = sum(node["keeps_bytes"] for node in self._nodes)
+                _LOG.info("%d nodes share their caches, and keep up to %d bytes together", len(self._nodes), kept)
             except (InvalidError, AloneError) as error:
                 # Others need not wait for it.
                 board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error)})
@@ -104,8 +105,8 @@ class Meeting:
                 call("peers", me=self._me, members=[], secret=self.peers.word())
             _LOG.warning("this node shares its cache with no other: %s", error)
 
-    def _share(self, board: _Board, call: Call, first: int) -> int:
-        """Meets the others; how many nodes there are."""
+    def _share(self, board: _Board, call: Call, first: int) -> None:
+        """Meets the others."""
         found = call("listen", host=self.peers.address() or _towards_master(), secret=self.peers.word())
         own = {
             # The same when its ranks start again, whichever they are then, so that it remains the home of what it keeps.
@@ -126,7 +127,6 @@ class Meeting:
             self._lead(board, call)
         else:
             self._follow(board, call, own)
-        return len(self._nodes)
 
     def meet_again(self, call: Call) -> None:
         """Tells the agent where the other nodes are now: the agent of one may have been replaced since. Waits for nobody.
