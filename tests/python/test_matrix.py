@@ -115,15 +115,11 @@ def cells() -> list[tuple[Any, ...]]:
     if os.environ.get("FORELOAD_TEST_MATRIX") == "full":
         return whole
     dice = random.Random(3)
-    # Starting a worker anew takes seconds: two cells for each way.
+    # Starting a worker anew takes seconds: one cell for each way.
     slow = [cell for cell in whole if cell[2] in ("forkserver", "spawn")]
     chosen = [
         next(cell for cell in dice.sample(slow, len(slow)) if (cell[0], cell[2], cell[4]) == (loader, how, source))
-        for how in ("forkserver", "spawn")
-        for loader, source in (
-            ("ours", "wrap" if how == "spawn" else "open"),
-            ("torch's", "open" if how == "spawn" else "wrap"),
-        )
+        for how, loader, source in (("forkserver", "torch's", "wrap"), ("spawn", "ours", "open"))
     ]
     quick = [cell for cell in whole if cell[2] in (0, "fork")]
     left = {pair for cell in quick for pair in itertools.combinations(enumerate(cell), 2)}
