@@ -145,6 +145,21 @@ def test_nodes_tell_their_agents_of_all_and_again_when_one_has_moved(store: Stor
     assert agents[2].ports == [1000, 2001, 3000]
 
 
+def test_a_node_that_gives_up_later_is_asked_no_more_by_who_hears_of_it(store: Store) -> None:
+    agents = [Agent(1000), Agent(2000), Agent(3000)]
+    met = meet(fl.Peers(**PEERS), [(0,), (1,), (2,)], ["a", "b", "c"], agents)
+
+    def broken(*_: Any, **__: Any) -> dict[str, Any]:
+        raise errors.InvalidError("can't answer peers")
+
+    # The agents of two are replaced, and one of them can't listen.
+    met[1].meet(broken)
+    met[2].meet(agents[2])
+    met[0].meet_again(agents[0])
+    assert agents[0].ports == [1000, 3000]
+    assert agents[2].ports == [1000, 3000]
+
+
 @pytest.mark.parametrize(
     "after", [[(0,), (1,)], [(0,), (1, 2)], [(0,), (1,), (2,), (3,)], [(0, 1, 2, 3, 4, 5)[:3], (3,)]]
 )

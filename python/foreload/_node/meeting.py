@@ -83,7 +83,6 @@ class Meeting:
         if os.getpid() != self._process or self._is_alone:
             return
         first = min(self.ranks.local)
-        board = None
         try:
             board = _Board(self.name, self.peers.wait_s, self.ranks.world)
             if self.ranks.rank != first:
@@ -91,7 +90,7 @@ class Meeting:
                 return
             try:
                 self._share(board, call, first)
-                kept = sum(node["keeps_bytes"] for node in self._nodes)
+                kept = sum(node["keeps_bytes"] for node in _sharing(self._nodes))
                 _LOG.info("%d nodes share their caches, and keep up to %d bytes together", len(self._nodes), kept)
             except (InvalidError, AloneError) as error:
                 # Others need not wait for it.
@@ -102,7 +101,9 @@ class Meeting:
         except (InvalidError, AloneError) as error:
             self._is_alone = True
             if self._was_told:
-                call("peers", me=self._me, members=[], secret=self.peers.word())
+                # Nobody is asked any more.
+                with contextlib.suppress(InvalidError):
+                    call("peers", me=self._me, members=[], secret=self.peers.word())
             _LOG.warning("this node shares its cache with no other: %s", error)
 
     def _share(self, board: _Board, call: Call, first: int) -> None:
@@ -204,7 +205,9 @@ class Meeting:
 
     def _tell(self, call: Call, nodes: list[dict[str, Any]]) -> None:
         # Two of one agent are one node.
-        members = {node["id"]: {name: node[name] for name in ("id", "address", "keeps_bytes")} for node in nodes}
+        members = {
+            node["id"]: {name: node[name] for name in ("id", "address", "keeps_bytes")} for node in _sharing(nodes)
+        }
         self._was_told = True
         call("peers", me=self._me, members=list(members.values()), secret=self.peers.word())
 
@@ -281,6 +284,11 @@ class _Board:
             return what()
         except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
             raise AloneError(f"torch's store doesn't answer: {error}") from None
+
+
+def _sharing(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that haven't given up since all met."""
+    return [node for node in nodes if "alone" not in node]
 
 
 def _first(node: dict[str, Any]) -> int:
