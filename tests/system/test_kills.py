@@ -263,6 +263,8 @@ def test_a_pass_that_is_left_as_a_worker_is_killed_leaves_no_descriptor(home: An
         with contextlib.suppress(RuntimeError):
             del iterator
         gc.collect()
+        # A queue's thread, which was told to end, holds two descriptors until it has.
+        until(lambda: not any(thread.name == "QueueFeederThread" for thread in threading.enumerate()))
         counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
-    assert counts[-1][0] <= counts[1][0] + 4
-    assert counts[-1][1] <= counts[1][1] + 1
+    assert counts[-1][0] <= counts[1][0] + 1, counts
+    assert counts[-1][1] <= counts[1][1], counts
