@@ -1,4 +1,4 @@
-"""Runs of several nodes under real torchrun, for tests and benchmarks: an agent for each node.
+"""Runs of several nodes under real launchers, mostly torchrun, for tests and benchmarks: an agent for each node.
 
 The nodes are one machine's processes, told apart by their cache directories, or each in a namespace of a `fabric.Fabric`.
 """
@@ -23,6 +23,8 @@ from typing import Any
 from fabric import Fabric
 
 SECRET = "known to these nodes only"
+#: What each rank runs.
+TRAINEE = str(Path(__file__).with_name("trainee.py"))
 
 
 def _free_port() -> int:
@@ -62,6 +64,8 @@ class Work:
         saves: Whether all ranks go in step, the loader's state is saved after each batch, and loaded at the beginning.
         beside: How many of the samples are another data set, which another loader reads before each epoch, as a validation does; into `besideN.log`.
         dies: After so many batches in all, the last rank kills itself, once; 0: never.
+        communicator: Whether the nodes find each other through mpi4py's.
+        apart: Whether each rank is a node of its own, on whichever machine its launcher knows it to be.
     """
 
     place: str
@@ -81,6 +85,8 @@ class Work:
     saves: bool = False
     beside: int = 0
     dies: int = 0
+    communicator: bool = False
+    apart: bool = False
 
 
 class Nodes:
@@ -111,6 +117,7 @@ class Nodes:
         # Short, for a socket's address has 107 bytes.
         self.homes = [Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp")) for _ in range(nodes)]
         self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self._restarts = 0
 
     def start(
         self, *, max_restarts: int = 0, at_least: int | None = None, but: Sequence[int] = (), **work: Any
@@ -131,17 +138,7 @@ class Nodes:
 
     def start_node(self, node: int) -> None:
         """Starts one of them, again perhaps."""
-        home = self.homes[node]
-        environment = {
-            **os.environ,
-            **self.environment,
-            "TRAINEE": json.dumps(asdict(self.work)),
-            "FORELOAD_CACHE_DIR": str(home / "cache"),
-            "FORELOAD_RUNTIME_DIR": str(home),
-            "FORELOAD_LINGER_S": "60" if self._restarts else "1",
-            "FORELOAD_SECRET": SECRET,
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = {**os.environ, **self.own(node)}
         address = "127.0.0.1"
         if self.fabric is not None:
             address = self.fabric.control(node)
@@ -151,7 +148,23 @@ class Nodes:
         command += ["--rdzv-backend", "c10d", "--rdzv-id", "peers", "--rdzv-endpoint", self._store]
         conf = f"is_host={int(node == 0)},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
         command += ["--rdzv-conf", conf, "--local-addr", address, "--monitor-interval", "0.1"]
-        command += [str(Path(__file__).with_name("trainee.py"))]
+        self.run(node, [*command, TRAINEE], environment)
+
+    def own(self, node: int) -> dict[str, str]:
+        """What a node's processes have in their environment."""
+        home = self.homes[node]
+        return {
+            **self.environment,
+            "TRAINEE": json.dumps(asdict(self.work)),
+            "FORELOAD_CACHE_DIR": str(home / "cache"),
+            "FORELOAD_RUNTIME_DIR": str(home),
+            "FORELOAD_LINGER_S": "60" if self._restarts else "1",
+            "FORELOAD_SECRET": SECRET,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def run(self, node: int, command: Sequence[str], environment: dict[str, str]) -> None:
+        """Runs a node's processes, or with them those of others."""
         command = command if self.fabric is None else self.fabric.inside(node, command)
         with (self.place / f"output{node}").open("ab") as output:
             self.running[node] = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -1,6 +1,6 @@
 """What the ranks of a run do in tests and benchmarks of several nodes: they read, say what they had and when, and train if they are told to.
 
-Started by torchrun (`cluster.Nodes`). The variable TRAINEE holds a `cluster.Work` as JSON. Each rank writes a line for each batch into `rankN.log`, and its loader's
+Started by torchrun (`cluster.Nodes`), by another launcher, or by none with the variables of torchrun. The variable TRAINEE holds a `cluster.Work` as JSON. Each rank writes a line for each batch into `rankN.log`, and its loader's
 counters into `statsN.json` when all are through.
 """
 
@@ -19,6 +19,7 @@ from cluster import Work
 from torch import distributed as dist
 
 import foreload as fl
+from foreload._node import launcher
 from foreload.torch import DataLoader
 
 
@@ -75,7 +76,9 @@ class Trainee:
 
     def __init__(self, work: Work) -> None:
         self.work, self.place = work, Path(work.place)
-        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        found = launcher.place()
+        assert found is not None, "no launcher says which rank this is"
+        self.rank, self.world = found.rank, found.world
         self.model, self.had = None, 0
         if work.trains or work.saves:
             dist.init_process_group("gloo")
@@ -93,13 +96,22 @@ class Trainee:
             collate_fn=_values,
             num_workers=work.workers,
             cache=fl.Cache(ram=work.ram, disk=disk, peers=self._peers()),
+            epochs=work.epochs,
+            local_ranks=[self.rank] if work.apart else None,
         )
         self.state = self.place / "state.json"
         if work.saves and self.state.exists():
             self.loader.load_state_dict(json.loads(self.state.read_text()))
 
     def _peers(self) -> Any:
-        return self.work.peers and self.rank != self.work.alone and fl.Peers(wait_s=self.work.wait_s)
+        if not self.work.peers or self.rank == self.work.alone:
+            return False
+        meet = None
+        if self.work.communicator:
+            from mpi4py import MPI
+
+            meet = MPI.COMM_WORLD
+        return fl.Peers(wait_s=self.work.wait_s, meet=meet)
 
     def _before(self, opened: Any) -> Any:
         """A loader over another data set, made first."""

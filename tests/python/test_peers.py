@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -55,10 +57,50 @@ def test_an_address_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machines_address_is_the_one_that_leads_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("127.0.0.1", "localhost"):
         monkeypatch.setenv("MASTER_ADDR", host)
-        assert meeting._towards_master() in ("127.0.0.1", "::1")
+        assert meeting._towards_first(None) in ("127.0.0.1", "::1")
     monkeypatch.setenv("MASTER_ADDR", "nobody.invalid")
     with pytest.raises(errors.InvalidError, match=r"nobody\.invalid"):
-        meeting._towards_master()
+        meeting._towards_first(None)
+    assert meeting._towards_first(("127.0.0.1", 29512)) == "127.0.0.1"
+
+
+def test_a_place_to_meet_is_a_host_and_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fl.Peers(secret=SECRET).place() is None
+    assert fl.Peers(secret=SECRET, meet="node0.job:29512").place() == ("node0.job", 29512)
+    assert fl.Peers(secret=SECRET, meet="[::1]:29512").place() == ("::1", 29512)
+    for none in ("node0", ":29512", "node0:", "node0:0", "node0:65536", "node0:-1", "node0:\u0661", "", 29512):
+        with pytest.raises(
+            errors.InvalidError, match=r"Peers\(meet=...\): .* is no place to meet, such as node0:29512"
+        ):
+            fl.Peers(secret=SECRET, meet=none)
+    monkeypatch.setenv("FORELOAD_MEET", "node0")
+    with pytest.raises(errors.InvalidError, match="the variable FORELOAD_MEET: 'node0' is no place"):
+        fl.Peers(secret=SECRET)
+    monkeypatch.setenv("FORELOAD_MEET", "node0:29512")
+    assert fl.Peers(secret=SECRET).place() == ("node0", 29512)
+
+
+class Communicator:
+    """A rank's, of those that a thread each has; as mpi4py's."""
+
+    def __init__(self, rank: int, told: list[str]) -> None:
+        self.rank, self.told = rank, told
+
+    def Get_rank(self) -> int:  # noqa: N802 (mpi4py's name)
+        return self.rank
+
+    def bcast(self, word: str | None) -> str:
+        if word is not None:
+            self.told.append(word)
+        return self.told[0]
+
+
+def test_the_first_rank_of_a_communicator_says_where() -> None:
+    told: list[str] = []
+    first, second = (fl.Peers(secret=SECRET, host="127.0.0.1", meet=Communicator(rank, told)) for rank in range(2))
+    assert first == second
+    assert first.place() == ("127.0.0.1", int(told[0].partition(":")[2]))
+    assert pickle.loads(pickle.dumps(first)) == copy.deepcopy(first) == first
 
 
 def test_one_node_meets_nobody_and_listens_nowhere(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +159,7 @@ def meet(peers: Any, ranks: list[tuple[int, ...]], places: list[str], agents: li
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     found = Store()
-    monkeypatch.setattr(meeting, "stores", [lambda _end: found])
+    monkeypatch.setattr(meeting, "stores", [lambda *_: found])
     return found
 
 

@@ -24,8 +24,10 @@ import ipaddress
 import json
 import logging
 import os
+import queue
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,14 +39,17 @@ from foreload._settings.peers import Peers
 from foreload.errors import InvalidError
 
 _LOG = logging.getLogger("foreload")
-#: Where the nodes meet: made by whoever knows torch, of the time until which somebody may be waited for; `AloneError` where there is none.
-stores: list[Callable[[float], Any]] = []
+#: Where the nodes meet: made by whoever knows torch, of the place that was named, whether this process keeps it, what asks in time, and what waits;
+#: `AloneError` where there is none.
+stores: list[Callable[[tuple[str, int] | None, bool, Callable[..., Any], Callable[[str], None]], Any]] = []
 #: How often is looked whether somebody has come.
 _LOOK_S = 0.02
 #: Who has given up is believed after so long, in seconds.
 _GRACE_S = 5.0
 #: How often is said who is waited for, in seconds.
 _SAY_S = 10.0
+#: A store that says nothing for so long has lost its host, in seconds.
+_ANSWER_S = 10.0
 
 #: Calls the agent about the job: what, and with which fields.
 Call = Callable[..., dict[str, Any]]
@@ -84,7 +89,7 @@ class Meeting:
             return
         first = min(self.ranks.local)
         try:
-            board = _Board(self.name, self.peers.wait_s, self.ranks.world)
+            board = self._board(self.peers.wait_s)
             if self.ranks.rank != first:
                 board.get(f"ready/{first}", f"rank {first}, the first of this node,")
                 return
@@ -108,7 +113,9 @@ class Meeting:
 
     def _share(self, board: _Board, call: Call, first: int) -> None:
         """Meets the others."""
-        found = call("listen", host=self.peers.address() or _towards_master(), secret=self.peers.word())
+        found = call(
+            "listen", host=self.peers.address() or _towards_first(self.peers.place()), secret=self.peers.word()
+        )
         own = {
             # The same when its ranks start again, whichever they are then, so that it remains the home of what it keeps.
             "id": _number(found["address"].rpartition(":")[0], self.place),
@@ -137,7 +144,10 @@ class Meeting:
         """
         if os.getpid() == self._process and self._nodes:
             with contextlib.suppress(AloneError, InvalidError):
-                self._look_again(_Board(self.name, 0.0), call)
+                self._look_again(self._board(0.0), call)
+
+    def _board(self, wait_s: float) -> _Board:
+        return _Board(self.name, wait_s, self.ranks.world, self.peers.place(), is_host=self.ranks.rank == 0)
 
     def _lead(self, board: _Board, call: Call) -> None:
         """Makes the list of all nodes, and waits until all agents know it."""
@@ -219,14 +229,14 @@ class AloneError(Exception):
 class _Board:
     """Torch's store, under names of our own, for some time."""
 
-    def __init__(self, name: str, wait_s: float, ranks: int = 1) -> None:
+    def __init__(self, name: str, wait_s: float, ranks: int, place: tuple[str, int] | None, *, is_host: bool) -> None:
         if not stores:
             raise AloneError("nodes find each other through torch's store: import foreload.torch")
         self._begun, self._wait_s = time.monotonic(), wait_s
         self._told_s = self._begun
-        self._store, self._name = stores[0](self._begun + wait_s), f"foreload/{name}"
         # All ask one store.
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
+        self._store, self._name = stores[0](place, is_host, self._ask, self.rest), f"foreload/{name}"
 
     def put(self, key: str, value: Any) -> None:
         self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(value)))
@@ -280,10 +290,25 @@ class _Board:
 
     @staticmethod
     def _ask(what: Callable[[], Any]) -> Any:
+        """Asks the store, in a thread: where its host is silent its own answer never comes, and no signal ends the wait for it."""
+        told: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                told.put((what(), None))
+            except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
+                told.put((None, error))
+
+        threading.Thread(target=ask, name="foreload-meets", daemon=True).start()
         try:
-            return what()
-        except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
-            raise AloneError(f"torch's store doesn't answer: {error}") from None
+            found, error = told.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            raise AloneError(f"torch's store doesn't answer for {_ANSWER_S:g} s") from None
+        if isinstance(error, AloneError):
+            raise error
+        if error is not None:
+            raise AloneError(f"torch's store doesn't answer: {error}")
+        return found
 
 
 def _sharing(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -300,16 +325,16 @@ def _number(*words: str) -> int:
     return int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest(), "big")
 
 
-def _towards_master() -> str:
-    """This machine's address as the others see it: that from which it would send to torch's master.
+def _towards_first(place: tuple[str, int] | None) -> str:
+    """This machine's address as the others see it: that from which it would send to where they meet, or to torch's master.
 
     Raises:
         InvalidError: It has none.
     """
-    host = _environment.get("MASTER_ADDR") or "localhost"
+    host = (place[0] if place else None) or _environment.get("MASTER_ADDR") or "localhost"
     own = _sends_from(host)
     if ipaddress.ip_address(own).is_loopback and host != "localhost" and not _is_loopback(host):
-        # The master is this machine, whose own name is often an address that nobody else reaches: then that of its way out (RFC 5737; nothing is sent).
+        # It is this machine, whose own name is often an address that nobody else reaches: then that of its way out (RFC 5737; nothing is sent).
         own = _sends_from("192.0.2.1")
     return own
 

@@ -1,7 +1,7 @@
 """The environment variables that the package reads, all of them.
 
-`FORELOAD_RAM`, `FORELOAD_DISK` (default budgets, as `Cache` takes them), `FORELOAD_SECRET`, `FORELOAD_SECRET_FILE`, `FORELOAD_HOST` (as `Peers` takes them), `FORELOAD_CACHE_DIR` (where indexes and logs go); those of
-torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `TORCHELASTIC_RUN_ID`, `MASTER_ADDR`, `MASTER_PORT`) and of other launchers
+`FORELOAD_RAM`, `FORELOAD_DISK` (default budgets, as `Cache` takes them), `FORELOAD_SECRET`, `FORELOAD_SECRET_FILE`, `FORELOAD_HOST`, `FORELOAD_MEET` (as `Peers`
+takes them), `FORELOAD_CACHE_DIR` (where indexes and logs go); those of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `TORCHELASTIC_RUN_ID`, `MASTER_ADDR`, `MASTER_PORT`) and of other launchers
 (`_launcher`); and those of the clouds that name endpoints and credentials. The clouds' are read here and not by the agent alone, because an agent that still runs
 was started with the variables of an earlier shell.
 """

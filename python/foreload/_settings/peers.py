@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from foreload._settings import environment as _environment
 from foreload._settings import numbers as _numbers
@@ -18,17 +21,20 @@ _LEAST_SECRET = 16
 class Peers:
     """The nodes of a run share their caches: each sample leaves the bucket once, as far as all of them together can hold it, and comes from a node after that.
 
-    The nodes find each other through the store of torch's launcher (torchrun, or the default process group where there is one). Each keeps a part of the data
-    set, and is asked for it by the others over plain HTTP, signed with a secret that all of them know. What a node can't be had from comes from the bucket.
+    The nodes find each other through the store of torch's launcher (torchrun, or the default process group where there is one), or where `meet` says. Each keeps
+    a part of the data set, and is asked for it by the others over plain HTTP, signed with a secret that all of them know. What a node can't be had from comes
+    from the bucket.
 
     Attributes:
         secret: What the nodes sign with: at least 16 characters, the same on all of them. Default: the variable `FORELOAD_SECRET`, or the content of the file that
             `FORELOAD_SECRET_FILE` names.
         host: This node's address, as the others reach it. Default: `FORELOAD_HOST`, otherwise the one from which this node reaches torch's master.
         wait_s: How long a node waits for the others before it goes on without them, in seconds.
+        meet: Where the nodes find each other if not through torch's store: `"host:port"` of the machine of rank 0, whose process listens there, or a communicator
+            of mpi4py whose rank 0 is data rank 0. All its ranks make the setting then, because rank 0 tells the others its address. Default: `FORELOAD_MEET`.
 
     Raises:
-        InvalidError: There is no secret, it is too short, or the address is none.
+        InvalidError: There is no secret, it is too short, or an address is none.
 
     Example:
         >>> Peers(secret="known to these nodes only", host="10.0.0.7").address()
@@ -38,10 +44,15 @@ class Peers:
     secret: str | None = field(default=None, repr=False)
     host: str | None = None
     wait_s: float = 60.0
+    meet: Any = None
 
     def __post_init__(self) -> None:
         self.word()
         self.address()
+        if hasattr(self.meet, "bcast"):
+            # A setting is copied and pickled, and a communicator is neither.
+            object.__setattr__(self, "meet", _told_by_the_first(self.meet, self.address()))
+        self.place()
         _numbers.amount("Peers(wait_s=...)", self.wait_s, most=86_400)
 
     def word(self) -> str:
@@ -78,3 +89,26 @@ class Peers:
         if address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
             raise InvalidError(f"{what}: {named!r} is no single machine's address, such as 10.0.0.7")
         return str(address)
+
+    def place(self) -> tuple[str, int] | None:
+        """The host and the port where the nodes find each other, if they were named."""
+        named, what = self.meet, "Peers(meet=...)"
+        if named is None:
+            named, what = _environment.get("FORELOAD_MEET"), "the variable FORELOAD_MEET"
+        if named is None:
+            return None
+        host, _, port = named.rpartition(":") if isinstance(named, str) else ("", "", "")
+        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+            raise InvalidError(f"{what}: {named!r} is no place to meet, such as node0:29512")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _told_by_the_first(ranks: Any, address: str | None) -> str:
+    """Where the first rank of a communicator will listen."""
+    place = None
+    if ranks.Get_rank() == 0:
+        host = address or socket.gethostname()
+        with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
+            probe.bind(("", 0))
+            place = f"{host}:{probe.getsockname()[1]}"
+    return str(ranks.bcast(place))
