@@ -131,11 +131,15 @@ class Agent:
     def __init__(self, port: int) -> None:
         self.port = port
         self.told: list[dict[str, Any]] = []
+        #: Whom it doesn't reach, by their ports.
+        self.silent: list[int] = []
 
     def __call__(self, what: str, **fields: Any) -> dict[str, Any]:
         if what == "peers":
             self.told.append(fields)
-        return {"address": f"127.0.0.1:{self.port}", "keeps_bytes": self.port}
+        members = self.told[-1]["members"] if self.told else []
+        silent = [(each["id"], "connection refused") for each in members if each["keeps_bytes"] in self.silent]
+        return {"address": f"127.0.0.1:{self.port}", "keeps_bytes": self.port, "silent": silent}
 
     @property
     def ports(self) -> list[int]:
@@ -276,3 +280,24 @@ def test_a_copy_of_a_recipe_in_another_process_meets_nobody() -> None:
     peers = fl.Peers(secret=SECRET, host="127.0.0.1")
     there = meeting.Meeting(peers, Ranks(0, 2, (0,)), "job", "a", _process=1)
     there.meet(lambda *_: pytest.fail("it calls the agent"))
+
+
+def test_agents_whose_machines_and_directories_have_the_same_names_are_told_apart(store: Store) -> None:
+    """As in two containers on the network of one machine: they were taken for one agent, and shared nothing."""
+    agents = [Agent(port) for port in (1, 2, 3)]
+    meet(fl.Peers(**PEERS), [(0,), (1,), (2,)], ["a", "a", "b"], agents)
+    assert all(agent.ports == [1, 2, 3] for agent in agents)
+    ids = [[member["id"] for member in agent.told[-1]["members"]] for agent in agents]
+    assert ids[0] == ids[1] == ids[2]
+    assert len(set(ids[0])) == 3
+    assert [agent.told[-1]["me"] for agent in agents] == ids[0]
+
+
+def test_nodes_that_do_not_reach_each_other_say_so(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    agents = [Agent(port) for port in (1, 2, 3)]
+    agents[0].silent = [2]
+    meet(fl.Peers(**PEERS), [(0,), (1,), (2,)], ["a", "b", "c"], agents)
+    (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "this node doesn't reach 1 of the 2 others, and reads from the bucket what they keep" in told
+    assert "rank 1 at 127.0.0.1:2 (connection refused)" in told
+    assert "FORELOAD_HOST" in told

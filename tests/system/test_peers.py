@@ -112,7 +112,8 @@ def test_a_node_whose_agent_hangs_holds_the_others_up_for_seconds_and_not_longer
     stats = run.wait()
     look(run)
     assert without > healthy / 2, f"{without} batches/s without the other node, {healthy} with it"
-    assert stats[0]["peer_failures"] > 0, stats
+    # Whether an answer is late, or the bucket's was sooner.
+    assert stats[0]["peer_failures"] + stats[0]["hedges"] > 0, (stats[0]["peer_failures"], stats[0]["hedges"])
 
 
 def test_a_node_that_others_do_not_come_to_goes_on_alone(nodes: Any) -> None:

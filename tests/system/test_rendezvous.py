@@ -86,8 +86,9 @@ def test_a_place_that_nobody_can_keep_is_named(nodes: Any) -> None:
     assert run.output().count("this node shares its cache with no other") == 2
 
 
-def test_who_waits_for_a_place_can_be_interrupted(nodes: Any) -> None:
-    run, meet = nodes(2), f"127.0.0.1:{free_port()}"
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_waits_for_a_place_can_be_interrupted(nodes: Any, workers: int) -> None:
+    run, meet = nodes(2, workers=workers), f"127.0.0.1:{free_port()}"
     start(run, 1, meet)
     until(lambda: "this process is rank 1 of 2" in run.output(), 60)
     time.sleep(1)

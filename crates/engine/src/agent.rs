@@ -543,6 +543,11 @@ impl Agent {
                 self.job(job)?.pool.set_peers(me, &members, &secret)?;
                 Ok((Reply::Done, Fds::None))
             }
+            Call::Reach { job } => {
+                let pool = Rc::clone(&self.job(job)?.pool);
+                let silent = pool.reach().await;
+                Ok((Reply::Reached { silent }, Fds::None))
+            }
             Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),
             Call::Status => {
                 let jobs = self.jobs.borrow().values().map(|job| self.status_of(job)).collect();

@@ -85,6 +85,11 @@ pub enum Call {
         /// What they sign with.
         secret: String,
     },
+    /// Asks each other node of a job's group for nothing in particular, so that connections are there before anything waits for them.
+    Reach {
+        /// The job.
+        job: u32,
+    },
     /// What happened in a job so far.
     Stats {
         /// The job.
@@ -326,6 +331,11 @@ pub enum Reply {
         address: SocketAddr,
         /// Bytes that this node can keep, for [`PeerAt::keeps_bytes`].
         keeps_bytes: u64,
+    },
+    /// Other nodes were asked.
+    Reached {
+        /// Who gave no answer that a peer gives: [`PeerAt::id`], and why not.
+        silent: Vec<(u64, String)>,
     },
     /// Counters of a job.
     Stats(Box<Stats>),

@@ -24,7 +24,7 @@ use crate::slots::Shared;
 use bytes::Bytes;
 use foreload_plan::Digest;
 use foreload_plan::action::{Handle, Via};
-use foreload_store::{Credentials, Retry, Source, SourceOptions, Verifier};
+use foreload_store::{Credentials, ErrorKind, Retry, Source, SourceOptions, Verifier};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -44,6 +44,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// Who signs: the same for all nodes.
 const KEY_ID: &str = "foreload";
@@ -160,6 +161,19 @@ pub fn source(address: SocketAddr, secret: &str) -> Result<Source, Trouble> {
 #[must_use]
 pub fn key(dataset: Digest, sample: u64) -> String {
     format!("{dataset}/{sample}")
+}
+
+/// Asks a peer for what nobody has.
+///
+/// # Errors
+/// In words: it gave no answer that a peer gives.
+pub async fn reach(peer: &Source) -> Result<(), String> {
+    let nothing = key(Digest::from_bytes([0; 16]), 0);
+    let (deadline, mut bytes) = (Instant::now() + CONNECT + PROGRESS, Vec::new());
+    match peer.fetch(&nothing, 0..1, None, deadline, &mut bytes).await {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.detail().to_owned()),
+        _ => Ok(()),
+    }
 }
 
 /// A path's data set and sample. `None`: it names none.

@@ -170,6 +170,12 @@ impl Error {
         self.context.range.clone()
     }
 
+    /// What went wrong, without its object and a remedy.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.context.detail
+    }
+
     /// What the reader can do, when we know.
     #[must_use]
     pub fn remedy(&self) -> Option<&str> {

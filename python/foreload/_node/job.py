@@ -136,6 +136,16 @@ class Attachment:
                 return known
         raise ClosedError(f"a batch in the memory of an agent that has ended (process {agent}); start the loader again")
 
+    def meet(self) -> _core.Job:
+        """The job, whose agent knows the other nodes, if they share their caches."""
+        job = self.job()
+        if self.meeting is not None:
+            # Before anything is read. An agent that is new knows nobody yet.
+            meet = self.meeting.meet_again if self._met is job else self.meeting.meet
+            meet(_caller(self.agent(), job))
+            self._met = job
+        return job
+
     def start(self, rank: int, epoch: int, batch: int, of: object) -> _core.Job:
         """Tells the agent where a pass of this process begins.
 
@@ -145,12 +155,7 @@ class Attachment:
             batch: The batch, in the epoch.
             of: Names the pass.
         """
-        job = self.job()
-        if self.meeting is not None:
-            # Before anything is read. An agent that is new knows nobody yet.
-            meet = self.meeting.meet_again if self._met is job else self.meeting.meet
-            meet(_caller(self.agent(), job))
-            self._met = job
+        job = self.meet()
         job.start(rank, epoch, batch)
         self._passes[rank] = of
         return job

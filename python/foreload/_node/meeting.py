@@ -46,6 +46,8 @@ stores: list[Callable[[tuple[str, int] | None, bool, Callable[..., Any], Callabl
 _LOOK_S = 0.02
 #: Who has given up is believed after so long, in seconds.
 _GRACE_S = 5.0
+#: What is said of them.
+_GAVE_UP = "has given up"
 #: How often is said who is waited for, in seconds.
 _SAY_S = 10.0
 #: A store that says nothing for so long has lost its host, in seconds.
@@ -64,16 +66,18 @@ class Meeting:
         ranks: This process' place.
         name: The job's, the same on all nodes.
         place: The agent's cache directory.
+        what: What is read, for messages.
     """
 
     peers: Peers
     ranks: Ranks
     name: str
     place: str
+    what: str = "what is read"
     _process: int = field(default_factory=os.getpid)
     #: What all nodes said when they met; none: they haven't.
     _nodes: list[dict[str, Any]] = field(default_factory=list)
-    _me: int = 0
+    _address: str = ""
     _was_told: bool = False
     _moved: dict[str, Any] | None = None
     _is_alone: bool = False
@@ -95,8 +99,7 @@ class Meeting:
                 return
             try:
                 self._share(board, call, first)
-                kept = sum(node["keeps_bytes"] for node in _sharing(self._nodes))
-                _LOG.info("%d nodes share their caches, and keep up to %d bytes together", len(self._nodes), kept)
+                self._say_who_is_there(call)
             except (InvalidError, AloneError) as error:
                 # Others need not wait for it.
                 board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error)})
@@ -108,8 +111,32 @@ class Meeting:
             if self._was_told:
                 # Nobody is asked any more.
                 with contextlib.suppress(InvalidError):
-                    call("peers", me=self._me, members=[], secret=self.peers.word())
-            _LOG.warning("this node shares its cache with no other: %s", error)
+                    call("peers", me=0, members=[], secret=self.peers.word())
+            _LOG.warning("%s: this node shares its cache with no other: %s", self.what, error)
+
+    def _say_who_is_there(self, call: Call) -> None:
+        """That nodes share, and whom of them this one can't ask."""
+        nodes = _sharing(self._nodes)
+        kept = sum(node["keeps_bytes"] for node in nodes)
+        _LOG.info("%s: %d nodes share their caches, and keep up to %d bytes together", self.what, len(nodes), kept)
+        silent = dict(call("reach")["silent"])
+        numbers = _numbers(nodes)
+        told = [
+            f"rank {_first(node)} at {node['address']} ({silent[numbers[node['address']]]})"
+            for node in nodes
+            if numbers[node["address"]] in silent
+        ]
+        if told:
+            more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+            _LOG.warning(
+                "%s: this node doesn't reach %d of the %d others, and reads from the bucket what they keep: %s%s. Open the ports between the nodes; an address that "
+                "others can't use is set with FORELOAD_HOST or Peers(host=...)",
+                self.what,
+                len(told),
+                len(nodes) - 1,
+                ", ".join(told[:3]),
+                more,
+            )
 
     def _share(self, board: _Board, call: Call, first: int) -> None:
         """Meets the others."""
@@ -127,7 +154,7 @@ class Meeting:
             "secret": _number(self.peers.word()) % (1 << 20),
         }
         board.put(f"node/{first}", own)
-        self._me = own["id"]
+        self._address = found["address"]
         if self._nodes:
             board.put("moved", {"nonce": own["nonce"]})
             self._look_again(board, call)
@@ -147,7 +174,7 @@ class Meeting:
                 self._look_again(self._board(0.0), call)
 
     def _board(self, wait_s: float) -> _Board:
-        return _Board(self.name, wait_s, self.ranks.world, self.peers.place(), is_host=self.ranks.rank == 0)
+        return _Board(self.name, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=self.ranks.rank == 0)
 
     def _lead(self, board: _Board, call: Call) -> None:
         """Makes the list of all nodes, and waits until all agents know it."""
@@ -214,12 +241,19 @@ class Meeting:
         self._nodes, self._moved = nodes, moved
 
     def _tell(self, call: Call, nodes: list[dict[str, Any]]) -> None:
+        numbers = _numbers(nodes)
         # Two of one agent are one node.
         members = {
-            node["id"]: {name: node[name] for name in ("id", "address", "keeps_bytes")} for node in _sharing(nodes)
+            numbers[node["address"]]: {"address": node["address"], "keeps_bytes": node["keeps_bytes"]}
+            for node in _sharing(nodes)
         }
         self._was_told = True
-        call("peers", me=self._me, members=list(members.values()), secret=self.peers.word())
+        call(
+            "peers",
+            me=numbers[self._address],
+            members=[{"id": number, **member} for number, member in members.items()],
+            secret=self.peers.word(),
+        )
 
 
 class AloneError(Exception):
@@ -229,10 +263,12 @@ class AloneError(Exception):
 class _Board:
     """Torch's store, under names of our own, for some time."""
 
-    def __init__(self, name: str, wait_s: float, ranks: int, place: tuple[str, int] | None, *, is_host: bool) -> None:
+    def __init__(
+        self, name: str, what: str, wait_s: float, ranks: int, place: tuple[str, int] | None, *, is_host: bool
+    ) -> None:
         if not stores:
             raise AloneError("nodes find each other through torch's store: import foreload.torch")
-        self._begun, self._wait_s = time.monotonic(), wait_s
+        self._begun, self._wait_s, self._what = time.monotonic(), wait_s, what
         self._told_s = self._begun
         # All ask one store.
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
@@ -264,7 +300,8 @@ class _Board:
             return node
         # It may be what a start before this one has left: then it says something else soon.
         if time.monotonic() - self._begun > _GRACE_S:
-            raise AloneError(f"rank {first} has given up: {node['alone']}")
+            why = node["alone"]
+            raise AloneError(why if _GAVE_UP in why else f"rank {first} {_GAVE_UP}: {why}")
         return None
 
     def rest(self, who: str) -> None:
@@ -281,7 +318,8 @@ class _Board:
         if now - self._told_s > _SAY_S:
             self._told_s = now
             _LOG.warning(
-                "waiting for %s, to share caches with its node, for %.0f s so far, and up to %g s",
+                "%s: waiting for %s, to share caches with its node, for %.0f s so far, and up to %g s",
+                self._what,
                 who.rstrip(","),
                 now - self._begun,
                 self._wait_s,
@@ -314,6 +352,19 @@ class _Board:
 def _sharing(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that haven't given up since all met."""
     return [node for node in nodes if "alone" not in node]
+
+
+def _numbers(nodes: list[dict[str, Any]]) -> dict[str, int]:
+    """By its address, the number of each agent: what it says, unless another one has said that before, as of two containers on one machine's network."""
+    found: dict[str, int] = {}
+    for node in _sharing(nodes):
+        if node["address"] not in found:
+            number, at = node["id"], 0
+            while number in found.values():
+                at += 1
+                number = _number(str(node["id"]), str(at))
+            found[node["address"]] = number
+    return found
 
 
 def _first(node: dict[str, Any]) -> int:

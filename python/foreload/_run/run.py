@@ -103,7 +103,9 @@ class Run:
         keep_freed_memory(0)
         meeting = None
         if cache.peers and ranks.world > len(ranks.local):
-            meeting = Meeting(cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir)
+            meeting = Meeting(
+                cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir, dataset.url
+            )
         elif cache.peers and ranks.are_some_of_many():
             _LOG.warning(
                 "Cache(peers=...) does nothing here: this loader knows of no ranks on other nodes, as where something else shares the samples out "

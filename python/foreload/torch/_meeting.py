@@ -58,6 +58,11 @@ def store(
             return distributed.distributed_c10d._get_default_store()  # noqa: SLF001 (torch has no public name for it)
     host, port = _environment.get("MASTER_ADDR"), _environment.number("MASTER_PORT")
     if host is None or port is None or _environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if _environment.get("TORCHELASTIC_RUN_ID") is not None:
+            raise AloneError(
+                "torchrun was told to keep its store for itself (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or a rendezvous that has none): call "
+                "torch.distributed.init_process_group() before the loader's first pass"
+            )
         raise AloneError(
             "start the ranks with torchrun, call torch.distributed.init_process_group() before the loader's first pass, or name a port of rank 0's machine "
             "with FORELOAD_MEET=host:port or Peers(meet=...)"

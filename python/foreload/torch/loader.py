@@ -561,7 +561,7 @@ class DataLoader(ForeignLoader[T]):
         tally = EpochTally(epoch)
         self._tallies.append(tally)
         self._turns.begun, self._turns.beyond = (epoch, first), self._cursor.beyond
-        return run, tally, self._from_workers() if self.num_workers else self._from_here(run, epoch, first)
+        return run, tally, self._from_workers(run) if self.num_workers else self._from_here(run, epoch, first)
 
     def _end_workers(self) -> bool:
         """Ends workers that live through all epochs, if there are any: they would ask the job before."""
@@ -607,9 +607,11 @@ class DataLoader(ForeignLoader[T]):
                 "depend on those draws too; give each loader a generator of its own"
             )
 
-    def _from_workers(self) -> Iterator[tuple[int, Any]]:
+    def _from_workers(self, run: Run) -> Iterator[tuple[int, Any]]:
         batches: Any = None
         left, process = False, os.getpid()
+        # Other nodes may be waited for, which Ctrl-C is to end.
+        run.attachment().meet()
         try:
             with _interrupts.kept():
                 batches = super().__iter__()

@@ -94,6 +94,14 @@ impl Pool {
         Ok(())
     }
 
+    /// Asks each other node of its group once. Who gave no answer that a peer gives, and why not.
+    pub async fn reach(&self) -> Vec<(u64, String)> {
+        let others: Vec<_> = self.group.borrow().known.clone();
+        let asked = others.into_iter().filter_map(|(id, source)| Some((id, source?)));
+        let asked = asked.map(|(id, source)| async move { peers::reach(&source).await.err().map(|why| (id, why)) });
+        futures::future::join_all(asked).await.into_iter().flatten().collect()
+    }
+
     /// A peer asks for a sample of a data set.
     ///
     /// # Errors

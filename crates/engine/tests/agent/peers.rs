@@ -313,3 +313,25 @@ fn an_address_that_everybody_reaches_and_a_secret_that_anyone_guesses_are_refuse
     }
     cluster.end();
 }
+
+#[test]
+fn nodes_that_can_not_be_reached_are_named_with_the_reason() {
+    let mut cluster = Cluster::apart("img:60x20KB,classes=2,ext=jpg", "img", 4, |_, _| ());
+    // The second has another secret, and the third says where nobody is.
+    cluster.meet(|at| if at == 1 { "another secret for others" } else { SECRET });
+    let nobody = std::net::TcpListener::bind((HERE, 0))
+        .and_then(|l| l.local_addr())
+        .expect("free");
+    cluster.members[2].address = nobody;
+    cluster.tell(0, SECRET).expect("heard");
+    let job = cluster.job(0).job;
+    let silent = match cluster.nodes[0].client().call(&Call::Reach { job }, &mut calm()) {
+        Ok((Reply::Reached { silent }, _)) => silent,
+        other => panic!("{:?}", other.map(|(reply, _)| reply)),
+    };
+    let ids: Vec<u64> = silent.iter().map(|(id, _)| *id).collect();
+    assert_eq!(ids, [101, 102], "{silent:?}");
+    assert!(silent[0].1.contains("403"), "{silent:?}");
+    assert!(silent[1].1.contains("refused"), "{silent:?}");
+    cluster.end();
+}
