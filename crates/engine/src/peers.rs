@@ -7,15 +7,15 @@
 //! | the answer | says |
 //! | --- | --- |
 //! | 200, or 206 for a range that is all of it | here it is; the ETag is its CRC-32C, and `-fetched` behind it means that it had to be fetched first |
-//! | 403 | the request isn't signed with the job's secret |
+//! | 403 | the request isn't sealed with the job's secret, or came before |
 //! | 404 | it isn't here, and isn't to be: ask the bucket |
 //! | 400, 405 | no question that a peer has |
 //!
 //! A connection is served by one of the threads that fetch ([`Carriers::host`]): it reads and signs, sums up and sends. What to send is the plan's to say,
 //! on its own thread, which is asked through a queue ([`Question`]).
 //!
-//! Nothing listens before a job asks for it ([`Call::Listen`](crate::calls::Call::Listen)), and then only on the address that it names. Requests are
-//! signed as S3's are, with the job's secret, over method, host and path; nothing is encrypted.
+//! Nothing listens before a job asks for it ([`Call::Listen`](crate::calls::Call::Listen)), and then only on the address that it names. Requests and answers
+//! are sealed with the job's secret ([`foreload_store::Gate`]): none counts twice, and none for another; nothing is encrypted.
 
 use crate::carriers::Carriers;
 use crate::protocol::Trouble;
@@ -24,7 +24,7 @@ use crate::slots::Shared;
 use bytes::Bytes;
 use foreload_plan::Digest;
 use foreload_plan::action::{Handle, Via};
-use foreload_store::{Credentials, ErrorKind, Retry, Source, SourceOptions, Verifier};
+use foreload_store::{Credentials, ErrorKind, Gate, Retry, SEAL, Seal, Source, SourceOptions};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -46,8 +46,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Who signs: the same for all nodes.
-const KEY_ID: &str = "foreload";
 const REGION: &str = "peers";
 /// What a request's path begins with.
 const BUCKET: &str = "peer";
@@ -139,11 +137,7 @@ pub fn source(address: SocketAddr, secret: &str) -> Result<Source, Trouble> {
     let options = SourceOptions {
         endpoint: Some(format!("http://{address}")),
         region: Some(REGION.to_owned()),
-        credentials: Some(Credentials::AccessKey {
-            id: KEY_ID.to_owned(),
-            secret: secret.to_owned(),
-            token: None,
-        }),
+        credentials: Some(Credentials::Secret(secret.to_owned())),
         virtual_host: Some(false),
         allow_http: Some(true),
         proxy: Some(String::new()),
@@ -207,7 +201,7 @@ pub enum Question {
 
 /// What connections share.
 struct House {
-    verifier: Verifier,
+    gate: Gate,
     questions: UnboundedSender<Question>,
 }
 
@@ -291,7 +285,7 @@ impl Door {
             Trouble::new("invalid", format!("can't answer peers on {host}: {error}; {remedy}"))
         })?;
         let house = Arc::new(House {
-            verifier: Verifier::new(KEY_ID, secret, REGION),
+            gate: Gate::new(secret, &address.to_string()),
             questions,
         });
         Ok(Door {
@@ -370,16 +364,29 @@ async fn answer(house: Arc<House>, request: Request<Incoming>) -> Result<Answer,
     if request.method() != Method::GET || request.uri().query().is_some() {
         return Ok(empty(StatusCode::METHOD_NOT_ALLOWED));
     }
-    let (host, date) = (text(headers, "host"), text(headers, "x-amz-date"));
-    if !house.verifier.accepts(host, path, date, text(headers, "authorization")) {
+    let Some(seal) = house.gate.admit("GET", path, text(headers, "authorization")) else {
         return Ok(empty(StatusCode::FORBIDDEN));
-    }
+    };
     let Some((dataset, sample)) = asked(path) else {
         return Ok(empty(StatusCode::BAD_REQUEST));
     };
     let range = text(headers, "range").to_owned();
     let lent = house.ask(dataset, sample).answered().await;
-    Ok(lent.map_or_else(|| empty(StatusCode::NOT_FOUND), |lent| full(lent, &range)))
+    let (len, answer) = match lent {
+        None => (0, empty(StatusCode::NOT_FOUND)),
+        Some(lent) => (lent.len, full(lent, &range)),
+    };
+    Ok(sealed(answer, len, &house.gate, &seal))
+}
+
+/// An answer, of a body of so many bytes, that nobody else could have given.
+fn sealed(mut answer: Answer, len: u64, gate: &Gate, request: &Seal) -> Answer {
+    let etag = text(answer.headers(), "etag");
+    let seal = gate.answer(request, answer.status().as_u16(), etag, len);
+    if let Ok(seal) = HeaderValue::from_str(&seal) {
+        answer.headers_mut().insert(SEAL, seal);
+    }
+    answer
 }
 
 /// An answer with bytes.

@@ -20,5 +20,5 @@ pub mod spool;
 pub use error::{Error, ErrorKind, Result};
 pub use format::{BuildOptions, Format};
 pub use index::{Index, IndexBuilder, ObjectRange, ObjectRef, SampleRef};
-pub use source::{Credentials, Entries, Fetched, ObjectMeta, Retry, Sink, Source, SourceOptions, Verifier};
+pub use source::{Credentials, Entries, Fetched, Gate, ObjectMeta, Retry, SEAL, Seal, Sink, Source, SourceOptions};
 pub use spool::Spool;

@@ -16,6 +16,7 @@ mod listing;
 mod options;
 mod profile;
 mod retry;
+mod seal;
 mod settings;
 mod sign;
 
@@ -23,8 +24,8 @@ pub(crate) use address::without_slash;
 pub use address::{joined, scheme};
 pub(crate) use listing::Wanted;
 pub use options::{Credentials, Retry, SourceOptions};
+pub use seal::{FIELD as SEAL, Gate, Seal};
 pub use settings::storage_options;
-pub use sign::Verifier;
 
 use crate::{Error, ErrorKind, ObjectRef, Result};
 use address::{Address, Place};

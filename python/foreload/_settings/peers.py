@@ -22,11 +22,11 @@ class Peers:
     """The nodes of a run share their caches: each sample leaves the bucket once, as far as all of them together can hold it, and comes from a node after that.
 
     The nodes find each other through the store of torch's launcher (torchrun, or the default process group where there is one), or where `meet` says. Each keeps
-    a part of the data set, and is asked for it by the others over plain HTTP, signed with a secret that all of them know. What a node can't be had from comes
+    a part of the data set, and is asked for it by the others over plain HTTP, sealed with a secret that all of them know. What a node can't be had from comes
     from the bucket.
 
     Attributes:
-        secret: What the nodes sign with: at least 16 characters, the same on all of them. Default: the variable `FORELOAD_SECRET`, or the content of the file that
+        secret: What the nodes seal requests and answers with: at least 16 characters, the same on all of them. Default: the variable `FORELOAD_SECRET`, or the content of the file that
             `FORELOAD_SECRET_FILE` names.
         host: This node's address, as the others reach it. Default: `FORELOAD_HOST`, otherwise the one from which this node reaches torch's master.
         wait_s: How long a node waits for the others before it goes on without them, in seconds.

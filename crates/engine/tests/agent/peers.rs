@@ -268,8 +268,8 @@ fn what_is_no_question_of_a_peers_is_refused_and_does_no_harm() {
     for path in [format!("/peer/{digest}/1"), "/".into(), "/peer/../../etc/passwd".into()] {
         assert_eq!(get(&path, ""), "HTTP/1.1 403 Forbidden", "{path}");
     }
-    let forged = "x-amz-date: 20260101T000000Z\r\nauthorization: AWS4-HMAC-SHA256 Credential=foreload/20260101/peers/s3/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=00\r\n";
-    assert_eq!(get(&format!("/peer/{digest}/1"), forged), "HTTP/1.1 403 Forbidden");
+    let forged = format!("authorization: Foreload 0000000000000001.1.{}\r\n", "0".repeat(64));
+    assert_eq!(get(&format!("/peer/{digest}/1"), &forged), "HTTP/1.1 403 Forbidden");
     assert!(said(b"PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello").contains("405"));
     for garbage in [&b"\x16\x03\x01\x02\x00"[..], &[0; 200_000], b"GET", b"\r\n\r\n\r\n"] {
         let _ = said_within(Duration::from_millis(200), garbage);
@@ -333,5 +333,68 @@ fn nodes_that_can_not_be_reached_are_named_with_the_reason() {
     assert_eq!(ids, [101, 102], "{silent:?}");
     assert!(silent[0].1.contains("403"), "{silent:?}");
     assert!(silent[1].1.contains("refused"), "{silent:?}");
+    cluster.end();
+}
+
+/// Somebody who answers every question with other bytes and a checksum that is theirs, and hands out what it was asked.
+fn forger(heard: std::sync::mpsc::Sender<String>) -> SocketAddr {
+    let listener = std::net::TcpListener::bind((HERE, 0)).expect("free");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(mut stream), heard) = (stream, heard.clone()) else {
+                return;
+            };
+            std::thread::spawn(move || {
+                let mut request = vec![0; 4096];
+                while let Ok(count @ 1..) = stream.read(&mut request) {
+                    let text = String::from_utf8_lossy(&request[..count]).into_owned();
+                    let range = text.lines().find_map(|line| line.strip_prefix("range: bytes=0-"));
+                    let len = range.and_then(|last| last.trim().parse::<usize>().ok()).unwrap_or(0) + 1;
+                    // Who hung up has heard enough.
+                    let _ = heard.send(text);
+                    let junk = vec![b'x'; len];
+                    let sum = foreload_engine::scatter::crc32c(&junk);
+                    let head = format!(
+                        "HTTP/1.1 206 Partial Content\r\ncontent-length: {len}\r\ncontent-range: bytes 0-{}/{len}\r\netag: \"{sum:08x}\"\r\nforeload-seal: {}\r\n\r\n",
+                        len - 1,
+                        "0".repeat(64),
+                    );
+                    if stream.write_all(&[head.as_bytes(), &junk].concat()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn who_does_not_know_the_secret_gives_no_bytes_and_what_he_hears_gets_him_none() {
+    let mut cluster = Cluster::apart("img:100x10KB,classes=2,ext=jpg", "img", 2, |_, _| ());
+    cluster.meet(|_| SECRET);
+    let (sender, heard) = std::sync::mpsc::channel();
+    let true_address = std::mem::replace(&mut cluster.members[1].address, forger(sender));
+    cluster.tell(0, SECRET).expect("heard");
+    cluster.read(&[0], 0..2);
+    let stats = cluster.nodes[0].stats(cluster.job(0).job);
+    assert_eq!((stats.peer_hits, stats.failures), (0, 0), "{stats:?}");
+    assert!(stats.peer_failures > 0, "{stats:?}");
+    // What he heard, word for word, to the node that it was meant for.
+    let mut said = 0;
+    for request in heard.try_iter().take(20) {
+        let mut stream = TcpStream::connect(true_address).expect("connects");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut answer = vec![0; 4096];
+        let count = stream.read(&mut answer).unwrap_or(0);
+        assert!(
+            answer[..count].starts_with(b"HTTP/1.1 403"),
+            "{}",
+            String::from_utf8_lossy(&answer[..count])
+        );
+        said += 1;
+    }
+    assert!(said > 0);
     cluster.end();
 }

@@ -13,6 +13,7 @@ use super::address::Address;
 use super::http::adapter::RequestWriter;
 use super::http::{Client, Connector, Limits, Origin, Request, Response};
 use super::profile::Profile;
+use super::seal::{self, Sealed};
 use super::settings::{Cloud, Settings};
 use super::sign::{Signer, ToSign};
 use super::{ObjectMeta, Sink};
@@ -256,7 +257,8 @@ impl Bucket {
             } else {
                 self.authorization().await?
             };
-            let bytes = self.encode(method, &site, &path, "", range, if_match, &authorization)?;
+            let sent = authorization.sealed(method, site.origin.authority(), &path);
+            let bytes = self.encode(method, &site, &path, "", range, if_match, &sent)?;
             let request = Request {
                 origin: &site.origin,
                 bytes: &bytes,
@@ -265,6 +267,9 @@ impl Bucket {
                 may_reuse,
             };
             let mut response = self.client.send(request, deadline).await?;
+            if let Authorization::Sealed(sealed) = &sent {
+                check_seal(sealed, &response)?;
+            }
             if matches!(response.head.status, 200 | 206) {
                 return Ok(response);
             }
@@ -364,7 +369,8 @@ impl Bucket {
                 });
             }
             Authorization::Bearer(token) => writer.field("authorization", format!("Bearer {token}").as_bytes()),
-            Authorization::None | Authorization::Azure(_) => {}
+            Authorization::Sealed(sealed) => writer.field("authorization", sealed.field.as_bytes()),
+            Authorization::None | Authorization::Azure(_) | Authorization::Secret(_) => {}
         }
         Ok(writer.finish(&http::Method::GET, &[]))
     }
@@ -400,6 +406,20 @@ impl Bucket {
             Origin::of(&url)?,
             url[url::Position::BeforePath..url::Position::AfterQuery].to_owned(),
         )))
+    }
+}
+
+/// Whether an answer is its server's to this request. What asks for another request, and what says that this one is nobody's, has no seal.
+fn check_seal(sealed: &Sealed, response: &Response) -> Result<()> {
+    let head = &response.head;
+    let field = |name| head.get(name).unwrap_or("");
+    let len = response.length().unwrap_or(u64::MAX);
+    let is_sealed = sealed.is_answered_by(head.status, field("etag"), len, field(seal::FIELD));
+    match head.status {
+        200..=299 | 404 if !is_sealed => Err(Error::corrupt(
+            "the answer isn't sealed with the secret that both sides know",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Credentials {
         /// Session token of temporary credentials.
         token: Option<String>,
     },
+    /// S3's form, and a secret that the other side knows ([`Gate`](super::Gate)): requests are sealed with it, and answers that aren't are none.
+    Secret(String),
     /// Google, Azure: an OAuth token.
     Bearer(String),
     /// Azure: the storage account's key, in base64.
@@ -33,6 +35,7 @@ impl fmt::Debug for Credentials {
         match self {
             Self::Anonymous => f.write_str("Anonymous"),
             Self::AccessKey { id, .. } => write!(f, "AccessKey {{ id: {id:?}, secret: *** }}"),
+            Self::Secret(_) => f.write_str("Secret(***)"),
             Self::Bearer(_) => f.write_str("Bearer(***)"),
             Self::AccountKey(_) => f.write_str("AccountKey(***)"),
             Self::Sas(_) => f.write_str("Sas(***)"),

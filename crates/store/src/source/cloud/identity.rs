@@ -8,6 +8,7 @@ use crate::source::http::Client;
 use crate::source::http::adapter::Adapter;
 use crate::source::options::Credentials;
 use crate::source::profile::{Issued, Profile};
+use crate::source::seal::{Caller, Sealed};
 use crate::source::settings::{Cloud, Settings};
 use crate::source::sign::AccessKey;
 use crate::{Error, ErrorKind, Result, env};
@@ -23,16 +24,28 @@ use std::time::{Duration, SystemTime};
 pub(crate) enum Authorization {
     None,
     Aws(Arc<AccessKey>),
+    Secret(Arc<Caller>),
+    /// One request's, of a secret.
+    Sealed(Box<Sealed>),
     Bearer(Arc<str>),
     Azure(Arc<AzureCredential>),
 }
 
 impl Authorization {
+    /// What one request is sent with.
+    pub fn sealed(&self, method: &str, host: &str, path: &str) -> Self {
+        match self {
+            Self::Secret(caller) => Self::Sealed(Box::new(caller.seal(method, host, path))),
+            other => other.clone(),
+        }
+    }
+
     /// Whether both are of one making.
     fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::None, Self::None) => true,
             (Self::Aws(one), Self::Aws(another)) => Arc::ptr_eq(one, another),
+            (Self::Secret(one), Self::Secret(another)) => Arc::ptr_eq(one, another),
             (Self::Bearer(one), Self::Bearer(another)) => Arc::ptr_eq(one, another),
             (Self::Azure(one), Self::Azure(another)) => Arc::ptr_eq(one, another),
             _ => false,
@@ -203,6 +216,12 @@ fn convert(cloud: Cloud, credentials: &Credentials) -> Result<Authorization> {
                 token: token.clone(),
             };
             Ok(Authorization::Aws(Arc::new(key)))
+        }
+        (Cloud::S3, Credentials::Secret(secret)) => {
+            let caller = Caller::new(secret);
+            let caller =
+                caller.map_err(|_| Error::new(ErrorKind::Unavailable, "the system draws no random numbers"))?;
+            Ok(Authorization::Secret(Arc::new(caller)))
         }
         (Cloud::Azure, Credentials::Bearer(token)) => azure(AzureCredential::BearerToken(token.clone())),
         (Cloud::Gs | Cloud::Http, Credentials::Bearer(token)) => Ok(Authorization::Bearer(Arc::from(token.as_str()))),
