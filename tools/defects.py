@@ -39,6 +39,8 @@ WINDOW = "crates/plan/src/scheduler/window.rs"
 LOADS = "crates/plan/src/scheduler/loads.rs"
 POOL = "crates/engine/src/pool.rs"
 PEERS = "crates/plan/src/scheduler/peers.rs"
+CLOUD = "crates/store/src/source/cloud.rs"
+SEAL = "crates/store/src/source/seal.rs"
 
 DEFECTS = [
     Defect(
@@ -203,6 +205,16 @@ DEFECTS = [
         "a node that is asked for a sample looks for it by a number of its own",
         ((PEERS, "place_one(request, at, own, Urgency::Guest", "place_one(request, at, sample, Urgency::Guest"),),
         PLAN,
+    ),
+    Defect(
+        "whoever answers is believed",
+        ((CLOUD, "200..=299 | 404 if !is_sealed =>", "200..=299 | 404 if !is_sealed && false =>"),),
+        [*AGENT, "who_does_not_know_the_secret"],
+    ),
+    Defect(
+        "a question that was heard before is answered once more",
+        ((SEAL, "        let is_new = !self.has(number);", "        let is_new = true;"),),
+        ["-p", "foreload-store", "--lib", "--", "seal::"],
     ),
 ]
 
