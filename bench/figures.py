@@ -127,14 +127,21 @@ FIGURES = [
         {
             "fits: GETs / samples": Bar(most=1.01),
             **{f"q = {share}: hits - q": Bar(least=-0.01) for share in SHARES},
+            **{
+                f"q = {share}: bytes from {where}, predicted / measured - 1": Bar(least=-0.03, most=0.03)
+                for share in SHARES
+                for where in ("the bucket", "nodes")
+            },
             "epoch 2 on: waiting share, 20 ms steps": Bar(most=0.01),
             "epoch 2 on: bytes from nodes / cable": Bar(least=0.8),
+            "epoch 2 on over the cable: time, predicted / measured - 1": Bar(least=-0.15, most=0.15),
             **{
                 f"{fault}: pace in the second second / before": Bar(least=0.5)
                 for fault in ("killed", "hung", "cut off", "20 Mbit/s", "two and two")
             },
             **{f"{fault}: pace from then on / before": Bar(least=0.6) for fault in ("hung", "20 Mbit/s")},
             "CPU of the agents / plain TCP": Bar(most=1.3),
+            "CPU of the agents / plain TCP, 110 KB": Bar(most=1.3),
         },
         nodes,
     ),

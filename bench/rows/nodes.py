@@ -25,8 +25,8 @@ from bench.registry import Result
 from bench.stage import Bucket, Fabric, Nodes, Stage, options_of
 
 NODES = 4
-#: Sizes of samples: of the runs that count, and of the one that asks for pace.
-SIZE, SMALL = 64_000, 30_000
+#: Sizes of samples: of the runs that count, of the one that asks for pace, and of an image as they are in ImageNet.
+SIZE, SMALL, USUAL = 64_000, 30_000, 110_000
 SHARES = (0.25, 0.5, 0.75)
 CAP_MBIT = 200
 #: What a step takes in the runs with a pace.
@@ -90,7 +90,7 @@ def nodes(stage: Stage) -> Result:
     count, epochs = stage.amount(4_000, 400), 4
     result.settings = {
         "nodes": f"{NODES} network namespaces on {len(stage.cpus)} CPUs, a rank each under torchrun",
-        "data": f"{count:,} objects of {SIZE // 1000} KB, {count:,} of {SMALL // 1000} KB in the runs with a pace",
+        "data": f"{count:,} objects of {SIZE // 1000} KB, {count:,} of {SMALL // 1000} KB in the runs with a pace, and of {USUAL // 1000} KB in one that counts CPU time",
         "cables": f"{CAP_MBIT} Mbit/s each way in the run that is bound by them, otherwise as fast as the machine",
         "bucket": "no delays, on a second network",
         "pace": f"{STEP_S * 1000:g} ms for each batch of 32",
@@ -98,7 +98,7 @@ def nodes(stage: Stage) -> Result:
     }
     with Fabric(NODES) as fabric:
         bucket = Bucket(
-            synthetic=[f"nodes:{count}x{SIZE}", f"small:{count}x{SMALL}"],
+            synthetic=[f"nodes:{count}x{SIZE}", f"small:{count}x{SMALL}", f"usual:{count}x{USUAL}"],
             anonymous=True,
             options=["--address", fabric.bucket],
         )
@@ -107,7 +107,8 @@ def nodes(stage: Stage) -> Result:
             whole = _Set(bucket, "nodes", count)
             _requests(stage, rig, whole, epochs, result)
             _pace(stage, rig, _Set(bucket, "small", count), result)
-            _cpu(stage, rig, whole, result)
+            _cpu(stage, rig, whole, SIZE, result)
+            _cpu(stage, rig, _Set(bucket, "usual", count), USUAL, result)
             _cable(stage, rig, whole, result)
         finally:
             bucket.stop()
@@ -129,7 +130,25 @@ def _requests(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) 
         # What passes through needs memory, too; what is left for keeping is what nodes tell each other.
         kept = [found["kept_bytes"] / total for found in runs]
         result.read(f"q = {share}: hits - what is kept", *(a - b for a, b in zip(hits, kept, strict=True)))
+        planned = _planned(data.count, ram, epochs)
+        predicted = (planned.source_bytes, planned.mb_by_source.peer * (1 << 20))
+        measured = [(found["gets"] * SIZE, sum(one["peer_bytes"] for one in found["stats"])) for found in runs]
+        for at, where in enumerate(("the bucket", "nodes")):
+            name = f"q = {share}: bytes from {where}, predicted / measured - 1"
+            result.read(name, *(predicted[at] / each[at] - 1 for each in measured))
         result.raw[f"q = {share}"] = {"ram_bytes": ram, "kept": kept, "stats": [found["stats"] for found in runs]}
+
+
+def _planned(count: int, ram: int, epochs: int, *, network_mb_s: float = 1000.0, step_s: float = 0.05) -> Any:
+    """What `foreload.plan` says of a run, told nothing but the network's speed and the step's."""
+    import foreload as fl
+    from foreload.speeds import Speeds
+
+    speeds = Speeds(network_mb_s=network_mb_s)
+    batch = 32 * NODES
+    return fl.plan(
+        [SIZE] * count, ram=str(ram), nodes=NODES, batch=batch, step_time=step_s, epochs=epochs, calibration=speeds
+    )
 
 
 def _spans(lines: list[list[dict[str, Any]]], first: int) -> tuple[float, float]:
@@ -141,16 +160,20 @@ def _spans(lines: list[list[dict[str, Any]]], first: int) -> tuple[float, float]
 
 def _cable(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
     """All but a quarter of each epoch comes over a cable that limits it."""
-    rates = []
+    rates, late = [], []
+    ram = data.count * SIZE // 2
+    predicted = _planned(data.count, ram, 4, network_mb_s=CAP_MBIT * 1e6 / 8 / (1 << 20), step_s=0.001)
     for node in range(NODES):
         rig.fabric.cap(node, CAP_MBIT)
     for _ in range(min(stage.pairs, 3)):
-        found = rig.run(data, batch=32, epochs=4, ram=str(data.count * SIZE // 2))
+        found = rig.run(data, batch=32, epochs=4, ram=str(ram))
         spent, _ = _spans(found["lines"], 1)
+        late.append(predicted.epoch_s * 3 / (spent / NODES) - 1)
         samples = sum(one["samples"] for one in found["stats"])
         remote = sum(one["peer_hits"] for one in found["stats"]) / samples
         rates.append(samples * 3 / 4 * SIZE * remote / spent / (CAP_MBIT * 1e6 / 8))
     result.read("epoch 2 on: bytes from nodes / cable", *rates)
+    result.read("epoch 2 on over the cable: time, predicted / measured - 1", *late)
 
 
 def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
@@ -199,9 +222,10 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
         result.read(f"{name}: longest wait", *longest, unit="s")
 
 
-def _cpu(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
+def _cpu(stage: Stage, rig: _Rig, data: _Set, size: int, result: Result) -> None:
     """What all agents take, serving, reading, planning and handing out, for each GB that comes from nodes."""
     found: list[float] = []
+    across: list[float] = []
     epochs = 5
     each = -(-data.count // (32 * NODES))
 
@@ -213,10 +237,13 @@ def _cpu(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
 
     for _ in range(min(stage.pairs, 3)):
         raw = _raw()
-        stats = rig.run(data, meanwhile, batch=32, epochs=epochs, ram=str(data.count * SIZE // 2))["stats"]
+        stats = rig.run(data, meanwhile, batch=32, epochs=epochs, ram=str(data.count * size // 2))["stats"]
         gigabytes = sum(one["peer_bytes"] for one in stats) * (epochs - 1) / epochs / 1e9
+        across.append(found[-1] / gigabytes / _raw_across(rig.fabric))
         found[-1] /= gigabytes * (raw["send"] + raw["receive"])
-    result.read("CPU of the agents / plain TCP", *found)
+    name = f"CPU of the agents / plain TCP over the same network, {size // 1000} KB"
+    result.read(name, *across)
+    result.read(f"CPU of the agents / plain TCP{'' if size == SIZE else f', {size // 1000} KB'}", *found)
 
 
 def _ticks(run: Nodes) -> float:
@@ -243,3 +270,14 @@ def _raw() -> dict[str, float]:
         "receive": (after.children_user - before.children_user + after.children_system - before.children_system)
         / gigabytes,
     }
+
+
+def _raw_across(fabric: Fabric) -> float:
+    """The same from one namespace to another, where more of the kernel is on the way."""
+    receive = "import socket,sys,time\ns=socket.create_server((sys.argv[1],0))\nprint(s.getsockname()[1],flush=True)\nc,_=s.accept()\nt=time.process_time()\nb=bytearray(1<<18)\nwhile c.recv_into(b): pass\nprint(time.process_time()-t)"
+    send = "import socket,sys,time\nc=socket.create_connection((sys.argv[1],int(sys.argv[2])))\nt=time.process_time()\np=memoryview(bytes(110_000))\nfor _ in range(20_000): c.sendall(p)\nprint(time.process_time()-t)"
+    receiver = fabric.popen(1, [sys.executable, "-c", receive, fabric.data(1)], stdout=subprocess.PIPE, text=True)
+    port = receiver.stdout.readline().strip()
+    sender = fabric.popen(0, [sys.executable, "-c", send, fabric.data(1), port], stdout=subprocess.PIPE, text=True)
+    spent = sum(float(process.communicate(timeout=120)[0]) for process in (sender, receiver))
+    return spent / (20_000 * 110_000 / 1e9)

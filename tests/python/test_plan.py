@@ -169,6 +169,20 @@ def test_requests_of_one_node_are_those_of_the_engine_s_scheduler() -> None:
     assert foreload.plan(lengths, ram="100MB", nodes=2, **given).drive == "fast"
 
 
+def test_what_nodes_share_is_what_their_schedulers_do() -> None:
+    lengths = np.random.default_rng(1).integers(50_000, 150_000, 2000)
+    speeds = dataclasses.replace(SLOW, network_mb_s=1100.0)
+    given: dict[str, Any] = {"batch": 64, "step_time": 0.02, "epochs": 4, "calibration": speeds, "nodes": 4}
+    some = foreload.plan(lengths, ram="32MB", **given)
+    assert (some.drive, some.requests) == ("engine", counted(some, lengths, "engine"))
+    whole = foreload.plan(lengths, ram="100MB", **given)
+    assert whole.requests == len(lengths), "together they hold all of it"
+    assert whole.source_bytes == pytest.approx(lengths.sum(), rel=0.001)
+    assert whole.coverage > 0.99
+    # Three of four samples are somebody else's, but for what is read ahead into the next epoch.
+    assert whole.mb_by_source.peer * (1 << 20) == pytest.approx(0.75 * 4 * lengths.sum(), rel=0.05)
+
+
 def test_requests_of_long_runs_are_the_fast_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_MOST_ENGINE_HOURS", 1e-6)
     found = planned(ram="100MB", calibration=SLOW)

@@ -26,6 +26,8 @@ pub struct Estimate {
     bytes_per_s: f64,
     observations: u64,
     pinned: bool,
+    /// Times of bodies are averaged, and not rates.
+    by_time: bool,
 }
 
 impl Estimate {
@@ -37,7 +39,14 @@ impl Estimate {
             bytes_per_s: prior.bytes_per_s,
             observations: 0,
             pinned,
+            by_time: false,
         }
+    }
+
+    /// The same for a source of which some bodies may be far slower than others, as over a network that loses packets: a few fast ones would hide that in the mean of their rates.
+    #[must_use]
+    pub fn by_time(self) -> Self {
+        Estimate { by_time: true, ..self }
     }
 
     /// Learns from one completed request: first byte after `latency_s`, all `bytes` after `total_s`.
@@ -50,7 +59,10 @@ impl Estimate {
         let alpha = ALPHA.max(1.0 / self.observations as f64);
         self.latency_s += alpha * (latency_s - self.latency_s);
         let body_s = total_s - latency_s;
-        if bytes > 0 && body_s > 1e-6 {
+        if bytes > 0 && self.by_time {
+            let (known, seen) = (1.0 / self.bytes_per_s.max(1.0), body_s.max(0.0) / bytes as f64);
+            self.bytes_per_s = 1.0 / (known + alpha * (seen - known)).max(1e-12);
+        } else if bytes > 0 && body_s > 1e-6 {
             self.bytes_per_s += alpha * (bytes as f64 / body_s - self.bytes_per_s);
         }
     }
@@ -98,6 +110,20 @@ mod tests {
             e.observe(bytes, 0.03, 0.03 + bytes as f64 / 35e6);
         }
         assert!((e.latency_s() - 0.03).abs() < 1e-3 && (e.bytes_per_s() / 35e6 - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_few_fast_bodies_hide_slow_ones_from_the_mean_of_rates_and_not_from_that_of_times() {
+        let prior = Pinned {
+            latency_s: 0.0,
+            bytes_per_s: 1e9,
+        };
+        let expected_s = |mut estimate: Estimate| {
+            (0..400u32).for_each(|i| estimate.observe(30_000, 0.0, if i % 2 == 0 { 1e-4 } else { 0.2 }));
+            estimate.expected_s(30_000)
+        };
+        assert!(expected_s(Estimate::new(prior, false)) < 1e-3);
+        assert!((0.08..0.12).contains(&expected_s(Estimate::new(prior, false).by_time())));
     }
 
     #[test]

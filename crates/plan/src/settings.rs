@@ -77,7 +77,7 @@ impl Default for Settings {
 }
 
 /// A disk or a peer that answers within this many seconds is never left for the bucket: look-ahead hides as much, and requests cost money.
-const SLOW_S: f64 = 0.25;
+pub const SLOW_S: f64 = 0.25;
 /// Nor is one of which the bucket doesn't bring a multiple.
 const BRINGS: f64 = 2.0;
 
@@ -107,10 +107,17 @@ impl Settings {
 
     /// Whether the bucket is asked for what a disk or a peer has, by what a read is expected to wait for each (seconds), and what each brings (in the same unit).
     /// Paper 001 sec. 4 takes the fastest; a request to the bucket also costs money, so a cached copy is left only for a large gain. A long queue alone
-    /// doesn't count: at the begin of an epoch all that is read ahead may wait for a disk that is as fast as the bucket.
+    /// doesn't count: at the begin of an epoch all that is read ahead may wait for a disk that is as fast as the bucket. Nor does a wait that is shorter than `patience_s`.
     #[must_use]
-    pub fn leaves_cache(&self, cache_wait_s: f64, bucket_wait_s: f64, cache_brings: f64, bucket_brings: f64) -> bool {
-        cache_wait_s > (bucket_wait_s * self.cached_worth).max(SLOW_S) && bucket_brings > BRINGS * cache_brings
+    pub fn leaves_cache(
+        &self,
+        cache_wait_s: f64,
+        bucket_wait_s: f64,
+        cache_brings: f64,
+        bucket_brings: f64,
+        patience_s: f64,
+    ) -> bool {
+        cache_wait_s > (bucket_wait_s * self.cached_worth).max(patience_s) && bucket_brings > BRINGS * cache_brings
     }
 
     /// Bytes of the cells that blocks are cut by: with little memory less than is set, so that a few may pass through at once; 0 where the policy holds

@@ -30,7 +30,7 @@ use crate::source::{Ordered, SharedSource};
 use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
 use foreload_plan::placement::Where;
-use foreload_plan::settings::Settings;
+use foreload_plan::settings::{SLOW_S, Settings};
 use node::Node;
 use placement::{Homes, cluster};
 use requests::{Brings, Keep, streams};
@@ -296,7 +296,7 @@ impl<'a> Run<'a> {
     /// Whether the engine leaves a disk for the source.
     fn leaves(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
         let wait_s = self.nodes[want.node as usize].requests.wait_s();
-        Settings::default().leaves_cache(done - at, wait_s, mb_s, self.source_mb_s())
+        Settings::default().leaves_cache(done - at, wait_s, mb_s, self.source_mb_s(), SLOW_S)
     }
 
     /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.

@@ -302,8 +302,9 @@ pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error
     (outcome.mb_by_source, outcome.requests) = (driver.mb, driver.requests);
     let gauges = driver.nodes.iter().map(|n| n.recorded.scheduler().gauges());
     let kept_mb = gauges.map(|g| (g.kept_bytes + g.disk_bytes) as f64 / MB).sum::<f64>();
-    // By bytes: a scheduler counts what its tiers hold, not which samples.
-    outcome.coverage = (kept_mb / f64::from(nodes) / setup.sizes.total_mb).min(1.0);
+    // By bytes: a scheduler counts what its tiers hold, not which samples. Nodes that exchange what they hold don't hold it twice.
+    let holders = if setup.hardware.exchanges() { 1 } else { nodes };
+    outcome.coverage = (kept_mb / f64::from(holders) / setup.sizes.total_mb).min(1.0);
     outcome.copies = if kept_mb > 0.0 { 1.0 } else { 0.0 };
     Ok(Run {
         outcome,

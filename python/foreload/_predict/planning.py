@@ -44,6 +44,8 @@ _MOST_ACCESSES = 20_000_000
 _MOST_EPOCHS = 1000
 #: The engine's scheduler, which counts requests, is stepped every 10 ms: ten days take minutes.
 _MOST_ENGINE_HOURS = 240.0
+#: What an access and an hour of a node take the engine's scheduler, and what a simulation of nodes that share their caches may: seconds. There are up to ten.
+_ACCESS_S, _HOUR_S, _PATIENCE_S = 2e-6, 0.4, 10.0
 #: The simulator's limits; the what-ifs double nodes and batch.
 _MOST_NODES, _MOST_BATCH, _MOST_RUN = (1 << 15) - 1, (1 << 31) - 1, (1 << 32) - 1
 #: The first epoch fills the caches, the second is steady, the third shows that it is.
@@ -350,12 +352,17 @@ class _Study:
         self._told(None, 0, 1)
         simulated = min(site.epochs, max(_LEAST_EPOCHS, min(_MOST_EPOCHS, _MOST_ACCESSES // self.samples)))
         report = self._simulate(site, simulated)
+        drive = "fast"
+        if self._shares_soon(site, report.ran("foreload").hours, simulated):
+            # The fast model isn't held to the scheduler where nodes ask each other.
+            driven = self._simulate(site, simulated, "engine")
+            report, drive = (driven, "engine") if driven["foreload"].supported else (report, drive)
         outcome = report.ran("foreload")
-        first = outcome if simulated == 1 else self._simulate(site, 1).ran("foreload")
+        first = outcome if simulated == 1 else self._simulate(site, 1, drive).ran("foreload")
         later = max(1, simulated - 1)
         first_s = outcome.epoch_hours[0] * 3600
         steady_s = outcome.epoch_hours[-1] * 3600
-        total, begun, drive = outcome.requests, first.requests, "fast"
+        total, begun = outcome.requests, first.requests
         if (counted or self.shards) and site.nodes == 1 and outcome.hours < _MOST_ENGINE_HOURS:
             # What is kept, and in shards which samples share a request, the scheduler alone can say.
             exact = self._engine_requests(site, simulated)
@@ -396,6 +403,12 @@ class _Study:
 
         scenario = site.scenario(self.sizes, self.samples, self.nbytes / self.samples, epochs, drive)
         return simulate_text(scenario, ["foreload"], progress=self._told)
+
+    def _shares_soon(self, site: Site, hours: float, epochs: int) -> bool:
+        """Whether nodes share their caches, and their schedulers are driven through the run in seconds."""
+        if site.nodes == 1 or site.speeds.network_mb_s is None:
+            return False
+        return epochs * self.samples * _ACCESS_S + hours * site.nodes * _HOUR_S < _PATIENCE_S
 
     def _engine_requests(self, site: Site, epochs: int) -> int | None:
         """Requests as the engine's scheduler makes them; None where memory is too small for it."""

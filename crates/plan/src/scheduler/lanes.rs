@@ -48,7 +48,11 @@ pub(super) struct Lane {
     most_bytes: u64,
     /// How it ends when the source is well and hasn't got what was asked for.
     lacks: Option<Failure>,
+    ended_ns: u64,
 }
+
+/// A source that was left alone for so long, because it was slow, is asked for one thing: it may be slow no more.
+const REST_NS: u64 = 1_000_000_000;
 
 /// Bytes in the air from one peer, unless one load alone is larger: what 25 Gbit/s bring in 2.5 ms, and what many that answer at once may pile up in a switch.
 const PEER_BYTES: u64 = 8 << 20;
@@ -65,6 +69,7 @@ impl Lane {
             twins: Twins::new(twins_per_cent),
             most_bytes: u64::MAX,
             lacks: None,
+            ended_ns: 0,
         }
     }
 
@@ -104,7 +109,11 @@ impl Lane {
         Lane {
             most_bytes: PEER_BYTES,
             lacks: Some(Failure::Final),
-            ..Lane::new(Limit::Set(depth.max(1)), Estimate::new(prior, false), twins_per_cent)
+            ..Lane::new(
+                Limit::Set(depth.max(1)),
+                Estimate::new(prior, false).by_time(),
+                twins_per_cent,
+            )
         }
     }
 
@@ -216,6 +225,7 @@ impl Lane {
     pub fn ended(&mut self, now_ns: u64, issued_ns: u64, ended: &Pending, outcome: Outcome) {
         self.in_flight -= 1;
         self.flying_bytes -= ended.len;
+        self.ended_ns = now_ns;
         let queue = self.queue(ended.job);
         queue.flying -= 1;
         queue.flying_bytes -= ended.len;
@@ -263,6 +273,11 @@ impl Lane {
         self.estimate.expected_s(bytes) * turns
     }
 
+    /// Whether nothing was asked of it for a while: what is known of it is old.
+    pub fn rests(&self, now_ns: u64) -> bool {
+        self.in_flight == 0 && self.queued() == 0 && now_ns.saturating_sub(self.ended_ns) >= REST_NS
+    }
+
     /// Loads of `bytes` that end each second where as many are in flight as may be.
     pub fn loads_per_s(&self, bytes: u64) -> f64 {
         f64::from(self.limit()) / self.estimate.expected_s(bytes).max(1e-9)
@@ -306,6 +321,15 @@ impl Lanes {
         let (depth, twins_per_cent) = (self.peer_depth, self.peer_twins_per_cent);
         let count = self.peers.len().max(usize::from(peer) + 1);
         self.peers.resize_with(count, || Lane::peer(depth, twins_per_cent));
+    }
+
+    /// Seconds that other peers than one take for a load of `bytes`, as far as is known: of half of them no longer. `None`: nothing is.
+    pub fn other_peers_take_s(&self, but: u16, bytes: u64) -> Option<f64> {
+        let others = self.peers.iter().enumerate().filter(|(at, _)| *at != usize::from(but));
+        let known = others.filter(|(_, lane)| lane.estimate.observations() > 0);
+        let mut takes_s: Vec<f64> = known.map(|(_, lane)| lane.estimate.expected_s(bytes)).collect();
+        takes_s.sort_unstable_by(f64::total_cmp);
+        takes_s.get(takes_s.len() / 2).copied()
     }
 
     pub fn of(&self, source: Source) -> &Lane {

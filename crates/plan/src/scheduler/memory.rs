@@ -14,6 +14,7 @@ use crate::arena::{Slot, Stay, reserved_bytes};
 use crate::blocks::{Content, Held};
 use crate::catalog::Place;
 use crate::policy::Retention;
+use crate::settings::SLOW_S;
 
 /// A wanted read waits for memory that is being written to disk while a write has ended within this time.
 const DISK_PATIENCE_NS: u64 = 50_000_000;
@@ -117,7 +118,7 @@ impl Scheduler {
             return Ok(id);
         }
         if urgency != Urgency::Guest
-            && let Some(peer) = self.peer_with(alone.content, alone.place.len)
+            && let Some(peer) = self.peer_with(alone.content, alone.place.len, line)
         {
             let slot = self.reserve(alone, 0, line, urgency)?;
             let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Peer);
@@ -258,18 +259,15 @@ impl Scheduler {
         let fastest = (0..self.tiers.len())
             .filter(holds)
             .min_by(|&a, &b| disk(a).wait_s(len).total_cmp(&disk(b).wait_s(len)))?;
-        (!self.leaves(source(fastest), len)).then_some(fastest)
+        (!self.leaves(source(fastest), len, disk(fastest).wait_s(len), SLOW_S)).then_some(fastest)
     }
 
-    /// Whether the bucket is faster by far than a source that has what is wanted.
-    pub(super) fn leaves(&self, source: Source, len: u64) -> bool {
+    /// Whether the bucket is faster by far than a source that has what is wanted, and takes so long.
+    pub(super) fn leaves(&self, source: Source, len: u64, takes_s: f64, patience_s: f64) -> bool {
         let (cache, bucket) = (self.loads.lanes.of(source), &self.loads.lanes.bucket);
-        self.settings.leaves_cache(
-            cache.wait_s(len),
-            bucket.wait_s(len),
-            cache.loads_per_s(len),
-            bucket.loads_per_s(len),
-        )
+        let brings = (cache.loads_per_s(len), bucket.loads_per_s(len));
+        self.settings
+            .leaves_cache(takes_s, bucket.wait_s(len), brings.0, brings.1, patience_s)
     }
 
     /// Queues the fetch of a new resident: in parts when it is large or several ranges, with those of its block's other samples that are read soon when it is one of them.

@@ -25,7 +25,14 @@ use crate::blocks::Content;
 use crate::homes::{Homes, MOST_MEMBERS, Member};
 use crate::library::Library;
 use crate::policy::Retention;
+use crate::settings::SLOW_S;
 use std::collections::BTreeMap;
+
+/// A peer that answers sooner holds nobody up: what a busy machine takes at times.
+const LATE_S: f64 = 0.05;
+
+/// A peer is slow that takes so many times as long as others do.
+const SLOWER: f64 = 4.0;
 
 /// The group that a node is in; empty: it is alone.
 #[derive(Default)]
@@ -132,13 +139,31 @@ impl Scheduler {
         self.home_of(content) == Home::Here
     }
 
-    /// The peer to ask for `len` bytes of a block: its home, unless that is ill, or the bucket is faster by far.
-    pub(super) fn peer_with(&self, content: Content, len: u64) -> Option<u16> {
+    /// The peer to ask for `len` bytes of a block that a line needs: its home, unless that is ill, or holds the line up.
+    pub(super) fn peer_with(&self, content: Content, len: u64, line: u64) -> Option<u16> {
         let Home::Peer(peer) = self.home_of(content) else {
             return None;
         };
-        let source = Source::Peer(peer);
-        (self.loads.lanes.of(source).is_open(self.now_ns) && !self.leaves(source, len)).then_some(peer)
+        let lane = self.loads.lanes.of(Source::Peer(peer));
+        let is_asked = lane.is_open(self.now_ns) && !self.is_held_up(peer, lane.wait_s(len), len, line);
+        is_asked.then_some(peer)
+    }
+
+    /// Whether what a peer takes so long for comes too late for a line, at the pace that its rank would have without, and the bucket is faster by far. A peer may be slow
+    /// and answer all the same: then nothing fails, its breaker stays closed, and each batch waits for its part.
+    pub(super) fn is_held_up(&self, peer: u16, takes_s: f64, len: u64, line: u64) -> bool {
+        let lanes = &self.loads.lanes;
+        let leaves = |patience_s| self.leaves(Source::Peer(peer), len, takes_s, patience_s);
+        // The cheapest question first: nearly always it isn't.
+        if !leaves(LATE_S) || lanes.of(Source::Peer(peer)).rests(self.now_ns) {
+            return false;
+        }
+        let soonest_s = self.windows.needed_soonest_in_ns(line) / 1e9;
+        match lanes.other_peers_take_s(peer, len) {
+            // Where all are slow, it is the network, and what it brings needn't be paid for.
+            Some(others_s) => takes_s > SLOWER * others_s && leaves(soonest_s.clamp(LATE_S, SLOW_S)),
+            None => leaves(SLOW_S),
+        }
     }
 
     /// A peer asks.

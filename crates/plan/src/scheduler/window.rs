@@ -64,7 +64,14 @@ pub(super) struct Window {
     pub open: u64,
     delivered_ns: u64,
     interval_ns: f64,
+    /// The shortest that the mean interval was of late, and of how many intervals that is.
+    brisk_ns: f64,
+    intervals: u64,
 }
+
+/// Intervals before a rank's pace is known, and by how much its best is forgotten with each: it has doubled after 350.
+const KNOWN_PACE: u64 = 32;
+const FORGOTTEN: f64 = 1.002;
 
 impl Window {
     /// First step in the window.
@@ -87,6 +94,13 @@ impl Window {
         if self.delivered_ns > 0 {
             let interval_ns = (now_ns - self.delivered_ns) as f64;
             self.interval_ns += (interval_ns - self.interval_ns) / 16.0;
+            self.intervals += 1;
+            let is_known = self.intervals > KNOWN_PACE;
+            self.brisk_ns = if is_known {
+                self.interval_ns.min(self.brisk_ns * FORGOTTEN)
+            } else {
+                f64::MAX
+            };
         }
         self.delivered_ns = now_ns;
     }
@@ -437,6 +451,15 @@ impl Windows {
         self.steps_left(line) as f64 * self.windows[self.parts(line).1].interval_ns
     }
 
+    /// The same at the best pace that it had of late: who is held up by a source comes to it later, which doesn't make that source fast enough.
+    pub fn needed_soonest_in_ns(&self, line: u64) -> f64 {
+        let window = &self.windows[self.parts(line).1];
+        match window.intervals > KNOWN_PACE {
+            true => self.steps_left(line) as f64 * window.brisk_ns,
+            false => f64::MAX,
+        }
+    }
+
     pub fn line(&mut self, line: u64) -> Option<&mut Line> {
         let (step, place) = self.parts(line);
         self.windows[place].at_mut(step)
@@ -508,6 +531,8 @@ impl Windows {
             is_open: true,
             delivered_ns: 0,
             interval_ns: window.interval_ns,
+            brisk_ns: window.brisk_ns,
+            intervals: window.intervals,
             ..Window::default()
         };
         if let Some(reader) = self.reader_at(place).filter(|reader| reader.order.is_deferred()) {

@@ -255,3 +255,45 @@ fn a_group_that_changes_lets_go_of_what_others_keep_now() {
         "alone"
     );
 }
+
+/// Three others, of which each takes so long for what it is asked, at a pace of a batch each 20 ms; whether each is asked for a sample of the next line.
+fn asked_at(takes_s: [f64; 3], prepare: impl FnOnce(&mut Hand)) -> [bool; 3] {
+    let mut hand = hand(64, 16 << 10);
+    let member = |id| Member { id, bytes: 16 << 10 };
+    let others = [(1, 20), (2, 30), (3, 40)].map(|(number, id)| (number, member(id)));
+    let members = [vec![(0, member(ME))], others.to_vec()].concat();
+    hand.step(Event::Peers { me: ME, members });
+    hand.land_all();
+    for at in 0..64u64 {
+        hand.plan.windows.of_mut(0).pace(at * 20_000_000);
+        for (peer, takes_s) in (1..).zip(takes_s) {
+            let lane = hand.plan.loads.lanes.of_mut(Source::Peer(peer));
+            lane.estimate.observe(1000, takes_s / 2.0, takes_s);
+        }
+        hand.plan.loads.lanes.bucket.estimate.observe(1000, 0.002, 0.003);
+    }
+    prepare(&mut hand);
+    let line = hand.plan.windows.line_at(0, 0);
+    [1, 2, 3].map(|peer| {
+        let sample = of(&hand, 64, Home::Peer(peer))[0];
+        hand.plan.peer_with(Content::block(sample), 1000, line) == Some(peer)
+    })
+}
+
+#[test]
+fn a_peer_that_is_slower_than_the_others_is_not_asked_for_what_comes_too_late() {
+    let nothing = |_: &mut Hand| ();
+    assert_eq!(asked_at([0.001, 0.001, 0.2], nothing), [true, true, false]);
+    assert_eq!(asked_at([0.2, 0.2, 0.2], nothing), [true; 3], "it is the network");
+    assert_eq!(
+        asked_at([0.001, 0.001, 0.04], nothing),
+        [true; 3],
+        "that holds nobody up"
+    );
+    // What was left alone for a while may be slow no more.
+    let later = |hand: &mut Hand| {
+        hand.now_ns += 2_000_000_000;
+        hand.step(Event::Tick);
+    };
+    assert_eq!(asked_at([0.001, 0.001, 0.2], later), [true; 3]);
+}
