@@ -270,6 +270,7 @@ def needed(module: str) -> None:
 @pytest.fixture
 def launched(page: str, module: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One rank, as torchrun starts it, for the pages that have a process group."""
+    monkeypatch.setenv("FORELOAD_SECRET", "known to these nodes only")
     if page not in DISTRIBUTED or module:
         yield
         return
@@ -282,7 +283,6 @@ def launched(page: str, module: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)
-    monkeypatch.setenv("FORELOAD_SECRET", "known to these nodes only")
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -312,7 +312,8 @@ class _Study:
         base = self.run(site, "as planned", counted=True)
         outcome = base.report.ran("foreload")
         upgrades = [self._upgrade(name, change, base, self.run(better, change)) for name, change, better in whatifs]
-        upgrades.sort(key=lambda upgrade: -upgrade.saves)
+        # What saves as much for less comes first.
+        upgrades.sort(key=lambda upgrade: (-round(upgrade.saves, 3), upgrade.dollars))
         steady_stall = base.steady_stall_s / base.steady_s if base.steady_s else 0.0
         return Plan(
             samples=self.samples,
