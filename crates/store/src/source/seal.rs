@@ -4,6 +4,7 @@
 //! seal over the request's, its status, and what it says of its body. So what was sent once counts for nothing when it is sent again, an answer can't be put to another question,
 //! and no two clocks are compared. A seal is an HMAC-SHA256 (RFC 2104). Nothing is encrypted, and the body itself is only as safe as the checksum that its ETag holds.
 
+use super::sign::hex;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 use rustc_hash::FxHashMap;
@@ -238,12 +239,6 @@ fn of_answer(request: &Seal, status: u16, etag: &str, len: u64) -> String {
     hex(request, &mut text);
     let _ = write!(text, "\n{status}\n{len}\n{etag}");
     text
-}
-
-fn hex(bytes: &[u8], out: &mut String) {
-    for byte in bytes {
-        let _ = write!(out, "{byte:02x}");
-    }
 }
 
 fn unhex(text: &str) -> Option<Seal> {
