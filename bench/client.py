@@ -49,6 +49,7 @@ class Job:
         attach: More fields of the job, such as `concurrency` and `policy`.
         drops: A directory whose page cache is dropped before each epoch but the first.
         seed: Of the shuffle.
+        timeline: Whether to say when each batch came.
     """
 
     url: str = ""
@@ -73,6 +74,7 @@ class Job:
     attach: dict[str, Any] = field(default_factory=dict)
     drops: str = ""
     seed: int = 1
+    timeline: bool = False
 
     def json(self) -> str:
         """As the command takes it."""
@@ -251,7 +253,9 @@ def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
     usage, before, written = Usage(agent), machine.file_bytes(agent), machine.written_bytes(agent)
     samples = size = batches = 0
     waited_s = first_s = 0.0
-    begun = ended = time.perf_counter()
+    times: list[float] = []
+    began, begun = time.time(), time.perf_counter()
+    ended = begun
     iterator = iter(loader)
     while True:
         asked = time.perf_counter()
@@ -261,6 +265,8 @@ def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
         answered = time.perf_counter()
         waited_s += answered - asked
         first_s = first_s or answered - begun
+        if job.timeline:
+            times.append(answered - begun)
         found = consume(samples_of(batch))
         samples, size, batches = samples + found[0], size + found[1], batches + 1
         del batch
@@ -269,6 +275,7 @@ def epoch(job: Job, loader: Any, agent: int) -> dict[str, Any]:
         ended = time.perf_counter()
     del iterator
     return {
+        **({"began": began, "times": times} if job.timeline else {}),
         "seconds": ended - begun,
         "stall_s": waited_s,
         "first_batch_s": first_s,

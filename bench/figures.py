@@ -20,7 +20,7 @@ from rich.table import Table
 
 from bench import machine, peers
 from bench.registry import UNMEASURED, Bar, Figure, Reading, Result, verdict, verdicts
-from bench.rows import cost, proofs, reuse, startup, throughput
+from bench.rows import cost, faults, proofs, reuse, startup, throughput
 from bench.rows.cold import FIRST_MOST, cold
 from bench.rows.forms import forms
 from bench.rows.gateway import gateway
@@ -67,6 +67,36 @@ FIGURES = [
         "the same over 20,000 objects of 110 KB, TLS, from a bucket that starts slowly, refuses, closes and has a tail",
         _cold_bars(0.90),
         cold(20_000, 110_000, hard=True),
+    ),
+    Figure(
+        "errors",
+        "a cold epoch while a share of the GETs fails, over a healthy one",
+        {f"{name}: rate / healthy": Bar(least=0.80 if "10 %" in name else 0.95) for name in faults.ERRORS}
+        | {f"{name}: samples lost": Bar(most=0) for name in faults.ERRORS},
+        faults.errors,
+    ),
+    Figure(
+        "outage",
+        "a store that is away for 20 s",
+        {
+            f"{how}: {what}": bar
+            for how in faults.OUTAGES
+            for what, bar in (
+                ("from its end to the next batch", Bar(most=1.0)),
+                ("samples lost", Bar(most=0)),
+                ("warnings", Bar(least=1, most=1)),
+            )
+        },
+        faults.outage,
+    ),
+    Figure(
+        "ramp",
+        "from the first request to nine tenths of the rate",
+        {
+            "a store that is new: to 0.9 of the rate": Bar(most=1.0),
+            "a store that was met before: to 0.9 of the rate": Bar(most=0.3),
+        },
+        faults.ramp,
     ),
     Figure(
         "gateway",

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,14 @@ class Reader:
         opened_s: What came before the first: starting the agent, and opening the data set.
         peak_bytes: Most memory of its processes together, where that was sampled.
         workers: Most worker processes seen.
+        said: What it wrote to stderr, in lines.
     """
 
     epochs: list[dict[str, Any]]
     opened_s: float = 0.0
     peak_bytes: int = 0
     workers: int = 0
+    said: list[str] = field(default_factory=list)
 
     @property
     def first(self) -> dict[str, Any]:
@@ -189,7 +191,15 @@ class Stage:
         found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
         return found
 
-    def read(self, job: Job, *, pinned: bool = True, cpus: Sequence[int] = (), samples_memory: bool = False) -> Reader:
+    def read(
+        self,
+        job: Job,
+        *,
+        pinned: bool = True,
+        cpus: Sequence[int] = (),
+        samples_memory: bool = False,
+        environment: dict[str, str] | None = None,
+    ) -> Reader:
         """Runs a client with a cold cache.
 
         Args:
@@ -197,18 +207,19 @@ class Stage:
             pinned: Whether it runs on the client's CPU alone.
             cpus: Instead: the CPUs that it runs on.
             samples_memory: Whether to watch its memory.
+            environment: That of an earlier client, whose agent is gone and whose cache directory is still there.
 
         Raises:
             RuntimeError: It failed; the message has what it printed last.
         """
-        with self.surroundings() as environment:
+        with self.surroundings() if environment is None else nullcontext(environment) as around:
             command = [sys.executable, "-m", "bench.client", job.json()]
             if cpus:
                 command = ["taskset", "-c", ",".join(map(str, cpus)), *command]
             elif pinned:
                 command = self.pinned(*command)
             process = subprocess.Popen(
-                command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command, env=around, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
             return self._follow(process, samples_memory)
 
@@ -239,6 +250,7 @@ class Stage:
             machine.wait_gone(agent)
         if status != 0:
             raise RuntimeError(f"the client ended with {status}: {''.join(errors[-15:]).strip()}")
+        reader.said = [line.rstrip() for line in errors]
         return reader
 
     @staticmethod

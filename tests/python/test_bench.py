@@ -175,3 +175,13 @@ def test_emulated_accelerators_read_each_their_share_or_say_what_went_wrong(
         emulated(replace(task, batch=100_000))
     with pytest.raises(RuntimeError, match=r"NotFoundError: .*nothing is there"):
         emulated(replace(task, url="s3://data/absent"))
+
+
+def test_the_time_to_a_rate_is_when_the_next_batches_come_at_it() -> None:
+    """Ten batches a second for two seconds, then a hundred: nine tenths of a hundred are reached when that begins."""
+    faults = load("bench.rows.faults")
+    slow = [0.1 * number for number in range(1, 21)]
+    fast = [2.0 + 0.01 * number for number in range(1, 401)]
+    assert faults.until(slow + fast, 0.9) == pytest.approx(2.0, abs=0.03)
+    assert faults.until(fast, 0.9) == pytest.approx(2.0, abs=0.03)
+    assert faults.until([0.01 * number for number in range(1, 101)], 0.9) == 0.0

@@ -14,6 +14,7 @@ mod file;
 mod http;
 mod listing;
 mod options;
+mod outage;
 mod profile;
 mod retry;
 mod seal;
@@ -33,6 +34,7 @@ use bytes::Bytes;
 use cloud::{Bucket, Progress};
 use file::Directory;
 use futures::stream::BoxStream;
+use outage::Outage;
 use retry::{Attempts, retrying};
 use settings::{Cloud, Settings};
 use std::ops::Range;
@@ -123,6 +125,7 @@ pub struct Source {
     told: Arc<str>,
     store: Store,
     retry: Retry,
+    outage: Arc<Outage>,
     list_concurrency: usize,
 }
 
@@ -167,6 +170,7 @@ impl Source {
             told: told.into(),
             store,
             retry,
+            outage: Arc::default(),
             list_concurrency,
         })
     }
@@ -317,7 +321,7 @@ impl Source {
             return Err(context(Error::invalid("the range ends before it begins")));
         }
         let mut progress = Progress::default();
-        let mut attempts = Attempts::new(self.retry, deadline);
+        let mut attempts = Attempts::new(self.retry, deadline, &self.outage);
         if range.is_empty() {
             return Ok(Fetched::default());
         }
@@ -333,6 +337,7 @@ impl Source {
                 }
             };
             let Err(error) = result else {
+                self.outage.answered();
                 let Progress {
                     bytes,
                     object_size,

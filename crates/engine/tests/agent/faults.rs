@@ -199,11 +199,19 @@ fn an_outage_of_the_store_is_waited_out() {
         let (items, _) = job.delivered(want, None, &mut calm()).expect("delivered");
         release(&job, &items);
         node.fail(&[fault]);
+        let mut back = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| read_epoch_from(&node, &job, &index, "img", &spec(&index), 0, 1));
-            std::thread::sleep(Duration::from_secs(2));
+            std::thread::sleep(Duration::from_secs(3));
             node.bucket.clear_faults();
+            back = Instant::now();
         });
+        // Nobody sleeps through its end.
+        assert!(
+            back.elapsed() < Duration::from_millis(1200),
+            "{fault}: {:?}",
+            back.elapsed()
+        );
         let again = spec(&index);
         job.client
             .send(&Ask::Start {

@@ -99,8 +99,20 @@ const PROBE_SOON: u32 = 2;
 const LEAST_WINDOW: u32 = 32;
 /// The share of requests that a source may refuse before it gets fewer at once: single errors say nothing about load.
 const REFUSED: f64 = 0.1;
+/// A share counts as more than another one if it is so many standard deviations above what chance makes of that.
+const DOUBTS: f64 = 3.0;
+/// The share that always is too much. Where load is the reason, a smaller one is gone after a decrease.
+const FLOOD: f64 = 0.3;
+/// What is left of a share after a decrease, where load was the reason. Where more is left, fewer requests are refused as often as more of them.
+const HELPS: f64 = 0.5;
+/// What a source may refuse that was found to refuse a share whatever it is sent.
+const TOLERATED: f64 = 1.5;
 /// The share is that of so many requests at least: of a few, one refusal would be much.
 const LOOKED_AT: u32 = 100;
+/// For so long a decrease is watched: what was refused ends later than what wasn't, so that a round of requests would show too few refusals.
+const WATCHED_NS: u64 = 500_000_000;
+/// What a decrease leaves of the limit.
+const DECREASE: f64 = 0.7;
 /// The least pause between two decreases.
 const QUIET_NS: u64 = 1_000_000_000;
 
@@ -124,6 +136,16 @@ struct Window {
     took_ns: u64,
 }
 
+/// A decrease of which isn't known yet whether it helped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Decrease {
+    /// What was refused.
+    share: f64,
+    /// The limit before.
+    limit: u32,
+    at_ns: u64,
+}
+
 /// The adaptive limit on requests in flight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Concurrency {
@@ -145,6 +167,9 @@ pub struct Concurrency {
     /// Requests that ended since refusals were counted last, and those of them that the source refused.
     looked_at: u32,
     refused: u32,
+    /// The share that may be refused: [`REFUSED`], or more where a decrease changed nothing.
+    tolerated: f64,
+    decrease: Option<Decrease>,
     quiet_until_ns: u64,
 }
 
@@ -166,6 +191,8 @@ impl Concurrency {
             probes_down: true,
             looked_at: 0,
             refused: 0,
+            tolerated: REFUSED,
+            decrease: None,
             quiet_until_ns: 0,
         }
     }
@@ -204,9 +231,9 @@ impl Concurrency {
             Outcome::Done(Told::Nothing) => {}
             Outcome::Done(told) => {
                 self.done(now_ns, took_ns, bytes);
-                self.look_at(now_ns, matches!(told, Told::Throttled { .. }));
+                self.look_at(now_ns, took_ns, matches!(told, Told::Throttled { .. }));
             }
-            Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, true),
+            Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, took_ns, true),
             Outcome::Failed(_) => {}
         }
     }
@@ -326,26 +353,54 @@ impl Concurrency {
     }
 
     /// One request ended; `refused`: the source asked for less (429, 503), broke off or timed out on the way. When that is the share of what ended
-    /// which it is for a source that has too much to do, the limit falls.
-    pub fn look_at(&mut self, now_ns: u64, refused: bool) {
+    /// which it is for a source that has too much to do, the limit falls. Where as many are refused after that as before, it was for nothing: the limit
+    /// is what it was, and such a share is no reason any more.
+    pub fn look_at(&mut self, now_ns: u64, took_ns: u64, refused: bool) {
+        let sent_ns = now_ns.saturating_sub(took_ns);
+        if self.decrease.is_some_and(|decrease| sent_ns < decrease.at_ns) {
+            return;
+        }
         self.looked_at += 1;
         self.refused += u32::from(refused);
         let all = LOOKED_AT.max(self.limit);
-        if f64::from(self.refused) > REFUSED * f64::from(all) {
-            self.back_off(now_ns);
-        } else if self.looked_at < all {
+        let is_flood = f64::from(self.refused) > FLOOD * f64::from(all.max(self.looked_at));
+        let is_watched = self
+            .decrease
+            .is_some_and(|decrease| now_ns < decrease.at_ns + WATCHED_NS);
+        if (is_watched || self.looked_at < all) && !is_flood {
             return;
         }
+        let share = f64::from(self.refused) / f64::from(self.looked_at);
+        let doubt = DOUBTS * (self.tolerated * (1.0 - self.tolerated) / f64::from(self.looked_at)).sqrt();
         (self.looked_at, self.refused) = (0, 0);
+        match self.decrease.take() {
+            Some(before) if !is_flood && share > HELPS * before.share => {
+                self.tolerated = TOLERATED * share.max(before.share);
+                self.quiet_until_ns = now_ns;
+                self.search(Phase::Raising, before.limit, now_ns);
+            }
+            _ if share > self.tolerated + doubt => self.back_off(now_ns, share),
+            _ if share < HELPS * REFUSED => self.tolerated = REFUSED,
+            _ => {}
+        }
     }
 
     /// At most one decrease per second, however many requests were hit. What the source takes now is found from there, in small steps.
-    fn back_off(&mut self, now_ns: u64) {
+    fn back_off(&mut self, now_ns: u64, share: f64) {
         if now_ns < self.quiet_until_ns {
             return;
         }
         self.quiet_until_ns = now_ns + QUIET_NS;
-        self.search(Phase::Raising, self.limit * 7 / 10, self.quiet_until_ns);
+        self.decrease = (share <= FLOOD).then_some(Decrease {
+            share,
+            limit: self.limit,
+            at_ns: now_ns,
+        });
+        self.search(
+            Phase::Raising,
+            (f64::from(self.limit) * DECREASE) as u32,
+            self.quiet_until_ns,
+        );
     }
 }
 

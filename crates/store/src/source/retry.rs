@@ -1,6 +1,7 @@
 //! Repeats what may succeed the next time, inside a deadline.
 
 use super::Retry;
+use super::outage::Outage;
 use crate::{Error, ErrorKind, Result};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
@@ -8,22 +9,29 @@ use tokio::time::Instant;
 
 /// Counts attempts and says whether and when the next one comes.
 #[derive(Debug)]
-pub(crate) struct Attempts {
+pub(crate) struct Attempts<'a> {
     retry: Retry,
     deadline: Instant,
+    outage: &'a Outage,
     pub made: u32,
     corrupt: u32,
+    /// Those that failed since the store came back last, and how often it had by then.
+    failed: u32,
+    returns: u64,
     /// Why the attempt before failed.
     before: Option<Error>,
 }
 
-impl Attempts {
-    pub fn new(retry: Retry, deadline: Instant) -> Self {
+impl<'a> Attempts<'a> {
+    pub fn new(retry: Retry, deadline: Instant, outage: &'a Outage) -> Self {
         Self {
             retry,
             deadline,
+            outage,
             made: 0,
             corrupt: 0,
+            failed: 0,
+            returns: outage.returns(),
             before: None,
         }
     }
@@ -39,6 +47,14 @@ impl Attempts {
             }
             kind => kind.is_transient(),
         };
+        if error.kind().is_transient() {
+            self.outage.failed();
+        }
+        let returns = self.outage.returns();
+        if self.returns != returns {
+            (self.returns, self.failed) = (returns, 0);
+        }
+        self.failed += 1;
         let own = self.pause();
         let left = self.deadline.saturating_duration_since(Instant::now());
         let pause = match error.retry_after() {
@@ -55,8 +71,13 @@ impl Attempts {
             let before = self.before.take().filter(|_| error.kind() == ErrorKind::Timeout);
             return Err(before.unwrap_or(error));
         }
+        let is_wished = error.retry_after().is_some();
         self.before = Some(error);
-        tokio::time::sleep(pause).await;
+        if is_wished {
+            tokio::time::sleep(pause).await;
+        } else {
+            self.outage.wait(pause, random()).await;
+        }
         Ok(())
     }
 
@@ -65,11 +86,15 @@ impl Attempts {
         let doubled = self
             .retry
             .pause
-            .saturating_mul(1 << self.made.saturating_sub(1).min(16));
-        let random = RandomState::new().build_hasher().finish() >> 11;
-        let share = random as f64 / (1_u64 << 53) as f64;
-        doubled.min(self.retry.pause_limit).mul_f64(share)
+            .saturating_mul(1 << self.failed.saturating_sub(1).min(16));
+        doubled.min(self.retry.pause_limit).mul_f64(random())
     }
+}
+
+/// From 0 to 1.
+fn random() -> f64 {
+    let random = RandomState::new().build_hasher().finish() >> 11;
+    random as f64 / (1_u64 << 53) as f64
 }
 
 /// How long a call that somebody waits for is repeated: long enough for a store that restarts, and not so long that a wrong address looks like a hang.
@@ -80,7 +105,8 @@ pub(crate) async fn retrying<T, F>(retry: Retry, deadline: Instant, mut attempt:
 where
     F: Future<Output = Result<T>>,
 {
-    let mut attempts = Attempts::new(retry, deadline.min(Instant::now() + PATIENCE));
+    let outage = Outage::default();
+    let mut attempts = Attempts::new(retry, deadline.min(Instant::now() + PATIENCE), &outage);
     loop {
         attempts.made += 1;
         match tokio::time::timeout_at(deadline, attempt()).await {
@@ -138,7 +164,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_outage_is_bridged_up_to_the_deadline_by_ever_longer_pauses() {
         let (start, limit) = (Instant::now(), Duration::from_secs(30));
-        let mut attempts = Attempts::new(Retry::default(), start + limit);
+        let outage = Outage::default();
+        let mut attempts = Attempts::new(Retry::default(), start + limit, &outage);
         while start.elapsed() < Duration::from_secs(20) {
             attempts.made += 1;
             let down = Error::new(ErrorKind::Unavailable, "down");

@@ -254,11 +254,11 @@ fn throttling_lowers_the_limit_once_per_second() {
         most: 256,
     });
     for i in 0..50 {
-        control.look_at(i * 1_000_000, true);
+        control.look_at(i * 1_000_000, 0, true);
     }
     assert_eq!(control.limit(), 70);
     for i in 0..50 {
-        control.look_at(2_000_000_000 + i, true);
+        control.look_at(2_000_000_000 + i, 0, true);
     }
     assert_eq!(control.limit(), 49);
 }
@@ -305,6 +305,21 @@ fn single_errors_cost_no_throughput() {
 }
 
 #[test]
+fn errors_that_fewer_requests_dont_lessen_cost_little_throughput() {
+    // One in ten, and one in five.
+    for one_in in [10, 5] {
+        let mut control = Concurrency::new(few());
+        let hit = |number: u32, _| number.wrapping_mul(2_654_435_761) >> 8 < (1 << 24) / one_in;
+        let limit = refusing(&mut control, 0, 600, hit);
+        assert!(limit > 0.9 * 256.0, "one in {one_in}: {limit}");
+        // The source that it was is a source that refuses what is too much.
+        refusing(&mut control, 20_000_000_000, 100, |_, _| false);
+        let limit = refusing(&mut control, 30_000_000_000, 2000, |_, of_round| of_round >= 60);
+        assert!((50.0..110.0).contains(&limit), "{limit} of 60");
+    }
+}
+
+#[test]
 fn a_source_that_refuses_what_is_too_much_gets_about_what_it_takes() {
     let mut control = Concurrency::new(few());
     let limit = refusing(&mut control, 0, 2000, |_, of_round| of_round >= 60);
@@ -326,7 +341,7 @@ fn a_moment_of_refusals_is_forgotten() {
 fn a_fixed_limit_stays() {
     let mut control = Concurrency::new(ConcurrencySettings::fixed(64));
     Store::new(1e9, 0.03, 110_000).run(&mut control, 0.0, 3.0);
-    (0..100).for_each(|now| control.look_at(now, true));
+    (0..100).for_each(|now| control.look_at(now, 0, true));
     assert_eq!(control.limit(), 64);
 }
 
