@@ -157,6 +157,7 @@ FIGURES = [
         {
             "fits: GETs / samples": Bar(most=1.01),
             **{f"q = {share}: hits - q": Bar(least=-0.01) for share in SHARES},
+            **{f"q = {share} of caches: hits - q": Bar(least=-0.01) for share in SHARES},
             **{
                 f"q = {share}: bytes from {where}, predicted / measured - 1": Bar(least=-0.03, most=0.03)
                 for share in SHARES

@@ -54,6 +54,7 @@ class Work:
         epochs: How many.
         pause_s: What a step takes besides.
         ram: A node's memory.
+        staging, batches: Of it, what passes through and what batches have; empty: the defaults.
         disk: A directory of tiers, one for each node; None: none.
         disk_bytes: A tier's size.
         peers: Whether nodes share their caches.
@@ -75,6 +76,8 @@ class Work:
     epochs: int = 3
     pause_s: float = 0.0
     ram: str = "16MB"
+    staging: str = ""
+    batches: str = ""
     disk: str | None = None
     disk_bytes: str = "64MB"
     peers: bool = True

@@ -95,7 +95,13 @@ class Trainee:
             decode=_see if work.trains else _look,
             collate_fn=_values,
             num_workers=work.workers,
-            cache=fl.Cache(ram=work.ram, disk=disk, peers=self._peers()),
+            cache=fl.Cache(
+                ram=work.ram,
+                disk=disk,
+                staging=work.staging or None,
+                batches=work.batches or None,
+                peers=self._peers(),
+            ),
             epochs=work.epochs,
             local_ranks=[self.rank] if work.apart else None,
         )

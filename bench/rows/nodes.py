@@ -29,6 +29,8 @@ NODES = 4
 SIZE, SMALL, USUAL = 64_000, 30_000, 110_000
 SHARES = (0.25, 0.5, 0.75)
 CAP_MBIT = 200
+#: Memory for samples that pass through, and for batches, where the caches have sizes of their own.
+PASSING = 8 << 20
 #: What a step takes in the runs with a pace.
 STEP_S = 0.02
 
@@ -123,6 +125,14 @@ def _requests(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) 
     result.read("fits: GETs / samples", *(found["gets"] / data.count for found in fits))
     result.raw["fits"] = [found["stats"] for found in fits]
     for share in SHARES:
+        # What is kept is the share; what passes through comes on top.
+        beside = {"staging": str(PASSING), "batches": str(PASSING)}
+        ram = int(share * total / NODES) + 2 * PASSING
+        runs = [rig.run(data, batch=32, epochs=epochs, ram=str(ram), **beside) for _ in range(rounds)]
+        hits = [1 - (found["gets"] - data.count) / ((epochs - 1) * data.count) for found in runs]
+        result.read(f"q = {share} of caches: hits - q", *(found - share for found in hits))
+        result.raw[f"q = {share} of caches"] = [found["stats"] for found in runs]
+    for share in SHARES:
         ram = max(least, int(share * total / NODES))
         runs = [rig.run(data, batch=32, epochs=epochs, ram=str(ram)) for _ in range(rounds)]
         hits = [1 - (found["gets"] - data.count) / ((epochs - 1) * data.count) for found in runs]
@@ -192,6 +202,7 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
         "20 Mbit/s": (lambda _: rig.fabric.cap(3, 20), lambda _: rig.fabric.cap(3, 10_000)),
         "two and two": (lambda _: rig.fabric.part([0, 1], [2, 3]), lambda _: rig.fabric.join([0, 1], [2, 3])),
     }
+    spell_s, reads = stage.amount(5, 2), stage.amount(120_000, 32_000)
     for name, (begin, end) in faults.items():
         times: dict[str, float] = {}
 
@@ -200,13 +211,13 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
             time.sleep(2)
             times["begin"] = time.monotonic()
             begin(run)
-            time.sleep(5)
+            time.sleep(spell_s)
             end(run)
             times["end"] = time.monotonic()
 
         first, sustained, longest = [], [], []
         for _ in range(min(stage.pairs, 3)):
-            found = rig.run(data, meanwhile, epochs=max(6, 120_000 // data.count), **work)
+            found = rig.run(data, meanwhile, epochs=max(6, reads // data.count), **work)
             at = times["begin"]
             others = [[line["t"] for line in rank] for rank in found["lines"][:3]]
 
@@ -215,7 +226,7 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
 
             healthy = rate(at - 2, at)
             first.append(rate(at + 1, at + 2) / healthy)
-            sustained.append(rate(at + 1, at + 5) / healthy)
+            sustained.append(rate(at + 1, at + spell_s) / healthy)
             longest.append(max(b - a for rank in others for a, b in itertools.pairwise(rank) if at - 1 < a < at + 6))
         result.read(f"{name}: pace in the second second / before", *first)
         result.read(f"{name}: pace from then on / before", *sustained)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,27 @@ def truth(data: Any) -> list[bytes]:
 
 def read(loader: Any) -> list[bytes]:
     return [value for values, _ in loader for value in values]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_outage_is_told_once_and_seldom_again_however_many_batches_wait_for_it(
+    home: Any, failing: Any, workers: int
+) -> None:
+    data = fl.open("s3://data/fixed")
+    loader = DataLoader(data, 4, cache=LITTLE, num_workers=workers, tuning=fl.Tuning(stall_s=0.4))
+    batches = iter(loader)
+    found = list(next(batches)[0])
+    failing.add_fault("status", status=503)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threading.Timer(3, failing.clear_faults).start()
+        found += read(batches)
+    assert found == truth(data)
+    told = [str(each.message) for each in caught if issubclass(each.category, errors.StalledWarning)]
+    # After 0.4 and 1.2 s, and after 2.8; with a worker the agent's log has them.
+    log = (home.cache_dir / "agent.log").read_text()
+    assert workers or 1 <= len(told) <= 3, told
+    assert 1 <= log.count("a GET to the bucket is under way") <= 3, log
 
 
 BROKEN = {

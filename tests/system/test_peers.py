@@ -60,6 +60,13 @@ def test_nodes_that_hold_the_data_set_together_ask_the_bucket_for_each_sample_on
     assert late < samples // 10, stats
     assert all(one["peer_hits"] > 0 for one in each), stats
     assert run.output().count(f"{count} nodes share their caches") == count
+    # Each names all others, and what they say that they gave is what was had.
+    assert all(len(one["nodes"]) == count - 1 for one in stats), stats
+    had = sum(node["samples"] for one in each for node in one["nodes"])
+    assert abs(had - sum(one["served"] for one in each)) <= samples // 50, stats
+    assert all(
+        node["samples"] and node["latency_s"] > 0 and not node["is_avoided"] for one in each for node in one["nodes"]
+    )
 
 
 def test_two_loaders_of_a_run_share_what_each_reads(nodes: Any) -> None:

@@ -469,10 +469,39 @@ pub struct Stats {
     pub order_bytes: u64,
     /// Bytes of the data sets' indexes, beside it too and shared with other jobs.
     pub index_bytes: u64,
+    /// Samples that other nodes had from this one, for all jobs of the pool.
+    pub served: u64,
+    /// The same in bytes.
+    pub served_bytes: u64,
     /// The slowest loads: object and seconds.
     pub slowest: Vec<(String, f64)>,
+    /// The other nodes of the group.
+    pub nodes: Vec<NodeStats>,
     /// Where memory and requests stand.
     pub gauges: Option<GaugesOnWire>,
+}
+
+/// What another node has given to this one, for all jobs of the pool, and how it does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeStats {
+    /// Where it answers.
+    pub address: SocketAddr,
+    /// Samples had from it.
+    pub samples: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What it hadn't got.
+    pub misses: u64,
+    /// What came too late, broken or not at all.
+    pub failures: u64,
+    /// Loads under way.
+    pub in_flight: u64,
+    /// Whether it is left alone for now, after failures.
+    pub is_avoided: bool,
+    /// Mean seconds to the first byte of its answers.
+    pub latency_s: f64,
+    /// Bytes per second of one answer.
+    pub bytes_per_s: f64,
 }
 
 /// [`Gauges`], as JSON.

@@ -306,6 +306,8 @@ impl Job {
         stats.order_bytes = self.order(|order| order.map_or(0, Order::held_bytes));
         stats.memory_bytes = self.pool.cache.used_bytes() + self.batches.borrow().shared().used_bytes();
         stats.index_bytes = self.streams.index_bytes();
+        (stats.served, stats.served_bytes) = self.pool.served();
+        stats.nodes = self.pool.nodes();
         let since = self.waiting_since.get();
         stats.waited_s += since.map_or(0.0, |since| since.elapsed().as_secs_f64());
         stats

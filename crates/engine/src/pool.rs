@@ -158,7 +158,9 @@ struct State {
     /// Why a content could not be loaded, until those who waited for it have heard.
     troubles: FxHashMap<Content, Trouble>,
     soon: bool,
-    reported: FxHashMap<u64, Instant>,
+    reported: FxHashMap<u64, watch::Told>,
+    /// Consumers that were told that they wait, by job and connection.
+    stalls: FxHashMap<(u32, *const Connection), watch::Stall>,
     disk_trouble: Option<Instant>,
     /// Disk tiers that have been said to take nothing for want of room.
     without_room: BTreeSet<u8>,
@@ -255,6 +257,7 @@ impl Pool {
             troubles: FxHashMap::default(),
             soon: false,
             reported: FxHashMap::default(),
+            stalls: FxHashMap::default(),
             disk_trouble: None,
             without_room: BTreeSet::new(),
             listeners: Vec::new(),

@@ -92,6 +92,19 @@ pub struct Gauges {
     pub bucket_bytes_per_s: f64,
 }
 
+/// How another node does, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeerState {
+    /// Loads under way.
+    pub in_flight: u64,
+    /// Whether it is left alone for now, after failures.
+    pub is_avoided: bool,
+    /// Mean time to first byte, in seconds.
+    pub latency_s: f64,
+    /// Bytes per second of one answer.
+    pub bytes_per_s: f64,
+}
+
 /// A read that a consumer waits for, for the watchdog.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Waiting {
@@ -491,6 +504,18 @@ impl Scheduler {
             bucket_latency_s: bucket.estimate.latency_s(),
             bucket_bytes_per_s: bucket.estimate.bytes_per_s(),
         }
+    }
+
+    /// How another node does, by its number; `None`: there is none with that number.
+    #[must_use]
+    pub fn peer(&self, number: u16) -> Option<PeerState> {
+        let lane = self.loads.lanes.peer_at(number)?;
+        Some(PeerState {
+            in_flight: u64::from(lane.demand().in_flight),
+            is_avoided: !lane.is_open(self.now_ns),
+            latency_s: lane.estimate.latency_s(),
+            bytes_per_s: lane.estimate.bytes_per_s(),
+        })
     }
 
     /// Bytes that it can keep: what of memory doesn't pass through, and the disk tiers, where a record is a little more than its block.

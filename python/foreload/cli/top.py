@@ -10,7 +10,7 @@ from foreload.cli import options, output
 from foreload.cli.agent import jobs_of, running, who_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.table import Table
 
     from foreload._core import Agent
@@ -83,7 +83,7 @@ def _watch(connection: "Agent", interval: float, *, as_json: bool) -> None:
             if as_json:
                 print(json.dumps({"running": True, "jobs": jobs}), flush=True)
             else:
-                live.update(_table(jobs), refresh=True)
+                live.update(_all(jobs), refresh=True)
             before, at = now, then
 
 
@@ -93,7 +93,47 @@ def _draw(console: "Console", value: dict[str, Any]) -> None:
     elif not value["jobs"]:
         console.print("the agent has no jobs")
     else:
-        console.print(_table(value["jobs"]))
+        console.print(_all(value["jobs"]))
+
+
+def _all(jobs: list[dict[str, Any]]) -> "Group":
+    from rich.console import Group
+
+    pools = {job["pool"]: job["stats"] for job in jobs if job["stats"].get("nodes")}
+    return Group(_table(jobs), *(_nodes(pool, stats) for pool, stats in pools.items()))
+
+
+def _nodes(pool: int, stats: dict[str, Any]) -> "Table":
+    """The nodes that a pool shares with, the slowest first."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    count, size = output.human_count, output.human_bytes
+    served = f"{count(stats['served'])} samples, {size(stats['served_bytes'])}"
+    title = f"other nodes of pool {pool}, which had {served} from this one"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="")
+    for column in ("node", "gave", "bytes", "hadn't", "failed", "under way", "answers after", "at", ""):
+        table.add_column(column, justify="left" if column in {"node", ""} else "right")
+    for node in sorted(stats["nodes"], key=_expected_s, reverse=True):
+        cells = [
+            node["address"],
+            count(node["samples"]),
+            size(node["bytes"]),
+            count(node["misses"]),
+            count(node["failures"]),
+            str(node["in_flight"]),
+            output.human_seconds(node["latency_s"]),
+            f"{size(node['bytes_per_s'])}/s",
+            "left alone for now" if node["is_avoided"] else "",
+        ]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _expected_s(node: dict[str, Any]) -> float:
+    """Seconds for 100 KB."""
+    return float(node["latency_s"]) + 1e5 / max(1.0, float(node["bytes_per_s"]))
 
 
 def _table(jobs: list[dict[str, Any]]) -> "Table":

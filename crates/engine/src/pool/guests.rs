@@ -6,16 +6,17 @@
 
 use super::Pool;
 use super::bytes::Fetch;
-use crate::calls::PeerAt;
+use crate::calls::{NodeStats, PeerAt};
 use crate::carriers::{Landed, Order};
 use crate::peers::{self, Lent, Said};
 use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter};
 use foreload_plan::Digest;
-use foreload_plan::action::{Action, Command, Completion, Event, Failure, Handle, Item, Load};
+use foreload_plan::action::{Action, Command, Completion, Event, Failure, Handle, Item, Load, Source as LoadSource};
 use foreload_plan::homes::Member;
 use foreload_store::index::ObjectRef;
 use foreload_store::{ErrorKind, Source};
+use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,25 +27,46 @@ use tokio::time::Instant;
 /// What peers have given back that is heard of at once.
 const AT_ONCE: usize = 64;
 
+/// A node of a group, and what it has given.
+struct Known {
+    id: u64,
+    /// `None`: there is nothing to ask of it.
+    at: Option<(SocketAddr, Source)>,
+    samples: u64,
+    bytes: u64,
+    misses: u64,
+    failures: u64,
+}
+
 /// The nodes of a pool's group.
 #[derive(Default)]
 pub(super) struct Group {
-    /// By the numbers that the plan knows them by, which never change; whom there is nothing to ask of has no source.
-    known: Vec<(u64, Option<Source>)>,
+    /// By the numbers that the plan knows them by, which never change.
+    known: Vec<Known>,
     is_open: bool,
+    /// What this one has given to the others: samples and bytes.
+    served: (u64, u64),
 }
 
 impl Group {
     fn number(&mut self, id: u64) -> usize {
-        let known = self.known.iter().position(|(known, _)| *known == id);
+        let known = self.known.iter().position(|known| known.id == id);
         known.unwrap_or_else(|| {
-            self.known.push((id, None));
+            self.known.push(Known {
+                id,
+                at: None,
+                samples: 0,
+                bytes: 0,
+                misses: 0,
+                failures: 0,
+            });
             self.known.len() - 1
         })
     }
 
     fn source(&self, peer: u16) -> Option<Source> {
-        self.known.get(usize::from(peer))?.1.clone()
+        let (_, source) = self.known.get(usize::from(peer))?.at.as_ref()?;
+        Some(source.clone())
     }
 }
 
@@ -78,13 +100,13 @@ impl Pool {
         }
         let mut numbered = Vec::with_capacity(members.len());
         for member in members {
-            let source = match member.id == me {
+            let at = match member.id == me {
                 true => None,
-                false => Some(peers::source(member.address, secret)?),
+                false => Some((member.address, peers::source(member.address, secret)?)),
             };
             let mut group = self.group.borrow_mut();
             let number = group.number(member.id);
-            group.known[number].1 = source;
+            group.known[number].at = at;
             let number = u16::try_from(number).map_err(|_| Trouble::new("invalid", "a group has too many nodes"))?;
             let (id, bytes) = (member.id, member.keeps_bytes);
             numbered.push((number, Member { id, bytes }));
@@ -96,9 +118,16 @@ impl Pool {
 
     /// Asks each other node of its group once. Who gave no answer that a peer gives, and why not.
     pub async fn reach(&self) -> Vec<(u64, String)> {
-        let others: Vec<_> = self.group.borrow().known.clone();
-        let asked = others.into_iter().filter_map(|(id, source)| Some((id, source?)));
-        let asked = asked.map(|(id, source)| async move { peers::reach(&source).await.err().map(|why| (id, why)) });
+        let others: Vec<_> = {
+            let group = self.group.borrow();
+            let asked = group.known.iter();
+            asked
+                .filter_map(|known| Some((known.id, known.at.as_ref()?.1.clone())))
+                .collect()
+        };
+        let asked = others
+            .into_iter()
+            .map(|(id, source)| async move { peers::reach(&source).await.err().map(|why| (id, why)) });
         futures::future::join_all(asked).await.into_iter().flatten().collect()
     }
 
@@ -174,6 +203,11 @@ impl Pool {
             handle: item.handle,
             back: self.lent.clone(),
         });
+        {
+            let mut group = self.group.borrow_mut();
+            group.served.0 += items.len() as u64;
+            group.served.1 += items.iter().map(|item| item.slot.len).sum::<u64>();
+        }
         // Who has gone away gives it back at once.
         drop(guest.answer.send(lent.next()));
         true
@@ -225,20 +259,60 @@ impl Pool {
         self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
     }
 
+    /// Notes something of the node that was asked.
+    fn note(&self, load: &Load, what: impl FnOnce(&mut Known)) {
+        if let LoadSource::Peer(number) = load.source {
+            self.group.borrow_mut().known.get_mut(usize::from(number)).map(what);
+        }
+    }
+
+    /// The other nodes of the group: what each has given, and how it does.
+    pub fn nodes(&self) -> Vec<NodeStats> {
+        let group = self.group.borrow();
+        let state = |number: usize| self.look(|scheduler| scheduler.peer(u16::try_from(number).ok()?));
+        let others = group.known.iter().enumerate();
+        let others = others.filter_map(|(number, known)| {
+            let (address, _) = known.at.as_ref()?;
+            let state = state(number)?;
+            Some(NodeStats {
+                address: *address,
+                samples: known.samples,
+                bytes: known.bytes,
+                misses: known.misses,
+                failures: known.failures,
+                in_flight: state.in_flight,
+                is_avoided: state.is_avoided,
+                latency_s: state.latency_s,
+                bytes_per_s: state.bytes_per_s,
+            })
+        });
+        others.collect()
+    }
+
+    /// Samples and bytes that other nodes had from this one.
+    pub fn served(&self) -> (u64, u64) {
+        self.group.borrow().served
+    }
+
     /// A peer's answer, or what became of it.
     pub(super) fn landed_from_peer(&self, fetch: Fetch, landed: &Landed) -> Completion {
         let Fetch { action, proof, .. } = fetch;
         let Command::Load(load) = action.command() else {
             return action.failed(Failure::Cancelled);
         };
+        let failed = || {
+            self.count(load.job, |stats| stats.peer_failures += 1);
+            self.note(load, |known| known.failures += 1);
+        };
         let fetched = match &landed.fetched {
             None => return action.failed(Failure::Cancelled),
             Some(Err(error)) if error.kind() == ErrorKind::NotFound => {
                 self.count(load.job, |stats| stats.peer_misses += 1);
+                self.note(load, |known| known.misses += 1);
                 return action.failed(Failure::Final);
             }
             Some(Err(_)) => {
-                self.count(load.job, |stats| stats.peer_failures += 1);
+                failed();
                 return action.failed(Failure::Unavailable);
             }
             Some(Ok(fetched)) => fetched,
@@ -246,18 +320,22 @@ impl Pool {
         let said = fetched.etag.as_deref().and_then(Said::of);
         let sums = landed.sink.checksums();
         let is_right = |said: &Said| sums == Some(&[said.crc]) && self.check(load, &proof, sums).is_ok();
-        match said.filter(is_right) {
-            None => {
-                self.count(load.job, |stats| stats.peer_failures += 1);
-                action.failed(Failure::Corrupt)
-            }
-            Some(said) if said.was_fetched => action.done_apart(),
-            Some(_) => action.done(fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64),
+        let Some(said) = said.filter(is_right) else {
+            failed();
+            return action.failed(Failure::Corrupt);
+        };
+        self.note(load, |known| {
+            known.samples += 1;
+            known.bytes += load.len;
+        });
+        match said.was_fetched {
+            true => action.done_apart(),
+            false => action.done(fetched.first_byte.as_nanos() as u64, fetched.transfer.as_nanos() as u64),
         }
     }
 }
 
 /// Whether a load is a peer's.
 pub(super) fn is_of_peer(load: &Load) -> bool {
-    matches!(load.source, foreload_plan::action::Source::Peer(_))
+    matches!(load.source, LoadSource::Peer(_))
 }

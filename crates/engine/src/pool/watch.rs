@@ -2,12 +2,29 @@
 //! nothing is in flight and nobody waits.
 
 use super::{CARE, MIND, Pool, TICK};
+use crate::connection::Connection;
+use crate::job::Job;
 use crate::protocol::{Say, Trouble};
 use foreload_plan::action::{Event, Source};
 use foreload_plan::scheduler::{Cause, Waiting};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// Who waits and is told of it at most this seldom, however long it takes.
+const SELDOM: Duration = Duration::from_secs(60);
+
+/// What was said of a request that waits.
+pub(super) struct Told {
+    at: Instant,
+    was_starved: bool,
+}
+
+/// When a consumer was told last that it waits, and when it will be again.
+pub(super) struct Stall {
+    at: Instant,
+    pause: Duration,
+}
 
 impl Pool {
     /// Ticks while anything is in flight, and reports what takes too long.
@@ -63,9 +80,11 @@ impl Pool {
         }
     }
 
-    /// Tells consumers what they have been waiting for longer than their job's limit.
+    /// Tells consumers what they have been waiting for longer than their job's limit: of several requests the oldest, and again ever more seldom. What lacks
+    /// memory is told of each request and each time, for whoever waits acts on that.
     fn report_stalls(&self) {
         let mut state = self.state.borrow_mut();
+        let state = &mut *state;
         let now_ns = self.now_ns();
         let late = |waiting: Waiting| {
             let job = &state.wants.get(&waiting.request)?.job;
@@ -73,19 +92,38 @@ impl Pool {
             (waited > job.stall_limit()).then(|| (waiting, Rc::clone(job)))
         };
         let waiting = state.plan.scheduler().waiting().into_iter();
-        let late: Vec<_> = waiting.filter_map(late).collect();
+        let mut late: Vec<_> = waiting.filter_map(late).collect();
+        late.sort_by_key(|(waiting, _)| waiting.since_ns);
         state
             .reported
             .retain(|request, _| late.iter().any(|(waiting, _)| waiting.request == *request));
-        for (waiting, job) in late {
-            let again = state
-                .reported
-                .get(&waiting.request)
-                .is_none_or(|at| at.elapsed() > job.stall_limit());
-            if !again {
+        let who = |waiting: &Waiting| state.wants.get(&waiting.request).map(|want| want.who.as_ptr());
+        let waits = |stalled: &(u32, *const Connection)| {
+            let is_it = |(waiting, job): &(Waiting, Rc<Job>)| (job.id, who(waiting)) == (stalled.0, Some(stalled.1));
+            late.iter().any(is_it)
+        };
+        state.stalls.retain(|stalled, _| waits(stalled));
+        for (waiting, job) in &late {
+            let told = state.reported.get(&waiting.request);
+            if told.is_some_and(|told| told.at.elapsed() <= job.stall_limit()) {
                 continue;
             }
-            state.reported.insert(waiting.request, Instant::now());
+            let is_starved = waiting.cause == Cause::Memory && state.plan.scheduler().is_at_rest();
+            let was_starved = told.is_some_and(|told| told.was_starved);
+            if let Some(who) = who(waiting).filter(|_| !is_starved && !was_starved) {
+                let stall = state.stalls.get(&(job.id, who));
+                if stall.is_some_and(|stall| stall.at.elapsed() <= stall.pause) {
+                    continue;
+                }
+                let pause = stall.map_or(2 * job.stall_limit(), |stall| (2 * stall.pause).min(SELDOM));
+                let at = Instant::now();
+                state.stalls.insert((job.id, who), Stall { at, pause });
+            }
+            let told = Told {
+                at: Instant::now(),
+                was_starved: is_starved,
+            };
+            state.reported.insert(waiting.request, told);
             let seconds = now_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
             let what = waiting
                 .sample
@@ -107,7 +145,6 @@ impl Pool {
                 }
                 Cause::Order => "the order of the next epoch is not known".to_owned(),
             };
-            let is_starved = waiting.cause == Cause::Memory && state.plan.scheduler().is_at_rest();
             let kind = if is_starved { "starved" } else { "stalled" };
             let message = format!("waiting for {seconds:.1} s for {what}: {cause}");
             crate::log::say!("job {}: {message}", job.id);

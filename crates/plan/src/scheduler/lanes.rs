@@ -332,6 +332,11 @@ impl Lanes {
         takes_s.get(takes_s.len() / 2).copied()
     }
 
+    /// That of another node, by its number.
+    pub fn peer_at(&self, peer: u16) -> Option<&Lane> {
+        self.peers.get(usize::from(peer))
+    }
+
     pub fn of(&self, source: Source) -> &Lane {
         match source {
             Source::Bucket => &self.bucket,

@@ -185,7 +185,7 @@ impl Default for Seen {
 impl Seen {
     /// Whether a number is a new one; it isn't from then on.
     fn take(&mut self, number: u64) -> bool {
-        if number == 0 || number + WINDOW <= self.last {
+        if number == 0 || number.saturating_add(WINDOW) <= self.last {
             return false;
         }
         if number > self.last {
