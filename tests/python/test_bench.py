@@ -185,3 +185,26 @@ def test_the_time_to_a_rate_is_when_the_next_batches_come_at_it() -> None:
     assert faults.until(slow + fast, 0.9) == pytest.approx(2.0, abs=0.03)
     assert faults.until(fast, 0.9) == pytest.approx(2.0, abs=0.03)
     assert faults.until([0.01 * number for number in range(1, 101)], 0.9) == 0.0
+
+
+@pytest.mark.parametrize("workload", ["mnist", "cifar"])
+def test_the_setups_of_delis_experiment_are_the_papers_and_ours_and_have_names_of_their_own(workload: str) -> None:
+    deli = load("bench.papers.deli")
+    for scale in (1, 10):
+        setups = deli.setups(deli.WORKLOADS[workload], scale)
+        names = [setup.name for setup in setups]
+        assert len(set(names)) == len(names)
+        assert {setup.door for setup in setups} == {"disk", "direct", "deli", "default"}
+        best = next(setup for setup in setups if setup.name == deli.fifty(deli.WORKLOADS[workload], scale))
+        assert (best.cache, best.fetch, best.threshold) == tuple(round(n / scale) for n in (2048, 1024, 1024))
+    assert [setup.name for setup in setups if setup.peers] == ["default, peers"]
+
+
+def test_less_loading_time_is_that_of_both_epochs() -> None:
+    deli = load("bench.papers.deli")
+    runs = {
+        name: [{"epochs": [{"load_s": a, "miss": 0.0}, {"load_s": b, "miss": 0.0}]}]
+        for name, a, b in (("direct", 60.0, 40.0), ("default", 0.6, 0.4))
+    }
+    assert deli.less(runs, "default") == pytest.approx(99.0)
+    assert deli.less(runs, "disk") is None
