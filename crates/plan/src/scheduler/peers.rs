@@ -145,23 +145,27 @@ impl Scheduler {
             return None;
         };
         let lane = self.loads.lanes.of(Source::Peer(peer));
-        let is_asked = lane.is_open(self.now_ns) && !self.is_held_up(peer, lane.wait_s(len), len, line);
+        let is_asked = lane.is_open(self.now_ns) && !self.holds_up(peer, len, line);
         is_asked.then_some(peer)
     }
 
-    /// Whether what a peer takes so long for comes too late for a line, at the pace that its rank would have without, and the bucket is faster by far. A peer may be slow
-    /// and answer all the same: then nothing fails, its breaker stays closed, and each batch waits for its part.
-    pub(super) fn is_held_up(&self, peer: u16, takes_s: f64, len: u64, line: u64) -> bool {
+    /// Whether what a peer is asked for comes too late for a line, at the pace that its rank would have without, and the bucket is faster by far. A peer may be slow
+    /// and answer all the same: then nothing fails, its breaker stays closed, and each batch waits for its part. A long queue alone doesn't make it slow: where much is
+    /// read ahead at once all have one.
+    fn holds_up(&self, peer: u16, len: u64, line: u64) -> bool {
         let lanes = &self.loads.lanes;
-        let leaves = |patience_s| self.leaves(Source::Peer(peer), len, takes_s, patience_s);
-        // The cheapest question first: nearly always it isn't.
-        if !leaves(LATE_S) || lanes.of(Source::Peer(peer)).rests(self.now_ns) {
+        let lane = lanes.of(Source::Peer(peer));
+        let leaves = |patience_s| self.leaves(Source::Peer(peer), len, lane.wait_s(len), patience_s);
+        // The cheapest question first: nearly always it doesn't.
+        if !leaves(LATE_S) || lane.rests(self.now_ns) {
             return false;
         }
         let soonest_s = self.windows.needed_soonest_in_ns(line) / 1e9;
         match lanes.other_peers_take_s(peer, len) {
             // Where all are slow, it is the network, and what it brings needn't be paid for.
-            Some(others_s) => takes_s > SLOWER * others_s && leaves(soonest_s.clamp(LATE_S, SLOW_S)),
+            Some(others_s) => {
+                lane.estimate.expected_s(len) > SLOWER * others_s && leaves(soonest_s.clamp(LATE_S, SLOW_S))
+            }
             None => leaves(SLOW_S),
         }
     }

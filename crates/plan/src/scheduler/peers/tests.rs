@@ -1,3 +1,4 @@
+use super::super::flights::tests::pending;
 use super::super::hand::{Hand, reads, settings};
 use super::*;
 use crate::action::Event;
@@ -296,4 +297,18 @@ fn a_peer_that_is_slower_than_the_others_is_not_asked_for_what_comes_too_late() 
         hand.step(Event::Tick);
     };
     assert_eq!(asked_at([0.001, 0.001, 0.2], later), [true; 3]);
+}
+
+#[test]
+fn a_peer_of_which_much_is_wanted_at_once_is_not_slower_than_others() {
+    let queue = |hand: &mut Hand| {
+        let lane = hand.plan.loads.lanes.of_mut(Source::Peer(3));
+        (0..400).for_each(|number| lane.push(pending(Source::Peer(3), number, 1000)));
+    };
+    assert_eq!(asked_at([0.01; 3], queue), [true; 3]);
+    assert_eq!(
+        asked_at([0.01, 0.01, 0.2], queue),
+        [true, true, false],
+        "and one that is slower still is"
+    );
 }
