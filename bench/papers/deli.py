@@ -30,9 +30,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, DistributedSampler
 
 import foreload as fl
+import foreload.torch
 from bench import machine
 from bench.papers import processes, published
 from bench.papers.processes import Node
@@ -165,24 +167,18 @@ def _passes(task: Task, node: Node) -> tuple[Callable[[int], Iterator[Any]], Cal
             return (data[index] for index in sampler)
 
         return begin, dict
-    peers = fl.Peers(meet=node.meet) if setup.peers else False
-    loader = DataLoader(
-        fl.open("s3://bench/deli", storage_options=_options(task)),
-        1,
-        shuffle=True,
-        seed=task.seed,
-        epochs=EPOCHS,
-        dp_rank=node.rank,
-        dp_size=NODES,
-        local_ranks=[node.rank],
-        raw="bytes",
-        cache=fl.Cache(ram="512MB", peers=peers),
-    )
-    if setup.door == "deli":
-        numbers = {"cache": setup.cache, "fetch": setup.fetch, "threshold": setup.threshold}
-        # The policy is an experiment's: users have ours.
-        loader.run.recipe.attach.update({"policy": {"deli": numbers}})
-    return lambda _: iter(loader), loader.stats
+    opened = fl.open("s3://bench/deli", storage_options=_options(task))
+    cache = fl.Cache(ram="512MB", peers=fl.Peers(meet=node.meet) if setup.peers else False)
+    order: dict[str, Any] = {"shuffle": True, "seed": task.seed, "epochs": EPOCHS}
+    if setup.door == "default":
+        ours = DataLoader(opened, 1, raw="bytes", cache=cache, **order)
+        return lambda _: iter(ours), ours.stats
+    # The paper's shape: torch's loader asks for one sample, and for the next when it has that one.
+    dataset = foreload.torch.Dataset(opened, raw="bytes", cache=cache)
+    numbers = {"cache": setup.cache, "fetch": setup.fetch, "threshold": setup.threshold}
+    course = foreload.torch.Sampler(dataset, batch_size=1, policy={"deli": numbers}, **order)
+    stock: Any = TorchLoader(dataset, 1, sampler=course, collate_fn=list)
+    return lambda _: iter(stock), course.run().stats
 
 
 def _options(task: Task) -> dict[str, str]:

@@ -89,6 +89,11 @@ def _be(node: Node, home: Path, cpus: Sequence[int], work: Callable[[Node], Any]
         FORELOAD_LINGER_S="1",
         FORELOAD_SECRET="of this experiment",
         FORELOAD_HOST="127.0.0.1",
+        # As torchrun says it: one rank on each node.
+        RANK=str(node.rank),
+        WORLD_SIZE=str(node.nodes),
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
     )
     answer.send(work(node))
 

@@ -96,15 +96,10 @@ def _epochs(task: Task, node: Node) -> Iterator[Any]:
         drop_last=True,
         seed=1,
         epochs=EPOCHS,
-        dp_rank=node.rank,
-        dp_size=node.nodes,
-        local_ranks=[node.rank],
         raw="bytes",
         cache=fl.Cache(ram=str(task.ram), peers=fl.Peers(meet=node.meet) if task.loader.peers else False),
+        policy=task.loader.policy or None,
     )
-    if task.loader.policy:
-        # The policy is an experiment's: users have ours.
-        loader.run.recipe.attach.update({"policy": task.loader.policy})
     for _ in range(EPOCHS):
         yield iter(loader)
 
