@@ -346,18 +346,27 @@ def draw(report: dict[str, Any], path: Path) -> None:
     ax.invert_yaxis()
     ax.legend()
     _scatter(axes[0][1], results, known)
+    # An unlimited cache keeps what its node has read.
+    whole = report["workload"]["samples"] // NODES
+
+    def place(setup: dict[str, Any], what: str) -> int:
+        return setup[what] or (whole if what == "cache" else 0)
+
+    common = statistics.mode(setup["fetch"] for setup in known.values() if setup["cache"] and setup["fetch"])
     panels = [
-        (axes[0][2], "Fig. 5: cache alone; samples (0: all)", "cache", lambda s: s["door"] == "deli" and not s["fetch"]),
+        (axes[0][2], "Fig. 5: cache alone; the last is unlimited", "cache", lambda s: s["door"] == "deli" and not s["fetch"]),
         (axes[1][0], "Fig. 6: fetch size, cache unlimited", "fetch", lambda s: s["fetch"] and not s["cache"]),
-        (axes[1][1], "Fig. 7: cache, one fetch size, threshold 0", "cache", lambda s: s["fetch"] and s["cache"] and not s["threshold"]),
-        (axes[1][2], "Fig. 8, 9: threshold, cache of two fetches", "threshold", lambda s: s["fetch"] and s["cache"] == 2 * s["fetch"]),
+        (axes[1][1], f"Fig. 7: cache, fetch size {common}, threshold 0", "cache", lambda s: s["fetch"] == common and s["cache"] and not s["threshold"]),
+        (axes[1][2], f"Fig. 8, 9: threshold, fetch size {common}, twice the cache", "threshold", lambda s: s["fetch"] == common and s["cache"] > 1.5 * common),
     ]  # fmt: skip
     for ax, title, what, is_in in panels:
-        shown = sorted((s for s in known.values() if is_in(s)), key=lambda s: s[what])
+        shown = sorted((s for s in known.values() if is_in(s)), key=lambda s, what=what: place(s, what))
         for epoch in range(EPOCHS):
             values = [100 * mean(results[s["name"]], "miss", epoch) for s in shown]
             errors = [100 * deviation(results[s["name"]], "miss", epoch) for s in shown]
-            ax.errorbar([s[what] for s in shown], values, errors, marker="o", capsize=3, label=f"epoch {epoch + 1}")
+            ax.errorbar(
+                [place(s, what) for s in shown], values, errors, marker="o", capsize=3, label=f"epoch {epoch + 1}"
+            )
         ax.set_title(title, loc="left")
         ax.set_ylabel("misses, per cent")
         ax.set_ylim(bottom=0)
