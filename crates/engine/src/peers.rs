@@ -213,8 +213,8 @@ struct House {
 struct Sums(FxHashMap<(Digest, u64), u32>);
 
 impl Sums {
-    /// As many are remembered: 32 MB.
-    const MOST: usize = 1 << 20;
+    /// As many are remembered: 8 MB.
+    const MOST: usize = 1 << 18;
 
     fn keep(&mut self, of: (Digest, u64), crc: u32) {
         if self.0.len() >= Self::MOST {
