@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,12 @@ class Node:
     step: Any
 
 
-def run(nodes: int, work: Callable[[Node], Any], *, cpus: Sequence[int] = ()) -> list[Any]:
+def run(nodes: int, work: Callable[[Node], Any]) -> list[Any]:
     """Runs `work` on nodes of their own, all at once.
 
     Args:
         nodes: How many.
         work: What each does; its answer must be picklable.
-        cpus: On which they run; none: all.
 
     Returns:
         The answers, by rank.
@@ -61,7 +60,7 @@ def run(nodes: int, work: Callable[[Node], Any], *, cpus: Sequence[int] = ()) ->
     try:
         for rank in range(nodes):
             here, there = _FORK.Pipe(duplex=False)
-            arguments = (Node(rank, nodes, meet, step), home, tuple(cpus), work, there)
+            arguments = (Node(rank, nodes, meet, step), home, work, there)
             process = _FORK.Process(target=_be, args=arguments)
             process.start()
             there.close()
@@ -77,9 +76,7 @@ def run(nodes: int, work: Callable[[Node], Any], *, cpus: Sequence[int] = ()) ->
     return answers
 
 
-def _be(node: Node, home: Path, cpus: Sequence[int], work: Callable[[Node], Any], answer: Any) -> None:
-    if cpus:
-        os.sched_setaffinity(0, cpus)
+def _be(node: Node, home: Path, work: Callable[[Node], Any], answer: Any) -> None:
     torch.set_num_threads(1)
     own = home / str(node.rank)
     own.mkdir()

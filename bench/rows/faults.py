@@ -6,12 +6,9 @@ A loader that takes one error for congestion loses most of its rate to a handful
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,7 +164,7 @@ def ramp(stage: Stage) -> Result:
         for ram in ("", TIGHT):
             job = Job("s3://bench/ramp", options_of(bucket), ram=ram, timeline=True)
             for _ in range(stage.pairs):
-                with _home(stage) as environment:
+                with stage.surroundings() as environment:
                     for which in ("that is new", "that was met before"):
                         run = stage.read(job, pinned=False, environment=environment).first
                         name = f"a store {which}{f', memory of {ram}' if ram else ''}: to 0.9 of the rate"
@@ -184,15 +181,6 @@ def ramp(stage: Stage) -> Result:
         "met before": "by another agent, with the same cache directory; nothing that it read is there any more",
     }
     return result
-
-
-@contextmanager
-def _home(stage: Stage) -> Iterator[dict[str, str]]:
-    """An environment for several clients, one after the other."""
-    home = stage.directory()
-    stage.touch()
-    yield stage.environment(home)
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def until(times: list[float], share: float, window_s: float = 0.25) -> float:

@@ -324,6 +324,33 @@ def test_the_agent_s_status_follows_its_life(run: Command, home: Any, data: Any)
     assert "s3://data/train" in run.out
 
 
+def test_top_has_the_nodes_that_a_pool_shares_with_once_and_the_slowest_first() -> None:
+    from foreload.cli import output, top
+
+    def node(address: str, latency_s: float, *, is_avoided: bool = False) -> dict[str, Any]:
+        numbers = {"samples": 5, "bytes": 550_000, "misses": 1, "failures": 2, "in_flight": 3, "bytes_per_s": 1e9}
+        return {"address": address, "latency_s": latency_s, "is_avoided": is_avoided, **numbers}
+
+    nodes = [node("10.0.0.2:4001", 0.001), node("10.0.0.3:4001", 0.2, is_avoided=True)]
+    counters = dict.fromkeys(("ram_hits", "disk_hits", "peer_hits", "bucket_reads", "samples", "bytes", "requests"), 0)
+    stats = {**counters, "waited_s": 0.0, "memory_bytes": 0, "served": 7, "served_bytes": 770_000, "nodes": nodes}
+    job = {"url": "s3://b/k", "order": "keyed", "seed": 1, "ranks": [0], "world": 2, "processes": [1], "pool_bytes": 1}
+    jobs = [{**job, "job": number, "pool": 4, "clients": 1, "stats": stats} for number in (1, 2)]
+    console = output.console()
+    console.width = 200
+    with console.capture() as captured:
+        console.print(top._all(jobs))
+    said = captured.get()
+    assert said.count("other nodes of pool 4, which had 7 samples") == 1, said
+    assert said.index("10.0.0.3:4001") < said.index("10.0.0.2:4001"), said
+    assert said.count("left alone for now") == 1, said
+    for each in jobs:
+        each["stats"] = {**stats, "nodes": []}
+    with console.capture() as captured:
+        console.print(top._all(jobs))
+    assert "other nodes" not in captured.get()
+
+
 def test_status_and_top_start_no_agent(run: Command, home: Any) -> None:
     assert run.json("agent", "status") == {"running": False, "cache_dir": str(home.cache_dir), "jobs": []}
     assert run.json("top", "--once") == {"running": False, "jobs": []}

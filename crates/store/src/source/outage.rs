@@ -18,7 +18,7 @@ use tokio::time::Instant;
 /// For so long nothing may be answered before the store counts as away.
 const AWAY_AFTER: Duration = Duration::from_millis(500);
 /// The longest pause of the call that looks.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(500);
 /// Over this time calls are spread that go on together.
 const SPREAD: Duration = Duration::from_millis(50);
 
@@ -87,7 +87,7 @@ impl Outage {
     pub async fn wait(&self, pause: Duration, share: f64) {
         let back = self.back.notified();
         let away = self.is_away(self.failing_since.load(Ordering::Relaxed));
-        let look = Looking::of(self).filter(|_| away);
+        let look = if away { Looking::of(self) } else { None };
         let pause = if look.is_some() { pause.min(LOOK) } else { pause };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
