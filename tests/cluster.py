@@ -67,6 +67,9 @@ class Work:
         dies: After so many batches in all, the last rank kills itself, once; 0: never.
         communicator: Whether the nodes find each other through mpi4py's.
         apart: Whether each rank is a node of its own, on whichever machine its launcher knows it to be.
+        tls: Whether nodes encrypt what they send each other.
+        assign: As the loader's.
+        stock: A directory, of which torch's own loader reads files instead, into the same batches as without `assign`; empty: none.
     """
 
     place: str
@@ -90,6 +93,9 @@ class Work:
     dies: int = 0
     communicator: bool = False
     apart: bool = False
+    tls: bool = False
+    assign: str | None = None
+    stock: str = ""
 
 
 class Nodes:

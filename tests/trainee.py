@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import time
 import zlib
@@ -71,6 +72,39 @@ def _values(pairs: list[Any]) -> list[Any]:
     return [value for value, _ in pairs]
 
 
+class Files:
+    """The files of a directory in the order of their names, and what each rank reads of them through torch's own loader."""
+
+    def __init__(self, work: Work, rank: int, world: int) -> None:
+        self.files = sorted(path for path in Path(work.stock).rglob("*") if path.is_file())
+        self.batch_size, self._order, self._epoch = work.batch, (rank, world), 0
+        self._workers = work.workers
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.files) / (self.batch_size * self._order[1]))
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        return number, zlib.crc32(self.files[number].read_bytes())
+
+    def __iter__(self) -> Any:
+        from torch.utils.data import DataLoader as Stock
+        from torch.utils.data import DistributedSampler
+
+        rank, world = self._order
+        sampler: Any = DistributedSampler(self.files, world, rank, seed=5)  # type: ignore[arg-type]
+        sampler.set_epoch(self._epoch)
+        self._epoch += 1
+        return iter(
+            Stock(self, self.batch_size, sampler=sampler, collate_fn=list, num_workers=self._workers)  # type: ignore[arg-type]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "position": 0}
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
 class Trainee:
     """A rank."""
 
@@ -83,10 +117,16 @@ class Trainee:
         if work.trains or work.saves:
             dist.init_process_group("gloo")
             self.model = Model() if work.trains else None
-        opened = fl.open(work.url)
+        self.state, self.before = self.place / "state.json", None
+        self.loader: Any = Files(work, self.rank, self.world) if work.stock else self._loader()
+        if work.saves and self.state.exists():
+            self.loader.load_state_dict(json.loads(self.state.read_text()))
+
+    def _loader(self) -> Any:
+        work, opened = self.work, fl.open(self.work.url)
         self.before = self._before(opened) if work.beside else None
         disk = None if work.disk is None else f"{work.disk}/{os.environ['GROUP_RANK']}:{work.disk_bytes}"
-        self.loader = DataLoader(
+        return DataLoader(
             opened,
             work.whole // self.world if work.whole else work.batch,
             drop_last=bool(work.whole),
@@ -104,10 +144,8 @@ class Trainee:
             ),
             epochs=work.epochs,
             local_ranks=[self.rank] if work.apart else None,
+            assign=None if self.rank == work.alone else work.assign,
         )
-        self.state = self.place / "state.json"
-        if work.saves and self.state.exists():
-            self.loader.load_state_dict(json.loads(self.state.read_text()))
 
     def _peers(self) -> Any:
         if not self.work.peers or self.rank == self.work.alone:
@@ -117,7 +155,7 @@ class Trainee:
             from mpi4py import MPI
 
             meet = MPI.COMM_WORLD
-        return fl.Peers(wait_s=self.work.wait_s, meet=meet)
+        return fl.Peers(wait_s=self.work.wait_s, meet=meet, tls=self.work.tls)
 
     def _before(self, opened: Any) -> Any:
         """A loader over another data set, made first."""

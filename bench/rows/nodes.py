@@ -40,10 +40,18 @@ class _Set:
 
     def __init__(self, bucket: Bucket, name: str, count: int) -> None:
         self.url, self.count, self.bucket = f"s3://bench/{name}", count, bucket
-        self.sums = []
-        for number in range(count):
-            with urllib.request.urlopen(f"{bucket.endpoint}/bench/{name}/{number:08}.bin", timeout=20) as answer:
-                self.sums.append(zlib.crc32(answer.read()))
+        self.name = name
+        self.sums = [zlib.crc32(self.read(number)) for number in range(count)]
+
+    def read(self, number: int) -> bytes:
+        """An object, as it is."""
+        with urllib.request.urlopen(f"{self.bucket.endpoint}/bench/{self.name}/{number:08}.bin", timeout=20) as answer:
+            return bytes(answer.read())
+
+    def copy(self, to: Path) -> None:
+        """All objects as files."""
+        for number in range(self.count):
+            (to / f"{number:08}.bin").write_bytes(self.read(number))
 
 
 class _Rig:
@@ -64,26 +72,33 @@ class _Rig:
             if meanwhile is not None:
                 meanwhile(run)
             stats = run.wait(600)
-            run.look(data.sums, _plan(data, self.bucket, run.work.batch))
+            if run.work.stock:
+                return {"lines": _lines(run)}
+            if run.work.whole:
+                run.look_at_all(data.sums, _plan(data, self.bucket, run.work.whole, ranks=1))
+            else:
+                run.look(data.sums, _plan(data, self.bucket, run.work.batch))
             return {
                 "gets": self.bucket.counters()["requests"]["get"],
                 "stats": stats,
                 "kept_bytes": int(re.search(r"keep up to ([0-9]+) bytes", run.output())[1]),  # type: ignore[index]
-                "lines": [
-                    [{k: v for k, v in line.items() if k != "batch"} for line in run.lines(rank)]
-                    for rank in range(NODES)
-                ],
+                "lines": _lines(run),
             }
         finally:
             run.close()
 
 
-def _plan(data: _Set, bucket: Bucket, batch: int) -> Any:
+def _lines(run: Nodes) -> list[list[dict[str, Any]]]:
+    """What each rank says of its batches, but for what was in them."""
+    return [[{k: v for k, v in line.items() if k != "batch"} for line in run.lines(rank)] for rank in range(NODES)]
+
+
+def _plan(data: _Set, bucket: Bucket, batch: int, ranks: int = NODES) -> Any:
     import foreload as fl
     from foreload.torch import DataLoader
 
     opened = fl.open(data.url, storage_options=options_of(bucket))
-    return DataLoader(opened, batch, shuffle=True, seed=5, dp_rank=0, dp_size=NODES).run.plan
+    return DataLoader(opened, batch, shuffle=True, seed=5, drop_last=ranks == 1, dp_rank=0, dp_size=ranks).run.plan
 
 
 def nodes(stage: Stage) -> Result:
@@ -108,6 +123,7 @@ def nodes(stage: Stage) -> Result:
             rig = _Rig(stage, fabric, bucket)
             whole = _Set(bucket, "nodes", count)
             _requests(stage, rig, whole, epochs, result)
+            _local(stage, rig, whole, epochs, result)
             _pace(stage, rig, _Set(bucket, "small", count), result)
             _cpu(stage, rig, whole, SIZE, result)
             _cpu(stage, rig, _Set(bucket, "usual", count), USUAL, result)
@@ -186,14 +202,41 @@ def _cable(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
     result.read("epoch 2 on over the cable: time, predicted / measured - 1", *late)
 
 
+def _local(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) -> None:
+    """Samples go to the nodes that keep them: what still comes from others."""
+    work = {"whole": 32 * NODES, "epochs": epochs, "ram": str(max(16 << 20, data.count * SIZE // 2)), "assign": "local"}
+    away, gets = [], []
+    for _ in range(min(stage.pairs, 3)):
+        found = rig.run(data, **work)
+        samples = sum(one["samples"] for one in found["stats"])
+        away.append(sum(one["peer_hits"] for one in found["stats"]) / samples)
+        gets.append(found["gets"] / data.count)
+    result.read("assign='local': samples from nodes, of all", *away)
+    result.read("assign='local': GETs / samples", *gets)
+
+
 def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
     """Steps of a fixed time: whether nodes keep up, and what is left when one of them fails."""
     work = {"batch": 32, "pause_s": STEP_S, "ram": str(max(16 << 20, data.count * SMALL // 2))}
-    shares = []
+    shares: list[float] = []
+    local: list[float] = []
+    stock: list[float] = []
+    files = stage.directory()
+    data.copy(files)
+    # The same with samples that go to the nodes that keep them, and what the machine allows: torch's loader, which finds all files in the page cache.
+    ways: list[tuple[list[float], dict[str, Any]]] = [
+        (shares, {}),
+        (local, {"assign": "local"}),
+        (stock, {"stock": str(files), "workers": 1}),
+    ]
     for _ in range(min(stage.pairs, 3)):
-        spent, waited = _spans(rig.run(data, epochs=6, **work)["lines"], 1)
-        shares.append(waited / spent)
+        for found, how in ways:
+            how = {**how, "whole": 32 * NODES} if "assign" in how else how
+            spent, waited = _spans(rig.run(data, epochs=6, **work, **how)["lines"], 1)
+            found.append(waited / spent)
     result.read("epoch 2 on: waiting share, 20 ms steps", *shares)
+    result.read("the same, assign='local'", *local)
+    result.read("the same, torch's loader with a worker over files of its own", *stock)
     # Whom it happens to is node 3; the others are measured.
     faults: dict[str, tuple[Callable[[Nodes], None], Callable[[Nodes], None]]] = {
         "killed": (lambda run: run.signal(3, signal.SIGKILL), lambda _: None),

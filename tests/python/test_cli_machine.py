@@ -432,6 +432,46 @@ def test_top_shows_rates_between_two_looks() -> None:
     assert rates([], job(30, 0.5), 2.0)[0]["samples_per_s"] == 15.0
 
 
+def test_top_has_a_job_on_all_its_nodes_and_who_waits_most_first() -> None:
+    from foreload.cli import output, top
+
+    def node(address: str | None, rank: int, samples: int, waited_s: float) -> dict[str, Any]:
+        names = ("ram_hits", "disk_hits", "peer_hits", "bucket_reads", "bytes", "requests")
+        stats = {**dict.fromkeys(names, 0), "samples": samples, "waited_s": waited_s, "slowest": [[f"k/{rank}", 0.3]]}
+        report = {"ranks": [rank], "waiting_s": waited_s if rank == 2 else None, "stats": stats}
+        return {"address": address, "report": report, "silence": None}
+
+    def jobs(samples: int, waited_s: float) -> list[dict[str, Any]]:
+        dead = {"address": "10.0.0.4:4001", "report": None, "silence": "no connection"}
+        nodes = [node(None, 0, samples, 0.0), dead, node("10.0.0.3:4001", 2, samples, waited_s)]
+        counters = {"memory_bytes": 0, "nodes": [], **nodes[0]["report"]["stats"]}
+        job = {"url": "s3://b/k", "order": "keyed", "seed": 1, "ranks": [0], "world": 3, "processes": [1], "pool": 1}
+        return [{**job, "job": 7, "pool_bytes": 1, "stats": counters, "group": nodes}]
+
+    console = output.console()
+    console.width = 200
+
+    def shown(found: list[dict[str, Any]]) -> list[str]:
+        with console.capture() as captured:
+            console.print(top._all(found))
+        return captured.get().partition("job 7 on all 3 nodes")[2].splitlines()
+
+    once = "\n".join(shown(jobs(10, 1.5)))
+    assert "says nothing: no connection" in once
+    assert "waits since 1.5 s" in once
+    lines = shown(top.rates(jobs(10, 1.5), jobs(30, 3.0), 2.0))
+    at = {
+        where: number
+        for number, line in enumerate(lines)
+        for where in ("10.0.0.4", "10.0.0.3", "this node")
+        if where in line
+    }
+    assert at["10.0.0.4"] < at["10.0.0.3"] < at["this node"], lines
+    assert "75%" in lines[at["10.0.0.3"]]
+    assert "k/2" in lines[at["10.0.0.3"]]
+    assert " 10 " in lines[at["this node"]]
+
+
 def test_bench_measures_both_loaders_and_counts_requests(run: Command, bucket: Any) -> None:
     pytest.importorskip("torch")
     words = ("bench", "s3://data/train", "--batch-size", 20, "--ram", "32MB", "--loader", "foreload,torch")

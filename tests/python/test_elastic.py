@@ -52,7 +52,7 @@ def read(run: Run, epoch: int, first: int) -> dict[int, int]:
     plan, found = run.plan, {}
     for batch in range(first, len(run)):
         for rank in range(run.ranks.world):
-            found.update(zip(plan.batch_positions(batch, rank), plan.batch(epoch, batch, rank), strict=True))
+            found.update(zip(plan.batch_positions(epoch, batch, rank), plan.batch(epoch, batch, rank), strict=True))
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+import re
 import threading
 import time
 from pathlib import Path
@@ -276,6 +278,23 @@ def test_nodes_with_different_secrets_say_so_at_once(store: Store, caplog: pytes
     assert all(agent.told == [] for agent in agents)
 
 
+def test_nodes_of_which_one_encrypts_say_so_at_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    agents = [Agent(1), Agent(2)]
+    met = [
+        meeting.Meeting(fl.Peers(**PEERS, wait_s=7, tls=rank == 1), Ranks(rank, 2, (rank,)), "job", "a")
+        for rank in range(2)
+    ]
+    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert caplog.text.count("rank 0 and rank 1 differ in Peers(tls=...): give all nodes the same") == 2
+    assert all(agent.told == [] for agent in agents)
+    with pytest.raises(errors.InvalidError, match=r"Peers\(tls='yes'\): give True or False"):
+        fl.Peers(**PEERS, tls="yes")  # type: ignore[arg-type]
+
+
 def test_a_copy_of_a_recipe_in_another_process_meets_nobody() -> None:
     peers = fl.Peers(secret=SECRET, host="127.0.0.1")
     there = meeting.Meeting(peers, Ranks(0, 2, (0,)), "job", "a", _process=1)
@@ -301,3 +320,82 @@ def test_nodes_that_do_not_reach_each_other_say_so(store: Store, caplog: pytest.
     assert "this node doesn't reach 1 of the 2 others, and reads from the bucket what they keep" in told
     assert "rank 1 at 127.0.0.1:2 (connection refused)" in told
     assert "FORELOAD_HOST" in told
+
+
+def agree(peers: Any, places: list[str]) -> list[list[int]]:
+    """What ranks agree on, each in a thread of its own, on nodes of these directories."""
+    made = [
+        meeting.Assignment(peers, Ranks(rank, len(places), (rank,)), "job", place) for rank, place in enumerate(places)
+    ]
+    found: list[list[int]] = [[] for _ in places]
+
+    def one(at: int) -> None:
+        found[at] = made[at].agree()
+
+    threads = [threading.Thread(target=one, args=(at,)) for at in range(len(places))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_ranks_agree_on_which_node_each_is_whatever_a_start_before_has_left(store: Store) -> None:
+    first = agree(fl.Peers(**PEERS), ["a", "a", "b", "b"])
+    assert first == [first[0]] * 4
+    a, b = first[0][0], first[0][2]
+    assert first[0] == [a, a, b, b]
+    assert a != b
+    for places in (["b", "a"], ["c", "b", "a", "a"], ["a", "a", "b", "b"], ["b", "b", "b", "c", "a", "a"]):
+        again = agree(fl.Peers(**PEERS, wait_s=20), places)
+        assert again == [again[0]] * len(places), places
+        assert [node == a for node in again[0]] == [place == "a" for place in places], "who comes back is who it was"
+
+
+def test_a_nodes_number_is_the_one_by_which_the_others_know_it(store: Store) -> None:
+    agents = [Agent(1000), Agent(2000)]
+    meet(fl.Peers(**PEERS), [(0,), (1,)], ["a", "b"], agents)
+    assert agree(fl.Peers(**PEERS), ["a", "b"])[0] == [agent.told[-1]["me"] for agent in agents]
+
+
+def test_ranks_that_do_not_all_come_read_nothing(store: Store) -> None:
+    one = meeting.Assignment(fl.Peers(**PEERS, wait_s=0.2), Ranks(0, 2, (0,)), "job", "a", "s3://data/fixed")
+    told = "s3://data/fixed: assign='local' needs all ranks to agree on who reads what before the first batch: rank 1 did not come"
+    with pytest.raises(errors.InvalidError, match=re.escape(told)):
+        one.agree()
+
+
+def test_who_reads_what_is_the_loaders_to_say_and_of_whole_objects(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORELOAD_SECRET", SECRET)
+    data = fl.open("s3://data/fixed")
+    two: dict[str, Any] = {"dp_rank": 0, "dp_size": 2, "assign": "local"}
+    with pytest.raises(errors.InvalidError, match="assign='here': give 'local', or nothing"):
+        DataLoader(data, 4, assign="here")
+    with pytest.raises(errors.InvalidError, match=r"give cache=Cache\(peers=True\)"):
+        iter(DataLoader(data, 4, **two)).__next__()
+    with pytest.raises(errors.InvalidError, match="a sampler that is given says itself"):
+        DataLoader(data, 4, sampler=range(8), assign="local")
+    mixed = fl.Mixture([fl.Stream(data), fl.Stream(data)])
+    with pytest.raises(errors.InvalidError, match="it isn't there for samples in shards or rows, nor for mixtures"):
+        DataLoader(mixed, 4, assign="local")
+    with pytest.raises(errors.InvalidError, match="nothing of such a data set is cached"):
+        DataLoader([1, 2, 3], assign="local")
+    # A rank alone reads all there is.
+    alone = DataLoader(data, 4, assign="local", dp_rank=0, dp_size=1)
+    assert sum(len(labels) for _, labels in alone) == len(data)
+
+
+def test_a_plan_deals_what_it_was_told_and_nothing_else_later(home: Any) -> None:
+    data = fl.open("s3://data/fixed")
+    plan = DataLoader(data, 6, shuffle=True, seed=3, dp_rank=0, dp_size=4).run.plan
+    cards = [plan.batch(1, 2, rank) for rank in range(4)]
+    digest = plan.assign([7, 7, 9, 9])
+    dealt = [plan.batch(1, 2, rank) for rank in range(4)]
+    assert sorted(itertools.chain(*cards)) == sorted(itertools.chain(*dealt))
+    assert [len(each) for each in dealt] == [6] * 4
+    assert dealt != cards
+    assert plan.assign([7, 7, 9, 9]) == digest
+    with pytest.raises(ValueError, match="on other nodes already"):
+        plan.assign([7, 9, 7, 9])
+    with pytest.raises(ValueError, match="2 ranks are said to be on nodes, and 4 data ranks read"):
+        DataLoader(data, 6, dp_rank=0, dp_size=4).run.plan.assign([1, 2])

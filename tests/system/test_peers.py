@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -42,11 +45,13 @@ def nodes(home: Any, tmp_path: Path) -> Iterator[Any]:
         each.close()
 
 
-@pytest.mark.parametrize(("count", "ranks", "workers"), [(2, 1, 0), (2, 2, 0), (3, 1, 2)])
+@pytest.mark.parametrize(
+    ("count", "ranks", "workers", "tls"), [(2, 1, 0, False), (2, 2, 0, True), (3, 1, 2, False), (3, 1, 0, True)]
+)
 def test_nodes_that_hold_the_data_set_together_ask_the_bucket_for_each_sample_once(
-    nodes: Any, count: int, ranks: int, workers: int
+    nodes: Any, count: int, ranks: int, workers: int, tls: bool
 ) -> None:
-    run = nodes(count, ranks, workers=workers)
+    run = nodes(count, ranks, workers=workers, tls=tls)
     run.start()
     stats = run.wait()
     read = look(run)
@@ -67,6 +72,28 @@ def test_nodes_that_hold_the_data_set_together_ask_the_bucket_for_each_sample_on
     assert all(
         node["samples"] and node["latency_s"] > 0 and not node["is_avoided"] for one in each for node in one["nodes"]
     )
+
+
+def test_top_on_one_node_shows_the_job_on_all(nodes: Any) -> None:
+    run = nodes(3, 1, pause_s=0.05, epochs=30)
+    run.start()
+    run.reach(30)
+    environment = {**os.environ, **run.own(1)}
+    command = [sys.executable, "-m", "foreload", "top", "--once", "--nodes", "--json"]
+    told = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+    (job,) = told["jobs"]
+    found = {rank: node for node in job["group"] for rank in node["report"]["ranks"]}
+    assert sorted(found) == [0, 1, 2]
+    assert found[1]["address"] is None
+    assert all(node["report"]["stats"]["samples"] >= 100 for node in found.values()), found
+    run.signal(2, signal.SIGSTOP)
+    try:
+        told = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+    finally:
+        run.signal(2, signal.SIGCONT)
+    silent = [node["silence"] for node in told["jobs"][0]["group"] if node["report"] is None]
+    assert len(silent) == 1, told
+    assert silent[0], told
 
 
 def test_two_loaders_of_a_run_share_what_each_reads(nodes: Any) -> None:
@@ -133,29 +160,70 @@ def test_a_node_that_others_do_not_come_to_goes_on_alone(nodes: Any) -> None:
     assert [one["peer_hits"] for one in stats] == [0, 0]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("assign", [None, "local"])
 def test_ranks_that_die_and_nodes_that_go_and_come_go_on_where_they_were_and_find_their_caches(
-    nodes: Any, bucket: Any
+    nodes: Any, bucket: Any, assign: str | None
 ) -> None:
-    run = nodes(4, 1, whole=12, epochs=14, pause_s=0.05, saves=True, dies=20)
+    run = nodes(5, 1, whole=60, epochs=60, pause_s=0.1, saves=True, dies=12, assign=assign)
     data = fl.open("s3://data/fixed")
     bucket.reset()
-    # Three nodes begin; a rank dies and is started again; then a node is lost, and two others come.
+    # Four nodes begin; a rank dies and is started again; then a node is lost, and two others come.
     # (Torch's own groups take addresses of the start before out of a store that launchers share.)
     run.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    run.start(max_restarts=9, at_least=2, but=[3])
-    run.reach(24, ranks=[0], timeout_s=120)
-    until(lambda: run.worlds() == [3] and run.had(0) >= 30, 60)
+    run.start(max_restarts=9, at_least=3, but=[4])
+    until(lambda: run.worlds() == [4] and run.had(0) >= 24, 120)
     assert bucket.counters()["requests"]["get"] <= len(data) * 1.1, (
         "what was there before the rank died is there after it"
     )
     run.kill_node(2)
-    until(lambda: run.worlds()[-1] == 2, 90)
+    until(lambda: run.worlds()[-1] == 3, 90)
     run.start_node(2)
-    run.start_node(3)
-    until(lambda: run.worlds()[-1] == 4, 90)
+    run.start_node(4)
+    until(lambda: run.worlds()[-1] == 5, 90)
     run.wait(120)
-    plan = DataLoader(data, 12, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
-    assert run.look_at_all(sums(data), plan) == {2, 3, 4}
-    assert "4 nodes share their caches" in run.output()
+    plan = DataLoader(data, 60, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
+    assert run.look_at_all(sums(data), plan) == {3, 4, 5}
+    assert "5 nodes share their caches" in run.output()
     assert "shares its cache with no other" not in run.output()
+
+
+@pytest.mark.parametrize(("count", "ranks", "workers"), [(3, 1, 0), (2, 2, 2)])
+def test_nodes_that_read_what_they_keep_have_the_same_global_batches_and_ask_each_other_for_little(
+    nodes: Any, count: int, ranks: int, workers: int
+) -> None:
+    run = nodes(count, ranks, whole=36, epochs=6, workers=workers, assign="local")
+    run.start()
+    stats = run.wait()[::ranks]
+    data = fl.open("s3://data/fixed")
+    plan = DataLoader(data, 36, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
+    assert run.look_at_all(sums(data), plan) == {count * ranks}
+    read = sum(one["samples"] for one in stats)
+    assert read == 6 * plan.positions
+    # Dealt out like cards, all but a share of one node would come from others.
+    assert 0 < sum(one["peer_hits"] for one in stats) < read * (1 - 1 / count) / 2, stats
+    late = sum(one["peer_failures"] + one["peer_misses"] for one in stats)
+    assert sum(one["requests"] - one["hedges"] for one in stats) <= len(data) + late, stats
+
+
+def test_an_agent_that_is_killed_changes_nothing_of_who_reads_what(nodes: Any) -> None:
+    run = nodes(2, 2, whole=20, pause_s=0.05, epochs=8, assign="local", workers=1)
+    run.start()
+    run.reach(10)
+    run.signal(1, signal.SIGKILL)
+    run.wait()
+    data = fl.open("s3://data/fixed")
+    plan = DataLoader(data, 20, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
+    assert run.look_at_all(sums(data), plan) == {4}
+
+
+def test_ranks_that_do_not_agree_on_who_reads_what_read_nothing(nodes: Any) -> None:
+    run = nodes(2, 1, wait_s=3, epochs=2, assign="local")
+    run.start(alone=1)
+    with pytest.raises(RuntimeError, match="a node ended with 1"):
+        run.wait()
+    told = (
+        "assign='local' needs all ranks to agree on who reads what before the first batch: rank 1 did not come in 3 s"
+    )
+    assert told in run.output()
+    assert run.had(0) == 0

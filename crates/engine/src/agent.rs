@@ -11,14 +11,14 @@ pub(crate) mod node;
 mod post;
 mod roster;
 
-use crate::calls::{Call, JobStatus, Open, Reply};
+use crate::calls::{Call, JobStatus, NodeReport, Open, Reply};
 use crate::carriers::Carriers;
 use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::job::{Job, list_trouble};
 use crate::list::List;
 use crate::origin::Origins;
-use crate::peers::{Door, Question};
+use crate::peers::{Door, Question, Trust};
 use crate::pool::{Guest, Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use aside::Work;
@@ -528,9 +528,9 @@ impl Agent {
                 job.supply(epoch, samples)?;
                 Ok((Reply::Done, Fds::None))
             }
-            Call::Listen { job, host, secret } => {
+            Call::Listen { job, host, secret, tls } => {
                 let job = self.job(job)?;
-                let address = self.door(host, &secret).await?;
+                let address = self.door(host, &Trust { secret, tls }).await?;
                 let keeps_bytes = job.pool.look(Scheduler::keeps_bytes);
                 Ok((Reply::Listening { address, keeps_bytes }, Fds::None))
             }
@@ -539,14 +539,26 @@ impl Agent {
                 me,
                 members,
                 secret,
+                tls,
             } => {
-                self.job(job)?.pool.set_peers(me, &members, &secret)?;
+                self.job(job)?.pool.set_peers(me, &members, &Trust { secret, tls })?;
                 Ok((Reply::Done, Fds::None))
             }
             Call::Reach { job } => {
                 let pool = Rc::clone(&self.job(job)?.pool);
                 let silent = pool.reach().await;
                 Ok((Reply::Reached { silent }, Fds::None))
+            }
+            Call::Group { job } => {
+                let job = self.job(job)?;
+                let own = NodeReport {
+                    address: None,
+                    report: Some(job.report()),
+                    silence: None,
+                };
+                let others = job.pool.reports(job.plan_digest()).await;
+                let nodes = std::iter::once(own).chain(others).collect();
+                Ok((Reply::Group { nodes }, Fds::None))
             }
             Call::Stats { job } => Ok((Reply::Stats(Box::new(self.job(job)?.stats())), Fds::None)),
             Call::Status => {
@@ -569,18 +581,18 @@ impl Agent {
     }
 
     /// Where peers with a secret are answered on an address.
-    async fn door(self: &Rc<Self>, host: IpAddr, secret: &str) -> Result<SocketAddr, Trouble> {
+    async fn door(self: &Rc<Self>, host: IpAddr, trust: &Trust) -> Result<SocketAddr, Trouble> {
         let known = |doors: &[Door]| {
             doors
                 .iter()
-                .find(|door| door.is_for(host, secret))
+                .find(|door| door.is_for(host, trust))
                 .map(|door| door.address)
         };
         if let Some(address) = known(&self.doors.borrow()) {
             return Ok(address);
         }
         let (questions, heard) = unbounded_channel();
-        let door = Door::open(host, secret, Rc::clone(&self.carriers), questions).await?;
+        let door = Door::open(host, trust.clone(), Rc::clone(&self.carriers), questions).await?;
         tokio::task::spawn_local(hear(Rc::downgrade(self), heard));
         let address = door.address;
         self.doors.borrow_mut().push(door);
@@ -601,6 +613,13 @@ impl Agent {
                 let guest = Guest { name, answer };
                 // Where all refuse it, it goes, and its asker hears that.
                 let _ = pools.try_fold(guest, |guest, pool| pool.serve(dataset, sample, guest).err());
+            }
+            Question::Report { plan, answer } => {
+                let jobs = self.jobs.borrow();
+                let mut read = jobs.values().filter(|job| job.clients() > 0);
+                let job = read.find(|job| job.plan_digest() == plan);
+                // Who asked may be gone.
+                let _ = answer.send(job.map(|job| job.report()));
             }
             Question::Withdraw(name) => {
                 pools.iter().any(|pool| pool.see_off(name));

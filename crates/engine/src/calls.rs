@@ -5,6 +5,7 @@
 use crate::list::{List, take_up};
 use foreload_plan::Digest;
 use foreload_plan::action::Load;
+use foreload_plan::deal::Deal;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::model::Pinned;
 use foreload_plan::policy::Policy;
@@ -73,6 +74,9 @@ pub enum Call {
         host: IpAddr,
         /// What they sign with; at least 16 characters.
         secret: String,
+        /// Whether what is sent is encrypted.
+        #[serde(default)]
+        tls: bool,
     },
     /// The nodes that share their caches from now on, this one among them; none, or this one alone: it keeps all for itself.
     Peers {
@@ -84,6 +88,9 @@ pub enum Call {
         members: Vec<PeerAt>,
         /// What they sign with.
         secret: String,
+        /// Whether they encrypt what they send.
+        #[serde(default)]
+        tls: bool,
     },
     /// Asks each other node of a job's group for nothing in particular, so that connections are there before anything waits for them.
     Reach {
@@ -92,6 +99,11 @@ pub enum Call {
     },
     /// What happened in a job so far.
     Stats {
+        /// The job.
+        job: u32,
+    },
+    /// The same on all nodes of its group.
+    Group {
         /// The job.
         job: u32,
     },
@@ -221,6 +233,9 @@ pub struct Attach {
     pub ranks: Vec<u32>,
     /// Share short batches unequally.
     pub uneven: bool,
+    /// By rank: the [`PeerAt::id`] of its node, where samples go to the ranks of the nodes that keep them. Only for data sets of one sample an object.
+    #[serde(default)]
+    pub deal: Option<Deal>,
     /// The policy.
     #[serde(default)]
     pub policy: Policy,
@@ -339,6 +354,11 @@ pub enum Reply {
     },
     /// Counters of a job.
     Stats(Box<Stats>),
+    /// How the nodes of a group are, this one first.
+    Group {
+        /// Each of them.
+        nodes: Vec<NodeReport>,
+    },
     /// The agent's state.
     Status {
         /// Its process.
@@ -361,6 +381,28 @@ pub struct PeerAt {
     pub address: SocketAddr,
     /// Bytes that it can keep.
     pub keeps_bytes: u64,
+}
+
+/// How a job does on one node of its group.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Where it answers; `None`: it is this node.
+    pub address: Option<SocketAddr>,
+    /// What it says.
+    pub report: Option<Report>,
+    /// Why it says nothing.
+    pub silence: Option<String>,
+}
+
+/// What a node says of a job that it shares with others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The job's ranks there.
+    pub ranks: Vec<u32>,
+    /// Seconds since somebody there waits for samples; `None`: nobody does.
+    pub waiting_s: Option<f64>,
+    /// Its counters, but for what the other nodes gave.
+    pub stats: Box<Stats>,
 }
 
 /// Some samples of an index, but for the list of their numbers there.

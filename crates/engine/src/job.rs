@@ -14,7 +14,7 @@ mod metrics;
 mod survey;
 
 use crate::batches::Batches;
-use crate::calls::{Attach, Stats};
+use crate::calls::{Attach, Report, Stats};
 use crate::connection::Connection;
 use crate::pool::Pool;
 use crate::protocol::{Sent, Trouble};
@@ -113,6 +113,7 @@ impl Job {
             order: order.deferred(),
             world: attach.world,
             uneven: attach.uneven,
+            deal: attach.deal.clone(),
             ranks: attach.ranks.clone(),
             ram_bytes: Some(sample_bytes(&attach)),
             largest: Some(largest),
@@ -313,6 +314,19 @@ impl Job {
         stats
     }
 
+    /// What other nodes hear of it.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report {
+            ranks: self.attach.ranks.clone(),
+            waiting_s: self.waiting_since.get().map(|since| since.elapsed().as_secs_f64()),
+            stats: Box::new(Stats {
+                nodes: Vec::new(),
+                ..self.stats()
+            }),
+        }
+    }
+
     /// Connections attached.
     #[must_use]
     pub fn clients(&self) -> u64 {
@@ -389,10 +403,13 @@ fn count(stats: &mut Stats, via: Via, len: u64) {
 }
 
 fn plan_digest(attach: &Attach, order: Digest) -> Digest {
-    DigestBuilder::new("plan/1")
+    let builder = DigestBuilder::new("plan/1")
         .digest(&order)
-        .number(u64::from(attach.world))
-        .finish()
+        .number(u64::from(attach.world));
+    match &attach.deal {
+        Some(deal) => builder.digest(&deal.digest()).finish(),
+        None => builder.finish(),
+    }
 }
 
 /// Says when the lists of the order take much memory beside the budget.

@@ -17,6 +17,7 @@
 //! Nothing listens before a job asks for it ([`Call::Listen`](crate::calls::Call::Listen)), and then only on the address that it names. Requests and answers
 //! are sealed with the job's secret ([`foreload_store::Gate`]): none counts twice, and none for another; nothing is encrypted.
 
+use crate::calls::Report;
 use crate::carriers::Carriers;
 use crate::protocol::Trouble;
 use crate::scatter::crc32c;
@@ -24,6 +25,7 @@ use crate::slots::Shared;
 use bytes::Bytes;
 use foreload_plan::Digest;
 use foreload_plan::action::{Handle, Via};
+use foreload_store::source::answering;
 use foreload_store::{Credentials, ErrorKind, Gate, Retry, SEAL, Seal, Source, SourceOptions};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -40,16 +42,22 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
 
 const REGION: &str = "peers";
 /// What a request's path begins with.
 const BUCKET: &str = "peer";
+/// What a path ends with that asks for a report.
+const REPORT: &str = "report";
+/// Bytes of one.
+const REPORT_BYTES: u64 = 16 << 10;
 /// Behind the checksum in an ETag.
 const FETCHED: &str = "-fetched";
 /// Connections that are served at once; a peer keeps a few.
@@ -130,15 +138,25 @@ impl Said {
     }
 }
 
+/// How the nodes of a group know each other.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Trust {
+    /// What they seal with.
+    pub secret: String,
+    /// Whether they encrypt, too.
+    pub tls: bool,
+}
+
 /// A peer to ask.
 ///
 /// # Errors
 /// `invalid` for an address that is none.
-pub fn source(address: SocketAddr, secret: &str) -> Result<Source, Trouble> {
+pub fn source(address: SocketAddr, trust: &Trust) -> Result<Source, Trouble> {
+    let scheme = if trust.tls { "https" } else { "http" };
     let options = SourceOptions {
-        endpoint: Some(format!("http://{address}")),
+        endpoint: Some(format!("{scheme}://{address}")),
         region: Some(REGION.to_owned()),
-        credentials: Some(Credentials::Secret(secret.to_owned())),
+        credentials: Some(Credentials::Secret(trust.secret.clone())),
         virtual_host: Some(false),
         allow_http: Some(true),
         proxy: Some(String::new()),
@@ -171,16 +189,52 @@ pub async fn reach(peer: &Source) -> Result<(), String> {
     }
 }
 
-/// A path's data set and sample. `None`: it names none.
-fn asked(path: &str) -> Option<(Digest, u64)> {
-    let (dataset, sample) = path
+/// Asks a peer how the job with a plan does there.
+///
+/// # Errors
+/// In words: it has no such job, or gave no answer that a peer gives.
+pub async fn ask_report(peer: &Source, plan: Digest) -> Result<Report, String> {
+    let (deadline, mut bytes) = (Instant::now() + CONNECT + PROGRESS, Vec::new());
+    let what = format!("{plan}/{REPORT}");
+    let asked = peer.fetch(&what, 0..REPORT_BYTES, None, deadline, &mut bytes);
+    match asked.await {
+        Ok(_) => serde_json::from_slice(&bytes).map_err(|error| format!("it says what is no report: {error}")),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err("it doesn't read this now".to_owned()),
+        Err(error) => Err(error.detail().to_owned()),
+    }
+}
+
+/// A report as it is sent: all are equally long, so that who asks knows how long it is. `None`: it is longer.
+fn written(report: &Report) -> Option<Vec<u8>> {
+    let mut text = serde_json::to_vec(report).ok()?;
+    let fits = text.len() as u64 <= REPORT_BYTES;
+    text.resize(REPORT_BYTES as usize, b' ');
+    fits.then_some(text)
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// A sample of a data set.
+    Sample(Digest, u64),
+    /// How the job with a plan does.
+    Report(Digest),
+}
+
+/// What a path is for. `None`: nothing.
+fn asked(path: &str) -> Option<Wanted> {
+    let (digest, what) = path
         .strip_prefix('/')?
         .strip_prefix(BUCKET)?
         .strip_prefix('/')?
         .split_once('/')?;
-    let is_number = !sample.is_empty() && sample.bytes().all(|byte| byte.is_ascii_digit());
-    let sample = sample.parse().ok().filter(|_| is_number)?;
-    Some((dataset.parse().ok()?, sample))
+    let digest = digest.parse().ok()?;
+    if what == REPORT {
+        return Some(Wanted::Report(digest));
+    }
+    let is_number = !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_digit());
+    let sample = what.parse().ok().filter(|_| is_number)?;
+    Some(Wanted::Sample(digest, sample))
 }
 
 /// What a peer's connection asks of the thread that plans.
@@ -196,6 +250,13 @@ pub enum Question {
         /// Who waits for it.
         answer: oneshot::Sender<Option<Lent>>,
     },
+    /// How the job with a plan does.
+    Report {
+        /// The plan.
+        plan: Digest,
+        /// Who waits for it; `None`: there is no such job.
+        answer: oneshot::Sender<Option<Report>>,
+    },
     /// Nobody waits for it any more.
     Withdraw(u64),
 }
@@ -203,6 +264,7 @@ pub enum Question {
 /// What connections share.
 struct House {
     gate: Gate,
+    tls: Option<TlsAcceptor>,
     questions: UnboundedSender<Question>,
     sums: Mutex<Sums>,
 }
@@ -242,6 +304,12 @@ impl House {
         })
     }
 
+    async fn report(&self, plan: Digest) -> Option<Report> {
+        let (answer, told) = oneshot::channel();
+        let _ = self.questions.send(Question::Report { plan, answer });
+        told.await.ok().flatten()
+    }
+
     fn ask(&self, dataset: Digest, sample: u64) -> Asked<'_> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -277,7 +345,7 @@ impl Drop for Asked<'_> {
 
 /// Where peers are answered.
 pub struct Door {
-    secret: String,
+    trust: Trust,
     /// The address that peers reach it at.
     pub address: SocketAddr,
     receiving: JoinHandle<()>,
@@ -290,11 +358,11 @@ impl Door {
     /// `invalid` for an address that isn't this machine's, or a secret that is too short to be one.
     pub async fn open(
         host: IpAddr,
-        secret: &str,
+        trust: Trust,
         carriers: Rc<Carriers>,
         questions: UnboundedSender<Question>,
     ) -> Result<Self, Trouble> {
-        if secret.len() < 16 {
+        if trust.secret.len() < 16 {
             let message = "the secret of a group of nodes has fewer than 16 characters: anyone could guess it";
             return Err(Trouble::new("invalid", message));
         }
@@ -313,13 +381,18 @@ impl Door {
             let remedy = "name an address of this machine, with FORELOAD_HOST or Peers(host=...)";
             Trouble::new("invalid", format!("can't answer peers on {host}: {error}; {remedy}"))
         })?;
+        let tls = match trust.tls {
+            true => Some(answering(&trust.secret).map_err(|error| Trouble::new("bug", error.to_string()))?),
+            false => None,
+        };
         let house = Arc::new(House {
-            gate: Gate::new(secret, &address.to_string()),
+            gate: Gate::new(&trust.secret, &address.to_string()),
+            tls: tls.map(TlsAcceptor::from),
             questions,
             sums: Mutex::default(),
         });
         Ok(Door {
-            secret: secret.to_owned(),
+            trust,
             address,
             receiving: tokio::task::spawn_local(receive(listener, house, carriers)),
         })
@@ -327,8 +400,8 @@ impl Door {
 
     /// Whether it is the one for an address and a secret.
     #[must_use]
-    pub fn is_for(&self, host: IpAddr, secret: &str) -> bool {
-        self.address.ip() == host && self.secret == secret
+    pub fn is_for(&self, host: IpAddr, trust: &Trust) -> bool {
+        self.address.ip() == host && self.trust == *trust
     }
 }
 
@@ -367,6 +440,18 @@ async fn serve(stream: std::net::TcpStream, house: Arc<House>) {
     // Small answers are not held back for more; and who takes nothing for so long is given up, with the memory that is lent for it.
     let _ = stream.set_nodelay(true);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, PATIENCE.as_millis() as u32);
+    match house.tls.clone() {
+        None => answer_on(stream, house).await,
+        Some(tls) => {
+            // Who doesn't speak it, or takes its time, isn't answered.
+            if let Ok(Ok(stream)) = tokio::time::timeout(PROGRESS, tls.accept(stream)).await {
+                answer_on(stream, house).await;
+            }
+        }
+    }
+}
+
+async fn answer_on(stream: impl AsyncRead + AsyncWrite + Unpin, house: Arc<House>) {
     let service = service_fn(move |request| answer(Arc::clone(&house), request));
     let mut connection = http1::Builder::new();
     connection
@@ -397,18 +482,27 @@ async fn answer(house: Arc<House>, request: Request<Incoming>) -> Result<Answer,
     let Some(seal) = house.gate.admit("GET", path, text(headers, "authorization")) else {
         return Ok(empty(StatusCode::FORBIDDEN));
     };
-    let Some((dataset, sample)) = asked(path) else {
+    let Some(wanted) = asked(path) else {
         return Ok(empty(StatusCode::BAD_REQUEST));
     };
     let range = text(headers, "range").to_owned();
-    let lent = house.ask(dataset, sample).answered().await;
-    let (len, answer) = match lent {
-        None => (0, empty(StatusCode::NOT_FOUND)),
-        Some(lent) => {
-            let crc = house.sum_of((dataset, sample), &lent);
-            (lent.len, full(lent, crc, &range))
-        }
+    let answer = match wanted {
+        Wanted::Sample(dataset, sample) => house.ask(dataset, sample).answered().await.map(|lent| {
+            let said = Said {
+                crc: house.sum_of((dataset, sample), &lent),
+                was_fetched: lent.via == Via::Bucket,
+            };
+            (lent.len, full(Bytes::from_owner(lent), said, &range))
+        }),
+        Wanted::Report(plan) => house.report(plan).await.as_ref().and_then(written).map(|text| {
+            let said = Said {
+                crc: crc32c(&text),
+                was_fetched: false,
+            };
+            (text.len() as u64, full(text.into(), said, &range))
+        }),
     };
+    let (len, answer) = answer.unwrap_or_else(|| (0, empty(StatusCode::NOT_FOUND)));
     Ok(sealed(answer, len, &house.gate, &seal))
 }
 
@@ -422,13 +516,9 @@ fn sealed(mut answer: Answer, len: u64, gate: &Gate, request: &Seal) -> Answer {
     answer
 }
 
-/// An answer with bytes of a CRC-32C.
-fn full(lent: Lent, crc: u32, range: &str) -> Answer {
-    let len = lent.len;
-    let said = Said {
-        crc,
-        was_fetched: lent.via == Via::Bucket,
-    };
+/// An answer with bytes.
+fn full(bytes: Bytes, said: Said, range: &str) -> Answer {
+    let len = bytes.len() as u64;
     let all = format!("bytes=0-{}", len.saturating_sub(1));
     let mut answer = match range {
         "" => empty(StatusCode::OK),
@@ -448,7 +538,7 @@ fn full(lent: Lent, crc: u32, range: &str) -> Answer {
             format!("bytes 0-{}/{len}", len.saturating_sub(1)),
         );
     }
-    *answer.body_mut() = Full::new(Bytes::from_owner(lent));
+    *answer.body_mut() = Full::new(bytes);
     answer
 }
 
@@ -481,7 +571,8 @@ mod tests {
     fn a_path_names_a_data_set_and_a_sample_or_nothing() {
         let digest = Digest::from_bytes([7; 16]);
         let path = format!("/peer/{}", key(digest, 12));
-        assert_eq!(asked(&path), Some((digest, 12)));
+        assert_eq!(asked(&path), Some(Wanted::Sample(digest, 12)));
+        assert_eq!(asked(&format!("/peer/{digest}/report")), Some(Wanted::Report(digest)));
         let hex = digest.to_string();
         let others = [
             String::new(),

@@ -185,6 +185,7 @@ impl Node {
             world: 1,
             ranks: vec![0],
             uneven: true,
+            deal: None,
             policy: Policy::Foreload,
             ram_bytes: 64 << 20,
             batch_bytes: 1 << 20,

@@ -102,6 +102,7 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32, most_
         order: Order::new(&spec).expect("an order"),
         world: 1,
         uneven: false,
+        deal: None,
         ranks: vec![0],
         ram_bytes: None,
         largest: None,

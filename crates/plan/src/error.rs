@@ -156,6 +156,14 @@ pub enum Error {
         /// Samples in a global batch.
         global_batch: u32,
     },
+    /// A deal that was made for another number of ranks.
+    #[error("{found} ranks are said to be on nodes, and {ranks} data ranks read")]
+    OtherDeal {
+        /// Ranks whose nodes are known.
+        found: u64,
+        /// Data ranks.
+        ranks: u32,
+    },
     /// A rank that doesn't exist, or is named twice.
     #[error("rank {rank} is not one of {ranks} data ranks, or is named twice")]
     NoSuchRank {

@@ -29,6 +29,17 @@ const NOWHERE: u16 = u16::MAX;
 /// Members that a group may have.
 pub const MOST_MEMBERS: usize = NOWHERE as usize;
 
+/// The higher it is, the rather a block goes to a node.
+fn weight(block: u64, id: u64) -> (u64, u64) {
+    (key(&[block, id]), id)
+}
+
+/// Which of the nodes with these ids is a block's home where all of them have room. O(nodes).
+#[must_use]
+pub fn favourite(block: u64, ids: &[u64]) -> Option<usize> {
+    (0..ids.len()).max_by_key(|&at| weight(block, ids[at]))
+}
+
 /// The home of each block of a data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Homes(Vec<u16>);
@@ -39,9 +50,8 @@ impl Homes {
     pub fn new(lengths: impl Iterator<Item = u64>, members: &[Member]) -> Self {
         let mut room: Vec<u64> = members.iter().map(|member| member.bytes).collect();
         let home = |(block, len): (usize, u64)| {
-            let weight = |at: &usize| (key(&[block as u64, members[*at].id]), members[*at].id);
             let with_room = (0..members.len()).filter(|&at| room[at] >= len);
-            let home = with_room.max_by_key(weight)?;
+            let home = with_room.max_by_key(|&at| weight(block as u64, members[at].id))?;
             room[home] -= len;
             u16::try_from(home).ok()
         };

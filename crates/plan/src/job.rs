@@ -3,6 +3,7 @@
 use crate::arena::reserved_bytes;
 use crate::blocks::Blocks;
 use crate::catalog::Catalog;
+use crate::deal::Deal;
 use crate::error::Error;
 use crate::order::Order;
 use crate::split::Split;
@@ -61,6 +62,8 @@ pub struct Reads {
     pub world: u32,
     /// Whether a number of samples that its ranks can't share equally is read with weights ([`Split::weighted`]) or refused.
     pub uneven: bool,
+    /// Which samples of a batch each rank has, if that follows from where they are kept. `None`: [`Split`] says so.
+    pub deal: Option<Deal>,
     /// The ranks that are on this node.
     pub ranks: Vec<u32>,
     /// Memory that it brings: the memory of a node is that of all its jobs together. `None`: all that the settings give.
@@ -117,6 +120,9 @@ impl Reads {
             false => Split::new(&self.order, self.world)?,
         };
         split.check_ranks(&self.ranks)?;
+        if let Some(deal) = &self.deal {
+            deal.check(&split)?;
+        }
         let found = self.sets.iter().map(|set| set.catalog.samples()).sum();
         if found != self.order.spec().samples {
             return Err(Error::StreamsDiffer {

@@ -20,6 +20,8 @@ pub mod budget;
 #[cfg(feature = "std")]
 pub mod catalog;
 #[cfg(feature = "std")]
+pub mod deal;
+#[cfg(feature = "std")]
 pub mod digest;
 #[cfg(feature = "std")]
 mod error;

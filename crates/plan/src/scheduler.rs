@@ -40,7 +40,7 @@ use loads::Loads;
 use peers::Group;
 use requests::Requests;
 use residents::{NONE, Residents, State};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use tiers::Tier;
 pub use tiers::{CHECKED_BYTES, ENTRY_BYTES, HEADER_BYTES, PAGE_BYTES, PAGED_BYTES, check_bytes, record_bytes};
 use window::{Read, Reader, Windows};
@@ -258,6 +258,8 @@ impl Scheduler {
             job,
             order: reads.order.clone(),
             split,
+            deal: reads.deal.clone(),
+            dealt: VecDeque::new(),
             ranks: reads.ranks.clone(),
             places: Vec::new(),
             epochs: reads.epochs,

@@ -338,16 +338,16 @@ impl OrderSpec {
 }
 
 /// A shared list is written as a plain one.
-mod shared_list {
+pub(crate) mod shared_list {
     use std::sync::Arc;
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(list: &Arc<[u64]>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(list: &Arc<[u64]>, serializer: S) -> Result<S::Ok, S::Error> {
         list.as_ref().serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[u64]>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[u64]>, D::Error> {
         Vec::<u64>::deserialize(deserializer).map(Arc::from)
     }
 }

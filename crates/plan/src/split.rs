@@ -9,6 +9,8 @@
 //! share a batch equally, that is an error, or, when the caller says so, ranks differ by one sample and [`Split::weight`]
 //! tells what to multiply each rank's mean loss with; a rank for which nothing is left gets a *filler*, a
 //! sample that another rank has too, at weight zero.
+//!
+//! Which samples of a batch a rank has may be told otherwise, by where they are kept ([`crate::deal`]); how many it has never is.
 
 use std::ops::Range;
 
@@ -177,7 +179,7 @@ impl Split {
     }
 
     /// Samples of a batch that are this rank's own.
-    fn share(&self, batch: u64, rank: u32) -> u32 {
+    pub(crate) fn share(&self, batch: u64, rank: u32) -> u32 {
         assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
         let size = self.size(batch);
         size / self.ranks + u32::from(rank < size % self.ranks)

@@ -2,22 +2,32 @@
 
 use crate::errors::{invalid, numbers};
 use foreload_plan::Digest;
+use foreload_plan::deal::Deal;
 use foreload_plan::order::{EpochOrder, Order};
 use foreload_plan::spec::OrderSpec;
 use foreload_plan::split::{Cursor, Split};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Which sample each rank reads, and when.
 #[pyclass(frozen, module = "foreload._core")]
 pub struct Plan {
     order: Mutex<(Order, Option<EpochOrder>)>,
     split: Split,
+    deal: OnceLock<Deal>,
     digest: Digest,
 }
 
 impl Plan {
+    /// The positions that a rank has of a batch.
+    fn positions_of(&self, epoch: u32, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
+        match self.deal.get() {
+            None => Ok(self.split.batch_positions(batch, rank).collect()),
+            Some(deal) => self.with_epoch(epoch, |order| deal.batch(&self.split, order, batch).of(rank).to_vec()),
+        }
+    }
+
     fn check(&self, batch: u64, rank: u32) -> PyResult<()> {
         if batch >= self.split.batches() {
             return Err(PyIndexError::new_err(format!(
@@ -58,8 +68,20 @@ impl Plan {
                 digest: spec.digest(),
                 order: Mutex::new((order, None)),
                 split,
+                deal: OnceLock::new(),
             })
         })
+    }
+
+    /// From now on samples go to the ranks of the nodes that keep them: by rank, what tells its node from others. The digest of that.
+    fn assign(&self, nodes: Vec<u64>) -> PyResult<String> {
+        let deal = Deal::new(nodes);
+        deal.check(&self.split).map_err(invalid)?;
+        let told = self.deal.get_or_init(|| deal.clone());
+        if *told != deal {
+            return Err(invalid("the ranks of this plan are on other nodes already"));
+        }
+        Ok(deal.digest().to_string())
     }
 
     /// The order's digest: names it in checkpoints.
@@ -94,18 +116,18 @@ impl Plan {
     /// The samples a rank gets of a batch.
     fn batch(&self, py: Python<'_>, epoch: u32, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
         self.check(batch, rank)?;
-        let positions = self.split.batch_positions(batch, rank);
         py.detach(|| {
+            let positions = self.positions_of(epoch, batch, rank)?;
             self.with_epoch(epoch, |order| {
-                positions.map(|position| order.sample_at(position)).collect()
+                positions.iter().map(|&position| order.sample_at(position)).collect()
             })
         })
     }
 
     /// The positions a rank gets of a batch.
-    fn batch_positions(&self, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
+    fn batch_positions(&self, py: Python<'_>, epoch: u32, batch: u64, rank: u32) -> PyResult<Vec<u64>> {
         self.check(batch, rank)?;
-        Ok(self.split.batch_positions(batch, rank).collect())
+        py.detach(|| self.positions_of(epoch, batch, rank))
     }
 
     /// What to multiply a rank's mean loss with.

@@ -94,6 +94,7 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         order: Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?,
         world: setup.hardware.nodes,
         uneven: true,
+        deal: None,
         ranks: vec![node],
         ram_bytes: None,
         largest: None,

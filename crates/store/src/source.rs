@@ -15,6 +15,7 @@ mod http;
 mod listing;
 mod options;
 mod outage;
+mod private;
 mod profile;
 mod retry;
 mod seal;
@@ -25,6 +26,7 @@ pub(crate) use address::without_slash;
 pub use address::{joined, scheme};
 pub(crate) use listing::Wanted;
 pub use options::{Credentials, Retry, SourceOptions};
+pub use private::answering;
 pub use seal::{FIELD as SEAL, Gate, Seal};
 pub use settings::storage_options;
 

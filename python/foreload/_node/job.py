@@ -65,6 +65,10 @@ class Recipe:
             self._held = found
         return self._held
 
+    def forget(self) -> None:
+        """It is of another job from now on."""
+        self._held = None
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None, "meeting": None}
 

@@ -6,6 +6,9 @@ alone.
 
 A store outlives its ranks where torchrun starts them again, on other nodes even. So each node says a number of its own that nobody knew before, and heeds only a list that has it.
 
+Where samples go to the nodes that keep them, all ranks agree in the same way, before that, on which node each of them is (`Assignment`). Nobody goes on without the others then: ranks that deal
+differently would read samples twice.
+
 | the store has | who says it |
 | --- | --- |
 | `node/R`: ranks, address and room of the node whose first rank is R | that rank, and once more when its agent was replaced |
@@ -111,7 +114,7 @@ class Meeting:
             if self._was_told:
                 # Nobody is asked any more.
                 with contextlib.suppress(InvalidError):
-                    call("peers", me=0, members=[], secret=self.peers.word())
+                    call("peers", me=0, members=[], **self._trust())
             _LOG.warning("%s: this node shares its cache with no other: %s", self.what, error)
 
     def _say_who_is_there(self, call: Call) -> None:
@@ -140,28 +143,24 @@ class Meeting:
 
     def _share(self, board: _Board, call: Call, first: int) -> None:
         """Meets the others."""
-        found = call(
-            "listen", host=self.peers.address() or _towards_first(self.peers.place()), secret=self.peers.word()
-        )
+        found = call("listen", host=self.peers.address() or _towards_first(self.peers.place()), **self._trust())
         own = {
-            # The same when its ranks start again, whichever they are then, so that it remains the home of what it keeps.
-            "id": _number(found["address"].rpartition(":")[0], self.place),
+            "id": _number_of_node(found["address"].rpartition(":")[0], self.place),
             "ranks": list(self.ranks.local),
             "address": found["address"],
             "keeps_bytes": found["keeps_bytes"],
             "nonce": secrets.token_hex(8),
-            # Enough to see that two differ, and too little to guess them by.
-            "secret": _number(self.peers.word()) % (1 << 20),
+            "secret": _hint(self.peers),
+            "tls": self.peers.tls,
         }
         board.put(f"node/{first}", own)
         self._address = found["address"]
         if self._nodes:
             board.put("moved", {"nonce": own["nonce"]})
             self._look_again(board, call)
-        elif 0 in self.ranks.local:
-            self._lead(board, call)
-        else:
-            self._follow(board, call, own)
+            return
+        self._moved = board.look("moved")
+        self._nodes = _agree(board, self.ranks.world, own, lambda nodes: self._tell(call, nodes))
 
     def meet_again(self, call: Call) -> None:
         """Tells the agent where the other nodes are now: the agent of one may have been replaced since. Waits for nobody.
@@ -175,62 +174,6 @@ class Meeting:
 
     def _board(self, wait_s: float) -> _Board:
         return _Board(self.name, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=self.ranks.rank == 0)
-
-    def _lead(self, board: _Board, call: Call) -> None:
-        """Makes the list of all nodes, and waits until all agents know it."""
-        self._moved = board.look("moved")
-        while True:
-            nodes = self._gather(board)
-            word = secrets.token_hex(8)
-            board.put(f"nodes/{word}", nodes)
-            board.put("list", word)
-            self._tell(call, nodes)
-            waiting = [node for node in nodes if 0 not in node["ranks"]]
-            while True:
-                waiting = [node for node in waiting if board.look(f"told/{_first(node)}") != word]
-                if not waiting:
-                    board.put("go", word)
-                    self._nodes = nodes
-                    return
-                # What a start before this one had left may have been listed.
-                if any(board.look(f"node/{_first(node)}") != node for node in waiting):
-                    break
-                board.rest(f"rank {_first(waiting[0])}")
-
-    def _gather(self, board: _Board) -> list[dict[str, Any]]:
-        """What all nodes say, in the order of their ranks."""
-        while True:
-            nodes: list[dict[str, Any]] = []
-            left = set(range(self.ranks.world))
-            while left and (node := board.look_for_node(min(left))) is not None:
-                nodes.append(node)
-                left -= {min(left), *node["ranks"]}
-            for node in nodes:
-                if node["secret"] != nodes[0]["secret"]:
-                    raise AloneError(
-                        f"rank 0 and rank {_first(node)} have different secrets: set FORELOAD_SECRET to the same on all nodes"
-                    )
-            if not left:
-                return nodes
-            board.rest(f"rank {min(left)}")
-
-    def _follow(self, board: _Board, call: Call, own: dict[str, Any]) -> None:
-        """Waits for a list with this node, tells the agent, and waits until all others have."""
-        self._moved = board.look("moved")
-        known = told = None
-        nodes: list[dict[str, Any]] = []
-        while told is None or board.look("go") != told:
-            word = board.look("list")
-            if word is not None and word != known:
-                known = word
-                listed = board.get(f"nodes/{word}", "rank 0")
-                if own in listed:
-                    self._tell(call, listed)
-                    board.put(f"told/{_first(own)}", word)
-                    told, nodes = word, listed
-            board.look_for_node(0)
-            board.rest("rank 0, or a node that it waits for,")
-        self._nodes = nodes
 
     def _look_again(self, board: _Board, call: Call) -> None:
         moved = board.look("moved")
@@ -252,12 +195,145 @@ class Meeting:
             "peers",
             me=numbers[self._address],
             members=[{"id": number, **member} for number, member in members.items()],
-            secret=self.peers.word(),
+            **self._trust(),
         )
+
+    def _trust(self) -> dict[str, Any]:
+        """How nodes know each other."""
+        return {"secret": self.peers.word(), "tls": self.peers.tls}
+
+
+@dataclass
+class Assignment:
+    """Which node each rank of a job is on, where samples go to the nodes that keep them.
+
+    Attributes:
+        peers: The setting.
+        ranks: This process' place.
+        name: The job's, the same on all nodes.
+        place: The agent's cache directory.
+        what: What is read, for messages.
+    """
+
+    peers: Peers
+    ranks: Ranks
+    name: str
+    place: str
+    what: str = "what is read"
+    _nodes: list[int] = field(default_factory=list)
+
+    def agree(self) -> list[int]:
+        """What tells the node of each rank from others, by rank; waits for all ranks, once.
+
+        Raises:
+            InvalidError: They don't all come, or can't meet.
+        """
+        if not self._nodes:
+            rank = self.ranks.rank
+            own = {
+                "id": _number_of_node(self.peers.address() or _towards_first(self.peers.place()), self.place),
+                "ranks": [rank],
+                "nonce": secrets.token_hex(8),
+                "secret": _hint(self.peers),
+                "tls": self.peers.tls,
+            }
+            try:
+                board = _Board(
+                    f"{self.name}/assign",
+                    self.what,
+                    self.peers.wait_s,
+                    self.ranks.world,
+                    self.peers.place(),
+                    is_host=rank == 0,
+                )
+                try:
+                    board.put(f"node/{rank}", own)
+                    told = _agree(board, self.ranks.world, own, lambda _: None)
+                except (InvalidError, AloneError) as error:
+                    board.put(f"node/{rank}", {"ranks": [rank], "alone": str(error)})
+                    raise
+            except AloneError as error:
+                raise InvalidError(
+                    f"{self.what}: assign='local' needs all ranks to agree on who reads what before the first batch: {error}"
+                ) from None
+            self._nodes = [node["id"] for node in told]
+        return self._nodes
 
 
 class AloneError(Exception):
     """The others can't be met: a node goes on by itself."""
+
+
+def _agree(
+    board: _Board, world: int, own: dict[str, Any], tell: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """What all have said, in the order of their ranks, when all know that all know it.
+
+    Args:
+        board: Where `own` was said.
+        world: The number of ranks.
+        own: What this one has said; who has rank 0 makes the list.
+        tell: Is told of a list before that is the one that counts.
+    """
+    return _lead(board, world, tell) if 0 in own["ranks"] else _follow(board, own, tell)
+
+
+def _lead(board: _Board, world: int, tell: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """Makes the list, and waits until all know it."""
+    while True:
+        nodes = _gather(board, world)
+        word = secrets.token_hex(8)
+        board.put(f"nodes/{word}", nodes)
+        board.put("list", word)
+        tell(nodes)
+        waiting = [node for node in nodes if 0 not in node["ranks"]]
+        while True:
+            waiting = [node for node in waiting if board.look(f"told/{_first(node)}") != word]
+            if not waiting:
+                board.put("go", word)
+                return nodes
+            # What a start before this one had left may have been listed.
+            if any(board.look(f"node/{_first(node)}") != node for node in waiting):
+                break
+            board.rest(f"rank {_first(waiting[0])}")
+
+
+def _gather(board: _Board, world: int) -> list[dict[str, Any]]:
+    """What all say, in the order of their ranks."""
+    while True:
+        nodes: list[dict[str, Any]] = []
+        left = set(range(world))
+        while left and (node := board.look_for_node(min(left))) is not None:
+            nodes.append(node)
+            left -= {min(left), *node["ranks"]}
+        for node in nodes:
+            if node["secret"] != nodes[0]["secret"]:
+                raise AloneError(
+                    f"rank 0 and rank {_first(node)} have different secrets: set FORELOAD_SECRET to the same on all nodes"
+                )
+            if node["tls"] != nodes[0]["tls"]:
+                raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(tls=...): give all nodes the same")
+        if not left:
+            return nodes
+        board.rest(f"rank {min(left)}")
+
+
+def _follow(board: _Board, own: dict[str, Any], tell: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """Waits for a list with what this one has said, and until all others know it."""
+    known = told = None
+    nodes: list[dict[str, Any]] = []
+    while told is None or board.look("go") != told:
+        word = board.look("list")
+        if word is not None and word != known:
+            known = word
+            listed = board.get(f"nodes/{word}", "rank 0")
+            if own in listed:
+                tell(listed)
+                board.put(f"told/{_first(own)}", word)
+                told, nodes = word, listed
+        board.look_for_node(0)
+        board.rest("rank 0, or one that it waits for,")
+    return nodes
 
 
 class _Board:
@@ -374,6 +450,16 @@ def _first(node: dict[str, Any]) -> int:
 def _number(*words: str) -> int:
     """A number of 64 bits for some words."""
     return int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest(), "big")
+
+
+def _number_of_node(host: str, place: str) -> int:
+    """What tells a node from others: the same when its ranks start again, whichever they are then, so that it remains the home of what it keeps."""
+    return _number(host.removeprefix("[").removesuffix("]"), place)
+
+
+def _hint(peers: Peers) -> int:
+    """Of a secret: enough to see that two differ, and too little to guess them by."""
+    return _number(peers.word()) % (1 << 20)
 
 
 def _towards_first(place: tuple[str, int] | None) -> str:

@@ -20,7 +20,7 @@ from foreload import _core
 from foreload._data.dataset import Dataset
 from foreload._node import agent as _agent
 from foreload._node.job import Attachment, Recipe
-from foreload._node.meeting import Meeting
+from foreload._node.meeting import Assignment, Meeting
 from foreload._node.ranks import Ranks, say
 from foreload._run import dollars as _dollars
 from foreload._run.patience import Patience
@@ -62,6 +62,7 @@ class Run:
         tuning: How the agent fetches, where that isn't left to it.
         settings: More fields of the agent's `attach` call.
         skip_large: Whether samples that don't fit the memory are left out, instead of refusing the job.
+        assign: `"local"`: of a global batch each sample goes to a rank of the node that keeps it, as far as ranks get equally many. None: dealt out like cards.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Run:
         tuning: Tuning | None = None,
         settings: dict[str, Any] | None = None,
         skip_large: bool = False,
+        assign: str | None = None,
     ) -> None:
         say(ranks, is_shuffled=order.is_shuffled)
         self.cache = cache
@@ -102,10 +104,17 @@ class Run:
             attach["policy"] = policy
         keep_freed_memory(0)
         meeting = None
-        if cache.peers and ranks.world > len(ranks.local):
-            meeting = Meeting(
-                cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir, dataset.url
+        #: Names what ranks have to have in common: the order, and who reads what of it.
+        self.agreed, self.assign = self.plan.digest, assign
+        self._assignment: Assignment | None = None
+        if assign is not None and ranks.world > 1 and not cache.peers:
+            raise InvalidError(
+                f"assign={assign!r} gives samples to the ranks of the nodes that keep them: give cache=Cache(peers=True), with which nodes share their caches"
             )
+        if cache.peers and ranks.world > len(ranks.local):
+            group = (cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir, dataset.url)
+            meeting = Meeting(*group)
+            self._assignment = Assignment(*group) if assign is not None else None
         elif cache.peers and ranks.are_some_of_many():
             _LOG.warning(
                 "Cache(peers=...) does nothing here: this loader knows of no ranks on other nodes, as where something else shares the samples out "
@@ -127,6 +136,21 @@ class Run:
     def attachment(self) -> Attachment:
         """This process' end of the job."""
         return self.recipe.attachment()
+
+    def agree(self) -> None:
+        """Where samples go to the nodes that keep them, all ranks agree on who reads what: once, before anything is read. Waits for them.
+
+        Raises:
+            InvalidError: They don't all come.
+        """
+        recipe = self.recipe
+        if self._assignment is None or "deal" in recipe.attach:
+            return
+        nodes = self._assignment.agree()
+        digest = self.plan.assign(nodes)
+        self.agreed = f"{self.plan.digest}-{digest}"
+        recipe.attach, recipe.name = {**recipe.attach, "deal": nodes}, f"{recipe.name}-{digest}"
+        recipe.forget()
 
     def patience(self, epoch: int, timeout_s: float | None) -> Patience:
         """How long a pass waits for what is decoded in this process."""
@@ -255,6 +279,7 @@ class Run:
         Returns:
             What names the pass, for `leave`.
         """
+        self.agree()
         self._pass, self._process = object(), os.getpid()
         where = (self.rank, self.lap(epoch), self.position(epoch, batch), self._pass)
         try:

@@ -83,6 +83,7 @@ class Stream(Iterator[tuple[int, "_core.Delivery | Failed"]]):
             self._begin(run, first)
 
     def _begin(self, run: Run, first: int) -> None:
+        run.agree()
         self._attachment = run.attachment()
         self._next, self._asked, self._count = first, first, len(run)
         self._wants: deque[tuple[_core.Job, int]] = deque()

@@ -22,7 +22,7 @@ class Peers:
     """The nodes of a run share their caches: each sample leaves the bucket once, as far as all of them together can hold it, and comes from a node after that.
 
     The nodes find each other through the store of torch's launcher (torchrun, or the default process group where there is one), or where `meet` says. Each keeps
-    a part of the data set, and is asked for it by the others over plain HTTP, sealed with a secret that all of them know. What a node can't be had from comes
+    a part of the data set, and is asked for it by the others over HTTP, sealed with a secret that all of them know. What a node can't be had from comes
     from the bucket.
 
     Attributes:
@@ -32,6 +32,7 @@ class Peers:
         wait_s: How long a node waits for the others before it goes on without them, in seconds.
         meet: Where the nodes find each other if not through torch's store: `"host:port"` of the machine of rank 0, whose process listens there, or a communicator
             of mpi4py whose rank 0 is data rank 0. All its ranks make the setting then, because rank 0 tells the others its address. Default: `FORELOAD_MEET`.
+        tls: Whether what they send each other is encrypted (TLS 1.3, with a key that follows from the secret), which costs both about as much CPU time again. All nodes say the same.
 
     Raises:
         InvalidError: There is no secret, it is too short, or an address is none.
@@ -45,6 +46,7 @@ class Peers:
     host: str | None = None
     wait_s: float = 60.0
     meet: Any = None
+    tls: bool = False
 
     def __post_init__(self) -> None:
         self.word()
@@ -53,6 +55,8 @@ class Peers:
             # A setting is copied and pickled, and a communicator is neither.
             object.__setattr__(self, "meet", _told_by_the_first(self.meet, self.address()))
         self.place()
+        if not isinstance(self.tls, bool):
+            raise InvalidError(f"Peers(tls={self.tls!r}): give True or False")
         _numbers.amount("Peers(wait_s=...)", self.wait_s, most=86_400)
 
     def word(self) -> str:

@@ -114,7 +114,7 @@ def rows(dataset: "Dataset", plan: "Plan", epoch: int, batch: int, rank: int) ->
             "bytes": dataset.length(sample),
         }
 
-    return list(map(row, plan.batch_positions(batch, rank), plan.batch(epoch, batch, rank)))
+    return list(map(row, plan.batch_positions(epoch, batch, rank), plan.batch(epoch, batch, rank)))
 
 
 def _draw(console: "Console", value: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ _WORDS = {
     "kind": "order",
     "tail": "rule for the end of an epoch (uneven, drop_last)",
     "world": "number of ranks",
+    "assign": "assign",
 }
 #: The plans that this process has read, and the kinds of loaders of which it has had one in common with another rank.
 _known: set[str] = set()
@@ -86,7 +87,7 @@ class Accord:
             self._last = (stretch, epoch, max(had, batches))
 
     def _compare_plan(self, store: Any, rank: int, run: Run) -> None:
-        plan = run.plan.digest
+        plan = run.agreed
         if plan != self._plan:
             self._plan, self._batches = plan, 0
         self._batches += 1
@@ -100,7 +101,7 @@ class Accord:
 
     def _compare(self, store: Any, rank: int, run: Run, *, is_any: bool) -> None:
         """Compares with the first rank that had such a plan, or any plan of the place."""
-        plan = run.plan.digest
+        plan = run.agreed
         here = {"rank": rank, "plan": plan, **_facts(run)}
         which = "any" if is_any else f"{here['batch']}/{'shuffled' if here['shuffled'] else 'in order'}"
         alike = f"foreload/plan/{run.dataset.url}/{which}"
@@ -183,6 +184,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "kind": run.order.kind,
         "tail": run.order.tail,
         "world": run.ranks.world,
+        "assign": run.assign,
         "batch": run.order.global_batch // run.ranks.world,
         "shuffled": run.order.is_shuffled,
     }

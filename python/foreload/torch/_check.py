@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from foreload._data.mixture import Mixture
 from foreload._settings import numbers as _numbers
 from foreload._settings.order import check_shuffle
 from foreload.errors import InvalidError
@@ -84,6 +85,7 @@ _OF_OURS: dict[str, tuple[Any, str]] = {
     "device_mesh": (None, "give sampler=torch.utils.data.DistributedSampler(dataset, num_replicas=..., rank=...)"),
     "local_ranks": (None, "leave it out"),
     "uneven": (None, "give a sampler that shares the last batch out, or drop_last=True"),
+    "assign": (None, "leave it out: nothing of such a data set is cached"),
     "on_error": ("raise", "catch the error in the data set's __getitem__"),
     "threads": (None, "give num_workers="),
     "policy": (None, "leave it out: nothing is planned"),
@@ -105,6 +107,33 @@ def batch_keywords(collate_fn: Any, *, in_workers: bool, raw: str, single: bool,
         )
     if raw == "view" and in_workers:
         raise InvalidError("raw='view' is memory of one process; with workers give 'bytes' or 'tensor'")
+
+
+def assignment(assign: str | None, dataset: Any, own: Any) -> None:
+    """Looks at which rank is to read what.
+
+    Args:
+        assign: The keyword.
+        dataset: What the loader is given to read.
+        own: A sampler that was given.
+
+    Raises:
+        InvalidError: It is unknown, or can't be obeyed.
+    """
+    if assign is None:
+        return
+    if assign != "local":
+        raise InvalidError(f"assign={assign!r}: give 'local', or nothing")
+    if own is not None:
+        raise InvalidError(
+            "assign='local' is for the loader's own order: a sampler that is given says itself what this rank reads"
+        )
+    read = getattr(dataset, "data", dataset)
+    index = read.source.opened().index
+    if isinstance(read, Mixture) or index.objects < len(index):
+        raise InvalidError(
+            "assign='local' deals whole objects: it isn't there for samples in shards or rows, nor for mixtures, of which nodes keep stretches"
+        )
 
 
 def generator_of_foreign(

@@ -127,6 +127,7 @@ class Course(Sampler):
         order: str,
         place: tuple[Any, ...],
         uneven: str | None,
+        assign: str | None,
         epochs: int | None,
         policy: Any,
         tuning: Tuning | None,
@@ -158,7 +159,7 @@ class Course(Sampler):
         self._placed = 0
         self._local = tuple(local) if isinstance(local, Iterable) else local
         self._cache = samples.cache
-        self._uneven, self._draws = uneven, draws
+        self._uneven, self._assign, self._draws = uneven, assign, draws
         self._explicit = explicit
         self.cursor.is_told = self._cursor.is_told = explicit is None or self._ours is not None
         #: Torch's subset or concatenation that the loader was given, and the samples that it had when this order was made.
@@ -521,6 +522,7 @@ class Course(Sampler):
             policy=self.policy,
             tuning=self.tuning,
             skip_large=self._skips,
+            assign=self._assign,
         )
 
     def _torchs_own(self, place: _ranks.Ranks, epoch: int) -> Run:

@@ -102,6 +102,8 @@ class DataLoader(ForeignLoader[T]):
         local_ranks: Data ranks on this node, where that isn't plain.
         uneven: Where the ranks can't share the last batch equally: None (repeat samples, as `DistributedSampler` does), `pad` (fill the batch, so
             that any number of ranks can resume), `weights` (no repetition; `loss_weight` says how much this rank's mean loss counts).
+        assign: `"local"`, beside `Cache(peers=...)`: each sample of a global batch goes to a rank of the node that keeps it, as far as all ranks get equally many, so that little
+            crosses the network. The global batches and the checkpoints stay the same. Default: dealt out like cards, as `DistributedSampler` does.
         on_error: `"raise"`, or `foreload.skip(...)` for samples that can't be read or decoded. A batch of which none is left is left out; with
             several ranks, which must take equally many steps, it is an error.
         threads: Threads that decode where there are no workers, for a `decode` that bears them; a `collate_fn` then runs in a thread of its own, too.
@@ -147,6 +149,7 @@ class DataLoader(ForeignLoader[T]):
         device_mesh: Any = None,
         local_ranks: Sequence[int] | None = None,
         uneven: str | None = None,
+        assign: str | None = None,
         on_error: OnError = "raise",
         threads: int | None = None,
         policy: Any = None,
@@ -175,6 +178,7 @@ class DataLoader(ForeignLoader[T]):
             "device_mesh": device_mesh,
             "local_ranks": local_ranks,
             "uneven": uneven,
+            "assign": assign,
             "on_error": on_error,
             "threads": threads,
             "policy": policy,
@@ -211,6 +215,7 @@ class DataLoader(ForeignLoader[T]):
         )
         _check.order_keywords(order, batch_size, bool(shuffle), sampler, batch_sampler, drop_last)
         own = sampler if sampler is not None else batch_sampler
+        _check.assignment(assign, dataset, own)
         if own is not None and not isinstance(own, Sampler):
             _check.warn_of_ignored(own, order, is_placed=(dp_size or 1) > 1 or device_mesh is not None)
         self._stacks = not single and collate_fn is None
@@ -225,6 +230,7 @@ class DataLoader(ForeignLoader[T]):
             "order": order,
             "place": (dp_size, dp_rank, device_mesh, local_ranks),
             "uneven": uneven,
+            "assign": assign,
             "epochs": epochs,
             "policy": policy,
             "tuning": tuning,
@@ -611,6 +617,7 @@ class DataLoader(ForeignLoader[T]):
         batches: Any = None
         left, process = False, os.getpid()
         # Other nodes may be waited for, which Ctrl-C is to end.
+        run.agree()
         run.attachment().meet()
         try:
             with _interrupts.kept():

@@ -275,6 +275,7 @@ class Sampler(DistributedSampler[int]):
         skip, self._skip = self._skip, 0
         place = place_of(*self._given)
         leads = self.leads and (self.sharding == "self" or place.rank in (0, *place.local[:1]))
+        run.agree()
         begun = run.begin(epoch, first) if leads else None
         try:
             for batch in range(first, len(run)):
@@ -283,9 +284,8 @@ class Sampler(DistributedSampler[int]):
                     self._accord.had(run, self._cursor.placed, epoch, batch)
                 if leads:
                     run.keep_up(epoch, batch)
-                reads = zip(
-                    run.plan.batch(epoch, batch, run.rank), run.plan.batch_positions(batch, run.rank), strict=True
-                )
+                which = (epoch, batch, run.rank)
+                reads = zip(run.plan.batch(*which), run.plan.batch_positions(*which), strict=True)
                 for at, (sample, position) in enumerate(list(reads)[skip:], 1):
                     self._yielded = skip + at
                     yield Read.of(sample, epoch, position)

@@ -39,6 +39,12 @@ impl Agent {
                 "the order was made for another data set (its digest or number of samples differs)",
             ));
         }
+        if attach.deal.is_some() && (streams.is_packed() || !attach.more.is_empty()) {
+            return Err(Trouble::new(
+                "invalid",
+                "assign=\"local\" deals whole objects: it isn't there for samples in shards or rows, nor for mixtures, of which nodes keep stretches",
+            ));
+        }
         let batch = u64::from(attach.order.global_batch.div_ceil(attach.world.max(1)));
         if batch > MAX_ITEMS as u64 {
             let message =
@@ -50,8 +56,8 @@ impl Agent {
         let ours = |job: &&Rc<Job>| {
             let (a, b) = (&job.attach, &attach);
             *job.word.borrow() == b.session
-                && (a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven)
-                    == (b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven)
+                && (a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven, &a.deal)
+                    == (b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven, &b.deal)
         };
         let lingering = |job: &&Rc<Job>| {
             let same_word = Attach {

@@ -6,9 +6,9 @@
 
 use super::Pool;
 use super::bytes::Fetch;
-use crate::calls::{NodeStats, PeerAt};
+use crate::calls::{NodeReport, NodeStats, PeerAt};
 use crate::carriers::{Landed, Order};
-use crate::peers::{self, Lent, Said};
+use crate::peers::{self, Lent, Said, Trust};
 use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter};
 use foreload_plan::Digest;
@@ -64,6 +64,15 @@ impl Group {
         })
     }
 
+    /// Who can be asked: names, addresses, and how.
+    fn others(&self) -> Vec<(u64, SocketAddr, Source)> {
+        let other = |known: &Known| {
+            let (address, source) = known.at.as_ref()?;
+            Some((known.id, *address, source.clone()))
+        };
+        self.known.iter().filter_map(other).collect()
+    }
+
     fn source(&self, peer: u16) -> Option<Source> {
         let (_, source) = self.known.get(usize::from(peer))?.at.as_ref()?;
         Some(source.clone())
@@ -93,16 +102,27 @@ impl Pool {
     ///
     /// # Errors
     /// `invalid` for an address that is none, or when this node isn't among them.
-    pub fn set_peers(self: &Rc<Self>, me: u64, members: &[PeerAt], secret: &str) -> Result<(), Trouble> {
+    pub fn set_peers(self: &Rc<Self>, me: u64, members: &[PeerAt], trust: &Trust) -> Result<(), Trouble> {
         if !members.is_empty() && !members.iter().any(|member| member.id == me) {
             let message = format!("node {me} isn't among the {} nodes of its group", members.len());
             return Err(Trouble::new("invalid", message));
         }
         let mut numbered = Vec::with_capacity(members.len());
+        // Who is no member any more isn't asked.
+        let is_member = |known: &Known| members.iter().any(|member| member.id == known.id);
+        for gone in self
+            .group
+            .borrow_mut()
+            .known
+            .iter_mut()
+            .filter(|known| !is_member(known))
+        {
+            gone.at = None;
+        }
         for member in members {
             let at = match member.id == me {
                 true => None,
-                false => Some((member.address, peers::source(member.address, secret)?)),
+                false => Some((member.address, peers::source(member.address, trust)?)),
             };
             let mut group = self.group.borrow_mut();
             let number = group.number(member.id);
@@ -118,17 +138,28 @@ impl Pool {
 
     /// Asks each other node of its group once. Who gave no answer that a peer gives, and why not.
     pub async fn reach(&self) -> Vec<(u64, String)> {
-        let others: Vec<_> = {
-            let group = self.group.borrow();
-            let asked = group.known.iter();
-            asked
-                .filter_map(|known| Some((known.id, known.at.as_ref()?.1.clone())))
-                .collect()
-        };
+        let others = self.group.borrow().others();
         let asked = others
             .into_iter()
-            .map(|(id, source)| async move { peers::reach(&source).await.err().map(|why| (id, why)) });
+            .map(|(id, _, source)| async move { peers::reach(&source).await.err().map(|why| (id, why)) });
         futures::future::join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// How the job with a plan does on each other node of its group.
+    pub async fn reports(&self, plan: Digest) -> Vec<NodeReport> {
+        let others = self.group.borrow().others();
+        let asked = others.into_iter().map(|(_, address, source)| async move {
+            let (report, silence) = match peers::ask_report(&source, plan).await {
+                Ok(report) => (Some(report), None),
+                Err(why) => (None, Some(why)),
+            };
+            NodeReport {
+                address: Some(address),
+                report,
+                silence,
+            }
+        });
+        futures::future::join_all(asked).await
     }
 
     /// A peer asks for a sample of a data set.

@@ -294,6 +294,7 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, set: &Set) -> 
         world,
         ranks: (0..world).collect(),
         uneven: true,
+        deal: None,
         policy: Policy::Foreload,
         ram_bytes: least + dice.below(3) * SAMPLES * LARGEST / 4,
         batch_bytes: 1 << 16,

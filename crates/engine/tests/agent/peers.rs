@@ -2,6 +2,7 @@
 
 use super::*;
 use foreload_engine::calls::PeerAt;
+use foreload_plan::deal::Deal;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
@@ -17,11 +18,20 @@ struct Cluster {
     index: Index,
     prefix: &'static str,
     spec: OrderSpec,
+    deal: Option<Deal>,
+    tls: bool,
 }
 
 fn listen(node: &Node, job: u32, host: IpAddr, secret: &str) -> Result<(SocketAddr, u64), ClientError> {
+    listen_with(node, job, host, secret, false)
+}
+
+fn listen_with(node: &Node, job: u32, host: IpAddr, secret: &str, tls: bool) -> Result<(SocketAddr, u64), ClientError> {
     let secret = secret.to_owned();
-    match node.client().call(&Call::Listen { job, host, secret }, &mut calm())? {
+    match node
+        .client()
+        .call(&Call::Listen { job, host, secret, tls }, &mut calm())?
+    {
         (Reply::Listening { address, keeps_bytes }, _) => Ok((address, keeps_bytes)),
         other => panic!("{:?}", other.0),
     }
@@ -64,6 +74,8 @@ impl Cluster {
             jobs,
             members: Vec::new(),
             prefix,
+            deal: None,
+            tls: false,
         }
     }
 
@@ -80,7 +92,7 @@ impl Cluster {
     /// Each listens, and hears where the others do.
     fn meet(&mut self, secret: impl Fn(usize) -> &'static str) {
         let member = |at: usize| {
-            let (address, keeps_bytes) = listen(&self.nodes[at], self.job(at).job, HERE, secret(at)).expect("listens");
+            let (address, keeps_bytes) = self.listen(at, secret(at));
             PeerAt {
                 id: 100 + at as u64,
                 address,
@@ -93,12 +105,17 @@ impl Cluster {
         }
     }
 
+    fn listen(&self, at: usize, secret: &str) -> (SocketAddr, u64) {
+        listen_with(&self.nodes[at], self.job(at).job, HERE, secret, self.tls).expect("listens")
+    }
+
     fn tell(&self, at: usize, secret: &str) -> Result<(), ClientError> {
         let call = Call::Peers {
             job: self.job(at).job,
             me: 100 + at as u64,
             members: self.members.clone(),
             secret: secret.to_owned(),
+            tls: self.tls,
         };
         self.nodes[at].client().call(&call, &mut calm()).map(drop)
     }
@@ -114,10 +131,11 @@ impl Cluster {
             .collect();
         for (&at, want) in who.iter().zip(wants) {
             let (items, _) = self.job(at).delivered(want, None, &mut calm()).expect("delivered");
-            let expected: Vec<u64> = split
-                .batch_positions(batch, at as u32)
-                .map(|position| order.sample_at(position))
-                .collect();
+            let positions: Vec<u64> = match &self.deal {
+                Some(deal) => deal.batch(&split, &order, batch).of(at as u32).to_vec(),
+                None => split.batch_positions(batch, at as u32).collect(),
+            };
+            let expected: Vec<u64> = positions.iter().map(|&position| order.sample_at(position)).collect();
             assert_eq!(items.iter().map(|item| item.sample).collect::<Vec<_>>(), expected);
             for item in &items {
                 let truth = self.nodes[0].truth(&self.index, self.prefix, item.sample);
@@ -179,6 +197,129 @@ fn together(io_threads: u32) {
     assert!(sum(|s| s.peer_hits) > 400, "{stats:?}");
     assert_eq!(sum(|s| s.samples), 900);
     assert_eq!(sum(|s| s.ram_hits + s.bucket_reads + s.peer_hits), 900, "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn nodes_that_read_what_they_keep_have_most_of_it_themselves() {
+    let deal = Deal::new((100..103).collect());
+    let mut cluster = Cluster::apart("img:300x20KB,classes=2,ext=jpg", "img", 3, |a, _| {
+        (a.ram_bytes, a.deal) = (5 << 20, Some(deal.clone()));
+    });
+    cluster.deal = Some(deal);
+    cluster.meet(|_| SECRET);
+    cluster.read(&[0, 1, 2], 0..3);
+    let stats = cluster.stats();
+    let sum = |of: fn(&Stats) -> u64| stats.iter().map(of).sum::<u64>();
+    assert_eq!(sum(|s| s.samples), 900);
+    // Dealt out like cards, two of three samples would come from another node.
+    assert!((1..300).contains(&sum(|s| s.peer_hits)), "{stats:?}");
+    let late = sum(|s| s.peer_failures + s.peer_misses);
+    assert!((300..=300 + late).contains(&sum(|s| s.requests)), "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn ranks_that_deal_otherwise_have_jobs_and_digests_of_their_own() {
+    let node = Node::with(["img:60x10KB,classes=2,ext=jpg", "wds:2x20x5KB,tar"]);
+    let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
+    let client = node.client();
+    let with = |nodes: Option<Vec<u64>>| {
+        node.attach(&client, dataset, &index, |a| {
+            (a.world, a.deal) = (2, nodes.map(Deal::new));
+        })
+    };
+    let jobs = [None, Some(vec![1, 2]), Some(vec![2, 1])].map(with);
+    assert!(
+        jobs[0].job != jobs[1].job && jobs[1].job != jobs[2].job,
+        "others read other samples"
+    );
+    let refused = |dataset, index: &Index, nodes: Vec<u64>| {
+        let attach = node.attachment(dataset, index, |a| {
+            (a.world, a.deal) = (2, Some(Deal::new(nodes)));
+        });
+        let refused = Attached::new(&client, attach, &mut calm()).map(drop);
+        refused.expect_err("refused").to_string()
+    };
+    let told = refused(dataset, &index, vec![1, 2, 3]);
+    assert!(
+        told.contains("3 ranks are said to be on nodes, and 2 data ranks read"),
+        "{told}"
+    );
+    let (shards, packed) = node.open("s3://bench/wds", false).expect("opened");
+    let told = refused(shards, &packed, vec![1, 2]);
+    assert!(told.contains("it isn't there for samples in shards"), "{told}");
+    drop((jobs, client));
+    node.retire();
+}
+
+#[test]
+fn nodes_that_encrypt_get_the_same_bytes_and_nobody_else_gets_any() {
+    let mut cluster = Cluster::apart("img:120x20KB,classes=2,ext=jpg", "img", 2, |a, _| a.ram_bytes = 8 << 20);
+    cluster.tls = true;
+    cluster.meet(|_| SECRET);
+    cluster.read(&[0, 1], 0..3);
+    let stats = cluster.stats();
+    assert!(stats.iter().all(|s| s.peer_hits > 30 && s.failures == 0), "{stats:?}");
+    // Who doesn't speak TLS hears nothing that HTTP says.
+    let mut stream = TcpStream::connect(cluster.members[1].address).expect("connects");
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").expect("sent");
+    stream.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard);
+    assert!(!heard.windows(4).any(|four| four == b"HTTP"), "{heard:?}");
+    cluster.end();
+}
+
+#[test]
+fn of_nodes_of_which_one_encrypts_each_reads_from_the_bucket() {
+    let mut cluster = Cluster::apart("img:60x10KB,classes=2,ext=jpg", "img", 2, |_, _| ());
+    cluster.tls = true;
+    cluster.meet(|_| SECRET);
+    cluster.tls = false;
+    // The first takes the second for one that doesn't.
+    cluster.tell(0, SECRET).expect("heard");
+    cluster.read(&[0], 0..2);
+    let stats = cluster.nodes[0].stats(cluster.job(0).job);
+    assert_eq!((stats.peer_hits, stats.failures), (0, 0), "{stats:?}");
+    assert!(stats.peer_failures > 0, "{stats:?}");
+    cluster.end();
+}
+
+#[test]
+fn a_node_says_how_the_job_does_on_all_of_them() {
+    let mut cluster = Cluster::new("img:60x10KB,classes=2,ext=jpg", "img", 3, |_, _| ());
+    cluster.read(&[0, 1, 2], 0..1);
+    let ask = |cluster: &Cluster| {
+        let call = Call::Group {
+            job: cluster.job(0).job,
+        };
+        match cluster.nodes[0].client().call(&call, &mut calm()).expect("told") {
+            (Reply::Group { nodes }, _) => nodes,
+            other => panic!("{:?}", other.0),
+        }
+    };
+    let told = ask(&cluster);
+    assert_eq!(told.len(), 3);
+    assert_eq!(told[0].address, None, "this one comes first");
+    for (at, (node, stats)) in told.iter().zip(cluster.stats()).enumerate() {
+        let report = node.report.as_ref().expect("it says something");
+        assert_eq!((report.ranks.clone(), report.waiting_s), (vec![at as u32], None));
+        assert_eq!(
+            (report.stats.samples, report.stats.requests),
+            (stats.samples, stats.requests)
+        );
+        assert!(report.stats.nodes.is_empty() && node.silence.is_none());
+    }
+    // One whose job has ended doesn't read this, and one that is gone says nothing at all.
+    cluster.jobs[2] = None;
+    cluster.nodes.remove(2).retire();
+    cluster.jobs[1] = None;
+    let told = ask(&cluster);
+    assert!(told[0].report.is_some());
+    for node in &told[1..] {
+        assert!(node.report.is_none() && node.silence.is_some(), "{node:?}");
+    }
     cluster.end();
 }
 
@@ -306,6 +447,7 @@ fn an_address_that_everybody_reaches_and_a_secret_that_anyone_guesses_are_refuse
             keeps_bytes: 1,
         }],
         secret: SECRET.to_owned(),
+        tls: false,
     };
     match node.client().call(&call, &mut calm()) {
         Err(ClientError::Trouble(trouble)) => assert!(trouble.message.contains("node 7"), "{trouble:?}"),

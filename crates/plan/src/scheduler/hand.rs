@@ -53,6 +53,7 @@ pub(super) fn reads(lengths: &[u64], world: u32) -> Reads {
         order: Order::new(&order).expect("an order"),
         world,
         uneven: true,
+        deal: None,
         ranks: (0..world).collect(),
         ram_bytes: None,
         largest: None,

@@ -11,6 +11,7 @@
 //! | started | `head..end` are laid out; `frontier` is where planning goes on; `newest` is the last step that was asked for |
 
 use super::residents::NONE;
+use crate::deal::{Deal, Dealt};
 use crate::error::Error;
 use crate::job::Largest;
 use crate::order::{EpochOrder, Listed, Order};
@@ -48,6 +49,8 @@ impl Entry {
 pub(super) struct Line {
     pub entries: Vec<Entry>,
     pub open: u32,
+    /// The positions of its entries, where a deal says which they are; otherwise empty.
+    positions: Vec<u64>,
 }
 
 /// One rank's window. Steps in it count across epochs.
@@ -129,6 +132,10 @@ pub(super) struct Reader {
     pub job: u32,
     pub order: Order,
     pub split: Split,
+    /// Which samples of a batch its ranks have, if the split doesn't say so.
+    pub deal: Option<Deal>,
+    /// The batches that were dealt last, by their steps: all ranks come by there.
+    pub dealt: VecDeque<(u64, Dealt)>,
     pub ranks: Vec<u32>,
     /// Of each rank, on this node.
     pub places: Vec<usize>,
@@ -205,6 +212,28 @@ impl Reader {
         }
         self.known.push(order);
         self.known.last()
+    }
+}
+
+/// Batches that a deal is remembered of.
+const MOST_DEALT: usize = 4;
+
+impl Reader {
+    /// What a deal says a rank reads at a step; `None`: there is no deal, or the epoch isn't known.
+    fn dealt(&mut self, step: u64, rank: u32) -> Option<&[u64]> {
+        let deal = self.deal.clone()?;
+        if let Some(at) = self.dealt.iter().position(|(known, _)| *known == step) {
+            return Some(self.dealt[at].1.of(rank));
+        }
+        let (epoch, batch) = self.batch_of(step);
+        self.epoch(epoch)?;
+        let order = self.known.iter().find(|order| order.epoch() == epoch)?;
+        let dealt = deal.batch(&self.split, order, batch);
+        if self.dealt.len() >= MOST_DEALT {
+            self.dealt.pop_front();
+        }
+        self.dealt.push_back((step, dealt));
+        self.dealt.back().map(|(_, dealt)| dealt.of(rank))
     }
 }
 
@@ -348,6 +377,7 @@ impl Windows {
             return Ok(());
         };
         reader.order.take(epoch, list)?;
+        reader.dealt.clear();
         reader.supplied = Some(epoch);
         // Of a consumer's own lists the pass before this one may still be read, and what comes later is not supplied again.
         let epochs = match reader.order.is_deferred() {
@@ -476,39 +506,61 @@ impl Windows {
             return false;
         };
         while self.windows[place].end() <= step {
+            let step = self.windows[place].end();
             let Some(reader) = self.reader_at(place) else {
                 return false;
             };
-            let (epoch, batch) = reader.batch_of(self.windows[place].end());
-            let positions = reader.split.batch_positions(batch, rank);
+            let (epoch, batch) = reader.batch_of(step);
+            let cards = reader.split.batch_positions(batch, rank);
             let mut entries = self.spare.pop().unwrap_or_default();
-            let Some(order) = self.epoch(place, epoch) else {
+            if self.epoch(place, epoch).is_none() {
                 self.spare.push(entries);
                 return false;
+            }
+            let dealt = self.reader_at_mut(place).and_then(|reader| reader.dealt(step, rank));
+            let positions = dealt.map(<[u64]>::to_vec).unwrap_or_default();
+            let Some(order) = self.epoch(place, epoch) else {
+                return false;
             };
-            entries.extend(positions.map(|position| Entry {
+            let entry = |position: u64| Entry {
                 sample: order.sample_at(position),
                 resident: NONE,
                 read: Read::Unplanned,
                 waiter: 0,
-            }));
+            };
+            match positions.is_empty() {
+                true => entries.extend(cards.map(entry)),
+                false => entries.extend(positions.iter().copied().map(entry)),
+            }
             let open = entries.len() as u32;
             let window = &mut self.windows[place];
             window.open += u64::from(open);
-            window.lines.push_back(Line { entries, open });
+            window.lines.push_back(Line {
+                entries,
+                open,
+                positions,
+            });
         }
         true
     }
 
     /// Where a rank reads a position of an epoch: step and entry; `None` when it doesn't.
-    pub fn find(&self, place: usize, epoch: u32, position: u64) -> Option<(u64, usize)> {
+    pub fn find(&mut self, place: usize, epoch: u32, position: u64) -> Option<(u64, usize)> {
         let Owner { rank, reader, .. } = self.owners[place]?;
-        let reader = &self.readers[reader];
+        let reader = &mut self.readers[reader];
         let split = &reader.split;
         if position >= split.positions() {
             return None;
         }
         let batch = split.batch_of(position);
+        if reader.deal.is_some() {
+            let step = reader.step_of(epoch, batch)?;
+            let positions = match self.windows[place].at(step) {
+                Some(line) => &line.positions,
+                None => reader.dealt(step, rank)?,
+            };
+            return Some((step, positions.binary_search(&position).ok()?));
+        }
         let mut own = split.batch_positions(batch, rank);
         let entry = if split.rank_of(position) == rank {
             (position - split.batch_range(batch).start) / u64::from(split.ranks())

@@ -8,6 +8,7 @@ use foreload_plan::action::{Action, Command, Event, Failure, Item, Source, Via};
 use foreload_plan::arena::reserved_bytes;
 use foreload_plan::blocks::Content;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
+use foreload_plan::deal::Deal;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::homes::Member;
 use foreload_plan::job::{Largest, Reads, Set};
@@ -105,6 +106,8 @@ pub struct Shape {
     pub epochs: u32,
     /// Whole objects of one length.
     pub is_plain: bool,
+    /// Whether samples go to the ranks of the nodes that keep them.
+    pub is_local: bool,
     pub has_disks: bool,
 }
 
@@ -125,6 +128,7 @@ fn besides_of(samples: u64) -> Reads {
         order: Order::new(&spec).expect("an order"),
         world: 1,
         uneven: true,
+        deal: None,
         ranks: vec![0],
         ram_bytes: Some(0),
         epochs: Some(1),
@@ -180,17 +184,21 @@ impl Cluster {
             concurrency: ConcurrencySettings::fixed(8),
             ..Settings::default()
         };
+        let each = world / shape.nodes as u32;
+        // A node's number is the one that it has among the members.
+        let nodes_of_ranks = (0..world).map(|rank| 100 + u64::from(rank / each));
+        let deal = shape.is_local.then(|| Deal::new(nodes_of_ranks.collect()));
         let first = Reads {
             largest: Some(largest),
             sets: vec![Set::new(1, Arc::clone(&catalog))],
             order: order.clone(),
             world,
             uneven: true,
+            deal: deal.clone(),
             ranks: Vec::new(),
             ram_bytes: None,
             epochs: Some(shape.epochs),
         };
-        let each = world / shape.nodes as u32;
         let all_alike = 1 + dice.below(9);
         // Where nodes differ in what they read besides, they disagree a little on who keeps what.
         let besides: Vec<u64> = (0..shape.nodes)
@@ -351,8 +359,11 @@ impl Cluster {
             }
             let (epoch, batch) = ((had / self.split.batches()) as u32, had % self.split.batches());
             let order = self.order.epoch(epoch).expect("an epoch");
-            let positions = self.split.batch_positions(batch, rank);
-            let samples: Vec<u64> = positions.map(|position| order.sample_at(position)).collect();
+            let positions: Vec<u64> = match &self.nodes[node].reads.deal {
+                Some(deal) => deal.batch(&self.split, &order, batch).of(rank).to_vec(),
+                None => self.split.batch_positions(batch, rank).collect(),
+            };
+            let samples: Vec<u64> = positions.iter().map(|&position| order.sample_at(position)).collect();
             self.outcome.reads += samples.len() as u64;
             self.request += 1;
             let request = self.request * 1000 + key;

@@ -97,6 +97,7 @@ fn nodes_with_a_bad_network_get_the_bytes_they_asked_for_and_never_wait_for_ever
         kept_per_cent: [0, 30, 70, 130][seed as usize / 3 % 4],
         epochs: 3,
         is_plain: false,
+        is_local: seed % 5 < 2,
         has_disks: seed % 2 == 1,
     };
     clusters(Network::Bad, shape, |_, _| {});
@@ -109,6 +110,7 @@ fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
         kept_per_cent: 125,
         epochs: 4,
         is_plain: true,
+        is_local: false,
         has_disks: seed % 2 == 1,
     };
     clusters(Network::Good, shape, |shape, outcome| {
@@ -125,6 +127,7 @@ fn nodes_that_hold_a_part_of_it_fetch_the_rest_in_every_epoch() {
         kept_per_cent: [25, 50, 75][seed as usize / 3 % 3],
         epochs: 4,
         is_plain: true,
+        is_local: false,
         has_disks: false,
     };
     clusters(Network::Good, shape, |shape, outcome| {
@@ -137,4 +140,35 @@ fn nodes_that_hold_a_part_of_it_fetch_the_rest_in_every_epoch() {
             outcome.gets
         );
     });
+}
+
+#[test]
+fn nodes_that_read_what_they_keep_ask_each_other_for_less_and_the_bucket_for_no_more() {
+    let (mut cards, mut local) = ((0, 0), (0, 0));
+    for seed in 0..seeds(60) {
+        let play = |is_local| {
+            let shape = Shape {
+                nodes: 2 + seed as usize % 3,
+                kept_per_cent: 125,
+                epochs: 4,
+                is_plain: true,
+                is_local,
+                has_disks: seed % 2 == 1,
+            };
+            Cluster::new(Network::Good, &shape, seed).play()
+        };
+        for (sum, outcome) in [(&mut cards, play(false)), (&mut local, play(true))] {
+            assert!(outcome.gets * 4 <= outcome.reads, "{seed}: each sample comes once");
+            *sum = (sum.0 + outcome.served, sum.1 + outcome.reads);
+        }
+    }
+    assert_eq!(cards.1, local.1, "epochs are as long");
+    // One to eight samples a node and step: the fewer, the more is left to chance.
+    let share = |(served, reads): (u64, u64)| served as f64 / reads as f64;
+    assert!(
+        share(local) < 0.6 * share(cards),
+        "{} and {}",
+        share(local),
+        share(cards)
+    );
 }

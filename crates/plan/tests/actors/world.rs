@@ -280,6 +280,7 @@ impl World {
             order: Order::new(&order).expect("an order"),
             world,
             uneven: true,
+            deal: None,
             ranks: (first..first + local).collect(),
             ram_bytes: None,
             epochs: None,

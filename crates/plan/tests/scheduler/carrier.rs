@@ -76,6 +76,7 @@ pub fn reads(catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec
         order: Order::new(&order).expect("an order"),
         world,
         uneven: true,
+        deal: None,
         ranks,
         ram_bytes: None,
         largest: None,

@@ -27,6 +27,7 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
         order: Order::new(&order).expect("an order"),
         world: 1,
         uneven: true,
+        deal: None,
         ranks: vec![0],
         ram_bytes: None,
         largest: None,

@@ -16,7 +16,7 @@ use super::profile::Profile;
 use super::seal::{self, Sealed};
 use super::settings::{Cloud, Settings};
 use super::sign::{Signer, ToSign};
-use super::{ObjectMeta, Sink};
+use super::{Credentials, ObjectMeta, Sink};
 use crate::{Error, ErrorKind, Result};
 use answer::Accepted;
 use identity::{Authorization, Identity};
@@ -91,11 +91,11 @@ impl Bucket {
         };
         // Credential services may need TLS even where the bucket does not; but a bucket on loopback needs neither.
         let needs_tls = site.origin.is_tls() || !(is_loopback(&site.origin) && options.credentials.is_some());
-        let connector = Connector::new(
-            needs_tls,
-            options.ca_file.as_deref(),
-            proxies(options.proxy.as_deref())?,
-        )?;
+        let proxies = proxies(options.proxy.as_deref())?;
+        let connector = match &options.credentials {
+            Some(Credentials::Secret(secret)) if site.origin.is_tls() => Connector::private(secret, proxies)?,
+            _ => Connector::new(needs_tls, options.ca_file.as_deref(), proxies)?,
+        };
         let client = Client::new(connector, limits);
         // Keys from the environment count like those of a file: a profile asked for by name goes first.
         let identity = Identity::new(&settings, profile, &client)?;

@@ -20,7 +20,8 @@ pub enum Credentials {
         /// Session token of temporary credentials.
         token: Option<String>,
     },
-    /// S3's form, and a secret that the other side knows ([`Gate`](super::Gate)): requests are sealed with it, and answers that aren't are none.
+    /// S3's form, and a secret that the other side knows ([`Gate`](super::Gate)): requests are sealed with it, and answers that aren't are none. Over TLS the other side
+    /// shows a key of the secret's ([`answering`](super::answering)), and no certificate.
     Secret(String),
     /// Google, Azure: an OAuth token.
     Bearer(String),

@@ -21,6 +21,8 @@ fn of_kind(job: u32, samples: u64, kind: OrderKind) -> Reader {
         job,
         split: Split::weighted(&order, 2).expect("a split"),
         order,
+        deal: None,
+        dealt: VecDeque::new(),
         ranks: vec![0, 1],
         places: Vec::new(),
         epochs: None,
@@ -164,6 +166,69 @@ fn a_position_is_found_where_it_is_laid_out_and_by_nobody_else() {
         }
         assert_eq!(windows.find(0, 0, count), None, "beyond the epoch");
     }
+}
+
+#[test]
+fn a_position_that_was_dealt_is_found_where_it_is_laid_out_and_where_it_will_be() {
+    for count in 5..=12 {
+        let dealt = || {
+            with(Reader {
+                deal: Some(Deal::new(vec![71, 5])),
+                ..reader(0, count)
+            })
+        };
+        // One knows all its lines, the other one none.
+        let (mut laid, mut blank) = (dealt(), dealt());
+        for place in [0, 1] {
+            laid.begin(place, 0);
+            blank.begin(place, 0);
+            assert!(laid.reach(place, 8));
+        }
+        let steps = laid.reader(0).expect("joined").split.batches();
+        for position in 0..count {
+            let mut times = 0;
+            for place in [0, 1] {
+                let rows = |step| samples(&laid, place, step).into_iter().enumerate();
+                let mut all = (0..steps).flat_map(|step| rows(step).map(move |(row, sample)| (step, row, sample)));
+                let expected = all
+                    .find(|&(.., sample)| sample == position)
+                    .map(|(step, row, _)| (step, row));
+                times += usize::from(expected.is_some());
+                assert_eq!(laid.find(place, 0, position), expected, "{position} of {count}");
+                assert_eq!(blank.find(place, 0, position), expected, "{position} of {count}");
+            }
+            // Once, but for the filler of a batch of one sample.
+            assert!((1..=2).contains(&times), "{position} of {count} is read {times} times");
+        }
+        assert_eq!(laid.find(0, 0, count), None, "beyond the epoch");
+    }
+}
+
+#[test]
+fn a_deal_follows_the_list_that_an_epoch_has_now() {
+    let mut windows = with(Reader {
+        deal: Some(Deal::new(vec![71, 5])),
+        ..supplied()
+    });
+    let mut read = |first: u64| {
+        for (epoch, first) in [(4, 0), (0, first)] {
+            // A later epoch's list lets those before it go.
+            let told = list(windows.reader(0).expect("joined"), epoch, first);
+            windows.supply(0, epoch, told).expect("a list");
+        }
+        let mut all = Vec::new();
+        for place in [0, 1] {
+            windows.begin(place, 0);
+            assert!(windows.reach(place, 0));
+            all.extend(samples(&windows, place, 0));
+            end_line(&mut windows, place, 0);
+            windows.end(place);
+        }
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(read(0), [0, 1, 2, 3]);
+    assert_eq!(read(4), [4, 5, 6, 7]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::head::Head;
 use super::{broken, failed, tls_failed};
+use crate::source::private;
 use crate::{Error, ErrorKind, Result};
 use base64::Engine;
 use std::fmt;
@@ -184,6 +185,12 @@ impl Connector {
     /// `with_tls` loads the machine's certificates (some milliseconds) and those in `ca_file`.
     pub fn new(with_tls: bool, ca_file: Option<&Path>, proxies: ProxyRules) -> Result<Self> {
         let tls = if with_tls { Some(tls_connector(ca_file)?) } else { None };
+        Ok(Self { tls, proxies })
+    }
+
+    /// For those alone who know a secret, which needs no certificates.
+    pub fn private(secret: &str, proxies: ProxyRules) -> Result<Self> {
+        let tls = Some(TlsConnector::from(Arc::new(private::asking(secret)?)));
         Ok(Self { tls, proxies })
     }
 
