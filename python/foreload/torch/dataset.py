@@ -386,10 +386,13 @@ class Dataset(data.Dataset[Item]):
             run = sampler.run()
             return run.recipe, run.rank
         if self._fixed is None:
-            _LOG.warning(
+            worker = data.get_worker_info()
+            # One of a loader's workers says it for all.
+            _LOG.log(
+                logging.WARNING if worker is None or worker.id == 0 else logging.DEBUG,
                 "nobody says in which order it is read, so nothing is fetched ahead: foreload.torch.DataLoader knows the order of a data set of ours, and of Subset "
                 "and ConcatDataset of those, but not of one that a class of yours reads from (give it the Subset, and the class' work as a transform or "
-                "decode=); torch's own loader needs a foreload.torch.Sampler"
+                "decode=); torch's own loader needs a foreload.torch.Sampler",
             )
             budget = {**self.cache.budget(), "skip_large": self.failures.skips}
             self._fixed = reader_recipe(self.data.source, budget, self._word), 0
