@@ -41,6 +41,7 @@ POOL = "crates/engine/src/pool.rs"
 PEERS = "crates/plan/src/scheduler/peers.rs"
 CLOUD = "crates/store/src/source/cloud.rs"
 SEAL = "crates/store/src/source/seal.rs"
+JOB = "crates/engine/src/job.rs"
 
 DEFECTS = [
     Defect(
@@ -215,6 +216,16 @@ DEFECTS = [
         "a question that was heard before is answered once more",
         ((SEAL, "        let is_new = !self.has(number);", "        let is_new = true;"),),
         ["-p", "foreload-store", "--lib", "--", "seal::"],
+    ),
+    Defect(
+        "an agent deals like cards what its ranks deal by the nodes",
+        ((JOB, "deal: attach.deal.clone(),", "deal: None,"),),
+        [*AGENT, "peers::nodes_that_read_what_they_keep"],
+    ),
+    Defect(
+        "a deal goes by the list that an epoch had before",
+        ((WINDOW, "        reader.dealt.clear();\n", ""),),
+        ["-p", "foreload-plan", "--lib", "--", "window::"],
     ),
 ]
 
