@@ -42,6 +42,7 @@ PEERS = "crates/plan/src/scheduler/peers.rs"
 CLOUD = "crates/store/src/source/cloud.rs"
 SEAL = "crates/store/src/source/seal.rs"
 JOB = "crates/engine/src/job.rs"
+SERVE = "crates/engine/src/peers/serve.rs"
 
 DEFECTS = [
     Defect(
@@ -226,6 +227,14 @@ DEFECTS = [
         "a deal goes by the list that an epoch had before",
         ((WINDOW, "        reader.dealt.clear();\n", ""),),
         ["-p", "foreload-plan", "--lib", "--", "window::"],
+        "a peer's slot is used again before the peer has read it",
+        ((SERVE, "until: Instant::now() + limits.progress,", "until: Instant::now(),"),),
+        ["-p", "foreload-engine", "--lib", "--", "peers::tests::loans"],
+    ),
+    Defect(
+        "a request that was sent before its answer shows that the answer was read",
+        ((SERVE, "self.unread.is_none() || self.said.is_empty() && is_silent(&self.stream)", "true"),),
+        ["-p", "foreload-engine", "--lib", "--", "peers::tests::loans"],
     ),
 ]
 

@@ -10,7 +10,7 @@
 //! spares the kernel's search for each. A seal against further writers would forbid the call, so it is the descriptor that keeps clients from
 //! writing.
 //!
-//! This module only maps and copies. Who may read or write which bytes when is the plan's: a slot is written by the one load that owns it, and read
+//! This module only maps, copies and sends. Who may read or write which bytes when is the plan's: a slot is written by the one load that owns it, and read
 //! only between its delivery and its release. All `unsafe` of the crate is here.
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -219,6 +219,17 @@ impl Shared {
             self.there[word].fetch_or(mask, Ordering::Relaxed);
         });
         Ok(())
+    }
+
+    /// Sends bytes of a slot to a socket without copying them: how many it took. The socket refers to the slot's pages until the other side has read them, and
+    /// whoever writes there before that changes what is sent.
+    ///
+    /// # Errors
+    /// `InvalidInput`: outside the arena. Else what the system says, `WouldBlock` for a socket that takes nothing now.
+    pub fn send(&self, to: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
+        let (_, len) = self.map.range(offset, len).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut from = offset;
+        Ok(rustix::fs::sendfile(to, &self.fd, Some(&mut from), len)?)
     }
 
     fn are_there(&self, pages: Range<u64>) -> bool {

@@ -1,7 +1,7 @@
 //! The pool and other nodes: who they are, what they are given, and what they give.
 //!
 //! What a peer asks for is a request of the plan like any other, but that its answer goes to the peer's connection ([`crate::peers`]): the bytes are lent out of the
-//! arena until they are sent. What this node asks a peer for is fetched as from a bucket, is compared with the checksum that came along and with the index'
+//! arena until the peer has read them. What this node asks a peer for is fetched as from a bucket, is compared with the checksum that came along and with the index'
 //! own, and when it doesn't come well the plan asks the bucket.
 
 use super::Pool;
@@ -226,11 +226,13 @@ impl Pool {
         let Some(guest) = self.state.borrow_mut().guests.remove(&request) else {
             return false;
         };
+        let pool_bytes = self.ram_bytes().min(self.budget.get());
         let mut lent = items.iter().map(|item| Lent {
             arena: Arc::clone(&self.cache),
             offset: item.slot.offset,
             len: item.slot.len,
             via: item.via,
+            pool_bytes,
             handle: item.handle,
             back: self.lent.clone(),
         });

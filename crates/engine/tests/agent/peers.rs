@@ -324,6 +324,20 @@ fn a_node_says_how_the_job_does_on_all_of_them() {
 }
 
 #[test]
+fn large_samples_are_sent_out_of_the_memory_where_they_lie_while_it_is_used_again_and_again() {
+    // Both nodes together hold a part of it, so slots are used again all the time.
+    let cluster = Cluster::new("img:500x300KB,classes=2,ext=jpg", "img", 2, |a, _| {
+        a.ram_bytes = 64 << 20
+    });
+    cluster.read(&[0, 1], 0..3);
+    let stats = cluster.stats();
+    let sum = |of: fn(&Stats) -> u64| stats.iter().map(of).sum::<u64>();
+    assert!(sum(|s| s.peer_hits) > 50 && sum(|s| s.peer_failures) < 30, "{stats:?}");
+    assert_eq!((sum(|s| s.samples), sum(|s| s.failures)), (3 * 500, 0), "{stats:?}");
+    cluster.end();
+}
+
+#[test]
 fn nodes_with_disks_give_each_other_samples_of_shards() {
     let disks: Vec<tempfile::TempDir> = (0..2).map(|_| tempfile::tempdir().expect("made")).collect();
     let cluster = Cluster::new("wds:8x60x15KB,tar", "wds", 2, |a, at| {
