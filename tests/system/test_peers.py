@@ -74,6 +74,16 @@ def test_nodes_that_hold_the_data_set_together_ask_the_bucket_for_each_sample_on
     )
 
 
+def test_what_others_keep_stays_here_too_as_long_as_there_is_room(nodes: Any) -> None:
+    run = nodes(2, 1, ram="64MB", epochs=6)
+    run.start()
+    stats = run.wait()
+    look(run)
+    # Each has asked once for what the other keeps, and has it in memory from then on.
+    samples = len(fl.open("s3://data/fixed"))
+    assert 0 < sum(one["peer_hits"] for one in stats) <= samples * 1.05, stats
+
+
 def test_top_on_one_node_shows_the_job_on_all(nodes: Any) -> None:
     run = nodes(3, 1, pause_s=0.05, epochs=30)
     run.start()
