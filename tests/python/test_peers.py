@@ -295,6 +295,29 @@ def test_nodes_of_which_one_encrypts_say_so_at_once(store: Store, caplog: pytest
         fl.Peers(**PEERS, tls="yes")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("twice", [0, 1])
+def test_two_processes_that_are_the_same_data_rank_are_told_so(
+    store: Store, caplog: pytest.LogCaptureFixture, twice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_GRACE_S", 0.1)
+    agents = [Agent(port) for port in (1, 2, 3)]
+    met = [
+        meeting.Meeting(fl.Peers(**PEERS, wait_s=20), Ranks(rank, 2, (rank,)), "job", place)
+        for rank, place in ((0, "a"), (1, "b"), (twice, "c"))
+    ]
+    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
+    begun = time.monotonic()
+    # The two first, and then the one that they would meet.
+    for thread in (threads[twice], threads[2], threads[1 - twice]):
+        thread.start()
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join()
+    assert f"another process is data rank {twice}, too" in caplog.text
+    assert 1 <= caplog.text.count("shares its cache with no other") <= 3
+    assert time.monotonic() - begun < 19
+
+
 def test_a_copy_of_a_recipe_in_another_process_meets_nobody() -> None:
     peers = fl.Peers(secret=SECRET, host="127.0.0.1")
     there = meeting.Meeting(peers, Ranks(0, 2, (0,)), "job", "a", _process=1)
@@ -340,7 +363,12 @@ def agree(peers: Any, places: list[str]) -> list[list[int]]:
     return found
 
 
-def test_all_ranks_agree_on_which_node_each_is_whatever_a_start_before_has_left(store: Store) -> None:
+def test_all_ranks_agree_on_which_node_each_is_whatever_a_start_before_has_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A store outlives its ranks under a launcher alone.
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     first = agree(fl.Peers(**PEERS), ["a", "a", "b", "b"])
     assert first == [first[0]] * 4
     a, b = first[0][0], first[0][2]
@@ -383,6 +411,33 @@ def test_who_reads_what_is_the_loaders_to_say_and_of_whole_objects(home: Any, mo
     # A rank alone reads all there is.
     alone = DataLoader(data, 4, assign="local", dp_rank=0, dp_size=1)
     assert sum(len(labels) for _, labels in alone) == len(data)
+
+
+def test_processes_of_one_data_rank_share_nothing_and_deal_like_cards_alone(
+    home: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a model is split: two of four processes, on a node each, would deal with each other, and the replica's parts would see different samples."""
+    told = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "FORELOAD_SECRET": SECRET}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(meeting, "stores", [lambda *_: pytest.fail("it meets somebody")])
+    data, some = fl.open("s3://data/fixed"), {"dp_rank": 0, "dp_size": 2}
+    cache = fl.Cache(ram="16MB", peers=True)
+    with pytest.raises(
+        errors.InvalidError, match=r"assign='local' can't be obeyed here: .* several processes have the same"
+    ):
+        iter(DataLoader(data, 4, assign="local", cache=cache, **some)).__next__()
+    assert sum(len(labels) for _, labels in DataLoader(data, 4, cache=cache, **some)) == 102
+    assert "Cache(peers=...) does nothing here: this loader counts fewer data ranks" in caplog.text
+
+
+def test_without_a_launcher_a_second_process_of_a_data_rank_is_refused(store: Store) -> None:
+    assert agree(fl.Peers(**PEERS), ["a", "b"])
+    late = meeting.Assignment(fl.Peers(**PEERS, wait_s=20), Ranks(0, 2, (0,)), "job", "c", "s3://data/fixed")
+    begun = time.monotonic()
+    with pytest.raises(errors.InvalidError, match="another process is data rank 0, too"):
+        late.agree()
+    assert time.monotonic() - begun < 5
 
 
 def test_a_plan_deals_what_it_was_told_and_nothing_else_later(home: Any) -> None:

@@ -36,6 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from foreload._node import launcher as _launcher
 from foreload._node.ranks import Ranks
 from foreload._settings import environment as _environment
 from foreload._settings.peers import Peers
@@ -246,6 +247,9 @@ class Assignment:
                     self.peers.place(),
                     is_host=rank == 0,
                 )
+                # A store outlives its ranks under a launcher alone, which says how many processes there are.
+                if _launcher.place() is None and board.look(f"node/{rank}") is not None:
+                    raise _twice(own)
                 try:
                     board.put(f"node/{rank}", own)
                     told = _agree(board, self.ranks.world, own, lambda _: None)
@@ -275,13 +279,17 @@ def _agree(
         own: What this one has said; who has rank 0 makes the list.
         tell: Is told of a list before that is the one that counts.
     """
-    return _lead(board, world, tell) if 0 in own["ranks"] else _follow(board, own, tell)
+    return _lead(board, world, own, tell) if 0 in own["ranks"] else _follow(board, own, tell)
 
 
-def _lead(board: _Board, world: int, tell: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+def _lead(
+    board: _Board, world: int, own: dict[str, Any], tell: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
     """Makes the list, and waits until all know it."""
     while True:
         nodes = _gather(board, world)
+        if own not in nodes:
+            raise _twice(own)
         word = secrets.token_hex(8)
         board.put(f"nodes/{word}", nodes)
         board.put("list", word)
@@ -332,8 +340,16 @@ def _follow(board: _Board, own: dict[str, Any], tell: Callable[[list[dict[str, A
                 board.put(f"told/{_first(own)}", word)
                 told, nodes = word, listed
         board.look_for_node(0)
+        if board.look(f"node/{_first(own)}") != own:
+            raise _twice(own)
         board.rest("rank 0, or one that it waits for,")
     return nodes
+
+
+def _twice(own: dict[str, Any]) -> AloneError:
+    return AloneError(
+        f"another process is data rank {_first(own)}, too: nodes share what they keep where each data rank has one process"
+    )
 
 
 class _Board:

@@ -111,15 +111,18 @@ class Run:
             raise InvalidError(
                 f"assign={assign!r} gives samples to the ranks of the nodes that keep them: give cache=Cache(peers=True), with which nodes share their caches"
             )
-        if cache.peers and ranks.world > len(ranks.local):
+        if cache.peers and ranks.are_some_of_many():
+            why = (
+                "this loader counts fewer data ranks than there are processes on all nodes, as where several processes have the same data rank, or something else "
+                "shares the samples out (dp_size=1, torch's DistributedSampler, Accelerate with sharding='external')"
+            )
+            if assign is not None:
+                raise InvalidError(f"assign={assign!r} can't be obeyed here: {why}")
+            _LOG.warning("Cache(peers=...) does nothing here: %s", why)
+        elif cache.peers and ranks.world > len(ranks.local):
             group = (cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir, dataset.url)
             meeting = Meeting(*group)
             self._assignment = Assignment(*group) if assign is not None else None
-        elif cache.peers and ranks.are_some_of_many():
-            _LOG.warning(
-                "Cache(peers=...) does nothing here: this loader knows of no ranks on other nodes, as where something else shares the samples out "
-                "(dp_size=1, torch's DistributedSampler, Accelerate with sharding='external')"
-            )
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}", meeting)
         self._told: _core.Job | None = None
         self._process = os.getpid()
