@@ -227,13 +227,15 @@ DEFECTS = [
         "a deal goes by the list that an epoch had before",
         ((WINDOW, "        reader.dealt.clear();\n", ""),),
         ["-p", "foreload-plan", "--lib", "--", "window::"],
+    ),
+    Defect(
         "a peer's slot is used again before the peer has read it",
         ((SERVE, "until: Instant::now() + limits.progress,", "until: Instant::now(),"),),
         ["-p", "foreload-engine", "--lib", "--", "peers::tests::loans"],
     ),
     Defect(
         "a request that was sent before its answer shows that the answer was read",
-        ((SERVE, "self.unread.is_none() || self.said.is_empty() && is_silent(&self.stream)", "true"),),
+        ((SERVE, "self.unread.is_none() || self.said.is_empty() && is_silent(self.line.socket())", "true"),),
         ["-p", "foreload-engine", "--lib", "--", "peers::tests::loans"],
     ),
 ]
