@@ -148,17 +148,22 @@ class Agent:
         return [member["keeps_bytes"] for member in self.told[-1]["members"]]
 
 
+def at_once(met: list[Any], agents: list[Agent]) -> None:
+    """They meet, each in a thread of its own."""
+    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def meet(peers: Any, ranks: list[tuple[int, ...]], places: list[str], agents: list[Agent]) -> list[Any]:
     """Nodes meet, each in a thread of its own."""
     met = [
         meeting.Meeting(peers, Ranks(local[0], sum(map(len, ranks)), local), "job", place)
         for local, place in zip(ranks, places, strict=True)
     ]
-    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(met, agents)
     return met
 
 
@@ -269,11 +274,7 @@ def test_nodes_with_different_secrets_say_so_at_once(store: Store, caplog: pytes
         meeting.Meeting(fl.Peers(secret=secret, host="127.0.0.1", wait_s=7), Ranks(rank, 2, (rank,)), "job", "a")
         for rank, secret in enumerate([SECRET, "another one, of one node alone"])
     ]
-    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(met, agents)
     assert caplog.text.count("rank 0 and rank 1 have different secrets: set FORELOAD_SECRET") == 2
     assert all(agent.told == [] for agent in agents)
 
@@ -284,11 +285,7 @@ def test_nodes_of_which_one_encrypts_say_so_at_once(store: Store, caplog: pytest
         meeting.Meeting(fl.Peers(**PEERS, wait_s=7, tls=rank == 1), Ranks(rank, 2, (rank,)), "job", "a")
         for rank in range(2)
     ]
-    threads = [threading.Thread(target=one.meet, args=(agent,)) for one, agent in zip(met, agents, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(met, agents)
     assert caplog.text.count("rank 0 and rank 1 differ in Peers(tls=...): give all nodes the same") == 2
     assert all(agent.told == [] for agent in agents)
     with pytest.raises(errors.InvalidError, match=r"Peers\(tls='yes'\): give True or False"):

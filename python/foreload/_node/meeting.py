@@ -62,8 +62,8 @@ Call = Callable[..., dict[str, Any]]
 
 
 @dataclass
-class Meeting:
-    """Where the nodes of one job meet.
+class _OneOfMany:
+    """A process among those of a job, on whichever nodes they are.
 
     Attributes:
         peers: The setting.
@@ -78,6 +78,12 @@ class Meeting:
     name: str
     place: str
     what: str = "what is read"
+
+
+@dataclass
+class Meeting(_OneOfMany):
+    """Where the nodes of one job meet."""
+
     _process: int = field(default_factory=os.getpid)
     #: What all nodes said when they met; none: they haven't.
     _nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -205,22 +211,9 @@ class Meeting:
 
 
 @dataclass
-class Assignment:
-    """Which node each rank of a job is on, where samples go to the nodes that keep them.
+class Assignment(_OneOfMany):
+    """Which node each rank of a job is on, where samples go to the nodes that keep them."""
 
-    Attributes:
-        peers: The setting.
-        ranks: This process' place.
-        name: The job's, the same on all nodes.
-        place: The agent's cache directory.
-        what: What is read, for messages.
-    """
-
-    peers: Peers
-    ranks: Ranks
-    name: str
-    place: str
-    what: str = "what is read"
     _nodes: list[int] = field(default_factory=list)
 
     def agree(self) -> list[int]:
