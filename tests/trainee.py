@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
 import os
 import time
 import zlib
@@ -73,36 +72,45 @@ def _values(pairs: list[Any]) -> list[Any]:
 
 
 class Files:
-    """The files of a directory in the order of their names, and what each rank reads of them through torch's own loader."""
+    """The files of a directory in the order of their names, and what each rank reads of them through torch's own loader, whose workers live on."""
 
     def __init__(self, work: Work, rank: int, world: int) -> None:
-        self.files = sorted(path for path in Path(work.stock).rglob("*") if path.is_file())
-        self.batch_size, self._order, self._epoch = work.batch, (rank, world), 0
-        self._workers = work.workers
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.files) / (self.batch_size * self._order[1]))
-
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        return number, zlib.crc32(self.files[number].read_bytes())
-
-    def __iter__(self) -> Any:
         from torch.utils.data import DataLoader as Stock
         from torch.utils.data import DistributedSampler
 
-        rank, world = self._order
-        sampler: Any = DistributedSampler(self.files, world, rank, seed=5)  # type: ignore[arg-type]
-        sampler.set_epoch(self._epoch)
+        self.files = sorted(path for path in Path(work.stock).rglob("*") if path.is_file())
+        self.batch_size, self._epoch = work.batch, 0
+        self._sampler: Any = DistributedSampler(self.files, world, rank, seed=5)  # type: ignore[arg-type]
+        keywords: dict[str, Any] = {"num_workers": work.workers, "persistent_workers": work.workers > 0}
+        read = _Files(self.files)
+        self._loader: Any = Stock(read, work.batch, sampler=self._sampler, collate_fn=list, **keywords)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Any:
+        self._sampler.set_epoch(self._epoch)
         self._epoch += 1
-        return iter(
-            Stock(self, self.batch_size, sampler=sampler, collate_fn=list, num_workers=self._workers)  # type: ignore[arg-type]
-        )
+        return iter(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "position": 0}
 
     def stats(self) -> dict[str, Any]:
         return {}
+
+
+class _Files:
+    """A data set of files, for torch."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        return number, zlib.crc32(self.files[number].read_bytes())
 
 
 class Trainee:

@@ -65,9 +65,9 @@ class Recipe:
             self._held = found
         return self._held
 
-    def forget(self) -> None:
-        """It is of another job from now on."""
-        self._held = None
+    def change(self, what: str, **fields: Any) -> None:
+        """It is of another job from now on: with more fields, which `what` names."""
+        self.attach, self.name, self._held = {**self.attach, **fields}, f"{self.name}-{what}", None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None, "meeting": None}

@@ -79,6 +79,32 @@ class _OneOfMany:
     place: str
     what: str = "what is read"
 
+    def _board(self, wait_s: float, part: str = "") -> _Board:
+        """Where the others are met.
+
+        Args:
+            wait_s: How long is waited for them.
+            part: What about, if not the caches.
+        """
+        name, is_host = self.name + part, self.ranks.rank == 0
+        return _Board(name, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=is_host)
+
+    def _host(self) -> str:
+        """This machine's address, as the others reach it."""
+        return self.peers.address() or _towards_first(self.peers.place())
+
+    def _own(self, host: str, ranks: list[int]) -> dict[str, Any]:
+        """What the others are told of this node, or of some ranks on it."""
+        return {
+            # The same when its ranks start again, whichever they are then, so that it remains the home of what it keeps.
+            "id": _number(host.removeprefix("[").removesuffix("]"), self.place),
+            "ranks": ranks,
+            "nonce": secrets.token_hex(8),
+            # Enough to see that two differ, and too little to guess them by.
+            "secret": _number(self.peers.word()) % (1 << 20),
+            "tls": self.peers.tls,
+        }
+
 
 @dataclass
 class Meeting(_OneOfMany):
@@ -150,15 +176,11 @@ class Meeting(_OneOfMany):
 
     def _share(self, board: _Board, call: Call, first: int) -> None:
         """Meets the others."""
-        found = call("listen", host=self.peers.address() or _towards_first(self.peers.place()), **self._trust())
+        found = call("listen", host=self._host(), **self._trust())
         own = {
-            "id": _number_of_node(found["address"].rpartition(":")[0], self.place),
-            "ranks": list(self.ranks.local),
+            **self._own(found["address"].rpartition(":")[0], list(self.ranks.local)),
             "address": found["address"],
             "keeps_bytes": found["keeps_bytes"],
-            "nonce": secrets.token_hex(8),
-            "secret": _hint(self.peers),
-            "tls": self.peers.tls,
         }
         board.put(f"node/{first}", own)
         self._address = found["address"]
@@ -178,9 +200,6 @@ class Meeting(_OneOfMany):
         if os.getpid() == self._process and self._nodes:
             with contextlib.suppress(AloneError, InvalidError):
                 self._look_again(self._board(0.0), call)
-
-    def _board(self, wait_s: float) -> _Board:
-        return _Board(self.name, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=self.ranks.rank == 0)
 
     def _look_again(self, board: _Board, call: Call) -> None:
         moved = board.look("moved")
@@ -224,22 +243,9 @@ class Assignment(_OneOfMany):
         """
         if not self._nodes:
             rank = self.ranks.rank
-            own = {
-                "id": _number_of_node(self.peers.address() or _towards_first(self.peers.place()), self.place),
-                "ranks": [rank],
-                "nonce": secrets.token_hex(8),
-                "secret": _hint(self.peers),
-                "tls": self.peers.tls,
-            }
+            own = self._own(self._host(), [rank])
             try:
-                board = _Board(
-                    f"{self.name}/assign",
-                    self.what,
-                    self.peers.wait_s,
-                    self.ranks.world,
-                    self.peers.place(),
-                    is_host=rank == 0,
-                )
+                board = self._board(self.peers.wait_s, "/assign")
                 # A store outlives its ranks under a launcher alone, which says how many processes there are.
                 if _launcher.place() is None and board.look(f"node/{rank}") is not None:
                     raise _twice(own)
@@ -459,16 +465,6 @@ def _first(node: dict[str, Any]) -> int:
 def _number(*words: str) -> int:
     """A number of 64 bits for some words."""
     return int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest(), "big")
-
-
-def _number_of_node(host: str, place: str) -> int:
-    """What tells a node from others: the same when its ranks start again, whichever they are then, so that it remains the home of what it keeps."""
-    return _number(host.removeprefix("[").removesuffix("]"), place)
-
-
-def _hint(peers: Peers) -> int:
-    """Of a secret: enough to see that two differ, and too little to guess them by."""
-    return _number(peers.word()) % (1 << 20)
 
 
 def _towards_first(place: tuple[str, int] | None) -> str:

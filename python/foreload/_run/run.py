@@ -146,14 +146,12 @@ class Run:
         Raises:
             InvalidError: They don't all come.
         """
-        recipe = self.recipe
-        if self._assignment is None or "deal" in recipe.attach:
+        if self._assignment is None or "deal" in self.recipe.attach:
             return
         nodes = self._assignment.agree()
         digest = self.plan.assign(nodes)
         self.agreed = f"{self.plan.digest}-{digest}"
-        recipe.attach, recipe.name = {**recipe.attach, "deal": nodes}, f"{recipe.name}-{digest}"
-        recipe.forget()
+        self.recipe.change(digest, deal=nodes)
 
     def patience(self, epoch: int, timeout_s: float | None) -> Patience:
         """How long a pass waits for what is decoded in this process."""

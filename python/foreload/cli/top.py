@@ -76,14 +76,14 @@ def rates(before: list[dict[str, Any]], now: list[dict[str, Any]], seconds: floa
     for job in now:
         last = old.get(job["job"], nothing)
         job |= _gained(last, job["stats"], seconds)
-        earlier = {node["address"]: node["report"]["stats"] for node in job_group(before, job) if node["report"]}
+        earlier = {node["address"]: node["report"]["stats"] for node in _known_nodes(before, job) if node["report"]}
         for node in job.get("group", []):
             if node["report"] and node["address"] in earlier:
                 node |= _gained(earlier[node["address"]], node["report"]["stats"], seconds)
     return now
 
 
-def job_group(jobs: list[dict[str, Any]], job: dict[str, Any]) -> list[dict[str, Any]]:
+def _known_nodes(jobs: list[dict[str, Any]], job: dict[str, Any]) -> list[dict[str, Any]]:
     """What was known of a job's nodes."""
     return next((other.get("group", []) for other in jobs if other["job"] == job["job"]), [])
 
@@ -154,11 +154,7 @@ def _group(job: dict[str, Any]) -> "Table":
         done = (count(stats["samples"]), output.human_seconds(stats["waited_s"]))
         if "samples_per_s" in node:
             done = (count(node["samples_per_s"]), f"{node['waited_share']:.0%}")
-        slowest = (
-            "{} {}".format(output.human_seconds(stats["slowest"][0][1]), stats["slowest"][0][0])
-            if stats["slowest"]
-            else ""
-        )
+        slowest = next((f"{output.human_seconds(seconds)} {what}" for what, seconds in stats["slowest"]), "")
         now = f"waits since {output.human_seconds(report['waiting_s'])}" if (report["waiting_s"] or 0) >= 1 else ""
         table.add_row(*map(Text, [where, spans_of(report["ranks"]), *done, *_hits(stats), slowest, now]))
     return table

@@ -15,6 +15,14 @@ fn copying() -> Limits {
     }
 }
 
+/// Answers are soon taken for read.
+fn soon() -> Limits {
+    Limits {
+        progress: SOON,
+        ..limits()
+    }
+}
+
 /// A peer asks for a sample and reads the answer when all of it has come: what it reads. If the slot comes back before that, it is used again.
 fn late(limits: Limits, comes_back: bool) -> Vec<u8> {
     let mut place = Place::new(limits, &[LEN]);
@@ -76,13 +84,7 @@ fn memory_is_lent_until_the_next_request_or_the_end() {
 
 #[test]
 fn an_idle_connection_holds_no_memory_and_goes_on() {
-    let mut place = Place::new(
-        Limits {
-            progress: SOON,
-            ..limits()
-        },
-        &[LEN, LEN],
-    );
+    let mut place = Place::new(soon(), &[LEN, LEN]);
     let mut peer = place.connect();
     for sample in [0, 1] {
         place.read(&mut peer, sample);
@@ -92,13 +94,7 @@ fn an_idle_connection_holds_no_memory_and_goes_on() {
 
 #[test]
 fn memory_comes_back_while_the_next_request_waits_for_its_answer() {
-    let mut place = Place::new(
-        Limits {
-            progress: SOON,
-            ..limits()
-        },
-        &[LEN, LEN],
-    );
+    let mut place = Place::new(soon(), &[LEN, LEN]);
     let mut peer = place.connect();
     // The second comes before the first is answered, so it shows nothing.
     let both = [place.request(0), place.request(NEVER)].concat();
