@@ -287,6 +287,21 @@ def test_a_loop_that_ended_with_a_worker_s_error_leaves_nothing_to_wait_for(live
     assert not any(worker.is_alive() for worker in workers)
 
 
+@pytest.mark.parametrize("lives_on", [False, True])
+@pytest.mark.parametrize("kind", [Plain, range])
+def test_a_worker_that_was_killed_with_a_lock_keeps_nobody(kind: Any, lives_on: bool) -> None:
+    """Workers take the lock of torch's event whenever they look at it, and one that is killed then never gives it back."""
+    loader = DataLoader(kind(40), 2, num_workers=2, persistent_workers=lives_on, collate_fn=list)
+    batches: Any = iter(loader)
+    next(batches)
+    workers = list(batches._workers)
+    assert batches._workers_done_event._cond.acquire(True, 1)
+    begun = time.monotonic()
+    batches._shutdown_workers()
+    assert time.monotonic() - begun < 4
+    assert not any(worker.is_alive() for worker in workers)
+
+
 def test_a_forked_process_ends_no_workers_of_its_parent() -> None:
     loader = DataLoader(Plain(40), 2, num_workers=1, persistent_workers=True, collate_fn=list)
     batches: Any = iter(loader)

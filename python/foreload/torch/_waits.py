@@ -43,6 +43,42 @@ def _is_stopped(pid: int | None) -> bool:
     return state in ("T", "t")
 
 
+class _Ending:
+    """Stands in for the event that tells workers to end, once it is to be set: it waits for no worker that was killed, and ends those that can't be told.
+
+    Workers take the event's lock whenever they look at it, and one that is killed then keeps it: torch would wait for the lock for ever.
+    """
+
+    #: Whoever lives gives the lock back in microseconds.
+    lock_s = 1.0
+
+    def __init__(self, event: Any, workers: list[Any], queues: list[Any]) -> None:
+        self._event, self._workers, self._queues = event, workers, queues
+        self._is_set = False
+
+    def set(self) -> None:
+        """Tells the workers, and ends those that don't hear it."""
+        if self._is_set:
+            return
+        self._is_set = True
+        lock = self._event._cond
+        is_told = lock.acquire(True, self.lock_s)
+        if is_told:
+            lock.release()
+            self._event.set()
+        # After that: a worker that is terminated may have the lock.
+        for worker, queue in zip(self._workers, self._queues, strict=False):
+            closing = getattr(queue, "_close", None)
+            # The collector closes queues before it ends what is in a cycle with them. Nothing can be told to these workers, and torch waits 5 s for each.
+            is_closed = closing is not None and not closing.still_active()
+            if is_closed or not is_told:
+                worker.terminate()
+
+    def is_set(self) -> bool:
+        """Whether the workers were told."""
+        return self._is_set
+
+
 class Waiting(_torchs._MultiProcessingDataLoaderIter):
     """Torch's iterator over workers, with reports."""
 
@@ -63,12 +99,9 @@ class Waiting(_torchs._MultiProcessingDataLoaderIter):
         # not its own. Torch's way to do so takes locks that a worker which was killed has kept: a new worker could hang there.
         if is_exiting or self._of_process != os.getpid():
             return
-        is_over = getattr(self, "_shutdown", True)
-        for worker, queue in () if is_over else zip(self._workers, self._index_queues, strict=False):
-            closing = getattr(queue, "_close", None)
-            # The collector closes queues before it ends what is in a cycle with them. Nothing can be told to these workers, and torch waits 5 s for each.
-            if closing is not None and not closing.still_active():
-                worker.terminate()
+        if not getattr(self, "_shutdown", True):
+            ending: Any = _Ending(self._workers_done_event, self._workers, self._index_queues)
+            self._workers_done_event = ending
         super()._shutdown_workers()
 
     def begin_wait(self) -> None:
