@@ -60,6 +60,10 @@ def _look(raw: bytes, meta: Any) -> tuple[int, int]:
     return meta.sample, zlib.crc32(raw)
 
 
+def _take(raw: bytes, meta: Any) -> tuple[int, bytes]:
+    return meta.sample, raw
+
+
 def _see(raw: bytes, meta: Any) -> tuple[int, int, Any]:
     from PIL import Image
 
@@ -82,7 +86,7 @@ class Files:
         self.batch_size, self._epoch = work.batch, 0
         self._sampler: Any = DistributedSampler(self.files, world, rank, seed=5)  # type: ignore[arg-type]
         keywords: dict[str, Any] = {"num_workers": work.workers, "persistent_workers": work.workers > 0}
-        read = _Files(self.files)
+        read = _Files(self.files, late=work.late)
         self._loader: Any = Stock(read, work.batch, sampler=self._sampler, collate_fn=list, **keywords)
 
     def __len__(self) -> int:
@@ -103,14 +107,15 @@ class Files:
 class _Files:
     """A data set of files, for torch."""
 
-    def __init__(self, files: list[Path]) -> None:
-        self.files = files
+    def __init__(self, files: list[Path], *, late: bool) -> None:
+        self.files, self.late = files, late
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        return number, zlib.crc32(self.files[number].read_bytes())
+    def __getitem__(self, number: int) -> tuple[int, int | bytes]:
+        raw = self.files[number].read_bytes()
+        return number, raw if self.late else zlib.crc32(raw)
 
 
 class Trainee:
@@ -140,7 +145,7 @@ class Trainee:
             drop_last=bool(work.whole),
             shuffle=True,
             seed=5,
-            decode=_see if work.trains else _look,
+            decode=_see if work.trains else _take if work.late else _look,
             collate_fn=_values,
             num_workers=work.workers,
             cache=fl.Cache(
@@ -163,7 +168,7 @@ class Trainee:
             from mpi4py import MPI
 
             meet = MPI.COMM_WORLD
-        return fl.Peers(wait_s=self.work.wait_s, meet=meet, tls=self.work.tls)
+        return fl.Peers(wait_s=self.work.wait_s, meet=meet, tls=self.work.tls, group=self.work.group or None)
 
     def _before(self, opened: Any) -> Any:
         """A loader over another data set, made first."""
@@ -185,6 +190,8 @@ class Trainee:
         begun = time.monotonic()
         for batch in self.loader:
             now, loss = time.monotonic(), None
+            if self.work.late:
+                batch = [(sample, zlib.crc32(raw)) for sample, raw in batch]
             if self.model is not None:
                 loss = self.model.step([image for _, _, image in batch], [sample for sample, _, _ in batch])
             line = {"t": now, "waited": now - begun, "world": self.world, "epoch": epoch, "at": at, "loss": loss}

@@ -221,6 +221,10 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
     shares: list[float] = []
     local: list[float] = []
     stock: list[float] = []
+    # Both with a worker; and both where the loop itself compares the bytes, in its step, so that a wait is the loader's alone.
+    worker: list[float] = []
+    late: list[float] = []
+    stock_late: list[float] = []
     files = stage.directory()
     data.copy(files)
     # The same with samples that go to the nodes that keep them, and what the machine allows: torch's loader, which finds all files in the page cache.
@@ -228,6 +232,9 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
         (shares, {}),
         (local, {"assign": "local"}),
         (stock, {"stock": str(files), "workers": 1}),
+        (worker, {"workers": 1}),
+        (late, {"late": True}),
+        (stock_late, {"stock": str(files), "workers": 1, "late": True}),
     ]
     for _ in range(min(stage.pairs, 3)):
         for found, how in ways:
@@ -237,6 +244,12 @@ def _pace(stage: Stage, rig: _Rig, data: _Set, result: Result) -> None:
     result.read("epoch 2 on: waiting share, 20 ms steps", *shares)
     result.read("the same, assign='local'", *local)
     result.read("the same, torch's loader with a worker over files of its own", *stock)
+    result.read("the same with a worker, as torch's", *worker)
+    result.read("the same, where a batch is compared once the loop has it", *late)
+    result.read(
+        "torch's loader with a worker over files of its own, where a batch is compared once the loop has it",
+        *stock_late,
+    )
     # Whom it happens to is node 3; the others are measured.
     faults: dict[str, tuple[Callable[[Nodes], None], Callable[[Nodes], None]]] = {
         "killed": (lambda run: run.signal(3, signal.SIGKILL), lambda _: None),

@@ -141,7 +141,8 @@ class Agent:
             self.told.append(fields)
         members = self.told[-1]["members"] if self.told else []
         silent = [(each["id"], "connection refused") for each in members if each["keeps_bytes"] in self.silent]
-        return {"address": f"127.0.0.1:{self.port}", "keeps_bytes": self.port, "silent": silent}
+        address = f"127.0.0.1:{self.port}"
+        return {"address": address, "keeps_bytes": self.port, "nodes": len(members), "silent": silent}
 
     @property
     def ports(self) -> list[int]:
@@ -292,6 +293,37 @@ def test_nodes_of_which_one_encrypts_say_so_at_once(store: Store, caplog: pytest
         fl.Peers(**PEERS, tls="yes")  # type: ignore[arg-type]
 
 
+def test_nodes_that_differ_in_their_groups_say_so_at_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    agents = [Agent(1), Agent(2)]
+    met = [
+        meeting.Meeting(fl.Peers(**PEERS, wait_s=7, group=group), Ranks(rank, 2, (rank,)), "job", "a")
+        for rank, group in enumerate([None, 2])
+    ]
+    at_once(met, agents)
+    assert caplog.text.count("rank 0 and rank 1 differ in Peers(group=...): give all nodes the same") == 2
+    assert all(agent.told == [] for agent in agents)
+
+
+@pytest.mark.parametrize("group", [1, 0, -2, 2.5, True, "4"])
+def test_a_group_has_two_nodes_at_least(group: Any) -> None:
+    with pytest.raises(errors.InvalidError, match=r"Peers\(group=\.\.\.\)"):
+        fl.Peers(**PEERS, group=group)
+
+
+def test_neighbours_have_neighbouring_numbers() -> None:
+    """Groups are made of nodes whose numbers are neighbours."""
+    hosts = ["10.0.0.9", "10.0.0.10", "10.0.1.2", "192.168.0.1"]
+    numbers = [meeting._node_number(host, "/cache") for host in hosts]
+    assert numbers == sorted(numbers)
+    addresses = ["fd00::9", "fd00::10", "fd00::1:2"]
+    numbers = [meeting._node_number(host, "/cache") for host in addresses]
+    assert numbers == sorted(numbers)
+    a, b = (meeting._node_number("10.0.0.9", place) for place in ("a", "b"))
+    assert a != b
+    assert a >> 32 == b >> 32
+    assert max(numbers) < 1 << 64
+
+
 @pytest.mark.parametrize("twice", [0, 1])
 def test_two_processes_that_are_the_same_data_rank_are_told_so(
     store: Store, caplog: pytest.LogCaptureFixture, twice: int, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +369,10 @@ def test_nodes_that_do_not_reach_each_other_say_so(store: Store, caplog: pytest.
     agents[0].silent = [2]
     meet(fl.Peers(**PEERS), [(0,), (1,), (2,)], ["a", "b", "c"], agents)
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert "this node doesn't reach 1 of the 2 others, and reads from the bucket what they keep" in told
+    assert (
+        "this node doesn't reach 1 of the 2 others that it shares with, and reads from the bucket what they keep"
+        in told
+    )
     assert "rank 1 at 127.0.0.1:2 (connection refused)" in told
     assert "FORELOAD_HOST" in told
 
@@ -441,13 +476,13 @@ def test_a_plan_deals_what_it_was_told_and_nothing_else_later(home: Any) -> None
     data = fl.open("s3://data/fixed")
     plan = DataLoader(data, 6, shuffle=True, seed=3, dp_rank=0, dp_size=4).run.plan
     cards = [plan.batch(1, 2, rank) for rank in range(4)]
-    digest = plan.assign([7, 7, 9, 9])
+    digest = plan.assign([7, 7, 9, 9], 0)
     dealt = [plan.batch(1, 2, rank) for rank in range(4)]
     assert sorted(itertools.chain(*cards)) == sorted(itertools.chain(*dealt))
     assert [len(each) for each in dealt] == [6] * 4
     assert dealt != cards
-    assert plan.assign([7, 7, 9, 9]) == digest
+    assert plan.assign([7, 7, 9, 9], 0) == digest
     with pytest.raises(ValueError, match="on other nodes already"):
-        plan.assign([7, 9, 7, 9])
+        plan.assign([7, 9, 7, 9], 0)
     with pytest.raises(ValueError, match="2 ranks are said to be on nodes, and 4 data ranks read"):
-        DataLoader(data, 6, dp_rank=0, dp_size=4).run.plan.assign([1, 2])
+        DataLoader(data, 6, dp_rank=0, dp_size=4).run.plan.assign([1, 2], 0)

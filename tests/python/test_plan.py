@@ -96,6 +96,12 @@ def test_nodes_share_what_they_hold() -> None:
     assert four.requests < alone.requests
     assert four.coverage > 3 * alone.coverage
     assert four.mb_by_source.peer > 0
+    assert (alone.group_nodes, alone.group_source_bytes) == (None, None)
+    assert four.group_nodes is not None
+    assert four.group_source_bytes is not None
+    assert 1 <= four.group_nodes <= 4
+    # Each group reads all of it once at least.
+    assert four.group_source_bytes >= -(-4 // four.group_nodes) * four.dataset_bytes
     assert "network" in {upgrade.name for upgrade in four.upgrades}
 
 

@@ -216,6 +216,25 @@ def test_nodes_that_read_what_they_keep_have_the_same_global_batches_and_ask_eac
     assert sum(one["requests"] - one["hedges"] for one in stats) <= len(data) + late, stats
 
 
+@pytest.mark.parametrize("assign", [None, "local"])
+def test_each_cache_group_asks_the_bucket_once_and_no_node_of_another(nodes: Any, assign: str | None) -> None:
+    run = nodes(5, 1, whole=60, epochs=4, assign=assign, group=3)
+    run.start()
+    stats = run.wait()
+    data = fl.open("s3://data/fixed")
+    plan = DataLoader(data, 60, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
+    assert run.look_at_all(sums(data), plan) == {5}
+    # Five nodes are a group of three and one of two.
+    assert sorted(len(one["nodes"]) for one in stats) == [1, 1, 2, 2, 2]
+    late = sum(one["peer_failures"] + one["peer_misses"] for one in stats)
+    found = sum(one["requests"] - one["hedges"] for one in stats)
+    # In four epochs a group of two reads 0.87 of the samples, and one of three nearly all.
+    assert 1.7 * len(data) <= found <= 2 * len(data) + late, stats
+    assert all(one["peer_hits"] > 0 for one in stats), stats
+    told = "of 5 nodes in groups of 3 at most"
+    assert run.output().count(told) == 5
+
+
 def test_an_agent_that_is_killed_changes_nothing_of_who_reads_what(nodes: Any) -> None:
     run = nodes(2, 2, whole=20, pause_s=0.05, epochs=8, assign="local", workers=1)
     run.start()

@@ -538,16 +538,26 @@ impl Agent {
                 job,
                 me,
                 members,
+                group,
                 secret,
                 tls,
             } => {
-                self.job(job)?.pool.set_peers(me, &members, &Trust { secret, tls })?;
+                let trust = Trust { secret, tls };
+                self.job(job)?.pool.set_peers(me, members, group, &trust)?;
                 Ok((Reply::Done, Fds::None))
             }
             Call::Reach { job } => {
                 let pool = Rc::clone(&self.job(job)?.pool);
                 let silent = pool.reach().await;
-                Ok((Reply::Reached { silent }, Fds::None))
+                let (nodes, keeps_bytes) = pool.shared();
+                Ok((
+                    Reply::Reached {
+                        nodes,
+                        keeps_bytes,
+                        silent,
+                    },
+                    Fds::None,
+                ))
             }
             Call::Group { job } => {
                 let job = self.job(job)?;

@@ -78,7 +78,7 @@ pub enum Call {
         #[serde(default)]
         tls: bool,
     },
-    /// The nodes that share their caches from now on, this one among them; none, or this one alone: it keeps all for itself.
+    /// The nodes of a job that share their caches from now on, this one among them; none, or this one alone: it keeps all for itself.
     Peers {
         /// The job.
         job: u32,
@@ -86,13 +86,16 @@ pub enum Call {
         me: u64,
         /// All of them.
         members: Vec<PeerAt>,
+        /// Those that share with each other, at most: neighbours by their ids; 0: all.
+        #[serde(default)]
+        group: u32,
         /// What they sign with.
         secret: String,
         /// Whether they encrypt what they send.
         #[serde(default)]
         tls: bool,
     },
-    /// Asks each other node of a job's group for nothing in particular, so that connections are there before anything waits for them.
+    /// Asks each node that a job's shares with for nothing in particular, so that connections are there before anything waits for them.
     Reach {
         /// The job.
         job: u32,
@@ -102,7 +105,7 @@ pub enum Call {
         /// The job.
         job: u32,
     },
-    /// The same on all nodes of its group.
+    /// The same on all its nodes, also those of other groups.
     Group {
         /// The job.
         job: u32,
@@ -349,12 +352,16 @@ pub enum Reply {
     },
     /// Other nodes were asked.
     Reached {
-        /// Who gave no answer that a peer gives: [`PeerAt::id`], and why not.
+        /// Nodes that share with each other, with this one.
+        nodes: u64,
+        /// What they can keep together.
+        keeps_bytes: u64,
+        /// Of those, who gave no answer that a peer gives: [`PeerAt::id`], and why not.
         silent: Vec<(u64, String)>,
     },
     /// Counters of a job.
     Stats(Box<Stats>),
-    /// How the nodes of a group are, this one first.
+    /// How the nodes of a job are, this one first.
     Group {
         /// Each of them.
         nodes: Vec<NodeReport>,
@@ -372,7 +379,7 @@ pub enum Reply {
     Failed(crate::protocol::Trouble),
 }
 
-/// A node of a group.
+/// A node of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAt {
     /// What tells it from the others, on all of them, now and after a restart.
@@ -383,7 +390,7 @@ pub struct PeerAt {
     pub keeps_bytes: u64,
 }
 
-/// How a job does on one node of its group.
+/// How a job does on one of its nodes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeReport {
     /// Where it answers; `None`: it is this node.

@@ -6,6 +6,8 @@
 //! samples as it has otherwise, the global batches and their order are the same, and a checkpoint holds nothing of it. What still crosses the network is
 //! what chance puts more of on one node than its ranks may have: with n samples a node and step about 0.4 / sqrt(n) of them.
 //!
+//! Where the nodes are divided into cache groups ([`crate::placement::groups`]) each group has a home for every sample, and it goes to the one of these that has most of its share to come.
+//!
 //! That this never reads a sample twice, or not at all, must not hang on who is alive: ranks that deal differently would. So a deal is a value that all ranks have agreed on, which is part of what a job is,
 //! and homes are told by it from the nodes' names alone. Where a home has moved since, or has no room, its samples come from elsewhere, and that is all.
 //!
@@ -15,17 +17,22 @@ use crate::digest::{Digest, DigestBuilder};
 use crate::error::Error;
 use crate::homes::favourite;
 use crate::order::EpochOrder;
+use crate::placement::groups::together;
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Which node each rank is on, by what tells the node from others ([`crate::homes::Member::id`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(deny_unknown_fields)]
 pub struct Deal {
     /// By rank.
     #[serde(with = "crate::spec::shared_list")]
     nodes: Arc<[u64]>,
+    /// Nodes of a cache group, at most; 0: all are one.
+    group: u32,
 }
 
 /// A global batch, dealt out.
@@ -44,10 +51,11 @@ impl Dealt {
 }
 
 impl Deal {
-    /// Among ranks on these nodes.
+    /// Among ranks on these nodes, which share in groups of at most `group` nodes; 0: all with all.
     #[must_use]
-    pub fn new(nodes: Vec<u64>) -> Self {
-        Deal { nodes: nodes.into() }
+    pub fn new(nodes: Vec<u64>, group: u32) -> Self {
+        let nodes = nodes.into();
+        Deal { nodes, group }
     }
 
     /// Whether it is one among the ranks of a split.
@@ -65,7 +73,10 @@ impl Deal {
     /// Names it: ranks whose digests differ would read samples twice.
     #[must_use]
     pub fn digest(&self) -> Digest {
-        DigestBuilder::new("deal/1").numbers(&self.nodes).finish()
+        DigestBuilder::new("deal/1")
+            .numbers(&self.nodes)
+            .number(self.group.into())
+            .finish()
     }
 
     /// Deals a batch of an epoch out. O(samples of the batch x nodes).
@@ -82,13 +93,21 @@ impl Deal {
         }
         let mut hands: Vec<Vec<u64>> = left.iter().map(|&left| Vec::with_capacity(left as usize)).collect();
         let mut others = Vec::new();
+        let groups = self.groups(ids.len());
         for position in split.batch_range(batch) {
-            match favourite(order.sample_at(position), &ids) {
-                Some(home) if left[home] > 0 => {
+            let sample = order.sample_at(position);
+            let homes = groups
+                .iter()
+                .filter_map(|group| Some(group.start + favourite(sample, &ids[group.clone()])?));
+            match homes
+                .filter(|&home| left[home] > 0)
+                .max_by_key(|&home| (left[home], Reverse(home)))
+            {
+                Some(home) => {
                     left[home] -= 1;
                     hands[home].push(position);
                 }
-                _ => others.push(position),
+                None => others.push(position),
             }
         }
         let mut others = others.into_iter();
@@ -112,6 +131,21 @@ impl Deal {
             }
         }
         Dealt(ranks)
+    }
+
+    /// The cache groups of so many nodes, by the places of their nodes.
+    fn groups(&self, nodes: usize) -> Vec<Range<usize>> {
+        let most = match self.group {
+            0 => nodes,
+            group => group as usize,
+        };
+        let of: Vec<usize> = together(nodes, most.max(1)).collect();
+        let mut end = 0;
+        let group = |group: &[usize]| {
+            end += group.len();
+            end - group.len()..end
+        };
+        of.chunk_by(|a, b| a == b).map(group).collect()
     }
 
     /// The nodes, each once, and which of them each rank is on.
@@ -157,13 +191,13 @@ mod tests {
     proptest! {
         #[test]
         fn a_global_batch_is_read_once_and_each_rank_has_as_many_of_it_as_without(
-            samples in 1u64..600, size in 1u32..60, ids in prop::collection::vec(0u64..5, 1..9), epoch in 0u32..3,
+            samples in 1u64..600, size in 1u32..60, ids in prop::collection::vec(0u64..5, 1..9), group in 0u32..4, epoch in 0u32..3,
         ) {
             let ranks = ids.len() as u32;
             prop_assume!(ranks <= size);
             let order = order(samples, size, Tail::Uneven);
             let split = Split::weighted(&order, ranks).expect("few ranks");
-            let (deal, known) = (Deal::new(ids), order.epoch(epoch).expect("computed"));
+            let (deal, known) = (Deal::new(ids, group), order.epoch(epoch).expect("computed"));
             deal.check(&split).expect("as many ranks");
             for batch in 0..split.batches() {
                 let (all, counts) = dealt(&deal, &split, &known, batch);
@@ -181,7 +215,7 @@ mod tests {
         let order = order(40_000, 128, Tail::Drop);
         let split = Split::new(&order, 8).expect("equal shares");
         let ids = [71u64, 5, 900, 33];
-        let deal = Deal::new(ids.iter().flat_map(|&id| [id; 2]).collect());
+        let deal = Deal::new(ids.iter().flat_map(|&id| [id; 2]).collect(), 0);
         let known = order.epoch(1).expect("computed");
         // The homes as the scheduler finds them, where all have room.
         let members = ids.map(|id| Member { id, bytes: u64::MAX });
@@ -205,11 +239,38 @@ mod tests {
     }
 
     #[test]
+    fn in_groups_a_sample_goes_to_one_of_its_homes() {
+        let order = order(40_000, 128, Tail::Drop);
+        let split = Split::new(&order, 4).expect("equal shares");
+        let ids = [5, 33, 71, 900];
+        let deal = Deal::new(ids.to_vec(), 2);
+        let known = order.epoch(1).expect("computed");
+        let (mut at_home, mut all) = (0, 0);
+        for batch in 0..split.batches() {
+            let dealt = deal.batch(&split, &known, batch);
+            for rank in 0..4 {
+                let group = rank / 2 * 2;
+                let is_local =
+                    |position: u64| favourite(known.sample_at(position), &ids[group..group + 2]) == Some(rank - group);
+                all += dealt.of(rank as u32).len();
+                at_home += dealt
+                    .of(rank as u32)
+                    .iter()
+                    .filter(|&&position| is_local(position))
+                    .count();
+            }
+        }
+        // Each has two homes to go to, and far fewer find no room there than among four homes.
+        let away = 1.0 - at_home as f64 / all as f64;
+        assert!(away < 0.02, "{away}");
+    }
+
+    #[test]
     fn ranks_of_one_node_share_as_without_a_deal() {
         let order = order(1000, 24, Tail::Uneven);
         let split = Split::weighted(&order, 5).expect("few ranks");
         let known = order.epoch(0).expect("computed");
-        let deal = Deal::new(vec![9; 5]);
+        let deal = Deal::new(vec![9; 5], 0);
         for batch in 0..split.batches() {
             let dealt = deal.batch(&split, &known, batch);
             for rank in 0..5 {
@@ -223,13 +284,14 @@ mod tests {
     fn a_deal_is_among_the_ranks_of_its_run_and_has_a_name_of_its_own() {
         let order = order(100, 12, Tail::Drop);
         let split = Split::new(&order, 3).expect("equal shares");
-        let deal = Deal::new(vec![1, 2, 2]);
+        let deal = Deal::new(vec![1, 2, 2], 0);
         assert_eq!(deal.check(&split), Ok(()));
-        let other = Deal::new(vec![1, 2]);
+        let other = Deal::new(vec![1, 2], 0);
         assert_eq!(other.check(&split), Err(Error::OtherDeal { found: 2, ranks: 3 }));
-        assert_ne!(deal.digest(), Deal::new(vec![1, 2, 1]).digest());
+        assert_ne!(deal.digest(), Deal::new(vec![1, 2, 1], 0).digest());
+        assert_ne!(deal.digest(), Deal::new(vec![1, 2, 2], 2).digest());
         let text = serde_json::to_string(&deal).expect("numbers");
-        assert_eq!(text, "[1,2,2]");
+        assert_eq!(text, r#"{"nodes":[1,2,2],"group":0}"#);
         assert_eq!(serde_json::from_str::<Deal>(&text).expect("a list"), deal);
     }
 }

@@ -73,9 +73,10 @@ impl Plan {
         })
     }
 
-    /// From now on samples go to the ranks of the nodes that keep them: by rank, what tells its node from others. The digest of that.
-    fn assign(&self, nodes: Vec<u64>) -> PyResult<String> {
-        let deal = Deal::new(nodes);
+    /// From now on samples go to the ranks of the nodes that keep them: by rank, what tells its node from others, which share in groups of at most
+    /// so many; 0: all with all. The digest of that.
+    fn assign(&self, nodes: Vec<u64>, group: u32) -> PyResult<String> {
+        let deal = Deal::new(nodes, group);
         deal.check(&self.split).map_err(invalid)?;
         let told = self.deal.get_or_init(|| deal.clone());
         if *told != deal {

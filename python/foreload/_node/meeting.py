@@ -97,12 +97,13 @@ class _OneOfMany:
         """What the others are told of this node, or of some ranks on it."""
         return {
             # The same when its ranks start again, whichever they are then, so that it remains the home of what it keeps.
-            "id": _number(host.removeprefix("[").removesuffix("]"), self.place),
+            "id": _node_number(host.removeprefix("[").removesuffix("]"), self.place),
             "ranks": ranks,
             "nonce": secrets.token_hex(8),
             # Enough to see that two differ, and too little to guess them by.
             "secret": _number(self.peers.word()) % (1 << 20),
             "tls": self.peers.tls,
+            "group": self.peers.group,
         }
 
 
@@ -153,9 +154,11 @@ class Meeting(_OneOfMany):
     def _say_who_is_there(self, call: Call) -> None:
         """That nodes share, and whom of them this one can't ask."""
         nodes = _sharing(self._nodes)
-        kept = sum(node["keeps_bytes"] for node in nodes)
-        _LOG.info("%s: %d nodes share their caches, and keep up to %d bytes together", self.what, len(nodes), kept)
-        silent = dict(call("reach")["silent"])
+        found = call("reach")
+        group = f", as one of {len(nodes)} nodes in groups of {self.peers.group} at most" if self.peers.group else ""
+        text = "%s: %d nodes share their caches, and keep up to %d bytes together%s"
+        _LOG.info(text, self.what, found["nodes"], found["keeps_bytes"], group)
+        silent = dict(found["silent"])
         numbers = _numbers(nodes)
         told = [
             f"rank {_first(node)} at {node['address']} ({silent[numbers[node['address']]]})"
@@ -165,11 +168,11 @@ class Meeting(_OneOfMany):
         if told:
             more = f", and {len(told) - 3} more" if len(told) > 3 else ""
             _LOG.warning(
-                "%s: this node doesn't reach %d of the %d others, and reads from the bucket what they keep: %s%s. Open the ports between the nodes; an address that "
+                "%s: this node doesn't reach %d of the %d others that it shares with, and reads from the bucket what they keep: %s%s. Open the ports between the nodes; an address that "
                 "others can't use is set with FORELOAD_HOST or Peers(host=...)",
                 self.what,
                 len(told),
-                len(nodes) - 1,
+                found["nodes"] - 1,
                 ", ".join(told[:3]),
                 more,
             )
@@ -221,6 +224,7 @@ class Meeting(_OneOfMany):
             "peers",
             me=numbers[self._address],
             members=[{"id": number, **member} for number, member in members.items()],
+            group=self.peers.group or 0,
             **self._trust(),
         )
 
@@ -320,6 +324,8 @@ def _gather(board: _Board, world: int) -> list[dict[str, Any]]:
                 )
             if node["tls"] != nodes[0]["tls"]:
                 raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(tls=...): give all nodes the same")
+            if node["group"] != nodes[0]["group"]:
+                raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(group=...): give all nodes the same")
         if not left:
             return nodes
         board.rest(f"rank {min(left)}")
@@ -453,13 +459,18 @@ def _numbers(nodes: list[dict[str, Any]]) -> dict[str, int]:
             number, at = node["id"], 0
             while number in found.values():
                 at += 1
-                number = _number(str(node["id"]), str(at))
+                number = node["id"] ^ _number(str(node["id"]), str(at)) % (1 << 32)
             found[node["address"]] = number
     return found
 
 
 def _first(node: dict[str, Any]) -> int:
     return int(min(node["ranks"]))
+
+
+def _node_number(host: str, place: str) -> int:
+    """A number of 64 bits for a node: those of neighbours, by their addresses, are neighbours, as nodes of one cache group are."""
+    return (int(ipaddress.ip_address(host)) % (1 << 32)) << 32 | _number(host, place) % (1 << 32)
 
 
 def _number(*words: str) -> int:

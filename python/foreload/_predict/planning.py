@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from foreload._data.dataset import Dataset
     from foreload.cost import Bill
-    from foreload.sim import MbBySource, Report
+    from foreload.sim import Fabric, MbBySource, Report
     from foreload.speeds import Speeds
 
 __all__ = ["Plan", "Site", "Upgrade", "places_of", "plan", "sizes_file"]
@@ -107,6 +107,8 @@ class Plan:
         upgrades: What-ifs, the most helpful first.
         site: The machines and the training that were simulated.
         drive: What counted the requests: the `engine`'s own scheduler, or the `fast` model.
+        group_nodes: Where nodes share their caches, how many of them need to: the smallest cache group with which the bucket doesn't hold up the run (`Peers(group=...)`); None: they share nothing.
+        group_source_bytes: What such groups read from the bucket in the whole run.
     """
 
     samples: int
@@ -132,6 +134,8 @@ class Plan:
     upgrades: tuple[Upgrade, ...]
     site: Site
     drive: str
+    group_nodes: int | None
+    group_source_bytes: int | None
 
     @property
     def best_upgrade(self) -> Upgrade | None:
@@ -285,6 +289,7 @@ class _Run:
     source_bytes: int
     bill: Bill
     drive: str
+    fabric: Fabric | None
 
 
 class _Study:
@@ -315,6 +320,7 @@ class _Study:
         # What saves as much for less comes first.
         upgrades.sort(key=lambda upgrade: (-round(upgrade.saves, 3), upgrade.dollars))
         steady_stall = base.steady_stall_s / base.steady_s if base.steady_s else 0.0
+        group_nodes, group_source_bytes = self._groups(base, site)
         return Plan(
             samples=self.samples,
             dataset_bytes=int(self.nbytes),
@@ -339,7 +345,19 @@ class _Study:
             upgrades=tuple(upgrades),
             site=site,
             drive=base.drive,
+            group_nodes=group_nodes,
+            group_source_bytes=group_source_bytes,
         )
+
+    def _groups(self, run: _Run, site: Site) -> tuple[int | None, int | None]:
+        """The cache groups that are proposed: their nodes, and bytes from the bucket in the whole run."""
+        if run.fabric is None:
+            return None, None
+        nodes = run.fabric.cache_group_nodes
+        # Each group reads all of the data set first, and in each later epoch as much as in any other.
+        first = -(-site.nodes // nodes) * self.nbytes
+        later = (run.fabric.cache_group_source_mb * _MB - first) / max(1, run.simulated - 1)
+        return nodes, int(first + (site.epochs - 1) * max(0.0, later))
 
     def run(self, site: Site, what: str, *, counted: bool = False) -> _Run:
         """Simulates as many epochs as it takes, and prices the whole run.
@@ -353,7 +371,7 @@ class _Study:
         self._told(None, 0, 1)
         simulated = min(site.epochs, max(_LEAST_EPOCHS, min(_MOST_EPOCHS, _MOST_ACCESSES // self.samples)))
         report = self._simulate(site, simulated)
-        drive = "fast"
+        drive, fabric = "fast", report.ran("foreload").fabric
         if self._shares_soon(site, report.ran("foreload").hours, simulated):
             # The fast model isn't held to the scheduler where nodes ask each other.
             driven = self._simulate(site, simulated, "engine")
@@ -397,6 +415,7 @@ class _Study:
             source_bytes=int(source_mb * _MB),
             bill=self._price(site, hours, first_requests + (site.epochs - 1) * requests, int(source_mb * _MB)),
             drive=drive,
+            fabric=fabric,
         )
 
     def _simulate(self, site: Site, epochs: int, drive: str = "fast") -> Report:

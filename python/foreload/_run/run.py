@@ -149,9 +149,10 @@ class Run:
         if self._assignment is None or "deal" in self.recipe.attach:
             return
         nodes = self._assignment.agree()
-        digest = self.plan.assign(nodes)
+        group = self._assignment.peers.group or 0
+        digest = self.plan.assign(nodes, group)
         self.agreed = f"{self.plan.digest}-{digest}"
-        self.recipe.change(digest, deal=nodes)
+        self.recipe.change(digest, deal={"nodes": nodes, "group": group})
 
     def patience(self, epoch: int, timeout_s: float | None) -> Patience:
         """How long a pass waits for what is decoded in this process."""

@@ -15,6 +15,8 @@ from foreload.errors import InvalidError
 
 #: Characters of a secret: fewer can be guessed.
 _LEAST_SECRET = 16
+#: Nodes that may share.
+_MOST_NODES = 65_534
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Peers:
         meet: Where the nodes find each other if not through torch's store: `"host:port"` of the machine of rank 0, whose process listens there, or a communicator
             of mpi4py whose rank 0 is data rank 0. All its ranks make the setting then, because rank 0 tells the others its address. Default: `FORELOAD_MEET`.
         tls: Whether what they send each other is encrypted (TLS 1.3, with a key that follows from the secret), which costs both about as much CPU time again. All nodes say the same.
+        group: How many nodes share with each other, at most: nodes are divided evenly into groups of neighbours, by their addresses, each of which keeps the data set for itself and reads it from the
+            bucket once. So a node has fewer others to be connected to, and traffic stays near. Default: all nodes share. `foreload plan` proposes a number. All nodes say the same.
 
     Raises:
         InvalidError: There is no secret, it is too short, or an address is none.
@@ -47,6 +51,7 @@ class Peers:
     wait_s: float = 60.0
     meet: Any = None
     tls: bool = False
+    group: int | None = None
 
     def __post_init__(self) -> None:
         self.word()
@@ -58,6 +63,8 @@ class Peers:
         if not isinstance(self.tls, bool):
             raise InvalidError(f"Peers(tls={self.tls!r}): give True or False")
         _numbers.amount("Peers(wait_s=...)", self.wait_s, most=86_400)
+        if self.group is not None:
+            _numbers.count("Peers(group=...)", self.group, 2, _MOST_NODES)
 
     def word(self) -> str:
         """The secret."""

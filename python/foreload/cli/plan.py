@@ -266,6 +266,28 @@ _LIMITS = {
 }
 
 
+def sharing(nodes: int, group: int, source: str) -> str:
+    """With how many others a node shares its cache, for people.
+
+    Args:
+        nodes: In the run.
+        group: In the smallest cache group that does.
+        source: What such groups read from the bucket.
+
+    Example:
+        >>> sharing(1000, 8, "11 TB")
+        'with 999 other nodes; cache groups of 8 would do (Peers(group=8)), and read 11 TB from the bucket'
+        >>> sharing(4, 1, "11 TB")
+        'with 3 other nodes; each by itself would be as fast, and all would read 11 TB from the bucket'
+    """
+    others = f"with {nodes - 1:,} other node{'s' * (nodes > 2)}"
+    if group == 1:
+        return f"{others}; each by itself would be as fast, and all would read {source} from the bucket"
+    if group == nodes:
+        return f"{others}; in smaller groups the bucket would hold up the run"
+    return f"{others}; cache groups of {group} would do (Peers(group={group})), and read {source} from the bucket"
+
+
 def _draw(console: "Console", url: str, found: "Plan") -> None:
     seconds, size, count = output.human_seconds, output.human_bytes, output.human_count
     bound = seconds(found.lower_bound_hours * 3600)
@@ -289,6 +311,8 @@ def _draw(console: "Console", url: str, found: "Plan") -> None:
         ),
         ("speeds", found.site.speeds.origin),
     ]
+    if found.group_nodes is not None and found.group_source_bytes is not None:
+        rows.insert(-2, ("sharing", sharing(found.nodes, found.group_nodes, size(found.group_source_bytes))))
     output.facts(console, f"{url}, nodes: {found.nodes}", rows)
     best = [
         (each.change, f"{each.saves:.1%}", seconds(each.hours * 3600), dollars(each.dollars)) for each in found.upgrades

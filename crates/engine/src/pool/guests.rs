@@ -14,6 +14,7 @@ use crate::scatter::{Check, Scatter};
 use foreload_plan::Digest;
 use foreload_plan::action::{Action, Command, Completion, Event, Failure, Handle, Item, Load, Source as LoadSource};
 use foreload_plan::homes::Member;
+use foreload_plan::placement::groups::together;
 use foreload_store::index::ObjectRef;
 use foreload_store::{ErrorKind, Source};
 use std::net::SocketAddr;
@@ -27,7 +28,7 @@ use tokio::time::Instant;
 /// What peers have given back that is heard of at once.
 const AT_ONCE: usize = 64;
 
-/// A node of a group, and what it has given.
+/// A node that this one shares with, and what it has given.
 struct Known {
     id: u64,
     /// `None`: there is nothing to ask of it.
@@ -43,7 +44,12 @@ struct Known {
 pub(super) struct Group {
     /// By the numbers that the plan knows them by, which never change.
     known: Vec<Known>,
+    /// Nodes of the job that aren't of the group, and how they are asked.
+    strangers: Vec<SocketAddr>,
+    trust: Option<Trust>,
     is_open: bool,
+    /// What the nodes of the group can keep together, and how many they are.
+    shared: (u64, u64),
     /// What this one has given to the others: samples and bytes.
     served: (u64, u64),
 }
@@ -73,6 +79,18 @@ impl Group {
         self.known.iter().filter_map(other).collect()
     }
 
+    /// All nodes of the job, and where they are asked.
+    fn all_others(&self) -> Vec<(SocketAddr, Result<Source, Trouble>)> {
+        let mates = self
+            .others()
+            .into_iter()
+            .map(|(_, address, source)| (address, Ok(source)));
+        let strangers = self.strangers.iter().zip(self.trust.iter().cycle());
+        mates
+            .chain(strangers.map(|(&address, trust)| (address, peers::source(address, trust))))
+            .collect()
+    }
+
     fn source(&self, peer: u16) -> Option<Source> {
         let (_, source) = self.known.get(usize::from(peer))?.at.as_ref()?;
         Some(source.clone())
@@ -98,42 +116,62 @@ pub(super) async fn take_back(pool: Weak<Pool>, mut lent: UnboundedReceiver<Hand
 }
 
 impl Pool {
-    /// The nodes of its group from now on.
+    /// The nodes of its job from now on, which share in groups of at most `most`; 0: all with all.
     ///
     /// # Errors
     /// `invalid` for an address that is none, or when this node isn't among them.
-    pub fn set_peers(self: &Rc<Self>, me: u64, members: &[PeerAt], trust: &Trust) -> Result<(), Trouble> {
-        if !members.is_empty() && !members.iter().any(|member| member.id == me) {
-            let message = format!("node {me} isn't among the {} nodes of its group", members.len());
+    pub fn set_peers(
+        self: &Rc<Self>,
+        me: u64,
+        mut members: Vec<PeerAt>,
+        most: u32,
+        trust: &Trust,
+    ) -> Result<(), Trouble> {
+        // All nodes find the same groups.
+        members.sort_unstable_by_key(|member| member.id);
+        let own = members.iter().position(|member| member.id == me);
+        let Some(own) = own.or(members.is_empty().then_some(0)) else {
+            let message = format!("node {me} isn't among the {} nodes of its job", members.len());
             return Err(Trouble::new("invalid", message));
-        }
-        let mut numbered = Vec::with_capacity(members.len());
-        // Who is no member any more isn't asked.
-        let is_member = |known: &Known| members.iter().any(|member| member.id == known.id);
-        for gone in self
-            .group
-            .borrow_mut()
-            .known
-            .iter_mut()
-            .filter(|known| !is_member(known))
-        {
+        };
+        let all = members.len();
+        let groups = together(all, if most == 0 { all.max(1) } else { most as usize });
+        let own = groups.clone().nth(own);
+        let (mates, strangers): (Vec<_>, Vec<_>) =
+            members.iter().zip(groups).partition(|(_, group)| Some(*group) == own);
+        let mut numbered = Vec::with_capacity(mates.len());
+        let is_mate = |known: &Known| mates.iter().any(|(mate, _)| mate.id == known.id);
+        // Who is none any more isn't asked.
+        for gone in self.group.borrow_mut().known.iter_mut().filter(|known| !is_mate(known)) {
             gone.at = None;
         }
-        for member in members {
-            let at = match member.id == me {
+        for &(mate, _) in &mates {
+            let at = match mate.id == me {
                 true => None,
-                false => Some((member.address, peers::source(member.address, trust)?)),
+                false => Some((mate.address, peers::source(mate.address, trust)?)),
             };
             let mut group = self.group.borrow_mut();
-            let number = group.number(member.id);
+            let number = group.number(mate.id);
             group.known[number].at = at;
             let number = u16::try_from(number).map_err(|_| Trouble::new("invalid", "a group has too many nodes"))?;
-            let (id, bytes) = (member.id, member.keeps_bytes);
+            let (id, bytes) = (mate.id, mate.keeps_bytes);
             numbered.push((number, Member { id, bytes }));
         }
-        self.group.borrow_mut().is_open = members.len() > 1;
+        {
+            let mut group = self.group.borrow_mut();
+            group.is_open = mates.len() > 1;
+            group.strangers = strangers.iter().map(|(stranger, _)| stranger.address).collect();
+            group.trust = Some(trust.clone());
+            let kept = mates.iter().map(|(mate, _)| mate.keeps_bytes);
+            group.shared = (mates.len() as u64, kept.fold(0, u64::saturating_add));
+        }
         self.step(Event::Peers { me, members: numbered });
         Ok(())
+    }
+
+    /// How many nodes share with each other, with this one, and the bytes that they can keep together.
+    pub fn shared(&self) -> (u64, u64) {
+        self.group.borrow().shared
     }
 
     /// Asks each other node of its group once. Who gave no answer that a peer gives, and why not.
@@ -145,20 +183,28 @@ impl Pool {
         futures::future::join_all(asked).await.into_iter().flatten().collect()
     }
 
-    /// How the job with a plan does on each other node of its group.
+    /// How the job with a plan does on each of its other nodes, of whichever group.
     pub async fn reports(&self, plan: Digest) -> Vec<NodeReport> {
-        let others = self.group.borrow().others();
-        let asked = others.into_iter().map(|(_, address, source)| async move {
-            let (report, silence) = match peers::ask_report(&source, plan).await {
-                Ok(report) => (Some(report), None),
-                Err(why) => (None, Some(why)),
-            };
-            NodeReport {
-                address: Some(address),
-                report,
-                silence,
-            }
-        });
+        let asked = self
+            .group
+            .borrow()
+            .all_others()
+            .into_iter()
+            .map(|(address, source)| async move {
+                let found = match source {
+                    Ok(source) => peers::ask_report(&source, plan).await,
+                    Err(trouble) => Err(trouble.message),
+                };
+                let (report, silence) = match found {
+                    Ok(report) => (Some(report), None),
+                    Err(why) => (None, Some(why)),
+                };
+                NodeReport {
+                    address: Some(address),
+                    report,
+                    silence,
+                }
+            });
         futures::future::join_all(asked).await
     }
 

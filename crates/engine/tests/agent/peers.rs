@@ -19,6 +19,7 @@ struct Cluster {
     prefix: &'static str,
     spec: OrderSpec,
     deal: Option<Deal>,
+    group: u32,
     tls: bool,
 }
 
@@ -75,6 +76,7 @@ impl Cluster {
             members: Vec::new(),
             prefix,
             deal: None,
+            group: 0,
             tls: false,
         }
     }
@@ -114,6 +116,7 @@ impl Cluster {
             job: self.job(at).job,
             me: 100 + at as u64,
             members: self.members.clone(),
+            group: self.group,
             secret: secret.to_owned(),
             tls: self.tls,
         };
@@ -202,7 +205,7 @@ fn together(io_threads: u32) {
 
 #[test]
 fn nodes_that_read_what_they_keep_have_most_of_it_themselves() {
-    let deal = Deal::new((100..103).collect());
+    let deal = Deal::new((100..103).collect(), 0);
     let mut cluster = Cluster::apart("img:300x20KB,classes=2,ext=jpg", "img", 3, |a, _| {
         (a.ram_bytes, a.deal) = (5 << 20, Some(deal.clone()));
     });
@@ -220,13 +223,60 @@ fn nodes_that_read_what_they_keep_have_most_of_it_themselves() {
 }
 
 #[test]
+fn nodes_share_within_their_groups_and_report_to_all() {
+    for is_local in [false, true] {
+        let deal = is_local.then(|| Deal::new((100..104).collect(), 3));
+        let mut cluster = Cluster::apart("img:300x20KB,classes=2,ext=jpg", "img", 4, |a, _| {
+            (a.ram_bytes, a.deal) = (6 << 20, deal.clone());
+        });
+        (cluster.deal, cluster.group) = (deal.clone(), 3);
+        cluster.meet(|_| SECRET);
+        cluster.read(&[0, 1, 2, 3], 0..3);
+        let stats = cluster.stats();
+        let sum = |of: fn(&Stats) -> u64| stats.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|s| s.samples), 900);
+        // Four nodes in groups of three at most are two groups of two, and each has from the bucket what it reads: in three epochs seven of eight samples.
+        let late = sum(|s| s.peer_failures + s.peer_misses);
+        assert!((480..=600 + late).contains(&sum(|s| s.requests)), "{stats:?}");
+        let from_peers = sum(|s| s.peer_hits);
+        match is_local {
+            // Dealt out like cards half of what was read before is somebody else's.
+            false => assert!(from_peers > 150, "{stats:?}"),
+            true => assert!(from_peers < 150, "{stats:?}"),
+        }
+        for (node, stats) in stats.iter().enumerate() {
+            let client = cluster.nodes[node].client();
+            let job = cluster.job(node).job;
+            let (reply, _) = client.call(&Call::Reach { job }, &mut calm()).expect("asked");
+            assert!(
+                matches!(&reply, Reply::Reached { nodes: 2, silent, .. } if silent.is_empty()),
+                "{reply:?}"
+            );
+            let (reply, _) = client.call(&Call::Group { job }, &mut calm()).expect("asked");
+            let Reply::Group { nodes } = reply else {
+                panic!("{reply:?}")
+            };
+            assert_eq!(
+                nodes.iter().filter(|node| node.report.is_some()).count(),
+                4,
+                "{nodes:?}"
+            );
+            let neighbour = cluster.members[node ^ 1].address;
+            let others: Vec<_> = stats.nodes.iter().map(|other| other.address).collect();
+            assert_eq!(others, [neighbour]);
+        }
+        cluster.end();
+    }
+}
+
+#[test]
 fn ranks_that_deal_otherwise_have_jobs_and_digests_of_their_own() {
     let node = Node::with(["img:60x10KB,classes=2,ext=jpg", "wds:2x20x5KB,tar"]);
     let (dataset, index) = node.open("s3://bench/img", false).expect("opened");
     let client = node.client();
     let with = |nodes: Option<Vec<u64>>| {
         node.attach(&client, dataset, &index, |a| {
-            (a.world, a.deal) = (2, nodes.map(Deal::new));
+            (a.world, a.deal) = (2, nodes.map(|nodes| Deal::new(nodes, 0)));
         })
     };
     let jobs = [None, Some(vec![1, 2]), Some(vec![2, 1])].map(with);
@@ -236,7 +286,7 @@ fn ranks_that_deal_otherwise_have_jobs_and_digests_of_their_own() {
     );
     let refused = |dataset, index: &Index, nodes: Vec<u64>| {
         let attach = node.attachment(dataset, index, |a| {
-            (a.world, a.deal) = (2, Some(Deal::new(nodes)));
+            (a.world, a.deal) = (2, Some(Deal::new(nodes, 0)));
         });
         let refused = Attached::new(&client, attach, &mut calm()).map(drop);
         refused.expect_err("refused").to_string()
@@ -460,6 +510,7 @@ fn an_address_that_everybody_reaches_and_a_secret_that_anyone_guesses_are_refuse
             address: first.0,
             keeps_bytes: 1,
         }],
+        group: 0,
         secret: SECRET.to_owned(),
         tls: false,
     };
@@ -482,7 +533,7 @@ fn nodes_that_can_not_be_reached_are_named_with_the_reason() {
     cluster.tell(0, SECRET).expect("heard");
     let job = cluster.job(0).job;
     let silent = match cluster.nodes[0].client().call(&Call::Reach { job }, &mut calm()) {
-        Ok((Reply::Reached { silent }, _)) => silent,
+        Ok((Reply::Reached { silent, .. }, _)) => silent,
         other => panic!("{:?}", other.map(|(reply, _)| reply)),
     };
     let ids: Vec<u64> = silent.iter().map(|(id, _)| *id).collect();

@@ -6,6 +6,15 @@
 //! than the epoch takes where the whole cluster is one group. So the run is held up by what held it up before, never by
 //! the groups. Where no smaller group will do, it is the whole cluster.
 
+/// Which group each of `nodes` nodes in a row is in, where a group has `most` nodes at most: neighbours are together, and groups differ by one node at most.
+///
+/// # Panics
+/// When `most` is 0.
+pub fn together(nodes: usize, most: usize) -> impl Iterator<Item = usize> + Clone {
+    let groups = nodes.div_ceil(most);
+    (0..nodes).map(move |at| at * groups / nodes)
+}
+
 /// What decides. Sizes are in one unit of the caller's, and speeds in that unit per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cluster {
@@ -63,7 +72,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn nodes_are_dealt_out_evenly_to_neighbours() {
+        let sizes = |nodes, most| {
+            let groups: Vec<usize> = together(nodes, most).collect();
+            assert!(groups.is_sorted());
+            let of = |group| groups.iter().filter(|&&other| other == group).count();
+            (0..groups.last().map_or(0, |last| last + 1))
+                .map(of)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(8, 4), [4, 4]);
+        assert_eq!(sizes(9, 4), [3, 3, 3]);
+        assert_eq!(sizes(10, 4), [4, 3, 3]);
+        assert_eq!(sizes(3, 4), [3]);
+        assert_eq!(sizes(3, 1), [1, 1, 1]);
+        assert_eq!(sizes(0, 4), [0; 0]);
+    }
+
     proptest! {
+        #[test]
+        fn a_node_more_changes_few_nodes_of_each_group(nodes in 1usize..200, most in 2usize..20, new in 0usize..200) {
+            let groups = |nodes| together(nodes, most).collect::<Vec<_>>();
+            let (before, mut after) = (groups(nodes), groups(nodes + 1));
+            after.remove(new % (nodes + 1));
+            prop_assume!(before.last() == after.last());
+            let kept = before.iter().zip(&after).filter(|(before, after)| before == after).count();
+            // Each border moves by one node at most.
+            prop_assert!(nodes - kept <= nodes.div_ceil(most));
+            prop_assert!((0..nodes.div_ceil(most)).all(|group| before.iter().filter(|&&other| other == group).count() <= most));
+        }
+
         #[test]
         fn no_smaller_group_keeps_up_and_the_proposed_one_does_or_is_all(
             nodes in 1u32..40, node in 0f64..500.0, total in 1f64..2000.0, source_per_s in 1f64..500.0, first_s in 0.1f64..60.0,

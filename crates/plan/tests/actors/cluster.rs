@@ -187,7 +187,7 @@ impl Cluster {
         let each = world / shape.nodes as u32;
         // A node's number is the one that it has among the members.
         let nodes_of_ranks = (0..world).map(|rank| 100 + u64::from(rank / each));
-        let deal = shape.is_local.then(|| Deal::new(nodes_of_ranks.collect()));
+        let deal = shape.is_local.then(|| Deal::new(nodes_of_ranks.collect(), 0));
         let first = Reads {
             largest: Some(largest),
             sets: vec![Set::new(1, Arc::clone(&catalog))],

@@ -173,7 +173,7 @@ fn a_position_that_was_dealt_is_found_where_it_is_laid_out_and_where_it_will_be(
     for count in 5..=12 {
         let dealt = || {
             with(Reader {
-                deal: Some(Deal::new(vec![71, 5])),
+                deal: Some(Deal::new(vec![71, 5], 0)),
                 ..reader(0, count)
             })
         };
@@ -206,7 +206,7 @@ fn a_position_that_was_dealt_is_found_where_it_is_laid_out_and_where_it_will_be(
 
 #[test]
 fn a_deal_follows_the_list_that_an_epoch_has_now() {
-    let deal = Deal::new(vec![71, 5]);
+    let deal = Deal::new(vec![71, 5], 0);
     let mut windows = with(Reader {
         deal: Some(deal.clone()),
         ..supplied()
