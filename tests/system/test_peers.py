@@ -84,6 +84,19 @@ def test_what_others_keep_stays_here_too_as_long_as_there_is_room(nodes: Any) ->
     assert 0 < sum(one["peer_hits"] for one in stats) <= samples * 1.05, stats
 
 
+@pytest.mark.parametrize(("disk_bytes", "asks"), [("64MB", (0.5, 1.05)), ("5MB", (1.2, 6.0))])
+def test_a_node_whose_disk_has_room_for_all_asks_others_once(
+    nodes: Any, tmp_path: Path, disk_bytes: str, asks: tuple[float, float]
+) -> None:
+    run = nodes(2, 1, ram="8MB", disk=str(tmp_path / "tiers"), disk_bytes=disk_bytes, epochs=6)
+    run.start()
+    stats = run.wait()
+    look(run)
+    samples = len(fl.open("s3://data/fixed"))
+    asked = sum(one["peer_hits"] + one["peer_misses"] for one in stats) / samples
+    assert asks[0] <= asked <= asks[1], stats
+
+
 def test_top_on_one_node_shows_the_job_on_all(nodes: Any) -> None:
     run = nodes(3, 1, pause_s=0.05, epochs=30)
     run.start()

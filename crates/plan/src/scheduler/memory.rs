@@ -122,6 +122,10 @@ impl Scheduler {
         {
             let slot = self.reserve(alone, 0, line, urgency)?;
             let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Peer);
+            if !self.is_part(alone) {
+                let copy = self.where_to_copy(alone.place.len);
+                self.settle(id, copy);
+            }
             self.loads
                 .queue_whole(Source::Peer(peer), alone.place, id, &mut self.residents, asker);
             return Ok(id);
@@ -383,9 +387,8 @@ impl Scheduler {
     /// Where a block that comes from the bucket stays. Reserves its room in a disk tier.
     pub(super) fn where_to_keep(&mut self, unit: Unit, actions: &mut Vec<Action>) -> Keep {
         let (content, len) = (unit.content, unit.place.len);
-        // One copy before any replica.
         if !self.is_ours(content) {
-            return Keep::No;
+            return self.where_to_copy(len);
         }
         match self.settings.policy.retention() {
             Retention::Nothing => return Keep::No,
@@ -402,6 +405,14 @@ impl Scheduler {
         match self.tier_admits(len) {
             Some(tier) => Keep::Tier(tier),
             None => Keep::No,
+        }
+    }
+
+    /// Where a copy of what another node keeps stays, for one copy comes before any replica: on a disk, where that takes no room from anything.
+    fn where_to_copy(&mut self, len: u64) -> Keep {
+        match self.group.copies {
+            true => self.tier_admits(len).map_or(Keep::No, Keep::Tier),
+            false => Keep::No,
         }
     }
 

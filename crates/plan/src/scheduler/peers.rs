@@ -1,7 +1,7 @@
 //! Peers: the other nodes of a group, as far as the plan goes.
 //!
 //! Each block has a home ([`Homes`]), the same one on all nodes. A node keeps the blocks whose home it is, in memory and on its disks, and asks their homes for
-//! the others; what it gets from a peer, and what has no home, passes through. A peer is one more source with a lane of its own: one that is ill, or hasn't
+//! the others; what it gets from a peer, and what has no home, passes through. Only a node whose disks have room for all there is keeps copies there, of all that it reads. A peer is one more source with a lane of its own: one that is ill, or hasn't
 //! got something, is a reason to ask the bucket, and nothing else. So whatever peers do, every read ends as it would without them.
 //!
 //! The other way round a peer is a consumer without a window ([`Event::Serve`](crate::action::Event::Serve)): what it asks for comes from memory, from a disk or, at its
@@ -18,6 +18,7 @@
 
 use super::requests::Target;
 use super::residents::State;
+use super::tiers::{Tier, record_bytes};
 use super::{Scheduler, Urgency};
 use crate::action::{Action, Failure, Source, Via};
 use crate::arena::reserved_bytes;
@@ -42,6 +43,8 @@ pub(super) struct Group {
     members: Vec<Member>,
     /// Of each data set, by its first block.
     homes: BTreeMap<u64, Homes>,
+    /// Whether this node's disks have room for all of it: then they keep what others keep, too, and nothing has to leave for something else when homes move.
+    pub copies: bool,
 }
 
 /// Who keeps a block.
@@ -90,6 +93,7 @@ impl Scheduler {
                 .collect(),
             members: members.into_iter().map(|(_, member)| member).collect(),
             homes: BTreeMap::new(),
+            copies: false,
         };
         self.find_homes();
         let (library, group) = (&self.library, &self.group);
@@ -103,9 +107,15 @@ impl Scheduler {
         self.group
             .homes
             .retain(|first, _| shelves.iter().any(|shelf| shelf.first_block == *first));
+        self.group.copies = false;
         if self.group.is_alone() {
             return;
         }
+        let records = shelves
+            .iter()
+            .flat_map(|shelf| shelf.blocks_on_node().map(|block| record_bytes(shelf.len_of(block))));
+        let room: u64 = self.tiers.iter().map(Tier::capacity_bytes).fold(0, u64::saturating_add);
+        self.group.copies = records.fold(0, u64::saturating_add) <= room;
         let all: u128 = shelves.iter().map(|shelf| u128::from(shelf.bytes.max(1))).sum();
         for shelf in shelves {
             let part = |bytes: u64| (u128::from(bytes) * u128::from(shelf.bytes.max(1)) / all.max(1)) as u64;

@@ -100,6 +100,11 @@ impl Tier {
         self.used_bytes + record_bytes(len) <= self.capacity_bytes
     }
 
+    /// Bytes that records may take in all.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
     /// Blocks it holds.
     pub fn count(&self) -> u64 {
         self.count

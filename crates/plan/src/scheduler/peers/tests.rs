@@ -4,7 +4,7 @@ use super::*;
 use crate::action::Event;
 use crate::flow::ConcurrencySettings;
 use crate::policy::Policy;
-use crate::settings::Settings;
+use crate::settings::{Settings, TierSettings};
 
 const ME: u64 = 10;
 
@@ -137,6 +137,39 @@ fn what_comes_from_a_peer_passes_through_and_says_so() {
         let id = hand.plan.resident_with(item.sample).expect("there");
         assert_eq!(hand.plan.residents.get(id).is_kept(), is_ours);
         assert_eq!(item.via == Via::Peer, !is_ours, "sample {}", item.sample);
+    }
+}
+
+#[test]
+fn a_node_whose_disk_has_room_for_all_keeps_all_that_it_reads_and_another_only_its_own() {
+    for (room, is_copied) in [(16, true), (15, false)] {
+        let tier = TierSettings {
+            capacity_bytes: room * record_bytes(1000),
+            pinned: None,
+        };
+        let settings = Settings {
+            tiers: vec![tier],
+            staging_bytes: Some(64 << 10),
+            concurrency: ConcurrencySettings::fixed(100),
+            ..settings(Policy::Foreload, 64 << 10)
+        };
+        let mut hand = Hand::bare(settings, &reads(&[1000; 16], 1));
+        hand.step(peers(1 << 20, 1));
+        hand.start(0, 0, 0, 0);
+        for batch in 0..4 {
+            hand.read(batch, 0, batch);
+        }
+        hand.land_all();
+        let theirs = of(&hand, 16, Home::Peer(1));
+        assert!((1..16).contains(&theirs.len()));
+        for block in 0..16 {
+            let is_theirs = theirs.contains(&block);
+            assert_eq!(
+                hand.plan.tiers[0].has(block),
+                !is_theirs || is_copied,
+                "block {block} of {room}"
+            );
+        }
     }
 }
 
