@@ -50,6 +50,14 @@ pub struct Piece {
     pub content_len: u64,
 }
 
+/// Loads of one bundle at most. Of 10 KB, 16 take a third of the processor time that they take one by one, and 64 hardly less
+/// (bench/results/2026-11-28-peer-bundles.md).
+pub const BUNDLE_LOADS: usize = 16;
+/// Bytes of all of them at most: what comes with others is hardly later than it would be alone.
+pub const BUNDLE_BYTES: u64 = 256 << 10;
+/// A load in a bundle has fewer bytes than this.
+pub const BUNDLED_BYTES: u64 = 64 << 10;
+
 /// One request to a source: a range of an object, scattered into slots. Bytes between pieces are dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
@@ -71,6 +79,9 @@ pub struct Load {
     pub attempt: u8,
     /// It races an earlier load of the same bytes that is late.
     pub hedge: bool,
+    /// Small loads of one data set that were ordered of one peer in one step have the same number here: one request may ask for all of them. Each ends by
+    /// itself all the same, as early as it can. `None`: it goes alone.
+    pub bundle: Option<u64>,
 }
 
 /// One delivered sample.
