@@ -8,11 +8,11 @@ use foreload_plan::blocks::Content;
 use foreload_store::{Error, ErrorKind};
 
 /// What is asked for, and where it goes.
-struct Asker {
+pub(super) struct Asker {
     source: Source,
     arena: Arc<Shared>,
     back: UnboundedSender<Landed>,
-    landed: UnboundedReceiver<Landed>,
+    pub landed: UnboundedReceiver<Landed>,
     carriers: Carriers,
 }
 
@@ -20,7 +20,7 @@ struct Asker {
 const APART: u64 = 128 << 10;
 
 impl Asker {
-    fn new(place: &Place) -> Self {
+    pub fn new(place: &Place) -> Self {
         let trust = Trust {
             secret: SECRET.to_owned(),
             tls: false,
@@ -35,48 +35,56 @@ impl Asker {
         }
     }
 
-    /// Asks for samples, each of which should have a length.
+    /// Where a part goes, by its place.
+    fn sink(&self, at: usize, len: u64) -> Scatter {
+        let handle = Handle {
+            index: at as u32,
+            generation: 0,
+        };
+        let piece = Piece {
+            content: Content::block(at as u64),
+            handle,
+            at: 0,
+            slot_offset: at as u64 * APART,
+            len,
+            content_offset: 0,
+            content_len: len,
+        };
+        let load = Load {
+            job: 0,
+            source: From::Peer(1),
+            object: at as u64,
+            offset: 0,
+            len,
+            pieces: vec![piece],
+            deadline_ns: 0,
+            attempt: 0,
+            hedge: false,
+            bundle: Some(1),
+        };
+        let check = Check {
+            sample: 0,
+            piece: 0,
+            at: 0,
+            len,
+        };
+        Scatter::new(Arc::clone(&self.arena), &load, &[check])
+    }
+
+    /// Asks for samples together, each of which should have a length.
     fn ask(&self, wanted: &[(u64, u64)]) -> Carrier {
-        let part = |(at, &(_, len)): (usize, &(u64, u64))| {
-            let handle = Handle {
-                index: at as u32,
-                generation: 0,
-            };
-            let piece = Piece {
-                content: Content::block(at as u64),
-                handle,
-                at: 0,
-                slot_offset: at as u64 * APART,
-                len,
-                content_offset: 0,
-                content_len: len,
-            };
-            let load = Load {
-                job: 0,
-                source: From::Peer(1),
-                object: at as u64,
-                offset: 0,
-                len,
-                pieces: vec![piece],
-                deadline_ns: 0,
-                attempt: 0,
-                hedge: false,
-                bundle: Some(1),
-            };
-            let check = Check {
-                sample: 0,
-                piece: 0,
-                at: 0,
-                len,
-            };
-            Part {
-                action: at as u64,
-                len,
-                sink: Scatter::new(Arc::clone(&self.arena), &load, &[check]),
-            }
+        self.ask_as(7, wanted)
+    }
+
+    /// The same under a name.
+    pub fn ask_as(&self, name: u64, wanted: &[(u64, u64)]) -> Carrier {
+        let part = |(at, &(_, len)): (usize, &(u64, u64))| Part {
+            action: at as u64,
+            len,
+            sink: self.sink(at, len),
         };
         let carriers = self.carriers.carry_all(Bundle {
-            name: (1, 7),
+            name: (1, name),
             source: self.source.clone(),
             key: key_of_all(our_dataset(), wanted.iter().map(|(sample, _)| *sample)),
             parts: wanted.iter().enumerate().map(part).collect(),
@@ -85,6 +93,25 @@ impl Asker {
         });
         assert_eq!(carriers.len(), wanted.len());
         carriers[0]
+    }
+
+    /// Asks for a sample alone.
+    pub fn ask_alone(&self, name: u64, sample: u64, len: u64) {
+        let object = foreload_store::ObjectRef {
+            key: key(our_dataset(), sample),
+            size: len,
+            etag: None,
+            version: None,
+        };
+        let _ = self.carriers.carry(crate::carriers::Order {
+            name: (1, name),
+            source: self.source.clone(),
+            object,
+            range: 0..len,
+            deadline: Instant::now() + Duration::from_secs(30),
+            sink: self.sink(0, len),
+            back: self.back.clone(),
+        });
     }
 
     /// The next part that ends: which, and its bytes if they are what was said of them.
@@ -116,7 +143,7 @@ impl Asker {
     }
 }
 
-fn run(test: impl Future<Output = ()>) {
+pub(super) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     LocalSet::new().block_on(&runtime.expect("a runtime"), test);
 }
