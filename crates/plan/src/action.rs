@@ -50,10 +50,10 @@ pub struct Piece {
     pub content_len: u64,
 }
 
-/// Loads of one bundle at most. Of 10 KB, 16 take a third of the processor time that they take one by one, and 64 hardly less
+/// Loads of one bundle at most. Of 10 KB, 32 take a sixth of the processor time that they take one by one, 16 a fifth, and 64 hardly less than 32
 /// (bench/results/2026-11-28-peer-bundles.md).
-pub const BUNDLE_LOADS: usize = 16;
-/// Bytes of all of them at most: what comes with others is hardly later than it would be alone.
+pub const BUNDLE_LOADS: usize = 32;
+/// Bytes of all of them at most: twice as much would save a fifth, but more would wait for one packet that is lost.
 pub const BUNDLE_BYTES: u64 = 256 << 10;
 /// A load in a bundle has fewer bytes than this.
 pub const BUNDLED_BYTES: u64 = 64 << 10;
