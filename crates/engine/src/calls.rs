@@ -528,6 +528,9 @@ pub struct Stats {
 pub struct NodeStats {
     /// Where it answers.
     pub address: SocketAddr,
+    /// Requests to it; one may be for several samples.
+    #[serde(default)]
+    pub requests: u64,
     /// Samples had from it.
     pub samples: u64,
     /// Their bytes.
@@ -536,7 +539,7 @@ pub struct NodeStats {
     pub misses: u64,
     /// What came too late, broken or not at all.
     pub failures: u64,
-    /// Loads under way.
+    /// Requests under way.
     pub in_flight: u64,
     /// Whether it is left alone for now, after failures.
     pub is_avoided: bool,

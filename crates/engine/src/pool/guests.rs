@@ -31,6 +31,7 @@ struct Known {
     id: u64,
     /// `None`: there is nothing to ask of it.
     at: Option<(SocketAddr, Source)>,
+    requests: u64,
     samples: u64,
     bytes: u64,
     misses: u64,
@@ -54,6 +55,7 @@ impl Group {
             self.known.push(Known {
                 id,
                 at: None,
+                requests: 0,
                 samples: 0,
                 bytes: 0,
                 misses: 0,
@@ -320,19 +322,18 @@ impl Pool {
                 None => self.end_later(action.failed(Failure::Unavailable)),
             }
         }
-        let dataset = |known: &[(Action, ToAsk)]| Digest::from_bytes(known[0].1.proof.dataset.index.digest());
-        match known.len() {
-            0 => {}
-            1 => {
-                let key = peers::key(dataset(&known), known[0].1.sample);
-                known
-                    .into_iter()
-                    .for_each(|(action, it)| self.ask_for_one(action, it, key.clone()));
-            }
-            _ => self.ask_for_all(
-                peers::key_of_all(dataset(&known), known.iter().map(|(_, it)| it.sample)),
-                known,
-            ),
+        let Some((first, it)) = known.first() else { return };
+        if let Command::Load(load) = first.command() {
+            self.note(load, |node| node.requests += 1);
+        }
+        let dataset = Digest::from_bytes(it.proof.dataset.index.digest());
+        if known.len() > 1 {
+            let key = peers::key_of_all(dataset, known.iter().map(|(_, it)| it.sample));
+            return self.ask_for_all(key, known);
+        }
+        for (action, it) in known {
+            let key = peers::key(dataset, it.sample);
+            self.ask_for_one(action, it, key);
         }
     }
 
@@ -426,6 +427,7 @@ impl Pool {
             let state = state(number)?;
             Some(NodeStats {
                 address: *address,
+                requests: known.requests,
                 samples: known.samples,
                 bytes: known.bytes,
                 misses: known.misses,
