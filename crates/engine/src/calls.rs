@@ -539,7 +539,7 @@ pub struct NodeStats {
     pub misses: u64,
     /// What came too late, broken or not at all.
     pub failures: u64,
-    /// Requests under way.
+    /// Loads under way.
     pub in_flight: u64,
     /// Whether it is left alone for now, after failures.
     pub is_avoided: bool,

@@ -95,7 +95,7 @@ pub struct Gauges {
 /// How another node does, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PeerState {
-    /// Requests under way.
+    /// Loads under way.
     pub in_flight: u64,
     /// Whether it is left alone for now, after failures.
     pub is_avoided: bool,

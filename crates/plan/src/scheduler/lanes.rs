@@ -5,9 +5,9 @@
 //! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier and each other
 //! node; nothing here tells them apart but the numbers they are made with.
 //!
-//! What is small and waits for a peer leaves in *bundles*: one request that brings several loads, because a request costs as much as 100 KB do. A bundle is made of
-//! what waits at the moment in which there is room for a request, in the order of the queues, so nothing waits for a bundle; it counts as one request until the last of its loads has
-//! ended, and as three failures at most. In all else each load is by itself.
+//! What is small and waits for a peer leaves in *bundles*: one request that brings several loads, because a request costs as much as 100 KB do. Where there is room for one more load, what is small of
+//! what waits at that moment goes along, in the order of the queues. So nothing waits for a bundle, and no more than one bundle is under way beyond the limit: what a peer has to fetch first would wait
+//! for long there, and look late here. A bundle counts as three failures at most. In all else each load is by itself.
 //!
 //! | | bucket | disk tier | peer |
 //! | --- | --- | --- | --- |
@@ -53,7 +53,6 @@ struct Bundle {
 pub(super) struct Lane {
     /// Of the jobs that have anything there.
     queues: Vec<Queue>,
-    /// Requests.
     in_flight: u32,
     flying_bytes: u64,
     /// Those in the air, oldest first; `None`: the source takes none.
@@ -246,24 +245,21 @@ impl Lane {
     }
 
     fn fly(&mut self, job: u32, bytes: u64, bundle: Option<u64>) {
-        let bundles = self.bundles.as_mut().zip(bundle);
-        let is_along = bundles.is_some_and(|(bundles, number)| match bundles.last_mut() {
-            Some(last) if last.number == number => {
-                (last.loads, last.flying, last.bytes) = (last.loads + 1, last.flying + 1, last.bytes + bytes);
-                true
-            }
-            _ => {
-                bundles.push(Bundle {
+        if let Some((bundles, number)) = self.bundles.as_mut().zip(bundle) {
+            match bundles.last_mut() {
+                Some(last) if last.number == number => {
+                    (last.loads, last.flying, last.bytes) = (last.loads + 1, last.flying + 1, last.bytes + bytes);
+                }
+                _ => bundles.push(Bundle {
                     number,
                     loads: 1,
                     bytes,
                     flying: 1,
                     failures: 0,
-                });
-                false
+                }),
             }
-        });
-        self.in_flight += u32::from(!is_along);
+        }
+        self.in_flight += 1;
         self.flying_bytes += bytes;
         let queue = self.queue(job);
         queue.flying += 1;
@@ -296,19 +292,19 @@ impl Lane {
         self.breaker.failed(now_ns);
     }
 
-    /// A load leaves the air; whether its request is over.
-    fn land(&mut self, number: Option<u64>) -> bool {
-        let Some(bundle) = self.bundle(number) else { return true };
-        bundle.flying -= 1;
-        let is_over = bundle.flying == 0;
-        if let Some(bundles) = self.bundles.as_mut().filter(|_| is_over) {
-            bundles.retain(|bundle| bundle.flying > 0);
+    /// A load of a bundle leaves the air.
+    fn leave(&mut self, number: Option<u64>) {
+        if let Some(bundle) = self.bundle(number) {
+            bundle.flying -= 1;
+            if let Some(bundles) = self.bundles.as_mut() {
+                bundles.retain(|bundle| bundle.flying > 0);
+            }
         }
-        is_over
     }
 
     /// A request that was issued at `issued_ns` ended: what that says about the source.
     pub fn ended(&mut self, now_ns: u64, issued_ns: u64, ended: &Pending, outcome: Outcome) {
+        self.in_flight -= 1;
         self.flying_bytes -= ended.len;
         self.ended_ns = now_ns;
         let queue = self.queue(ended.job);
@@ -335,7 +331,7 @@ impl Lane {
             Outcome::Failed(failure) if Some(failure) == self.lacks => {}
             Outcome::Failed(_) => self.failed(now_ns, ended.bundle),
         }
-        self.in_flight -= u32::from(self.land(ended.bundle));
+        self.leave(ended.bundle);
     }
 
     /// Seconds after which a request of `bytes` is late: a twin would probably come first.
@@ -355,7 +351,7 @@ impl Lane {
 
     /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.
     pub fn wait_s(&self, bytes: u64) -> f64 {
-        let turns = 1.0 + self.queued() as f64 / self.loads_at_once(bytes);
+        let turns = 1.0 + self.queued() as f64 / f64::from(self.limit());
         self.estimate.expected_s(bytes) * turns
     }
 
@@ -366,16 +362,7 @@ impl Lane {
 
     /// Loads of `bytes` that end each second where as many are in flight as may be.
     pub fn loads_per_s(&self, bytes: u64) -> f64 {
-        self.loads_at_once(bytes) / self.estimate.expected_s(bytes).max(1e-9)
-    }
-
-    /// Loads of `bytes` that may be in the air at once.
-    fn loads_at_once(&self, bytes: u64) -> f64 {
-        let of_bundle = match self.bundles(bytes) {
-            true => (BUNDLE_BYTES / bytes.max(1)).clamp(1, BUNDLE_LOADS as u64) as u32,
-            false => 1,
-        };
-        f64::from(self.limit()) * f64::from(of_bundle)
+        f64::from(self.limit()) / self.estimate.expected_s(bytes).max(1e-9)
     }
 
     /// Whether the source is well enough to be asked.

@@ -211,3 +211,44 @@ fn processor_time_of_serving() {
         );
     }
 }
+
+/// How long requests take from the question to the last byte, one after the other: percentiles in microseconds.
+#[test]
+#[ignore = "a measurement"]
+fn time_of_bundles() {
+    println!("us from the question to the last byte: median, 99 %, 99.9 %, longest");
+    for (len, sizes) in [(10_000, [1, 4, 25]), (60_000, [1, 2, 4])] {
+        let lens = vec![len; (SET_BYTES / len).min(4096) as usize];
+        let place = Place::new(limits(), &lens);
+        bundles::run(async {
+            let mut asker = bundles::Asker::new(&place);
+            for together in sizes {
+                let mut took = Vec::new();
+                for turn in 0..4000u64 {
+                    let wanted: Vec<(u64, u64)> = (0..together)
+                        .map(|at| ((turn * 31 + at) % lens.len() as u64, len))
+                        .collect();
+                    let begun = std::time::Instant::now();
+                    match together {
+                        1 => asker.ask_alone(turn, wanted[0].0, len),
+                        _ => drop(asker.ask_as(turn, &wanted)),
+                    }
+                    for _ in 0..together {
+                        let landed = asker.landed.recv().await.expect("open");
+                        assert!(landed.fetched.expect("not called off").is_ok());
+                    }
+                    took.push(begun.elapsed().as_micros());
+                }
+                took.sort_unstable();
+                let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+                println!(
+                    "{len:>6} bytes, {together:>2} together: {} {} {} {}",
+                    at(0.5),
+                    at(0.99),
+                    at(0.999),
+                    at(1.0)
+                );
+            }
+        });
+    }
+}

@@ -344,16 +344,15 @@ fn wide(lengths: &[u64]) -> Hand {
 fn small_samples_that_are_wanted_together_are_asked_for_together_as_many_as_go_into_a_bundle() {
     let mut hand = wide(&[1000; 200]);
     let theirs = of(&hand, 200, Home::Peer(1));
-    hand.want_samples(1, &theirs[..2 * BUNDLE_LOADS + 3]);
-    let found = bundles(&hand);
-    let loads: Vec<usize> = found.iter().map(|(_, lens)| lens.len()).collect();
-    assert_eq!(loads, [BUNDLE_LOADS, BUNDLE_LOADS, 3]);
-    let numbers: std::collections::BTreeSet<_> = found.iter().map(|(number, _)| *number).collect();
-    assert_eq!(numbers.len(), 3);
-    assert_eq!(hand.plan.peer(1).expect("known").in_flight, 3, "requests");
+    let depth = hand.plan.settings.peer_depth as usize;
+    hand.want_samples(1, &theirs[..depth - 1]);
+    let loads = |hand: &Hand| -> Vec<usize> { bundles(hand).iter().map(|(_, lens)| lens.len()).collect() };
+    assert_eq!(loads(&hand), [depth - 1]);
     // What comes later waits for nothing.
-    hand.want_samples(2, &theirs[2 * BUNDLE_LOADS + 5..2 * BUNDLE_LOADS + 6]);
-    assert_eq!(bundles(&hand).last().map(|(_, lens)| lens.len()), Some(1));
+    hand.want_samples(2, &theirs[depth - 1..60]);
+    assert_eq!(loads(&hand), [depth - 1, BUNDLE_LOADS]);
+    let numbers: std::collections::BTreeSet<_> = bundles(&hand).iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers.len(), 2);
     // Each is delivered when it is there, whatever becomes of the others.
     hand.want_samples(3, &theirs[..1]);
     hand.land(theirs[0]);
@@ -362,7 +361,7 @@ fn small_samples_that_are_wanted_together_are_asked_for_together_as_many_as_go_i
     assert_eq!(source_of(&hand, theirs[1]), Some(Source::Bucket));
     assert_eq!(source_of(&hand, theirs[2]), Some(Source::Peer(1)));
     hand.land_all();
-    assert_eq!(hand.delivered(1).len(), 2 * BUNDLE_LOADS + 3);
+    assert_eq!(hand.delivered(1).len() + hand.delivered(2).len(), 60);
     assert_eq!(hand.plan.peer(1).expect("known").in_flight, 0);
 }
 
@@ -382,19 +381,22 @@ fn a_bundle_has_so_many_bytes_at_most_and_nothing_large() {
 }
 
 #[test]
-fn a_bundle_is_one_request_until_the_last_of_it_has_ended() {
+fn a_bundle_goes_where_there_is_room_for_one_more_load() {
     let mut hand = wide(&[1000; 1200]);
     let theirs = of(&hand, 1200, Home::Peer(1));
     let depth = hand.plan.settings.peer_depth as usize;
-    hand.want_samples(1, &theirs[..depth * BUNDLE_LOADS + BUNDLE_LOADS + 1]);
-    assert_eq!(bundles(&hand).len(), depth);
-    let asked = |hand: &Hand| hand.loads().filter(|load| load.source == Source::Peer(1)).count();
-    for &sample in &theirs[..BUNDLE_LOADS - 1] {
+    hand.want_samples(1, &theirs[..3]);
+    hand.want_samples(2, &theirs[3..500]);
+    let found = |hand: &Hand| -> Vec<usize> { bundles(hand).iter().map(|(_, lens)| lens.len()).collect() };
+    assert_eq!(found(&hand), [3, BUNDLE_LOADS]);
+    for &sample in &theirs[..3 + BUNDLE_LOADS - depth] {
         hand.land(sample);
     }
-    assert_eq!(asked(&hand), (depth - 1) * BUNDLE_LOADS + 1, "it is still on its way");
-    hand.land(theirs[BUNDLE_LOADS - 1]);
-    assert_eq!(asked(&hand), depth * BUNDLE_LOADS, "a whole one follows");
+    assert_eq!(found(&hand), [depth], "as many as there may be");
+    hand.land(theirs[3 + BUNDLE_LOADS - depth]);
+    assert_eq!(found(&hand), [depth - 1, BUNDLE_LOADS], "a whole one follows");
+    let in_flight = hand.plan.peer(1).expect("known").in_flight;
+    assert_eq!(in_flight as usize, depth - 1 + BUNDLE_LOADS);
 }
 
 #[test]
