@@ -9,6 +9,7 @@
 //! All decisions are made on one thread: there is no lock, and a step is never interrupted.
 
 mod bytes;
+mod fetches;
 mod guests;
 mod parts;
 mod watch;
@@ -22,7 +23,7 @@ use crate::job::Job;
 use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Trouble};
 use crate::slots::Shared;
-use bytes::Fetch;
+use fetches::Fetch;
 use foreload_plan::action::{Action, Command, Event, Handle, Source};
 use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;

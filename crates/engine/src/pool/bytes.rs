@@ -3,9 +3,10 @@
 //! Each ends with the completion of its action. Bytes are checked before they are reported: length and ETag by the source, checksums here and by the disk
 //! tier.
 
+use super::fetches::Fetch;
 use super::guests::is_of_peer;
 use super::{Pool, key_of};
-use crate::carriers::{Carrier, Landed, Order};
+use crate::carriers::{Landed, Order};
 use crate::dataset::{Dataset, trouble};
 use crate::disk::{Buffer, Entry, ReadError, Refusal};
 use crate::protocol::Trouble;
@@ -94,17 +95,6 @@ impl Proof {
     }
 }
 
-/// A fetch that a carrier has.
-pub(super) struct Fetch {
-    pub action: Action,
-    pub proof: Proof,
-    pub carrier: Carrier,
-    /// The order that it goes with: the id of the first of its actions, which is its own where it is alone.
-    pub order: u64,
-    /// Nobody waits for it: where nobody waits for the others either, the order is called off.
-    pub is_called_off: bool,
-}
-
 /// Takes what the carriers bring, for as long as the pool is there.
 pub(super) async fn receive(pool: Weak<Pool>, mut landed: UnboundedReceiver<Landed>) {
     let mut gathered = Vec::with_capacity(AT_ONCE);
@@ -149,34 +139,6 @@ impl Pool {
             back: self.back.clone(),
         });
         self.note_fetch(action, proof, carrier, None);
-    }
-
-    /// A carrier has a fetch; it goes with an order, or is one.
-    pub(super) fn note_fetch(&self, action: Action, proof: Proof, carrier: Carrier, order: Option<u64>) {
-        let id = action.id();
-        let fetch = Fetch {
-            action,
-            proof,
-            carrier,
-            order: order.unwrap_or(id),
-            is_called_off: false,
-        };
-        self.state.borrow_mut().fetches.insert(id, fetch);
-    }
-
-    /// Calls a fetch off. It comes back soon, unless others go with it that somebody waits for: then it comes as it would have. False: there is none.
-    pub(super) fn call_off(&self, load: u64) -> bool {
-        let mut state = self.state.borrow_mut();
-        let Some(fetch) = state.fetches.get_mut(&load) else {
-            return false;
-        };
-        fetch.is_called_off = true;
-        let (order, carrier) = (fetch.order, fetch.carrier);
-        let mut along = state.fetches.values().filter(|fetch| fetch.order == order);
-        if along.all(|fetch| fetch.is_called_off) {
-            self.carriers.call_off((self.id, order), carrier);
-        }
-        true
     }
 
     /// Takes a load from what a scan has read. Where that isn't as it was fetched, or its disk is slow, the bucket is asked after all.

@@ -5,7 +5,8 @@
 //! own, and when it doesn't come well the plan asks the bucket.
 
 use super::Pool;
-use super::bytes::{Fetch, Proof};
+use super::bytes::Proof;
+use super::fetches::Fetch;
 use crate::calls::{NodeReport, NodeStats, PeerAt};
 use crate::carriers::{Bundle, Landed, Order, Outbox, Part};
 use crate::peers::{self, Lent, Said, Told, Trust};
