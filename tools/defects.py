@@ -43,6 +43,8 @@ CLOUD = "crates/store/src/source/cloud.rs"
 SEAL = "crates/store/src/source/seal.rs"
 JOB = "crates/engine/src/job.rs"
 SERVE = "crates/engine/src/peers/serve.rs"
+GUESTS = "crates/engine/src/pool/guests.rs"
+COMING = "crates/engine/src/carriers/bundles.rs"
 
 DEFECTS = [
     Defect(
@@ -227,6 +229,33 @@ DEFECTS = [
         "a deal goes by the list that an epoch had before",
         ((WINDOW, "        reader.dealt.clear();\n", ""),),
         ["-p", "foreload-plan", "--lib", "--", "window::"],
+    ),
+    Defect(
+        "what a peer sends isn't compared with the checksum that came along",
+        ((GUESTS, "sums == Some(&[said.crc]) && self.check", "sums.is_some() && self.check"),),
+        [*AGENT, "peers::of_samples_that_come_together"],
+    ),
+    Defect(
+        "what a peer says to be missing is waited for until its answer ends",
+        (
+            (
+                COMING,
+                'Verdict::Missing => Error::new(ErrorKind::NotFound, "the peer hasn\'t got it"),',
+                "Verdict::Missing => return false,",
+            ),
+        ),
+        ["-p", "foreload-engine", "--lib", "--", "peers::tests::bundles"],
+    ),
+    Defect(
+        "whoever answers for a peer may say what is there",
+        (
+            (
+                SEAL,
+                "hmac::verify(&self.key, &of_table(&self.seal, table), seal).is_ok()",
+                "!of_table(&self.seal, table).is_empty() && seal.len() == 32",
+            ),
+        ),
+        ["-p", "foreload-store", "--lib", "--", "source::parts"],
     ),
     Defect(
         "a peer's slot is used again before the peer has read it",

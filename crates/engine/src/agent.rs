@@ -12,13 +12,13 @@ mod post;
 mod roster;
 
 use crate::calls::{Call, JobStatus, NodeReport, Open, Reply};
-use crate::carriers::Carriers;
+use crate::carriers::{Carriers, Outbox};
 use crate::connection::Connection;
 use crate::dataset::Dataset;
 use crate::job::{Job, list_trouble};
 use crate::list::List;
 use crate::origin::Origins;
-use crate::peers::{Door, Question, Trust};
+use crate::peers::{Door, Question, Told, Trust};
 use crate::pool::{Guest, Pool, SharedTier};
 use crate::protocol::{Ask, Frames, MAX_ITEMS, Malformed, Say, Trouble, VERSION};
 use aside::Work;
@@ -101,6 +101,8 @@ pub struct Agent {
     opening_ended: Notify,
     /// Where peers are answered.
     doors: RefCell<Vec<Door>>,
+    /// What peers are to hear at the end of a turn.
+    answers: Outbox<Told>,
 }
 
 /// A list that comes beside a call: its descriptor, and how many numbers are there.
@@ -169,6 +171,7 @@ impl Agent {
             opening: RefCell::default(),
             opening_ended: Notify::new(),
             doors: RefCell::default(),
+            answers: Outbox::default(),
             settings,
         })
     }
@@ -616,13 +619,16 @@ impl Agent {
             Question::Ask {
                 name,
                 dataset,
-                sample,
+                samples,
                 answer,
             } => {
-                let mut pools = pools.iter();
-                let guest = Guest { name, answer };
-                // Where all refuse it, it goes, and its asker hears that.
-                let _ = pools.try_fold(guest, |guest, pool| pool.serve(dataset, sample, guest).err());
+                for (at, sample) in samples.into_iter().enumerate() {
+                    let guest = Guest::new(name, at, answer.clone(), self.answers.clone());
+                    // Where all refuse it, it goes, and its asker hears that.
+                    let _ = pools
+                        .iter()
+                        .try_fold(guest, |guest, pool| pool.serve(dataset, sample, guest).err());
+                }
             }
             Question::Report { plan, answer } => {
                 let jobs = self.jobs.borrow();
@@ -632,7 +638,7 @@ impl Agent {
                 let _ = answer.send(job.map(|job| job.report()));
             }
             Question::Withdraw(name) => {
-                pools.iter().any(|pool| pool.see_off(name));
+                pools.iter().for_each(|pool| pool.see_off(name));
             }
         }
     }

@@ -535,6 +535,9 @@ pub struct Stats {
 pub struct NodeStats {
     /// Where it answers.
     pub address: SocketAddr,
+    /// Requests to it; one may be for several samples.
+    #[serde(default)]
+    pub requests: u64,
     /// Samples had from it.
     pub samples: u64,
     /// Their bytes.

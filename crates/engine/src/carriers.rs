@@ -8,9 +8,13 @@
 //! With one carrier, it is the scheduler's own thread: where that has time for both, a hand-over would only cost. More are threads beside it
 //! ([`Carriers::want`]), and an order goes to the one with the fewest bytes under way; a few small ones go to one and the same.
 //!
+//! A [`Bundle`] is several orders that one request brings, of a peer: each comes back by itself, when it is there.
+//!
 //! They also [host](Carriers::host) the connections of other nodes, which ask for what is here.
 //!
 //! An order that is called off has ended when it comes back, and not before: until then its thread may write into the memory that it is for.
+
+mod bundles;
 
 use crate::scatter::Scatter;
 use foreload_store::index::ObjectRef;
@@ -56,6 +60,32 @@ pub struct Order {
     pub back: UnboundedSender<Landed>,
 }
 
+/// Small samples of a peer that one request asks for. Each comes back as an order would.
+pub struct Bundle {
+    /// Its name, which no order under way has.
+    pub name: Name,
+    /// Where from.
+    pub source: Source,
+    /// What names all of them to it.
+    pub key: String,
+    /// By their places in the request.
+    pub parts: Vec<Part>,
+    /// When what isn't there has failed.
+    pub deadline: Instant,
+    /// Who is told.
+    pub back: UnboundedSender<Landed>,
+}
+
+/// One of a bundle.
+pub struct Part {
+    /// The action in its pool.
+    pub action: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Where to.
+    pub sink: Scatter,
+}
+
 /// An order that has ended: nobody writes into its memory any more.
 pub struct Landed {
     /// The action in its pool.
@@ -72,6 +102,7 @@ pub struct Landed {
 
 enum Message {
     Carry(Box<Order>, Instant),
+    CarryAll(Box<Bundle>, Instant),
     CallOff(Name),
     Host(Visit),
 }
@@ -80,7 +111,7 @@ enum Message {
 pub type Visit = Box<dyn FnOnce() + Send>;
 
 /// What a thread has for others, until its turn ends.
-struct Outbox<T>(Rc<RefCell<Vec<Addressed<T>>>>);
+pub(crate) struct Outbox<T>(Rc<RefCell<Vec<Addressed<T>>>>);
 
 type Addressed<T> = (UnboundedSender<T>, T);
 
@@ -98,7 +129,7 @@ impl<T> Default for Outbox<T> {
 
 impl<T: 'static> Outbox<T> {
     /// Must run inside a `LocalSet`.
-    fn put(&self, to: &UnboundedSender<T>, item: T) {
+    pub fn put(&self, to: &UnboundedSender<T>, item: T) {
         self.0.borrow_mut().push((to.clone(), item));
         if self.0.borrow().len() == 1 {
             let gathered = Rc::clone(&self.0);
@@ -124,9 +155,12 @@ impl Hands {
     fn take(&self, message: Message) {
         match message {
             Message::Carry(order, since) => {
-                let called_off = Rc::new(Notify::new());
-                self.calls_off.borrow_mut().insert(order.name, Rc::clone(&called_off));
+                let called_off = self.expect_call(order.name);
                 tokio::task::spawn_local(carry(self.clone(), *order, since, called_off));
+            }
+            Message::CarryAll(bundle, since) => {
+                let called_off = self.expect_call(bundle.name);
+                tokio::task::spawn_local(carry_all(self.clone(), *bundle, since, called_off));
             }
             Message::CallOff(name) => {
                 if let Some(called_off) = self.calls_off.borrow().get(&name) {
@@ -134,6 +168,20 @@ impl Hands {
                 }
             }
             Message::Host(begin) => begin(),
+        }
+    }
+
+    fn expect_call(&self, name: Name) -> Rc<Notify> {
+        let called_off = Rc::new(Notify::new());
+        self.calls_off.borrow_mut().insert(name, Rc::clone(&called_off));
+        called_off
+    }
+
+    fn land(&self, back: &UnboundedSender<Landed>, landed: Landed) {
+        match &self.landed {
+            Some(outbox) => outbox.put(back, landed),
+            // Its pool may be gone.
+            None => drop(back.send(landed)),
         }
     }
 }
@@ -165,11 +213,26 @@ async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<Notify
         fetched,
         took: since.elapsed().saturating_sub(connecting),
     };
-    match &hands.landed {
-        Some(outbox) => outbox.put(&back, landed),
-        // Its pool may be gone.
-        None => drop(back.send(landed)),
-    }
+    hands.land(&back, landed);
+}
+
+async fn carry_all(hands: Hands, bundle: Bundle, since: Instant, called_off: Rc<Notify>) {
+    let Bundle {
+        name,
+        source,
+        key,
+        parts,
+        deadline,
+        back,
+    } = bundle;
+    let mut coming = bundles::Coming::new(hands.clone(), back, &key, parts, since);
+    let ended = tokio::select! {
+        biased;
+        ended = coming.fetch(&source, &key, deadline) => Some(ended),
+        () = called_off.notified() => None,
+    };
+    hands.calls_off.borrow_mut().remove(&name);
+    coming.end(ended);
 }
 
 /// Carries what comes until nobody can send any more.
@@ -251,7 +314,20 @@ impl Carriers {
     #[must_use]
     pub fn carry(&self, order: Order) -> Carrier {
         let bytes = order.range.end - order.range.start;
-        let (beside, message) = (self.beside.borrow(), Message::Carry(Box::new(order), Instant::now()));
+        self.hand_out(bytes, Message::Carry(Box::new(order), Instant::now()))
+    }
+
+    /// The same of a bundle: who has it, for each of its parts.
+    #[must_use]
+    pub fn carry_all(&self, bundle: Bundle) -> Vec<Carrier> {
+        let lens: Vec<u64> = bundle.parts.iter().map(|part| part.len).collect();
+        let message = Message::CarryAll(Box::new(bundle), Instant::now());
+        let Carrier { beside, .. } = self.hand_out(lens.iter().sum(), message);
+        lens.into_iter().map(|bytes| Carrier { beside, bytes }).collect()
+    }
+
+    fn hand_out(&self, bytes: u64, message: Message) -> Carrier {
+        let beside = self.beside.borrow();
         let next = Self::next(&beside, self.last.get());
         match next {
             None => self.here.take(message),
@@ -365,6 +441,7 @@ mod tests {
                 deadline_ns: 0,
                 attempt: 0,
                 hedge: false,
+                bundle: None,
             };
             Order {
                 name: (7, file),

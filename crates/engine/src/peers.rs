@@ -1,12 +1,17 @@
 //! Other nodes' agents: what they ask of this one, and where this one asks them.
 //!
-//! A peer is one more object store. It answers a GET for each sample, `/peer/<digest of the data set>/<number>`, and one for how a job does there,
+//! A peer is one more object store. It answers a GET for a sample, `/peer/<digest of the data set>/<number>`, for several small ones,
+//! `/peer/<digest of the data set>/<number>-<number>-...`, and for how a job does there,
 //! `/peer/<digest of the plan>/report`, over HTTP/1.1 on kept connections, and the
 //! engine's own client asks it as it asks any store: deadlines, silence and broken answers are told apart there. What is sent are the sample's bytes, out of
 //! the shared memory where they lie, which are lent until they have been read.
 //!
+//! Several samples come in one answer of chunks, each of which is a sealed [table](foreload_store::source::parts) of what is here and what isn't, and the bytes of that: what is there goes at once, and what has to be
+//! fetched first follows. So each is as soon there as it would be alone, and no failure of one is the others'.
+//!
 //! | the answer | says |
 //! | --- | --- |
+//! | 200, of several samples | what is here of them, each with its CRC-32C, and what isn't |
 //! | 200, or 206 for a range that is all of it | here it is; the ETag is its CRC-32C, and `-fetched` behind it means that it had to be fetched first |
 //! | 403 | the request isn't sealed with the job's secret, or came before |
 //! | 404 | it isn't here, and isn't to be: ask the bucket |
@@ -32,7 +37,8 @@ use crate::calls::Report;
 use crate::protocol::Trouble;
 use crate::slots::Shared;
 use foreload_plan::Digest;
-use foreload_plan::action::{Handle, Via};
+use foreload_plan::action::{BUNDLE_LOADS, BUNDLED_BYTES, Handle, Via};
+use foreload_store::source::parts::{MOST_PART_BYTES, MOST_PARTS};
 use foreload_store::{Credentials, ErrorKind, Retry, Source, SourceOptions};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -55,6 +61,7 @@ const PROGRESS: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_secs(1);
 /// Bytes per second that a peer sends at least, or it is asked no more: the bucket is faster.
 const LEAST_RATE: u64 = 1_000_000;
+const _: () = assert!(BUNDLE_LOADS <= MOST_PARTS && BUNDLED_BYTES <= MOST_PART_BYTES);
 
 /// What an answer of so many bytes may take.
 #[must_use]
@@ -162,6 +169,19 @@ pub fn key(dataset: Digest, sample: u64) -> String {
     format!("{dataset}/{sample}")
 }
 
+/// The key of several samples of a data set at a peer: two at least.
+#[must_use]
+pub fn key_of_all(dataset: Digest, samples: impl IntoIterator<Item = u64>) -> String {
+    use std::fmt::Write;
+    let mut key = format!("{dataset}/");
+    for (at, sample) in samples.into_iter().enumerate() {
+        let between = if at > 0 { "-" } else { "" };
+        // A string takes all that is written to it.
+        let _ = write!(key, "{between}{sample}");
+    }
+    key
+}
+
 /// Asks a peer for what nobody has.
 ///
 /// # Errors
@@ -199,10 +219,12 @@ fn written(report: &Report) -> Option<Vec<u8>> {
 }
 
 /// What a request is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum What {
     /// A sample of a data set.
     Sample(Digest, u64),
+    /// Several small ones.
+    Samples(Digest, Vec<u64>),
     /// How the job with a plan does.
     Report(Digest),
 }
@@ -218,23 +240,35 @@ fn asked(path: &str) -> Option<What> {
     if what == REPORT {
         return Some(What::Report(digest));
     }
-    let is_number = !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_digit());
-    let sample = what.parse().ok().filter(|_| is_number)?;
-    Some(What::Sample(digest, sample))
+    let number = |text: &str| {
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse().ok().filter(|_| is_number)
+    };
+    match what.split('-').take(BUNDLE_LOADS + 1).count() {
+        1 => Some(What::Sample(digest, number(what)?)),
+        2..=BUNDLE_LOADS => Some(What::Samples(
+            digest,
+            what.split('-').map(number).collect::<Option<_>>()?,
+        )),
+        _ => None,
+    }
 }
+
+/// What becomes of one of the samples that a question is for, by its place there; `None`: it isn't here, and isn't to be.
+pub type Told = (usize, Option<Lent>);
 
 /// What a peer's connection asks of the thread that plans.
 pub enum Question {
-    /// For a sample of a data set.
+    /// For samples of a data set.
     Ask {
         /// Names the question.
         name: u64,
         /// The data set.
         dataset: Digest,
-        /// Its sample.
-        sample: u64,
-        /// Who waits for it.
-        answer: oneshot::Sender<Option<Lent>>,
+        /// Its samples.
+        samples: Vec<u64>,
+        /// Who waits for them, and hears of each once.
+        answer: UnboundedSender<Told>,
     },
     /// How the job with a plan does.
     Report {

@@ -9,6 +9,7 @@
 //! All decisions are made on one thread: there is no lock, and a step is never interrupted.
 
 mod bytes;
+mod fetches;
 mod guests;
 mod parts;
 mod watch;
@@ -22,7 +23,7 @@ use crate::job::Job;
 use crate::origin::{Origin, Seat};
 use crate::protocol::{Say, Trouble};
 use crate::slots::Shared;
-use bytes::Fetch;
+use fetches::Fetch;
 use foreload_plan::action::{Action, Command, Event, Handle, Source};
 use foreload_plan::blocks::{Blocks, Content};
 use foreload_plan::budget::Budget;
@@ -553,11 +554,12 @@ impl Pool {
         }
         let mut actions = Vec::new();
         let next = self.state.borrow_mut().plan.step(self.now_ns(), event, &mut actions);
-        let mut keeps = Vec::new();
+        let (mut keeps, mut bundled) = (Vec::new(), Vec::new());
         let mut refused = Vec::new();
         for action in actions {
             match action.command() {
                 Command::Keep { .. } => keeps.push(action),
+                Command::Load(load) if load.bundle.is_some() => bundled.push(action),
                 Command::Refuse { request, sample, .. } => {
                     refused.extend(self.contents_of(*request, *sample));
                     self.carry_out(action);
@@ -570,6 +572,7 @@ impl Pool {
             let mut state = self.state.borrow_mut();
             refused.iter().for_each(|content| drop(state.troubles.remove(content)));
         }
+        self.fetch_bundles(bundled);
         if !keeps.is_empty() {
             self.write_to_disk(keeps);
         }
@@ -677,7 +680,7 @@ impl Pool {
                     self.state.borrow_mut().cancels.insert(action.id(), Rc::clone(&cancel));
                     self.read_from_disk(tier, action, cancel);
                 }
-                Source::Peer(peer) => self.fetch_from_peer(peer, action),
+                Source::Peer(_) => self.fetch_from_peer(action),
             },
             Command::Forget { tier, block } => {
                 let key = self.key(Content::block(*block));
@@ -729,10 +732,9 @@ impl Pool {
                 }
             }
             Command::Cancel { load } => {
-                let state = self.state.borrow();
-                if let Some(fetch) = state.fetches.get(load) {
-                    self.carriers.call_off((self.id, *load), fetch.carrier);
-                } else if let Some(cancel) = state.cancels.get(load) {
+                if !self.call_off(*load)
+                    && let Some(cancel) = self.state.borrow().cancels.get(load)
+                {
                     cancel.notify_one();
                 }
             }

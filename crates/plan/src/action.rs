@@ -50,6 +50,14 @@ pub struct Piece {
     pub content_len: u64,
 }
 
+/// Loads of one bundle at most. Of 10 KB, 32 take a sixth of the processor time that they take one by one, 16 a fifth, and 64 hardly less than 32
+/// (bench/results/2026-11-28-peer-bundles.md).
+pub const BUNDLE_LOADS: usize = 32;
+/// Bytes of all of them at most: twice as much would save a fifth, but more would wait for one packet that is lost.
+pub const BUNDLE_BYTES: u64 = 256 << 10;
+/// A load in a bundle has fewer bytes than this.
+pub const BUNDLED_BYTES: u64 = 64 << 10;
+
 /// One request to a source: a range of an object, scattered into slots. Bytes between pieces are dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
@@ -71,6 +79,9 @@ pub struct Load {
     pub attempt: u8,
     /// It races an earlier load of the same bytes that is late.
     pub hedge: bool,
+    /// Small loads of one data set that were ordered of one peer in one step have the same number here: one request may ask for all of them. Each ends by
+    /// itself all the same, as early as it can. `None`: it goes alone.
+    pub bundle: Option<u64>,
 }
 
 /// One delivered sample.

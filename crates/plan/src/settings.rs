@@ -39,7 +39,7 @@ pub struct Settings {
     pub concurrency: ConcurrencySettings,
     /// Reads in flight per disk tier. 32: NVMe drives reach their rate at this depth.
     pub disk_depth: u32,
-    /// Requests in flight per peer. 16: samples of 100 KB are 1.6 MB then, more than a fast network has on its way.
+    /// Loads in flight per peer; the last one that departs may take small ones along. 16: samples of 100 KB are 1.6 MB then, more than a fast network has on its way.
     pub peer_depth: u32,
     /// A sample on disk, or at a peer, is fetched again only when the bucket is expected to be so many times faster. 8: a disk that slow is ill, and
     /// requests cost money. 1 is the paper's rule, the fastest source.

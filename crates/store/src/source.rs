@@ -15,6 +15,7 @@ mod http;
 mod listing;
 mod options;
 mod outage;
+pub mod parts;
 mod private;
 mod profile;
 mod retry;
@@ -398,6 +399,24 @@ impl Source {
                 ))
             }
         }
+    }
+
+    /// Asks a peer for several objects in one request, which `key` names together. It is asked once.
+    ///
+    /// # Errors
+    /// `Invalid` where no secret is known; otherwise as [`Source::fetch`].
+    pub async fn ask_parts(
+        &self,
+        key: &str,
+        count: usize,
+        expects: u64,
+        deadline: Instant,
+    ) -> Result<parts::PartsAnswer> {
+        let asked = match &self.store {
+            Store::Bucket(bucket) => bucket.ask_parts(key, count, expects, deadline).await,
+            Store::Directory(_) => Err(Error::invalid("files are read one by one")),
+        };
+        asked.map_err(|error| error.with_object(self.url_of(key)))
     }
 
     /// Reads a whole small object, such as a manifest or a saved index.

@@ -6,13 +6,14 @@
 use super::request::{Part, Request};
 use super::send::{Answer, Body, Finished, Status};
 use super::serve::serve;
-use super::{LEAST_RATE, Lent, PROGRESS, Question, Said, Trust, What, asked, written};
+use super::{LEAST_RATE, Lent, PROGRESS, Question, Said, Told, Trust, What, asked, written};
 use crate::carriers::Carriers;
 use crate::protocol::Trouble;
 use crate::scatter::crc32c;
 use foreload_plan::Digest;
 use foreload_plan::action::Via;
 use foreload_store::source::answering;
+use foreload_store::source::parts::{Verdict, write_table};
 use foreload_store::{Gate, Seal};
 use rustc_hash::FxHashMap;
 use std::io;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -99,7 +100,6 @@ impl Sums {
 }
 
 /// A request that was let in.
-#[derive(Clone, Copy)]
 pub(super) struct Wanted {
     seal: Seal,
     what: What,
@@ -107,10 +107,12 @@ pub(super) struct Wanted {
 }
 
 /// A question that was asked. Whoever lets it go withdraws it.
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     house: &'a House,
     name: u64,
-    answer: oneshot::Receiver<Option<Lent>>,
+    answer: UnboundedReceiver<Told>,
+    /// Samples that nothing is known of yet.
+    open: Vec<bool>,
 }
 
 impl House {
@@ -144,7 +146,11 @@ impl House {
     /// What was asked for; `None`: it isn't here, and isn't to be.
     pub async fn find(&self, wanted: &Wanted) -> Option<Body> {
         match wanted.what {
-            What::Sample(dataset, sample) => self.ask(dataset, sample).answered().await.map(Body::Lent),
+            What::Samples(..) => None,
+            What::Sample(dataset, sample) => {
+                let told = self.ask(dataset, vec![sample]).told().await;
+                told.into_iter().next().and_then(|(_, lent)| lent).map(Body::Lent)
+            }
             What::Report(plan) => {
                 let (answer, told) = oneshot::channel();
                 // An agent that ends answers nobody.
@@ -154,23 +160,55 @@ impl House {
         }
     }
 
-    /// Asks the thread that plans for a sample.
-    fn ask(&self, dataset: Digest, sample: u64) -> Asked<'_> {
+    /// Asks the thread that plans for several samples, if they are what a request is for.
+    pub fn ask_all(&self, wanted: &Wanted) -> Option<Asked<'_>> {
+        match &wanted.what {
+            What::Samples(dataset, samples) if wanted.part == Part::All => Some(self.ask(*dataset, samples.clone())),
+            _ => None,
+        }
+    }
+
+    /// Asks the thread that plans for samples.
+    fn ask(&self, dataset: Digest, samples: Vec<u64>) -> Asked<'_> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = NEXT.fetch_add(1, Ordering::Relaxed);
-        let (sender, answer) = oneshot::channel();
+        let (sender, answer) = unbounded_channel();
+        let open = vec![true; samples.len()];
         // An agent that ends answers nobody.
         let _ = self.questions.send(Question::Ask {
             name,
             dataset,
-            sample,
+            samples,
             answer: sender,
         });
         Asked {
             house: self,
             name,
             answer,
+            open,
         }
+    }
+
+    /// The head of the answer to a request for several samples.
+    pub fn answer_parts(&self, wanted: &Wanted) -> Answer {
+        self.sealed(Answer::of(Status::Parts), wanted)
+    }
+
+    /// What is said of some of the samples that a request is for, sealed: behind it come the bytes of those that are here, in this order.
+    pub fn table(&self, wanted: &Wanted, told: &[Told], out: &mut Vec<u8>) {
+        let What::Samples(dataset, samples) = &wanted.what else {
+            return;
+        };
+        let verdict = |(at, lent): &Told| {
+            let verdict = lent.as_ref().map_or(Verdict::Missing, |lent| Verdict::Here {
+                len: lent.len as u32,
+                crc: self.sum_of((*dataset, samples[*at]), lent),
+                was_fetched: lent.via == Via::Bucket,
+            });
+            (*at, verdict)
+        };
+        let entries: Vec<_> = told.iter().map(verdict).collect();
+        write_table(&self.gate, &wanted.seal, &entries, out);
     }
 
     /// The answer to a request, and the memory of its body.
@@ -184,9 +222,9 @@ impl House {
             // No part of a sample is asked for.
             Part::To(_) | Part::Other => return (self.sealed(Answer::of(Status::Malformed), wanted), None),
         };
-        let said = match (&body, wanted.what) {
+        let said = match (&body, &wanted.what) {
             (Body::Lent(lent), What::Sample(dataset, sample)) => Said {
-                crc: self.sum_of((dataset, sample), lent),
+                crc: self.sum_of((*dataset, *sample), lent),
                 was_fetched: lent.via == Via::Bucket,
             },
             _ => Said {
@@ -223,15 +261,26 @@ impl House {
 }
 
 impl Asked<'_> {
-    /// The memory of what was asked for; `None`: it isn't here, and isn't to be.
-    async fn answered(mut self) -> Option<Lent> {
-        (&mut self.answer).await.ok().flatten()
+    /// Whether there is more to be told.
+    pub fn is_open(&self) -> bool {
+        self.open.contains(&true)
+    }
+
+    /// What is known of more of the samples now; of none is told twice. Can be dropped at any time.
+    pub async fn told(&mut self) -> Vec<Told> {
+        let mut told = Vec::with_capacity(self.open.len());
+        if self.answer.recv_many(&mut told, self.open.len()).await == 0 {
+            // An agent that ends has nothing.
+            told = (0..self.open.len()).map(|at| (at, None)).collect();
+        }
+        told.retain(|(at, _)| self.open.get_mut(*at).is_some_and(std::mem::take));
+        told
     }
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if !self.answer.is_terminated() {
+        if self.is_open() {
             let _ = self.house.questions.send(Question::Withdraw(self.name));
         }
     }

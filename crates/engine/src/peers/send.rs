@@ -1,6 +1,6 @@
 //! How an answer leaves: its head, and its body by one of two [ways](Way).
 //!
-//! A small body is copied into the socket together with its head, in one call. A larger one is sent by `sendfile` out of the memfd that holds it, and its head before it
+//! A small body, or several, are copied into the socket together with their head, in one call. A larger one is sent by `sendfile` out of the memfd that holds it, and its head before it
 //! with `MSG_MORE`: nothing is copied, the socket refers to the pages themselves. So what was sent in place must stay as it is for longer than the
 //! call takes ([`serve`](super::serve) says how long), and how much stays lent like that is [bounded](Finished). It knows nothing of requests.
 
@@ -29,6 +29,8 @@ pub(super) enum Status {
     All,
     /// All of it, as it was asked for by its range.
     Range,
+    /// Several samples, in chunks.
+    Parts,
     /// No request that a peer has.
     Malformed,
     /// Nobody who knows the secret has asked that, or for the second time.
@@ -46,7 +48,7 @@ impl Status {
 
     fn said(self) -> (u16, &'static str) {
         match self {
-            Status::All => (200, "OK"),
+            Status::All | Status::Parts => (200, "OK"),
             Status::Range => (206, "Partial Content"),
             Status::Malformed => (400, "Bad Request"),
             Status::Forbidden => (403, "Forbidden"),
@@ -68,11 +70,11 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// One without a body.
+    /// One without a body, or with one whose length isn't known yet.
     pub fn of(status: Status) -> Self {
         Answer {
             status,
-            len: 0,
+            len: if status == Status::Parts { u64::MAX } else { 0 },
             etag: String::new(),
             seal: String::new(),
         }
@@ -83,7 +85,11 @@ impl Answer {
         let (len, (code, reason)) = (self.len, self.status.said());
         head.clear();
         // A string takes all that is written to it.
-        let _ = write!(head, "HTTP/1.1 {code} {reason}\r\ncontent-length: {len}\r\n");
+        let _ = write!(head, "HTTP/1.1 {code} {reason}\r\n");
+        let _ = match self.status {
+            Status::Parts => write!(head, "transfer-encoding: chunked\r\n"),
+            _ => write!(head, "content-length: {len}\r\n"),
+        };
         if self.status == Status::Range {
             let _ = write!(head, "content-range: bytes 0-{}/{len}\r\n", len.saturating_sub(1));
         }
@@ -176,12 +182,26 @@ pub(super) async fn hand_over(
     way: Way,
     limits: &Limits,
 ) -> io::Result<()> {
+    match (line, body) {
+        (Line::Plain(stream), Some(Body::Lent(lent))) if way == Way::InPlace => {
+            let len = head.len() as u64 + lent.len;
+            hand_plainly(stream, len, limits, |done| hand_in_place(stream, head, lent, done)).await
+        }
+        (line, body) => hand_copies(line, &[head, body.map_or(&[][..], |body| body.as_ref())], limits).await,
+    }
+}
+
+/// Hands over pieces of memory, one after the other, which are free when this ends.
+///
+/// # Errors
+/// As [`hand_over`].
+pub(super) async fn hand_copies(line: &mut Line, pieces: &[&[u8]], limits: &Limits) -> io::Result<()> {
+    let len = pieces.iter().map(|piece| piece.len() as u64).sum();
     match line {
-        Line::Plain(stream) => hand_plainly(stream, head, body, way, limits).await,
+        Line::Plain(stream) => hand_plainly(stream, len, limits, |done| hand_copied(stream, pieces, done)).await,
         Line::Private(stream) => {
-            let body = body.map_or(&[][..], |body| body.as_ref());
-            let end = Instant::now() + limits.handing_over(body.len() as u64);
-            for mut left in [head, body] {
+            let end = Instant::now() + limits.handing_over(len);
+            for mut left in pieces.iter().copied() {
                 while !left.is_empty() {
                     let until = end.min(Instant::now() + limits.patience);
                     let count =
@@ -194,18 +214,17 @@ pub(super) async fn hand_over(
     }
 }
 
+/// Has `hand` hand on what comes after so many bytes, until all of them are.
 async fn hand_plainly(
     stream: &TcpStream,
-    head: &[u8],
-    body: Option<&Body>,
-    way: Way,
+    all: u64,
     limits: &Limits,
+    hand: impl Fn(u64) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let len = body.map_or(0, Body::len);
-    let (all, end) = (head.len() as u64 + len, Instant::now() + limits.handing_over(len));
+    let end = Instant::now() + limits.handing_over(all);
     let (mut done, mut stalls_until) = (0, None);
     while done < all {
-        match stream.try_io(Interest::WRITABLE, || hand(stream, head, body, way, done)) {
+        match stream.try_io(Interest::WRITABLE, || hand(done)) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => {
                 (done, stalls_until) = (done + count as u64, None);
@@ -224,30 +243,34 @@ async fn hand_plainly(
     Ok(())
 }
 
-/// Hands on what comes after the first `done` bytes, in one call of the system: how much it took.
-fn hand(stream: &TcpStream, head: &[u8], body: Option<&Body>, way: Way, done: u64) -> io::Result<usize> {
+/// Hands on what comes after the first `done` bytes of a head and what is lent, in one call of the system: how much it took.
+fn hand_in_place(stream: &TcpStream, head: &[u8], lent: &Lent, done: u64) -> io::Result<usize> {
     let head_left = head.get(done as usize..).unwrap_or_default();
-    let body_done = done.saturating_sub(head.len() as u64);
-    match body {
-        Some(_) if way == Way::InPlace && !head_left.is_empty() => {
-            let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
-            Ok(rustix::net::send(stream, head_left, flags)?)
-        }
-        Some(Body::Lent(lent)) if way == Way::InPlace => {
-            // It can't be told to spare a program the signal of a broken connection; the agent, as any program in Rust, ignores that.
-            let most = (lent.len - body_done).min(MOST_AT_ONCE);
-            lent.arena.send(stream, lent.offset + body_done, most)
-        }
-        _ => {
-            let body_left = body.map_or(&[][..], |body| body.as_ref());
-            let body_left = body_left.get(body_done as usize..).unwrap_or_default();
-            let body_left = &body_left[..body_left.len().min(MOST_AT_ONCE as usize)];
-            Ok(rustix::io::writev(
-                stream,
-                &[IoSlice::new(head_left), IoSlice::new(body_left)],
-            )?)
-        }
+    if !head_left.is_empty() {
+        let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
+        return Ok(rustix::net::send(stream, head_left, flags)?);
     }
+    let body_done = done - head.len() as u64;
+    // It can't be told to spare a program the signal of a broken connection; the agent, as any program in Rust, ignores that.
+    lent.arena.send(
+        stream,
+        lent.offset + body_done,
+        (lent.len - body_done).min(MOST_AT_ONCE),
+    )
+}
+
+/// The same of pieces that are copied.
+fn hand_copied(stream: &TcpStream, pieces: &[&[u8]], done: u64) -> io::Result<usize> {
+    let (mut before, mut room) = (done as usize, MOST_AT_ONCE as usize);
+    let mut slices = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let left = &piece[before.min(piece.len())..];
+        before -= piece.len() - left.len();
+        let left = &left[..left.len().min(room)];
+        room -= left.len();
+        slices.push(IoSlice::new(left));
+    }
+    Ok(rustix::io::writev(stream, &slices)?)
 }
 
 #[cfg(test)]

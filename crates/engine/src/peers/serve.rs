@@ -22,11 +22,12 @@
 
 use super::Lent;
 use super::PROGRESS;
-use super::door::{House, Wanted};
+use super::door::{Asked, House, Wanted};
 use super::line::Line;
 use super::request::{MOST_BYTES, parse};
-use super::send::{Answer, Body, Finished, Share, Status, Way, hand_over};
+use super::send::{Answer, Body, Finished, Share, Status, Way, hand_copies, hand_over};
 use bytes::BufMut;
+use foreload_plan::action::BUNDLED_BYTES;
 use rustix::net::RecvFlags;
 use std::io;
 use std::time::Duration;
@@ -107,10 +108,13 @@ impl Connection<'_> {
         let Some((heard, closes)) = self.hear().await? else {
             return Ok(false);
         };
+        let house = self.house;
         let (answer, body) = match heard {
             Err(status) => (Answer::of(status), None),
             Ok(wanted) => {
-                let house = self.house;
+                if let Some(asked) = house.ask_all(&wanted) {
+                    return Ok(self.give_parts(&wanted, asked, closes).await? && !closes);
+                }
                 let found = tokio::select! {
                     biased;
                     found = house.find(&wanted) => found,
@@ -182,6 +186,52 @@ impl Connection<'_> {
         std::future::pending().await
     }
 
+    /// Sends what was asked for of several samples, each when it is there. False: the peer is gone.
+    async fn give_parts(&mut self, wanted: &Wanted, mut asked: Asked<'_>, closes: bool) -> io::Result<bool> {
+        let house = self.house;
+        house.answer_parts(wanted).write(closes, &mut self.head);
+        let mut begun = 0;
+        while asked.is_open() {
+            let mut told = tokio::select! {
+                biased;
+                told = asked.told() => told,
+                () = self.gone() => return Ok(false),
+            };
+            // What is large isn't asked for together with others.
+            told.iter_mut()
+                .for_each(|(_, lent)| drop(lent.take_if(|lent| lent.len >= BUNDLED_BYTES)));
+            if told.is_empty() {
+                continue;
+            }
+            let mut table = Vec::with_capacity(FIRST_BYTES);
+            house.table(wanted, &told, &mut table);
+            let bodies = || told.iter().filter_map(|(_, lent)| lent.as_ref()).map(Lent::as_ref);
+            let len = table.len() + bodies().map(<[u8]>::len).sum::<usize>();
+            let size = format!("{len:x}\r\n");
+            let end = if asked.is_open() { "\r\n" } else { "\r\n0\r\n\r\n" };
+            let head = std::mem::take(&mut self.head);
+            let front = [&head.as_bytes()[begun..], size.as_bytes(), &table];
+            let pieces: Vec<&[u8]> = front.into_iter().chain(bodies()).chain([end.as_bytes()]).collect();
+            self.hand_copies(&pieces).await?;
+            (begun, self.head) = (head.len(), head);
+        }
+        self.note_quiet();
+        Ok(true)
+    }
+
+    /// Hands over pieces of memory, and gives back what an earlier answer holds when its time has come.
+    async fn hand_copies(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        let limits = &self.house.limits;
+        let until = self.unread.as_ref().map(|unread| unread.until);
+        let handing = hand_copies(&mut self.line, pieces, limits);
+        handing_on(handing, until, &mut self.unread).await
+    }
+
+    /// Whether what comes from now on was sent after all of the answer had been handed over.
+    fn note_quiet(&mut self) {
+        self.is_quiet = self.unread.is_none() || self.said.is_empty() && is_silent(self.line.socket());
+    }
+
     /// Sends the answer whose head is written.
     async fn give(&mut self, body: Option<Body>) -> io::Result<()> {
         let (house, limits) = (self.house, &self.house.limits);
@@ -194,20 +244,8 @@ impl Connection<'_> {
         };
         let way = if share.is_some() { Way::InPlace } else { Way::Copied };
         let handing = hand_over(&mut self.line, self.head.as_bytes(), body.as_ref(), way, limits);
-        let done = match self.unread.as_ref().map(|unread| unread.until) {
-            None => handing.await,
-            Some(until) => {
-                tokio::pin!(handing);
-                tokio::select! {
-                    biased;
-                    done = &mut handing => done,
-                    () = sleep_until(until) => {
-                        self.unread = None;
-                        handing.await
-                    }
-                }
-            }
-        };
+        let until = self.unread.as_ref().map(|unread| unread.until);
+        let done = handing_on(handing, until, &mut self.unread).await;
         // Where it broke off, too: the connection goes before the memory.
         if let (Some(Body::Lent(lent)), Some(share)) = (body, share) {
             self.unread = Some(Unread {
@@ -217,7 +255,7 @@ impl Connection<'_> {
             });
         }
         done?;
-        self.is_quiet = self.unread.is_none() || self.said.is_empty() && is_silent(self.line.socket());
+        self.note_quiet();
         Ok(())
     }
 
@@ -237,6 +275,26 @@ impl Connection<'_> {
         // An end that was there before the answer shows nothing.
         if let Some(unread) = self.unread.take_if(|_| !self.is_quiet) {
             sleep_until(unread.until).await;
+        }
+    }
+}
+
+/// Hands something over; what an earlier answer holds is given back meanwhile, when its time has come.
+async fn handing_on(
+    handing: impl Future<Output = io::Result<()>>,
+    until: Option<Instant>,
+    unread: &mut Option<Unread>,
+) -> io::Result<()> {
+    let Some(until) = until else {
+        return handing.await;
+    };
+    tokio::pin!(handing);
+    tokio::select! {
+        biased;
+        done = &mut handing => done,
+        () = sleep_until(until) => {
+            *unread = None;
+            handing.await
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What peers say to each other, and a place where they are answered over loopback by a pool that is a list.
 
 mod bench;
+mod bundles;
 mod loans;
 mod requests;
 
@@ -12,7 +13,7 @@ use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::LocalSet;
@@ -22,6 +23,8 @@ const SECRET: &str = "known to these two only";
 const NEVER: u64 = 1 << 40;
 /// One that isn't there; who asks has the time that the serving thread has been busy put down.
 const NOWHERE: u64 = 1 << 41;
+/// One that is there, as the first is, when the place is told so and asked for anything.
+const LATER: u64 = 1 << 42;
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 
@@ -93,6 +96,8 @@ struct Place {
     withdrawn: Arc<AtomicU64>,
     /// For how long the serving thread has been busy, when it was asked last.
     busy_ns: Arc<AtomicU64>,
+    /// What comes later may come.
+    opens: Arc<AtomicBool>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     key: hmac::Key,
@@ -112,6 +117,12 @@ impl Place {
 
     /// Behind a port.
     fn at(listener: TcpListener, limits: Limits, lens: &[u64], pool_bytes: u64) -> Self {
+        let host = listener.local_addr().expect("bound");
+        Place::known_as(host, listener, limits, lens, pool_bytes)
+    }
+
+    /// Behind a port, for who asks another one.
+    fn known_as(host: SocketAddr, listener: TcpListener, limits: Limits, lens: &[u64], pool_bytes: u64) -> Self {
         // Slots begin anywhere in a page.
         let starts = lens
             .iter()
@@ -127,6 +138,7 @@ impl Place {
         let (lent, back) = unbounded_channel();
         let (stop, stopped) = oneshot::channel();
         let (withdrawn, busy_ns) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let opens = Arc::new(AtomicBool::new(false));
         let pool = Pool {
             arena: Arc::clone(&arena),
             slots: slots.clone(),
@@ -134,8 +146,9 @@ impl Place {
             lent,
             withdrawn: Arc::clone(&withdrawn),
             busy_ns: Arc::clone(&busy_ns),
+            opens: Arc::clone(&opens),
         };
-        let house = House::new(SECRET, &address.to_string(), questions, limits);
+        let house = House::new(SECRET, &host.to_string(), questions, limits);
         let thread = std::thread::Builder::new().name("serving".to_owned());
         let thread = thread.spawn(move || run(listener, house, pool, heard, stopped));
         Place {
@@ -145,6 +158,7 @@ impl Place {
             back,
             withdrawn,
             busy_ns,
+            opens,
             stop: Some(stop),
             thread: Some(thread.expect("started")),
             key: hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes()),
@@ -253,35 +267,49 @@ struct Pool {
     lent: UnboundedSender<Handle>,
     withdrawn: Arc<AtomicU64>,
     busy_ns: Arc<AtomicU64>,
+    opens: Arc<AtomicBool>,
 }
 
 impl Pool {
     async fn answer(self, mut heard: UnboundedReceiver<Question>) {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut late) = (Vec::new(), Vec::new());
         while let Some(question) = heard.recv().await {
             match question {
                 Question::Report { answer, .. } => drop(answer.send(None)),
                 Question::Withdraw(_) => drop(self.withdrawn.fetch_add(1, Ordering::Relaxed)),
                 Question::Ask {
-                    sample: NEVER, answer, ..
-                } => waiting.push(answer),
-                Question::Ask {
                     dataset,
-                    sample,
+                    samples,
                     answer,
                     ..
                 } => {
-                    if sample == NOWHERE {
-                        let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-                        let busy_ns = busy.tv_sec as u64 * 1_000_000_000 + busy.tv_nsec as u64;
-                        self.busy_ns.store(busy_ns, Ordering::Relaxed);
+                    for (at, sample) in samples.into_iter().enumerate() {
+                        match sample {
+                            NEVER => waiting.push((at, answer.clone())),
+                            LATER => late.push((at, answer.clone())),
+                            sample => {
+                                if sample == NOWHERE {
+                                    self.note_busy();
+                                }
+                                // Who has gone gets nothing.
+                                let lent = (dataset == our_dataset()).then(|| self.lend(sample)).flatten();
+                                drop(answer.send((at, lent)));
+                            }
+                        }
                     }
-                    // Who has gone gets nothing.
-                    let lent = (dataset == our_dataset()).then(|| self.lend(sample)).flatten();
-                    drop(answer.send(lent));
+                    if self.opens.load(Ordering::Relaxed) {
+                        late.drain(..)
+                            .for_each(|(at, answer)| drop(answer.send((at, self.lend(0)))));
+                    }
                 }
             }
         }
+    }
+
+    fn note_busy(&self) {
+        let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let busy_ns = busy.tv_sec as u64 * 1_000_000_000 + busy.tv_nsec as u64;
+        self.busy_ns.store(busy_ns, Ordering::Relaxed);
     }
 
     fn lend(&self, sample: u64) -> Option<Lent> {
@@ -354,6 +382,15 @@ fn a_path_names_a_data_set_and_a_sample_or_nothing() {
     let path = format!("/peer/{}", key(digest, 12));
     assert_eq!(asked(&path), Some(What::Sample(digest, 12)));
     assert_eq!(asked(&format!("/peer/{digest}/report")), Some(What::Report(digest)));
+    let some = |count: usize| (0..count as u64).map(|at| at * at).collect::<Vec<_>>();
+    for count in [2, BUNDLE_LOADS] {
+        let path = format!("/peer/{}", key_of_all(digest, some(count)));
+        assert_eq!(asked(&path), Some(What::Samples(digest, some(count))));
+    }
+    assert_eq!(
+        asked(&format!("/peer/{}", key_of_all(digest, some(BUNDLE_LOADS + 1)))),
+        None
+    );
     let hex = digest.to_string();
     let others = [
         String::new(),
@@ -365,6 +402,10 @@ fn a_path_names_a_data_set_and_a_sample_or_nothing() {
         format!("/peer/{hex}/-1"),
         format!("/peer/{hex}/+1"),
         format!("/peer/{hex}/1/2"),
+        format!("/peer/{hex}/1-"),
+        format!("/peer/{hex}/1--2"),
+        format!("/peer/{hex}/1-+2"),
+        format!("/peer/{hex}/1-report"),
         format!("/peer/{hex}/18446744073709551616"),
         format!("/peer/{}/1", &hex[1..]),
         format!("/peers/{hex}/1"),

@@ -3,9 +3,10 @@
 //! Each ends with the completion of its action. Bytes are checked before they are reported: length and ETag by the source, checksums here and by the disk
 //! tier.
 
+use super::fetches::Fetch;
 use super::guests::is_of_peer;
 use super::{Pool, key_of};
-use crate::carriers::{Carrier, Landed, Order};
+use crate::carriers::{Landed, Order};
 use crate::dataset::{Dataset, trouble};
 use crate::disk::{Buffer, Entry, ReadError, Refusal};
 use crate::protocol::Trouble;
@@ -94,13 +95,6 @@ impl Proof {
     }
 }
 
-/// A fetch that a carrier has.
-pub(super) struct Fetch {
-    pub action: Action,
-    pub proof: Proof,
-    pub carrier: Carrier,
-}
-
 /// Takes what the carriers bring, for as long as the pool is there.
 pub(super) async fn receive(pool: Weak<Pool>, mut landed: UnboundedReceiver<Landed>) {
     let mut gathered = Vec::with_capacity(AT_ONCE);
@@ -144,8 +138,7 @@ impl Pool {
             sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
             back: self.back.clone(),
         });
-        let fetch = Fetch { action, proof, carrier };
-        self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
+        self.note_fetch(action, proof, carrier, None);
     }
 
     /// Takes a load from what a scan has read. Where that isn't as it was fetched, or its disk is slow, the bucket is asked after all.
@@ -633,6 +626,7 @@ mod tests {
             deadline_ns: 0,
             attempt: 0,
             hedge: false,
+            bundle: None,
         }
     }
 

@@ -5,10 +5,11 @@
 //! own, and when it doesn't come well the plan asks the bucket.
 
 use super::Pool;
-use super::bytes::Fetch;
+use super::bytes::Proof;
+use super::fetches::Fetch;
 use crate::calls::{NodeReport, NodeStats, PeerAt};
-use crate::carriers::{Landed, Order};
-use crate::peers::{self, Lent, Said, Trust};
+use crate::carriers::{Bundle, Landed, Order, Outbox, Part};
+use crate::peers::{self, Lent, Said, Told, Trust};
 use crate::protocol::Trouble;
 use crate::scatter::{Check, Scatter};
 use foreload_plan::Digest;
@@ -21,8 +22,7 @@ use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
 /// What peers have given back that is heard of at once.
@@ -33,6 +33,7 @@ struct Known {
     id: u64,
     /// `None`: there is nothing to ask of it.
     at: Option<(SocketAddr, Source)>,
+    requests: u64,
     samples: u64,
     bytes: u64,
     misses: u64,
@@ -61,6 +62,7 @@ impl Group {
             self.known.push(Known {
                 id,
                 at: None,
+                requests: 0,
                 samples: 0,
                 bytes: 0,
                 misses: 0,
@@ -97,12 +99,54 @@ impl Group {
     }
 }
 
-/// Who waits for what a peer has asked for.
+/// Who waits for one of the samples that a peer has asked for. Whoever lets it go says that there is none to be had.
 pub struct Guest {
     /// Names the question.
     pub name: u64,
-    /// Gets the bytes, or `None` when there are none to be had.
-    pub answer: oneshot::Sender<Option<Lent>>,
+    /// The sample's place in it.
+    at: usize,
+    answer: UnboundedSender<Told>,
+    /// What goes there together.
+    answers: Outbox<Told>,
+    is_answered: bool,
+}
+
+impl Guest {
+    /// For a sample of a question.
+    #[must_use]
+    pub(crate) fn new(name: u64, at: usize, answer: UnboundedSender<Told>, answers: Outbox<Told>) -> Self {
+        Guest {
+            name,
+            at,
+            answer,
+            answers,
+            is_answered: false,
+        }
+    }
+
+    fn tell(mut self, lent: Option<Lent>) {
+        self.is_answered = true;
+        // Who has gone away gives it back at once.
+        self.answers.put(&self.answer, (self.at, lent));
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let _ = self.answer.send((self.at, None));
+        }
+    }
+}
+
+/// What a peer is asked for.
+struct ToAsk {
+    source: Source,
+    sample: u64,
+    len: u64,
+    deadline: Instant,
+    sink: Scatter,
+    proof: Proof,
 }
 
 /// Takes back what was lent, for as long as the pool is there.
@@ -249,22 +293,21 @@ impl Pool {
             .find_map(|&job| Some((job, self.look(|scheduler| scheduler.own(job, on_node))?)))
     }
 
-    /// A guest has gone away. False: it is none of this pool's.
-    pub fn see_off(self: &Rc<Self>, name: u64) -> bool {
-        let request = {
-            let mut state = self.state.borrow_mut();
+    /// Guests with a question have gone away.
+    pub fn see_off(self: &Rc<Self>, name: u64) {
+        let mut requests: Vec<u64> = {
+            let state = self.state.borrow();
             // Few wait, and they seldom go.
-            let found = state.guests.iter().find(|(_, guest)| guest.name == name);
-            let request = found.map(|(&request, _)| request);
-            if let Some(request) = request {
-                state.guests.remove(&request);
-            }
-            request
+            let found = state.guests.iter().filter(|(_, guest)| guest.name == name);
+            found.map(|(&request, _)| request).collect()
         };
-        if let Some(request) = request {
+        requests.sort_unstable();
+        for &request in &requests {
+            drop(self.state.borrow_mut().guests.remove(&request));
+        }
+        for request in requests {
             self.step(Event::Withdraw { request });
         }
-        request.is_some()
     }
 
     /// Answers a peer. False: it was none of theirs.
@@ -287,30 +330,70 @@ impl Pool {
             group.served.0 += items.len() as u64;
             group.served.1 += items.iter().map(|item| item.slot.len).sum::<u64>();
         }
-        // Who has gone away gives it back at once.
-        drop(guest.answer.send(lent.next()));
+        guest.tell(lent.next());
         true
     }
 
     /// Tells a peer that it doesn't get what it asked for. False: it was none of theirs.
     pub(super) fn deny(&self, request: u64) -> bool {
         let guest = self.state.borrow_mut().guests.remove(&request);
-        guest.map(|guest| guest.answer.send(None)).is_some()
+        guest.map(|guest| guest.tell(None)).is_some()
+    }
+
+    /// Has loads fetched from peers that go in bundles, which are one after the other.
+    pub(super) fn fetch_bundles(self: &Rc<Self>, actions: Vec<Action>) {
+        let bundle = |action: &Action| match action.command() {
+            Command::Load(load) => load.bundle,
+            _ => None,
+        };
+        let mut actions = actions.into_iter().peekable();
+        while let Some(first) = actions.next() {
+            let mut bundled = vec![first];
+            while let Some(next) = actions.next_if(|next| bundle(next) == bundle(&bundled[0])) {
+                bundled.push(next);
+            }
+            self.fetch_bundle(bundled);
+        }
     }
 
     /// Has a load fetched from a peer.
-    pub(super) fn fetch_from_peer(self: &Rc<Self>, peer: u16, action: Action) {
-        let Command::Load(load) = action.command() else { return };
-        let found = self
-            .group
-            .borrow()
-            .source(peer)
-            .zip(self.proof(load))
-            .zip(load.pieces.first());
-        let Some(((source, mut proof), piece)) = found else {
-            let completion = action.failed(Failure::Unavailable);
-            return self.end_later(completion);
+    pub(super) fn fetch_from_peer(self: &Rc<Self>, action: Action) {
+        self.fetch_bundle(vec![action]);
+    }
+
+    fn fetch_bundle(self: &Rc<Self>, actions: Vec<Action>) {
+        let mut known = Vec::with_capacity(actions.len());
+        for action in actions {
+            match self.question(&action) {
+                Some(question) => known.push((action, question)),
+                None => self.end_later(action.failed(Failure::Unavailable)),
+            }
+        }
+        let Some((first, it)) = known.first() else { return };
+        if let Command::Load(load) = first.command() {
+            self.note(load, |node| node.requests += 1);
+        }
+        let dataset = Digest::from_bytes(it.proof.dataset.index.digest());
+        if known.len() > 1 {
+            let key = peers::key_of_all(dataset, known.iter().map(|(_, it)| it.sample));
+            return self.ask_for_all(key, known);
+        }
+        for (action, it) in known {
+            let key = peers::key(dataset, it.sample);
+            self.ask_for_one(action, it, key);
+        }
+    }
+
+    /// What to ask for a load. `None`: there is nobody to ask, or nobody reads its data set any more.
+    fn question(&self, action: &Action) -> Option<ToAsk> {
+        let Command::Load(load) = action.command() else {
+            return None;
         };
+        let LoadSource::Peer(peer) = load.source else {
+            return None;
+        };
+        let source = self.group.borrow().source(peer)?;
+        let (mut proof, piece) = (self.proof(load)?, load.pieces.first()?);
         let sample = proof.sample_of(piece.content);
         proof.checks = vec![Check {
             sample,
@@ -318,24 +401,60 @@ impl Pool {
             at: 0,
             len: load.len,
         }];
+        Some(ToAsk {
+            source,
+            sample,
+            len: load.len,
+            deadline: self.begun + Duration::from_nanos(load.deadline_ns),
+            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+            proof,
+        })
+    }
+
+    fn ask_for_one(&self, action: Action, it: ToAsk, key: String) {
         let object = ObjectRef {
-            key: peers::key(Digest::from_bytes(proof.dataset.index.digest()), sample),
-            size: load.len,
+            key,
+            size: it.len,
             etag: None,
             version: None,
         };
-        let deadline = self.begun + Duration::from_nanos(load.deadline_ns);
         let carrier = self.carriers.carry(Order {
             name: (self.id, action.id()),
-            source,
+            source: it.source,
             object,
-            range: 0..load.len,
-            deadline: deadline.min(Instant::now() + peers::patience(load.len)),
-            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+            range: 0..it.len,
+            deadline: it.deadline.min(Instant::now() + peers::patience(it.len)),
+            sink: it.sink,
             back: self.back.clone(),
         });
-        let fetch = Fetch { action, proof, carrier };
-        self.state.borrow_mut().fetches.insert(fetch.action.id(), fetch);
+        self.note_fetch(action, it.proof, carrier, None);
+    }
+
+    /// One request for several.
+    fn ask_for_all(&self, key: String, known: Vec<(Action, ToAsk)>) {
+        let order = known[0].0.id();
+        let patience = peers::patience(known.iter().map(|(_, it)| it.len).sum());
+        let (source, deadline) = (known[0].1.source.clone(), known[0].1.deadline);
+        let (mut parts, mut fetches) = (Vec::with_capacity(known.len()), Vec::with_capacity(known.len()));
+        for (action, it) in known {
+            parts.push(Part {
+                action: action.id(),
+                len: it.len,
+                sink: it.sink,
+            });
+            fetches.push((action, it.proof));
+        }
+        let carriers = self.carriers.carry_all(Bundle {
+            name: (self.id, order),
+            source,
+            key,
+            parts,
+            deadline: deadline.min(Instant::now() + patience),
+            back: self.back.clone(),
+        });
+        for ((action, proof), carrier) in fetches.into_iter().zip(carriers) {
+            self.note_fetch(action, proof, carrier, Some(order));
+        }
     }
 
     /// Notes something of the node that was asked.
@@ -355,6 +474,7 @@ impl Pool {
             let state = state(number)?;
             Some(NodeStats {
                 address: *address,
+                requests: known.requests,
                 samples: known.samples,
                 bytes: known.bytes,
                 misses: known.misses,

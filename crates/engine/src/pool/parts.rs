@@ -86,6 +86,7 @@ mod tests {
             deadline_ns: 0,
             attempt: 1,
             hedge: false,
+            bundle: None,
         };
         parts.expect(&again);
         assert_eq!(parts.arrived(&piece(0, 10), 1), None, "one is being fetched again");

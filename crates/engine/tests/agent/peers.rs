@@ -3,6 +3,8 @@
 use super::*;
 use foreload_engine::calls::PeerAt;
 use foreload_plan::deal::Deal;
+use foreload_store::Gate;
+use foreload_store::source::parts::{Verdict, write_table};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
@@ -604,5 +606,96 @@ fn who_does_not_know_the_secret_gives_no_bytes_and_what_he_hears_gets_him_none()
         said += 1;
     }
     assert!(said > 0);
+    cluster.end();
+}
+
+/// Somebody who knows the secret and has the samples of a data set, but that of four one is missing, one is damaged, and one is a byte longer than it should be.
+fn cripple(truths: Vec<Vec<u8>>) -> SocketAddr {
+    let listener = std::net::TcpListener::bind((HERE, 0)).expect("free");
+    let address = listener.local_addr().expect("bound");
+    let gate = Arc::new(Gate::new(SECRET, &address.to_string()));
+    let truths = Arc::new(truths);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(mut stream), gate, truths) = (stream, Arc::clone(&gate), Arc::clone(&truths)) else {
+                return;
+            };
+            std::thread::spawn(move || {
+                let mut request = vec![0; 4096];
+                while let Ok(count @ 1..) = stream.read(&mut request) {
+                    let text = String::from_utf8_lossy(&request[..count]).into_owned();
+                    let answer = crippled(&gate, &truths, &text).unwrap_or_default();
+                    if stream.write_all(&answer).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+fn crippled(gate: &Gate, truths: &[Vec<u8>], request: &str) -> Option<Vec<u8>> {
+    let path = request.split(' ').nth(1)?;
+    let field = request.lines().find_map(|line| line.strip_prefix("authorization: "))?;
+    let seal = gate.admit("GET", path, field)?;
+    let samples: Vec<u64> = path
+        .rsplit('/')
+        .next()?
+        .split('-')
+        .filter_map(|it| it.parse().ok())
+        .collect();
+    let is_bundle = samples.len() > 1;
+    let (status, len) = if is_bundle { (200, u64::MAX) } else { (404, 0) };
+    let sealed = gate.answer(&seal, status, "", len);
+    if !is_bundle {
+        return Some(format!("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nforeload-seal: {sealed}\r\n\r\n").into());
+    }
+    let (mut entries, mut bodies) = (Vec::new(), Vec::new());
+    for (at, &sample) in samples.iter().enumerate() {
+        let mut bytes = truths[sample as usize].clone();
+        let crc = foreload_engine::scatter::crc32c(&bytes);
+        match sample % 4 {
+            0 => {
+                entries.push((at, Verdict::Missing));
+                continue;
+            }
+            1 => bytes[7] ^= 1,
+            2 => bytes.push(0),
+            _ => {}
+        }
+        let (len, was_fetched) = (bytes.len() as u32, false);
+        entries.push((at, Verdict::Here { len, crc, was_fetched }));
+        bodies.extend(bytes);
+    }
+    let mut table = Vec::new();
+    write_table(gate, &seal, &entries, &mut table);
+    let size = table.len() + bodies.len();
+    let head = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nforeload-seal: {sealed}\r\n\r\n{size:x}\r\n");
+    Some([head.as_bytes(), &table, &bodies, b"\r\n0\r\n\r\n"].concat())
+}
+
+#[test]
+fn of_samples_that_come_together_the_right_ones_are_taken_and_the_bucket_is_asked_for_the_others() {
+    let mut cluster = Cluster::apart("img:200x10KB,classes=2,ext=jpg", "img", 2, |a, _| {
+        a.ram_bytes = 16 << 20
+    });
+    cluster.meet(|_| SECRET);
+    let truth = |sample| cluster.nodes[0].truth(&cluster.index, "img", sample);
+    let truths: Vec<Vec<u8>> = (0..200).map(truth).collect();
+    cluster.members[1].address = cripple(truths);
+    cluster.tell(0, SECRET).expect("heard");
+    cluster.read(&[0], 0..2);
+    let stats = cluster.nodes[0].stats(cluster.job(0).job);
+    assert!(
+        stats.peer_hits > 0 && stats.peer_misses > 0 && stats.peer_failures > 0,
+        "{stats:?}"
+    );
+    assert_eq!(stats.failures, 0, "{stats:?}");
+    let asked: u64 = stats.nodes.iter().map(|node| node.requests).sum();
+    assert!(
+        asked > 0 && asked < (stats.peer_hits + stats.peer_misses + stats.peer_failures) / 2,
+        "{stats:?}"
+    );
     cluster.end();
 }

@@ -80,6 +80,8 @@ pub(super) struct Pending {
     pub line: u64,
     pub attempt: u8,
     pub twin_of: Option<u64>,
+    /// What it flies in.
+    pub bundle: Option<u64>,
 }
 
 impl Pending {
@@ -95,6 +97,7 @@ impl Pending {
             line: asker.line,
             attempt,
             twin_of: None,
+            bundle: None,
         }
     }
 

@@ -5,15 +5,20 @@
 //! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier and each other
 //! node; nothing here tells them apart but the numbers they are made with.
 //!
+//! What is small and waits for a peer leaves in *bundles*: one request that brings several loads, because a request costs as much as 100 KB do. Where there is room for one more load, what is small of
+//! what waits at that moment goes along, in the order of the queues. So nothing waits for a bundle, and no more than one bundle is under way beyond the limit: what a peer has to fetch first would wait
+//! for long there, and look late here. A bundle counts as three failures at most. In all else each load is by itself.
+//!
 //! | | bucket | disk tier | peer |
 //! | --- | --- | --- | --- |
 //! | limit | found by the lane, or set by the carrier ([`Event::Limit`](crate::action::Event::Limit)) | set: `disk_depth` | set: `peer_depth`, and 8 MiB |
 //! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it | `hedge_per_cent`, sent to the bucket |
 //! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead | the same |
 //! | no failure | - | a damaged record: it is gone | that it hasn't got something |
+//! | bundles | - | - | of what is below 64 KiB each, up to 32 and 256 KiB |
 
 use super::flights::Pending;
-use crate::action::{Failure, Outcome, Source, Told};
+use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome, Source, Told};
 use crate::flow::{Breaker, Concurrency, Demand, Twins};
 use crate::model::{Estimate, Pinned};
 use crate::settings::{Settings, TierSettings};
@@ -35,11 +40,23 @@ struct Queue {
     flying: u32,
 }
 
+/// Loads that one request brings.
+struct Bundle {
+    number: u64,
+    loads: usize,
+    bytes: u64,
+    /// Of them in the air.
+    flying: usize,
+    failures: u32,
+}
+
 pub(super) struct Lane {
     /// Of the jobs that have anything there.
     queues: Vec<Queue>,
     in_flight: u32,
     flying_bytes: u64,
+    /// Those in the air, oldest first; `None`: the source takes none.
+    bundles: Option<Vec<Bundle>>,
     limit: Limit,
     pub estimate: Estimate,
     breaker: Breaker,
@@ -54,6 +71,9 @@ pub(super) struct Lane {
 /// A source that was left alone for so long, because it was slow, is asked for one thing: it may be slow no more.
 const REST_NS: u64 = 1_000_000_000;
 
+/// Loads of a bundle whose failures count: one bundle alone, on a connection that broke or lost a packet, makes no peer ill, and two that hang do, before their twins cost more than there is.
+const BUNDLE_FAILURES: u32 = 3;
+
 /// Bytes in the air from one peer, unless one load alone is larger: what 25 Gbit/s bring in 2.5 ms, and what many that answer at once may pile up in a switch.
 const PEER_BYTES: u64 = 8 << 20;
 
@@ -63,6 +83,7 @@ impl Lane {
             queues: Vec::new(),
             in_flight: 0,
             flying_bytes: 0,
+            bundles: None,
             limit,
             estimate,
             breaker: Breaker::default(),
@@ -107,6 +128,7 @@ impl Lane {
             bytes_per_s: 1e9,
         };
         Lane {
+            bundles: Some(Vec::new()),
             most_bytes: PEER_BYTES,
             lacks: Some(Failure::Final),
             ..Lane::new(
@@ -178,17 +200,36 @@ impl Lane {
         taken
     }
 
+    /// The queue whose turn it is, of those whose first load may go.
+    fn turn(&mut self, may_go: impl Fn(&Pending) -> bool) -> Option<&mut Queue> {
+        let waiting = self.queues.iter_mut();
+        let waiting = waiting.filter(|queue| queue.waits.front().is_some_and(&may_go));
+        waiting.min_by_key(|queue| queue.flying_bytes)
+    }
+
+    /// What goes along in the bundle that departed last, if anything does: what is next of what is small, too, and of which `fits` says so.
+    pub fn next_along(&mut self, fits: impl Fn(&Pending) -> bool) -> Option<Pending> {
+        let bundle = self.bundles.as_ref()?.last()?;
+        let room = (BUNDLE_BYTES - bundle.bytes).min(self.most_bytes.saturating_sub(self.flying_bytes));
+        if bundle.loads == BUNDLE_LOADS {
+            return None;
+        }
+        let next = self.turn(|next| next.len < BUNDLED_BYTES && next.len <= room && fits(next))?;
+        next.waits.pop_front()
+    }
+
+    /// Whether a load of so many bytes may fly in a bundle.
+    pub fn bundles(&self, bytes: u64) -> bool {
+        self.bundles.is_some() && bytes < BUNDLED_BYTES
+    }
+
     /// The next load, if there is room for one more.
     pub fn next(&mut self) -> Option<Pending> {
-        let waiting = self.queues.iter_mut().filter(|queue| !queue.waits.is_empty());
-        let next = waiting.min_by_key(|queue| queue.flying_bytes)?;
-        let limit = match &mut self.limit {
-            Limit::Found(concurrency) => concurrency.limit(),
-            Limit::Set(requests) => *requests,
-        };
+        let (limit, in_flight) = (self.limit(), self.in_flight);
+        let room = self.most_bytes.saturating_sub(self.flying_bytes);
+        let next = self.turn(|_| true)?;
         let bytes = next.waits.front().map_or(0, |pending| pending.len);
-        let has_room = self.in_flight == 0 || self.flying_bytes.saturating_add(bytes) <= self.most_bytes;
-        if self.in_flight < limit && has_room {
+        if in_flight < limit && (in_flight == 0 || bytes <= room) {
             return next.waits.pop_front();
         }
         if let Limit::Found(concurrency) = &mut self.limit {
@@ -199,11 +240,25 @@ impl Lane {
 
     /// A load is issued.
     pub fn depart(&mut self, pending: &Pending) {
-        self.fly(pending.job, pending.len);
+        self.fly(pending.job, pending.len, pending.bundle);
         self.twins.earn();
     }
 
-    fn fly(&mut self, job: u32, bytes: u64) {
+    fn fly(&mut self, job: u32, bytes: u64, bundle: Option<u64>) {
+        if let Some((bundles, number)) = self.bundles.as_mut().zip(bundle) {
+            match bundles.last_mut() {
+                Some(last) if last.number == number => {
+                    (last.loads, last.flying, last.bytes) = (last.loads + 1, last.flying + 1, last.bytes + bytes);
+                }
+                _ => bundles.push(Bundle {
+                    number,
+                    loads: 1,
+                    bytes,
+                    flying: 1,
+                    failures: 0,
+                }),
+            }
+        }
         self.in_flight += 1;
         self.flying_bytes += bytes;
         let queue = self.queue(job);
@@ -218,7 +273,33 @@ impl Lane {
 
     /// A twin is issued: it doesn't queue, for it would be late itself.
     pub fn depart_twin(&mut self, job: u32, bytes: u64) {
-        self.fly(job, bytes);
+        self.fly(job, bytes, None);
+    }
+
+    fn bundle(&mut self, number: Option<u64>) -> Option<&mut Bundle> {
+        let bundles = self.bundles.as_mut().zip(number);
+        bundles.and_then(|(bundles, number)| bundles.iter_mut().find(|bundle| bundle.number == number))
+    }
+
+    /// A load failed, or as good as that.
+    fn failed(&mut self, now_ns: u64, bundle: Option<u64>) {
+        if let Some(bundle) = self.bundle(bundle) {
+            bundle.failures += 1;
+            if bundle.failures > BUNDLE_FAILURES {
+                return;
+            }
+        }
+        self.breaker.failed(now_ns);
+    }
+
+    /// A load of a bundle leaves the air.
+    fn leave(&mut self, number: Option<u64>) {
+        if let Some(bundle) = self.bundle(number) {
+            bundle.flying -= 1;
+            if let Some(bundles) = self.bundles.as_mut() {
+                bundles.retain(|bundle| bundle.flying > 0);
+            }
+        }
     }
 
     /// A request that was issued at `issued_ns` ended: what that says about the source.
@@ -248,8 +329,9 @@ impl Lane {
             }
             Outcome::Failed(Failure::Cancelled) => self.twins.left(ratio),
             Outcome::Failed(failure) if Some(failure) == self.lacks => {}
-            Outcome::Failed(_) => self.breaker.failed(now_ns),
+            Outcome::Failed(_) => self.failed(now_ns, ended.bundle),
         }
+        self.leave(ended.bundle);
     }
 
     /// Seconds after which a request of `bytes` is late: a twin would probably come first.
@@ -263,8 +345,8 @@ impl Lane {
     }
 
     /// It was overtaken by another source, which was asked later: as a failure is, but that it says nothing of how long it would have taken.
-    pub fn was_overtaken(&mut self, now_ns: u64) {
-        self.breaker.failed(now_ns);
+    pub fn was_overtaken(&mut self, now_ns: u64, bundle: Option<u64>) {
+        self.failed(now_ns, bundle);
     }
 
     /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.

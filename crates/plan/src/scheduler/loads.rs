@@ -24,6 +24,8 @@ pub(super) struct Loads {
     gap_bytes: u64,
     pub lanes: Lanes,
     pub flights: Flights,
+    /// Bundles so far.
+    bundles: u64,
     /// Memory that somebody has begun to wait for since loads were last issued, and for whom, where several jobs read.
     pub waited: BTreeMap<u32, Asker>,
     /// Writes to disk tiers under way.
@@ -42,6 +44,7 @@ impl Loads {
             gap_bytes: settings.gap_bytes,
             lanes: Lanes::new(settings),
             flights: Flights::default(),
+            bundles: 0,
             waited: BTreeMap::new(),
             writing: 0,
             written_ns: 0,
@@ -165,20 +168,53 @@ impl Scheduler {
         self.bring_forward();
         for source in self.loads.lanes.sources() {
             while let Some(pending) = self.loads.lanes.of_mut(source).next() {
-                if !self.is_held(&pending) {
-                    // Evicted, or ill, since it was planned.
-                    let (asker, attempt) = (pending.asker(), pending.attempt);
-                    let parts = pending.parts.all();
-                    parts.for_each(|part| self.queue_first(part, asker, attempt));
-                    continue;
-                }
-                let Some(pending) = self.still_wanted(pending, actions) else {
+                let Some(first) = self.still_to_fly(pending, actions) else {
                     continue;
                 };
-                self.loads.lanes.of_mut(source).depart(&pending);
-                actions.push(self.launch(pending));
+                if !self.loads.lanes.of(source).bundles(first.len) {
+                    self.take_off(first, None, actions);
+                    continue;
+                }
+                self.loads.bundles += 1;
+                let (bundle, shelf) = (Some(self.loads.bundles), self.shelf_of(&first));
+                self.take_off(first, bundle, actions);
+                while let Some(pending) = self.next_along(source, shelf) {
+                    if let Some(next) = self.still_to_fly(pending, actions) {
+                        self.take_off(next, bundle, actions);
+                    }
+                }
             }
         }
+    }
+
+    /// What goes along with what has just departed: one request is for one data set.
+    fn next_along(&mut self, source: Source, shelf: u64) -> Option<Pending> {
+        let library = &self.library;
+        let is_on_shelf = |pending: &Pending| library.shelf_of(pending.parts.first.content).first_block == shelf;
+        self.loads.lanes.of_mut(source).next_along(is_on_shelf)
+    }
+
+    /// Tells the data set of a load from others.
+    fn shelf_of(&self, pending: &Pending) -> u64 {
+        self.library.shelf_of(pending.parts.first.content).first_block
+    }
+
+    fn take_off(&mut self, pending: Pending, bundle: Option<u64>, actions: &mut Vec<Action>) {
+        let pending = Pending { bundle, ..pending };
+        self.loads.lanes.of_mut(pending.source).depart(&pending);
+        actions.push(self.launch(pending));
+    }
+
+    /// A load whose turn it is, if its source still has what it brings, and anybody still wants that.
+    fn still_to_fly(&mut self, pending: Pending, actions: &mut Vec<Action>) -> Option<Pending> {
+        if self.is_held(&pending) {
+            return self.still_wanted(pending, actions);
+        }
+        // Evicted, or ill, since it was planned.
+        let (asker, attempt) = (pending.asker(), pending.attempt);
+        let parts = pending.parts.all();
+        parts.for_each(|part| self.queue_first(part, asker, attempt));
+        None
     }
 
     /// What a job has begun to wait for comes in its own turn, where another job queued it first.
@@ -292,6 +328,7 @@ impl Scheduler {
             deadline_ns: self.now_ns + self.settings.load_timeout_ns,
             attempt: pending.attempt,
             hedge: pending.twin_of.is_some(),
+            bundle: pending.bundle,
         };
         let flight = Flight {
             pending,

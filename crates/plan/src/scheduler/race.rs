@@ -126,7 +126,7 @@ impl Scheduler {
         let lanes = &mut self.loads.lanes;
         match (loser.pending.twin_of, loser.pending.source) {
             (Some(_), _) => lanes.of_mut(winner).twin_lost(),
-            (None, peer @ Source::Peer(_)) => lanes.of_mut(peer).was_overtaken(self.now_ns),
+            (None, peer @ Source::Peer(_)) => lanes.of_mut(peer).was_overtaken(self.now_ns, loser.pending.bundle),
             (None, _) => {}
         }
         let samples: Vec<u32> = loser.pending.parts.iter().map(|part| part.handle.index).collect();
@@ -192,6 +192,7 @@ impl Scheduler {
             line: asker.line,
             attempt: 0,
             twin_of: Some(id),
+            bundle: None,
         })
     }
 

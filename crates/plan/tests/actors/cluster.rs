@@ -4,7 +4,9 @@
 use crate::lists::lists;
 use crate::memory::Memory;
 use crate::world::Dice;
-use foreload_plan::action::{Action, Command, Event, Failure, Item, Source, Via};
+use foreload_plan::action::{
+    Action, BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Command, Event, Failure, Item, Load, Source, Via,
+};
 use foreload_plan::arena::reserved_bytes;
 use foreload_plan::blocks::Content;
 use foreload_plan::catalog::{Catalog, Objects, Shards};
@@ -63,6 +65,7 @@ struct Node {
     /// Batches that each of its ranks has had, over all epochs.
     had: Vec<u64>,
     is_cut_off: bool,
+    last_bundle: u64,
 }
 
 /// What a run cost, and what it read.
@@ -75,6 +78,8 @@ pub struct Outcome {
     pub served: u64,
     /// Loads that peers left waiting until it took too long.
     pub given_up: u64,
+    /// Of several loads.
+    pub bundles: u64,
 }
 
 pub struct Cluster {
@@ -230,6 +235,7 @@ impl Cluster {
                 held: Vec::new(),
                 had: vec![0; each as usize],
                 is_cut_off: false,
+                last_bundle: 0,
             }
         };
         let member = |at: usize| {
@@ -253,6 +259,7 @@ impl Cluster {
                 reads: 0,
                 served: 0,
                 given_up: 0,
+                bundles: 0,
             },
             members: (0..shape.nodes).map(member).collect(),
             to_hear: VecDeque::new(),
@@ -424,6 +431,7 @@ impl Cluster {
                 .step(self.now_ns, event.take().unwrap_or(Event::Tick), &mut actions);
             let gauges = it.plan.scheduler().gauges();
             assert!(gauges.used_bytes <= it.settings.ram_bytes, "over the memory budget");
+            self.look_at_bundles(node, &actions);
             for action in actions {
                 self.take(node, action);
             }
@@ -431,6 +439,33 @@ impl Cluster {
                 return;
             }
         }
+    }
+
+    /// What is ordered together is ordered in one step, of one peer and of one data set, and is as small as it may be.
+    fn look_at_bundles(&mut self, node: usize, actions: &[Action]) {
+        let loads = actions.iter().filter_map(|action| match action.command() {
+            Command::Load(load) => Some(load),
+            _ => None,
+        });
+        let loads: Vec<_> = loads.filter(|load| load.bundle.is_some()).collect();
+        let library = self.nodes[node].plan.scheduler().library();
+        for some in loads.chunk_by(|one, other| one.bundle == other.bundle) {
+            let shelf = |load: &Load| library.shelf_of(load.pieces[0].content).name;
+            let bytes: u64 = some.iter().map(|load| load.len).sum();
+            let is_alike = |load: &&Load| load.source == some[0].source && shelf(load) == shelf(some[0]);
+            assert!(matches!(some[0].source, Source::Peer(_)) && some.iter().all(is_alike));
+            assert!(some.len() <= BUNDLE_LOADS && bytes <= BUNDLE_BYTES);
+            assert!(
+                some.iter()
+                    .all(|load| load.len < BUNDLED_BYTES && load.pieces.len() == 1)
+            );
+            self.outcome.bundles += u64::from(some.len() > 1);
+        }
+        let numbers: BTreeSet<u64> = loads.iter().filter_map(|load| load.bundle).collect();
+        let last = &mut self.nodes[node].last_bundle;
+        let is_new = numbers.first().is_none_or(|first| first > last);
+        assert!(is_new, "a bundle goes on in another step");
+        *last = numbers.last().copied().unwrap_or(*last);
     }
 
     fn take(&mut self, node: usize, action: Action) {

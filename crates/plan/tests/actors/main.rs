@@ -118,6 +118,7 @@ fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
         let samples = outcome.reads / u64::from(shape.epochs);
         assert!(outcome.gets <= samples, "{} GETs for {samples} samples", outcome.gets);
         assert_eq!((outcome.served > 0, outcome.given_up), (shape.nodes > 1, 0));
+        assert_eq!(outcome.bundles > 0, shape.nodes > 1);
     });
 }
 

@@ -12,6 +12,7 @@ mod site;
 use super::address::Address;
 use super::http::adapter::RequestWriter;
 use super::http::{Client, Connector, Limits, Origin, Request, Response};
+use super::parts::PartsAnswer;
 use super::profile::Profile;
 use super::seal::{self, Sealed};
 use super::settings::{Cloud, Settings};
@@ -244,12 +245,7 @@ impl Bucket {
         deadline: Instant,
     ) -> Result<Response> {
         let mut site = self.site();
-        let mut path = format!(
-            "{}/{}{}",
-            site.path,
-            utf8_percent_encode(&self.prefix, PATH),
-            utf8_percent_encode(key, PATH)
-        );
+        let mut path = self.path_of(&site, key);
         let mut redirected = false;
         for _ in 0..=MAX_REDIRECTS {
             let authorization = if redirected {
@@ -292,6 +288,42 @@ impl Bucket {
             }
         }
         Err(Error::new(ErrorKind::Invalid, "the server redirects in a circle"))
+    }
+
+    /// Asks for several objects in one request, whose key names them all: only of who is asked with a secret, and once. `expects`: bytes of them all.
+    pub async fn ask_parts(&self, key: &str, count: usize, expects: u64, deadline: Instant) -> Result<PartsAnswer> {
+        let site = self.site();
+        let path = self.path_of(&site, key);
+        let sent = self
+            .authorization()
+            .await?
+            .sealed("GET", site.origin.authority(), &path);
+        let bytes = self.encode("GET", &site, &path, "", None, None, &sent)?;
+        let Authorization::Sealed(sealed) = sent else {
+            return Err(Error::invalid("a store has no several objects in one answer"));
+        };
+        let request = Request {
+            origin: &site.origin,
+            bytes: &bytes,
+            is_head: false,
+            expects,
+            may_reuse: true,
+        };
+        let mut response = self.client.send(request, deadline).await?;
+        check_seal(&sealed, &response)?;
+        if response.head.status != 200 {
+            return Err(Box::pin(answer::error_of(&mut response, answer::Asked::Object)).await);
+        }
+        Ok(PartsAnswer::new(response, *sealed, count))
+    }
+
+    fn path_of(&self, site: &Site, key: &str) -> String {
+        format!(
+            "{}/{}{}",
+            site.path,
+            utf8_percent_encode(&self.prefix, PATH),
+            utf8_percent_encode(key, PATH)
+        )
     }
 
     pub async fn authorization(&self) -> Result<Authorization> {

@@ -2,7 +2,7 @@
 //!
 //! A request says who asks (a number that was drawn once), how many of theirs came before, and a seal over both, its method, host and path. The answer has a
 //! seal over the request's, its status, and what it says of its body. So what was sent once counts for nothing when it is sent again, an answer can't be put to another question,
-//! and no two clocks are compared. A seal is an HMAC-SHA256 (RFC 2104). Nothing is encrypted, and the body itself is only as safe as the checksum that its ETag holds.
+//! and no two clocks are compared. An answer of several objects has more of them, each over the request's and a [table](super::parts) of what is said. A seal is an HMAC-SHA256 (RFC 2104). Nothing is encrypted, and the body itself is only as safe as the checksum that its ETag holds.
 
 use super::sign::hex;
 use ring::hmac;
@@ -81,6 +81,11 @@ impl Sealed {
         let signed = of_answer(&self.seal, status, etag, len);
         unhex(seal).is_some_and(|seal| hmac::verify(&self.key, signed.as_bytes(), &seal).is_ok())
     }
+
+    /// Whether a table of an answer of several objects is one to this request.
+    pub fn has_table(&self, table: &[u8], seal: &[u8]) -> bool {
+        hmac::verify(&self.key, &of_table(&self.seal, table), seal).is_ok()
+    }
 }
 
 /// The other side: lets in each request of whoever knows the secret once.
@@ -138,6 +143,11 @@ impl Gate {
         let mut field = String::with_capacity(64);
         hex(hmac::sign(&self.key, signed.as_bytes()).as_ref(), &mut field);
         field
+    }
+
+    /// The seal of a table of the answer to a request that was let in.
+    pub(super) fn table(&self, request: &Seal, table: &[u8]) -> Seal {
+        seal_of(&self.key, &of_table(request, table))
     }
 }
 
@@ -228,10 +238,17 @@ fn request_text(name: u64, number: u64, method: &str, host: &str, path: &str) ->
 }
 
 fn of_request(key: &hmac::Key, name: u64, number: u64, method: &str, host: &str, path: &str) -> Seal {
-    let tag = hmac::sign(key, request_text(name, number, method, host, path).as_bytes());
+    seal_of(key, request_text(name, number, method, host, path).as_bytes())
+}
+
+fn seal_of(key: &hmac::Key, of: &[u8]) -> Seal {
     let mut seal = [0; 32];
-    seal.copy_from_slice(tag.as_ref());
+    seal.copy_from_slice(hmac::sign(key, of).as_ref());
     seal
+}
+
+fn of_table(request: &Seal, table: &[u8]) -> Vec<u8> {
+    [b"foreload table\n", &request[..], table].concat()
 }
 
 fn of_answer(request: &Seal, status: u16, etag: &str, len: u64) -> String {

@@ -17,6 +17,98 @@ fn stay_on(core: usize, thread: Option<rustix::thread::Pid>) {
     rustix::thread::sched_setaffinity(thread, &cores).expect("a machine with two cores");
 }
 
+fn own_s() -> f64 {
+    let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    busy.tv_sec as f64 + busy.tv_nsec as f64 / 1e9
+}
+
+/// Requests that are under way at a time, where the client of the engine asks.
+const AT_ONCE: u64 = 4;
+
+/// Microseconds of the processor for each sample, of the thread that serves and of the engine's own client, for so many samples in a request; 1: as they are
+/// asked for alone.
+async fn costs_together(asker: &mut bundles::Asker, place: &Place, together: usize, count: u64) -> [f64; 2] {
+    let (len, samples) = (place.slots[0].1, place.slots.len() as u64);
+    let busy = || {
+        place.settle();
+        place.busy_ns.load(Ordering::Relaxed) as f64 / 1e9
+    };
+    let (before, own_before) = (busy(), own_s());
+    let (mut asked, mut came, mut requests) = (0, 0, 0);
+    while came < count {
+        while asked < count && asked < came + AT_ONCE * together as u64 {
+            requests += 1;
+            let mut next = || {
+                asked += 1;
+                (asked * 7 % samples, len)
+            };
+            if together == 1 {
+                asker.ask_alone(requests, next().0, len);
+            } else {
+                let wanted: Vec<(u64, u64)> = (0..together).map(|_| next()).collect();
+                asker.ask_as(requests, &wanted);
+            }
+        }
+        let landed = asker.landed.recv().await.expect("open");
+        let fetched = landed.fetched.expect("not called off").expect("there");
+        let said = fetched.etag.as_deref().and_then(Said::of).expect("said");
+        // Parts of several requests go to the same places, one after the other: what was summed up is what came.
+        assert_eq!(landed.sink.checksums(), Some(&[said.crc][..]));
+        came += 1;
+    }
+    let own = own_s() - own_before;
+    [busy() - before, own].map(|seconds| seconds * 1e6 / count as f64)
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn processor_time_of_bundles() {
+    stay_on(1, None);
+    println!(
+        "us of the processor for each sample, serving + reading (median of {ROUNDS}; least..most of the sum); s/GB of the sum"
+    );
+    for len in [1_000, 10_000, 30_000, 64_000] {
+        let lens = vec![len; (SET_BYTES / len).min(4096) as usize];
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        rustix::net::sockopt::set_tcp_congestion(&listener, "cubic").expect("one that there is");
+        let place = Place::at(listener, limits(), &lens, 1 << 50);
+        for task in std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .map(|task| task.unwrap().path())
+        {
+            if std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "serving") {
+                let number = task.file_name().unwrap().to_string_lossy().parse().unwrap();
+                stay_on(0, rustix::thread::Pid::from_raw(number));
+            }
+        }
+        let sizes = [1, 2, 4, 8, 16, 32, 64].map(|together: usize| together.min(BUNDLE_LOADS));
+        let mut sizes = sizes.to_vec();
+        sizes.dedup();
+        let mut all = vec![Vec::new(); sizes.len()];
+        bundles::run(async {
+            let mut asker = bundles::Asker::new(&place);
+            costs_together(&mut asker, &place, 1, lens.len() as u64).await;
+            for round in 0..ROUNDS {
+                for at in 0..sizes.len() {
+                    let at = (at + round) % sizes.len();
+                    let count = (128 << 20) / len.max(8_000) / 64 * 64;
+                    all[at].push(costs_together(&mut asker, &place, sizes[at], count).await);
+                }
+            }
+        });
+        for (together, found) in sizes.iter().zip(&all) {
+            let of = |pick: fn(&[f64; 2]) -> f64| median(found.iter().map(pick).collect());
+            let (sum, least, most) = of(|it| it[0] + it[1]);
+            println!(
+                "{len:>6} bytes, {together:>2} together: {:.1} + {:.1} = {sum:.1} ({least:.1}..{most:.1})   {:.2} s/GB",
+                of(|it| it[0]).0,
+                of(|it| it[1]).0,
+                sum * 1e3 / len as f64
+            );
+        }
+    }
+}
+
 /// Processor seconds per GB of the thread that serves and of the one that reads, and MB/s, for requests one after the other.
 fn costs(place: &Place, count: u64) -> [f64; 3] {
     let len = place.slots[0].1;
@@ -25,14 +117,10 @@ fn costs(place: &Place, count: u64) -> [f64; 3] {
         place.settle();
         place.busy_ns.load(Ordering::Relaxed) as f64 / 1e9
     };
-    let own = || {
-        let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        busy.tv_sec as f64 + busy.tv_nsec as f64 / 1e9
-    };
     let mut peer = TcpStream::connect(place.address).expect("connects");
     peer.set_nodelay(true).expect("set");
     let mut piece = vec![0; 256 << 10];
-    let (began, before, own_before) = (std::time::Instant::now(), busy(), own());
+    let (began, before, own_before) = (std::time::Instant::now(), busy(), own_s());
     for turn in 0..count {
         place.ask(&mut peer, turn * 7 % samples);
         let (mut head, mut have) = (None, 0);
@@ -47,7 +135,7 @@ fn costs(place: &Place, count: u64) -> [f64; 3] {
             have += count;
         }
     }
-    let (own, took) = (own() - own_before, began.elapsed().as_secs_f64());
+    let (own, took) = (own_s() - own_before, began.elapsed().as_secs_f64());
     let gb = (count * len) as f64 / 1e9;
     [(busy() - before) / gb, own / gb, 1000.0 * gb / took]
 }
@@ -121,5 +209,46 @@ fn processor_time_of_serving() {
             "{len:>8} bytes: in place takes {:.2} of copying",
             in_place[0].0 / copied[0].0
         );
+    }
+}
+
+/// How long requests take from the question to the last byte, one after the other: percentiles in microseconds.
+#[test]
+#[ignore = "a measurement"]
+fn time_of_bundles() {
+    println!("us from the question to the last byte: median, 99 %, 99.9 %, longest");
+    for (len, sizes) in [(10_000, [1, 4, 25]), (60_000, [1, 2, 4])] {
+        let lens = vec![len; (SET_BYTES / len).min(4096) as usize];
+        let place = Place::new(limits(), &lens);
+        bundles::run(async {
+            let mut asker = bundles::Asker::new(&place);
+            for together in sizes {
+                let mut took = Vec::new();
+                for turn in 0..4000u64 {
+                    let wanted: Vec<(u64, u64)> = (0..together)
+                        .map(|at| ((turn * 31 + at) % lens.len() as u64, len))
+                        .collect();
+                    let begun = std::time::Instant::now();
+                    match together {
+                        1 => asker.ask_alone(turn, wanted[0].0, len),
+                        _ => drop(asker.ask_as(turn, &wanted)),
+                    }
+                    for _ in 0..together {
+                        let landed = asker.landed.recv().await.expect("open");
+                        assert!(landed.fetched.expect("not called off").is_ok());
+                    }
+                    took.push(begun.elapsed().as_micros());
+                }
+                took.sort_unstable();
+                let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+                println!(
+                    "{len:>6} bytes, {together:>2} together: {} {} {} {}",
+                    at(0.5),
+                    at(0.99),
+                    at(0.999),
+                    at(1.0)
+                );
+            }
+        });
     }
 }

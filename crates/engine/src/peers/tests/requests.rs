@@ -214,6 +214,7 @@ fn proptest_no_bytes_get_a_sample_or_hold_the_connection() {
         arena: Arc::clone(&place.arena),
         withdrawn: Arc::default(),
         busy_ns: Arc::default(),
+        opens: Arc::default(),
         back: unbounded_channel().1,
         stop: None,
         thread: None,

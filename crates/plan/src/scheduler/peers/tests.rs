@@ -1,7 +1,7 @@
 use super::super::flights::tests::pending;
 use super::super::hand::{Hand, reads, settings};
 use super::*;
-use crate::action::Event;
+use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Event, Load};
 use crate::flow::ConcurrencySettings;
 use crate::policy::Policy;
 use crate::settings::{Settings, TierSettings};
@@ -70,12 +70,15 @@ fn source_of(hand: &Hand, sample: u64) -> Option<Source> {
 
 #[test]
 fn a_peer_that_has_not_got_something_is_well_and_one_that_fails_is_left_alone_for_a_while() {
-    let mut hand = hand(64, 1 << 20);
+    let mut hand = asked(64, 1 << 20);
     let theirs = of(&hand, 64, Home::Peer(1));
+    for (request, some) in theirs[..20].chunks(10).enumerate() {
+        hand.want_samples(request as u64, some);
+    }
     hand.fail(theirs[0], Failure::Final);
     assert_eq!(source_of(&hand, theirs[0]), Some(Source::Bucket));
     assert!(hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
-    for &sample in &theirs[1..6] {
+    let mut fail = |sample| {
         assert_eq!(source_of(&hand, sample), Some(Source::Peer(1)));
         hand.fail(sample, Failure::Unavailable);
         assert_eq!(
@@ -83,17 +86,20 @@ fn a_peer_that_has_not_got_something_is_well_and_one_that_fails_is_left_alone_fo
             Some(Source::Bucket),
             "and not a second time of the peer"
         );
-    }
-    assert!(!hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+        hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns)
+    };
+    assert!(theirs[1..10].iter().all(|&sample| fail(sample)), "one request broke");
+    assert_eq!([10, 11].map(|at| fail(theirs[at])), [true, false], "and another one");
     hand.land_all();
-    assert!(theirs.iter().all(|&sample| hand.is_there(sample)));
+    assert!(theirs[..20].iter().all(|&sample| hand.is_there(sample)));
 }
 
 #[test]
 fn a_peer_that_was_ill_is_tried_with_one_request() {
     let mut hand = asked(64, 1 << 20);
     let theirs = of(&hand, 64, Home::Peer(1));
-    hand.want_samples(1, &theirs[..5]);
+    hand.want_samples(1, &theirs[..3]);
+    hand.want_samples(10, &theirs[3..5]);
     theirs[..5]
         .iter()
         .for_each(|&sample| hand.fail(sample, Failure::Unavailable));
@@ -344,4 +350,134 @@ fn a_peer_of_which_much_is_wanted_at_once_is_not_slower_than_others() {
         [true, true, false],
         "and one that is slower still is"
     );
+}
+
+/// Samples of these lengths of which another node keeps all that count, and what is asked of that when all are wanted at once: by bundle, each with its bytes.
+fn bundles(hand: &Hand) -> Vec<(Option<u64>, Vec<u64>)> {
+    let of_peer = |load: &&Load| load.source == Source::Peer(1);
+    let loads: Vec<&Load> = hand.loads().filter(of_peer).collect();
+    let together = loads.chunk_by(|one, other| one.bundle.is_some() && one.bundle == other.bundle);
+    together
+        .map(|some| (some[0].bundle, some.iter().map(|load| load.len).collect()))
+        .collect()
+}
+
+/// A node with much memory, another one that keeps about half, and nobody who reads ahead.
+fn wide(lengths: &[u64]) -> Hand {
+    let settings = Settings {
+        concurrency: ConcurrencySettings::fixed(1000),
+        ..settings(Policy::Foreload, 256 << 20)
+    };
+    let mut hand = Hand::bare(settings, &reads(lengths, 1));
+    hand.step(peers(64 << 20, 1));
+    hand
+}
+
+#[test]
+fn small_samples_that_are_wanted_together_are_asked_for_together_as_many_as_go_into_a_bundle() {
+    let mut hand = wide(&[1000; 200]);
+    let theirs = of(&hand, 200, Home::Peer(1));
+    let depth = hand.plan.settings.peer_depth as usize;
+    hand.want_samples(1, &theirs[..depth - 1]);
+    let loads = |hand: &Hand| -> Vec<usize> { bundles(hand).iter().map(|(_, lens)| lens.len()).collect() };
+    assert_eq!(loads(&hand), [depth - 1]);
+    // What comes later waits for nothing.
+    hand.want_samples(2, &theirs[depth - 1..60]);
+    assert_eq!(loads(&hand), [depth - 1, BUNDLE_LOADS]);
+    let numbers: std::collections::BTreeSet<_> = bundles(&hand).iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers.len(), 2);
+    // Each is delivered when it is there, whatever becomes of the others.
+    hand.want_samples(3, &theirs[..1]);
+    hand.land(theirs[0]);
+    assert_eq!(hand.delivered(3), [theirs[0]]);
+    hand.fail(theirs[1], Failure::Final);
+    assert_eq!(source_of(&hand, theirs[1]), Some(Source::Bucket));
+    assert_eq!(source_of(&hand, theirs[2]), Some(Source::Peer(1)));
+    hand.land_all();
+    assert_eq!(hand.delivered(1).len() + hand.delivered(2).len(), 60);
+    assert_eq!(hand.plan.peer(1).expect("known").in_flight, 0);
+}
+
+#[test]
+fn a_bundle_has_so_many_bytes_at_most_and_nothing_large() {
+    let large = BUNDLED_BYTES;
+    let mut hand = wide(&[large - 1; 64]);
+    let theirs = of(&hand, 64, Home::Peer(1));
+    hand.want_samples(1, &theirs[..9]);
+    let most = (BUNDLE_BYTES / (large - 1)) as usize;
+    let loads: Vec<usize> = bundles(&hand).iter().map(|(_, lens)| lens.len()).collect();
+    assert_eq!(loads, [most, most, 9 - 2 * most]);
+    let mut hand = wide(&[large; 64]);
+    let theirs = of(&hand, 64, Home::Peer(1));
+    hand.want_samples(1, &theirs[..9]);
+    assert_eq!(bundles(&hand), vec![(None, vec![large]); 9]);
+}
+
+#[test]
+fn a_bundle_goes_where_there_is_room_for_one_more_load() {
+    let mut hand = wide(&[1000; 1200]);
+    let theirs = of(&hand, 1200, Home::Peer(1));
+    let depth = hand.plan.settings.peer_depth as usize;
+    hand.want_samples(1, &theirs[..3]);
+    hand.want_samples(2, &theirs[3..500]);
+    let found = |hand: &Hand| -> Vec<usize> { bundles(hand).iter().map(|(_, lens)| lens.len()).collect() };
+    assert_eq!(found(&hand), [3, BUNDLE_LOADS]);
+    for &sample in &theirs[..3 + BUNDLE_LOADS - depth] {
+        hand.land(sample);
+    }
+    assert_eq!(found(&hand), [depth], "as many as there may be");
+    hand.land(theirs[3 + BUNDLE_LOADS - depth]);
+    assert_eq!(found(&hand), [depth - 1, BUNDLE_LOADS], "a whole one follows");
+    let in_flight = hand.plan.peer(1).expect("known").in_flight;
+    assert_eq!(in_flight as usize, depth - 1 + BUNDLE_LOADS);
+}
+
+#[test]
+fn one_request_is_for_one_data_set_and_for_several_jobs() {
+    let mut hand = wide(&[1000; 64]);
+    let mut other = reads(&[1000; 64], 1);
+    other.sets = vec![crate::job::Set::new(
+        1,
+        std::sync::Arc::new(crate::catalog::Objects(vec![1000; 64])),
+    )];
+    for (job, reads) in [(1, other), (2, reads(&[1000; 64], 1))] {
+        let reads = Box::new(reads);
+        hand.step(Event::Join { job, reads });
+    }
+    // All wait until the first has ended.
+    hand.plan.loads.lanes.of_mut(Source::Peer(1)).set_limit(1);
+    let first = of(&hand, 64, Home::Peer(1))[0];
+    hand.want_samples(1, &[first]);
+    for job in [0, 1, 2] {
+        let is_theirs = |&own: &u64| {
+            let sample = hand.plan.on_node(job, own).expect("the job's");
+            own != first && hand.plan.home_of(Content::sample(sample)) == Home::Peer(1)
+        };
+        let theirs = (0..64).filter(is_theirs);
+        let (request, rank) = (10 + u64::from(job), 0);
+        let samples = theirs.skip(4 * job as usize).take(4).collect();
+        hand.step(Event::WantSamples {
+            request,
+            job,
+            rank,
+            samples,
+        });
+    }
+    hand.land(first);
+    let mut found = Vec::new();
+    loop {
+        let Some(bundle) = hand.loads().next().map(|load| load.bundle) else {
+            break;
+        };
+        let loads: Vec<&Load> = hand.loads().filter(|load| load.bundle == bundle).collect();
+        let shelves = loads
+            .iter()
+            .map(|load| hand.plan.library().shelf_of(load.pieces[0].content).name);
+        let jobs: std::collections::BTreeSet<u32> = loads.iter().map(|load| load.job).collect();
+        found.push((shelves.collect::<std::collections::BTreeSet<u64>>(), jobs, loads.len()));
+        let objects: Vec<u64> = loads.iter().map(|load| load.object).collect();
+        objects.into_iter().for_each(|object| hand.land(object));
+    }
+    let of = |shelf, jobs: &[u32], loads| ([shelf].into(), jobs.iter().copied().collect(), loads);
+    assert_eq!(found, [of(0, &[0, 2], 8), of(1, &[1], 4)]);
 }
