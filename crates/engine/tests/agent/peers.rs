@@ -220,7 +220,8 @@ fn nodes_that_read_what_they_keep_have_most_of_it_themselves() {
     // Dealt out like cards, two of three samples would come from another node.
     assert!((1..300).contains(&sum(|s| s.peer_hits)), "{stats:?}");
     let late = sum(|s| s.peer_failures + s.peer_misses);
-    assert!((300..=300 + late).contains(&sum(|s| s.requests)), "{stats:?}");
+    // On a busy machine a node that seems slow isn't asked for a second, which is longer than this takes, and the bucket is.
+    assert!((300..=375 + late).contains(&sum(|s| s.requests)), "{stats:?}");
     cluster.end();
 }
 
@@ -239,8 +240,8 @@ fn nodes_share_within_their_groups_and_report_to_all() {
         assert_eq!(sum(|s| s.samples), 900);
         // Four nodes in groups of three at most are two groups of two, and each has from the bucket what it reads: in three epochs seven of eight samples.
         let late = sum(|s| s.peer_failures + s.peer_misses);
-        // On a busy machine a node that seems slow isn't asked, and the bucket is.
-        assert!((480..=630 + late).contains(&sum(|s| s.requests)), "{stats:?}");
+        // As above.
+        assert!((480..=675 + late).contains(&sum(|s| s.requests)), "{stats:?}");
         let from_peers = sum(|s| s.peer_hits);
         match is_local {
             // Dealt out like cards half of what was read before is somebody else's.
