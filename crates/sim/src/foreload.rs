@@ -71,7 +71,8 @@ enum Due {
     Begin(u32),
     /// What a node was asked for is in its memory.
     Answer(u32),
-    /// It is where it was asked for.
+    /// It is where it was asked for, and written to memory.
+    Arrived(u32),
     Answered(u32),
     /// It has taken too long.
     GiveUp(u32),
@@ -144,6 +145,7 @@ impl<'a> Run<'a> {
                         Due::Begin(stream) => self.begin(stream, at),
                         Due::Guests(node) => self.place_guests(node, at),
                         Due::Answer(question) => self.send(question, at),
+                        Due::Arrived(question) => self.arrived(question, at),
                         Due::Answered(question) => self.answered(question, at),
                         Due::GiveUp(question) => self.give_up(question, at),
                     }
@@ -183,7 +185,11 @@ impl<'a> Run<'a> {
             let held = n.staging.holds(sample);
             let staged = held.is_some() || !self.homes.keeps_in_ram(node, sample);
             if staged && held.is_none() {
-                let along_mb = self.homes.blocks.cell_mb();
+                // Neighbours come along from the source alone.
+                let along_mb = match self.homes.find(node, sample) {
+                    Where::Absent | Where::Nowhere => self.homes.blocks.cell_mb(),
+                    _ => 0.0,
+                };
                 match n.room_at(self.setup, node, mb, along_mb, at) {
                     None => return Ok(()),
                     Some(room) => at = room,

@@ -366,7 +366,7 @@ impl Run<'_> {
     /// What a home was asked for is in its memory, and goes through the network.
     pub(super) fn send(&mut self, question: u32, at: f64) {
         let Question { want, home, stay, progress, .. } = *self.peers.of(question);
-        let Want { node, seq, sample, mb, .. } = want;
+        let Want { node, sample, mb, .. } = want;
         let is_given_up = progress == Progress::GivenUp;
         let sent = if is_given_up { at } else { self.devices.send(home, node, mb, at) };
         if let Some(stay) = stay {
@@ -378,11 +378,26 @@ impl Run<'_> {
         }
         self.peers.of(question).progress = Progress::Sent;
         self.counts.mb.peer += mb;
-        let done = self.nodes[node as usize].requests.filled(mb, sent);
+        match self.nodes[node as usize].requests.is_fresh() {
+            true => self.at(sent, Due::Arrived(question)),
+            false => self.brought(question, at, sent),
+        }
+    }
+
+    /// What a node asked for is there, and is written to memory that is fresh.
+    pub(super) fn arrived(&mut self, question: u32, at: f64) {
+        let Want { node, mb, .. } = self.peers.of(question).want;
+        let done = self.nodes[node as usize].requests.filled(mb, at);
+        self.brought(question, at, done);
+    }
+
+    /// It is known when a node will have what it asked for.
+    fn brought(&mut self, question: u32, at: f64, done: f64) {
+        let want = self.peers.of(question).want;
         self.at(done, Due::Answered(question));
-        self.fetched(node, seq, done);
-        self.share(node, want, at, done, &[sample], false);
-        self.wake(node, at);
+        self.fetched(want.node, want.seq, done);
+        self.share(want.node, want, at, done, &[want.sample], false);
+        self.wake(want.node, at);
     }
 
     /// A node has what it asked for.

@@ -197,6 +197,11 @@ impl Requests {
         })
     }
 
+    /// Whether nothing has been written yet to some of the memory.
+    pub fn is_fresh(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.fresh_mb > 0.0)
+    }
+
     /// When `mb` that another node sent until `at` are in memory.
     pub fn filled(&mut self, mb: f64, at: f64) -> f64 {
         self.engine.as_mut().map_or(at, |engine| engine.fill(mb, at, at))

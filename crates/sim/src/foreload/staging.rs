@@ -23,6 +23,8 @@ struct Held {
     stay: u64,
     /// NaN until known.
     fetched: f64,
+    /// When the disk that it goes to has it.
+    written: f64,
     /// It came along with a neighbour, and no access of it is admitted yet: MB of it that were expected.
     along: Option<f64>,
 }
@@ -108,8 +110,12 @@ impl Staging {
                 self.expected_mb -= held.along.take().unwrap_or(0.0);
             }
             Entry::Vacant(place) => {
-                let (fetched, along) = (f64::NAN, None);
-                place.insert(Held { stay, fetched, along });
+                place.insert(Held {
+                    stay,
+                    fetched: f64::NAN,
+                    written: 0.0,
+                    along: None,
+                });
                 self.staged += 1;
                 self.staged_mb += mb;
             }
@@ -125,8 +131,10 @@ impl Staging {
         }
     }
 
-    /// A sample was used: its memory may be needed for others from `from` on.
+    /// A sample was used: its memory may be needed for others from `from` on, or when it is written.
     pub fn rests(&mut self, sample: u32, stay: u64, mb: f64, from: f64) {
+        let written = self.held.get(&sample).map_or(0.0, |held| held.written);
+        let from = from.max(written);
         self.rest.push_back(Rest { sample, stay, mb, from });
     }
 
@@ -159,6 +167,7 @@ impl Staging {
             let held = self.held.get_mut(&sample).filter(|held| held.fetched.is_nan());
             let Some(held) = held else { continue };
             held.fetched = at;
+            held.written = written.unwrap_or(0.0);
             if let (Some(from), true) = (written, held.along.is_some()) {
                 let (stay, mb) = (held.stay, setup.sizes.of(sample));
                 self.rest.push_back(Rest { sample, stay, mb, from });
@@ -171,6 +180,7 @@ impl Staging {
         let held = Held {
             stay: self.stays,
             fetched: f64::NAN,
+            written: 0.0,
             along: Some(expected_mb),
         };
         self.held.insert(sample, held);
