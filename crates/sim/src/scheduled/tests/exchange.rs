@@ -97,9 +97,7 @@ fn the_fast_model_stays_close_to_schedulers_that_exchange_samples() {
     let all = std::env::var("FORELOAD_SCENARIOS").ok().and_then(|n| n.parse().ok());
     let count = all.unwrap_or(REACHED[0].0);
     let mut within = [0; 5];
-    let only: Option<u64> = std::env::var("ONLY").ok().and_then(|n| n.parse().ok());
     for seed in 0..count {
-        if only.is_some_and(|only| only != seed) { continue; }
         let (gaps, what) = gaps(seed);
         let near: Vec<bool> = gaps
             .iter()
