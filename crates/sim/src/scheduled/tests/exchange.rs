@@ -89,8 +89,29 @@ fn gaps(seed: u64) -> ([f64; 4], String) {
     found.expect("was run")
 }
 
+#[test]
+fn nodes_whose_blocks_find_no_whole_room_for_others_do_not_make_them_wait_until_their_patience_ends() {
+    let (set, shards) = drawn(165);
+    assert!(shards);
+    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    with_scenario(SMALL, &set, |setup| {
+        let sizes = in_shards(setup.sizes);
+        let setup = Setup {
+            sizes: &sizes,
+            ..*setup
+        };
+        let outcome = run(&setup, Policy::Foreload, false).expect("runs").outcome;
+        // The network has 466 MB of others' to bring in two epochs; with a patience of 2 s for each sample that was stuck it took 84 s.
+        let seconds = outcome.hours * 3600.0;
+        assert!(seconds < 20.0, "{seconds} s");
+    });
+}
+
 /// Of the first so many scenarios, those within the bars: requests, bytes of the source, bytes of peers, time, and all four.
-const REACHED: [(u64, [u64; 5]); 2] = [(24, [0; 5]), (200, [0; 5])];
+///
+/// What is not: nodes that give each other up, because a fetch waits behind look-ahead for longer than their patience, where who is late by a little decides much;
+/// blocks of a shard for which memory is torn, or that a disk holds in part; and runs of a second. Before homes were the engine's, 1 of the first 60 met all.
+const REACHED: [(u64, [u64; 5]); 2] = [(24, [21, 23, 23, 23, 21]), (200, [186, 189, 189, 188, 178])];
 
 #[test]
 fn the_fast_model_stays_close_to_schedulers_that_exchange_samples() {
