@@ -291,7 +291,8 @@ impl<'a> Run<'a> {
     /// Whether the engine leaves a disk of a node for the source.
     fn leaves(&self, node: u32, at: f64, (mb_s, done): Other) -> bool {
         let wait_s = self.nodes[node as usize].requests.wait_s();
-        self.settings.leaves_cache(done - at, wait_s, mb_s, self.source_mb_s(), SLOW_S)
+        self.settings
+            .leaves_cache(done - at, wait_s, mb_s, self.source_mb_s(), SLOW_S)
     }
 
     /// What the source gives a node when all read. What one could get while others read from peers, it would not get if they decided alike.

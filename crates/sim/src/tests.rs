@@ -207,7 +207,11 @@ fn the_default_reads_the_source_once_per_sample_while_the_nodes_hold_it() {
         let scenario = Scenario::parse(SMALL, &set).expect("valid");
         let out = run(&scenario, &[Policy::Foreload]).expect("runs").results.remove(0);
         // A block that finds no room for a moment is read without being kept.
-        assert!((1000..=1020).contains(&out.requests), "{nodes}: {} requests", out.requests);
+        assert!(
+            (1000..=1020).contains(&out.requests),
+            "{nodes}: {} requests",
+            out.requests
+        );
         assert_eq!(out.coverage, 1.0, "{nodes}");
     }
 }
@@ -272,7 +276,8 @@ macro_rules! shipped {
 }
 
 #[test]
-fn in_the_papers_scenarios_the_default_is_so_close_to_the_bound_and_where_data_is_large_no_policy_for_all_of_it_is_faster() {
+fn in_the_papers_scenarios_the_default_is_so_close_to_the_bound_and_where_data_is_large_no_policy_for_all_of_it_is_faster()
+ {
     let scenarios = [
         // Two seconds of a data set that fits anywhere: the first epoch takes a quarter longer, because what a node reads first goes through its home.
         (shipped!("scenario-1", 1), 1.10, false),

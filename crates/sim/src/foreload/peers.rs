@@ -131,7 +131,9 @@ impl Peers {
 
     /// Seconds that others than `home` take for `mb`, as far as `node` knows: half of them no longer.
     fn others_take_s(&self, node: u32, nodes: u32, home: u32, mb: f64) -> Option<f64> {
-        let lanes = (0..nodes).filter(|other| *other != home).filter_map(|other| self.lanes.get(&(node, other)));
+        let lanes = (0..nodes)
+            .filter(|other| *other != home)
+            .filter_map(|other| self.lanes.get(&(node, other)));
         let known = lanes.filter(|lane| lane.estimate.observations() > 0);
         let mut takes_s: Vec<f64> = known.map(|lane| lane.estimate.expected_s(bytes(mb))).collect();
         takes_s.sort_unstable_by(f64::total_cmp);
@@ -168,7 +170,10 @@ impl Run<'_> {
         let requests = &self.nodes[node as usize].requests;
         let (source_s, source_brings) = (requests.wait_s(), requests.answered_per_s());
         let brings = f64::from(depth) / takes_s;
-        let leaves = |patience_s| self.settings.leaves_cache(wait_s, source_s, brings, source_brings, patience_s);
+        let leaves = |patience_s| {
+            self.settings
+                .leaves_cache(wait_s, source_s, brings, source_brings, patience_s)
+        };
         if !leaves(LATE_S) || rests {
             return false;
         }
@@ -234,7 +239,9 @@ impl Run<'_> {
 
     /// Has a home answer, or read what it is asked for. False: it has no memory for that yet.
     fn place(&mut self, home: u32, want: Want, at: f64) -> bool {
-        let Want { question, sample, mb, .. } = want;
+        let Want {
+            question, sample, mb, ..
+        } = want;
         if self.peers.of(question).progress == Progress::GivenUp {
             self.peers.spare.push(question);
             return true;
@@ -365,10 +372,20 @@ impl Run<'_> {
 
     /// What a home was asked for is in its memory, and goes through the network.
     pub(super) fn send(&mut self, question: u32, at: f64) {
-        let Question { want, home, stay, progress, .. } = *self.peers.of(question);
+        let Question {
+            want,
+            home,
+            stay,
+            progress,
+            ..
+        } = *self.peers.of(question);
         let Want { node, sample, mb, .. } = want;
         let is_given_up = progress == Progress::GivenUp;
-        let sent = if is_given_up { at } else { self.devices.send(home, node, mb, at) };
+        let sent = if is_given_up {
+            at
+        } else {
+            self.devices.send(home, node, mb, at)
+        };
         if let Some(stay) = stay {
             self.nodes[home as usize].staging.rests(sample, stay, mb, sent);
             self.wake(home, at);
@@ -402,7 +419,13 @@ impl Run<'_> {
 
     /// A node has what it asked for.
     pub(super) fn answered(&mut self, question: u32, at: f64) {
-        let Question { want, home, asked_at, is_apart, .. } = *self.peers.of(question);
+        let Question {
+            want,
+            home,
+            asked_at,
+            is_apart,
+            ..
+        } = *self.peers.of(question);
         self.peers.spare.push(question);
         let lane = self.peers.lane(want.node, home);
         lane.ended(want.mb, at);

@@ -51,7 +51,11 @@ impl<'a> Homes<'a> {
     pub fn new(setup: &'a Setup<'a>) -> Result<Self, Error> {
         let nodes = setup.hardware.nodes as usize;
         let blocks = Blocks::new(setup);
-        let homes = setup.hardware.exchanges().then(|| homes_of(setup, &blocks)).transpose()?;
+        let homes = setup
+            .hardware
+            .exchanges()
+            .then(|| homes_of(setup, &blocks))
+            .transpose()?;
         let tables = if homes.is_some() { 1 } else { nodes };
         // Staging takes from memory what it needs for its batches.
         let of_ram = super::staging::memory(setup).1 / setup.scenario.node_ram_mb();
@@ -100,7 +104,10 @@ impl<'a> Homes<'a> {
         match self.find(node, sample) {
             Where::Own(tier) => is_ram(tier),
             Where::Coming => true,
-            Where::Absent => self.fitting(node, self.blocks.number(sample)).next().is_some_and(is_ram),
+            Where::Absent => self
+                .fitting(node, self.blocks.number(sample))
+                .next()
+                .is_some_and(is_ram),
             Where::Peer(_) | Where::Nowhere => false,
         }
     }
@@ -143,7 +150,11 @@ impl<'a> Homes<'a> {
     /// Blocks that any node keeps, and all their copies.
     pub fn coverage(&self) -> (u64, u64) {
         let kept = |state: &&u8| **state != ABSENT;
-        let all = self.tables.iter().map(|table| table.iter().filter(kept).count() as u64).sum();
+        let all = self
+            .tables
+            .iter()
+            .map(|table| table.iter().filter(kept).count() as u64)
+            .sum();
         let any = |block: &usize| self.tables.iter().any(|table| table[*block] != ABSENT);
         ((0..self.blocks.count() as usize).filter(any).count() as u64, all)
     }

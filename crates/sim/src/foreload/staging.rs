@@ -86,7 +86,11 @@ impl Staging {
     /// The earliest time at which `mb` fit for `whom`, and `along_mb` of neighbours with them; `None`: that isn't known yet. What is needed fits at once, if
     /// nothing rests.
     pub fn room_at(&mut self, mb: f64, along_mb: f64, mut at: f64, whom: Room) -> Option<f64> {
-        let most_mb = if whom == Room::Ahead { self.ahead_mb } else { self.capacity_mb };
+        let most_mb = if whom == Room::Ahead {
+            self.ahead_mb
+        } else {
+            self.capacity_mb
+        };
         let along_mb = along_mb.min(most_mb / 2.0);
         while self.staged > 0 && self.staged_mb + mb + along_mb > most_mb {
             match self.leave() {

@@ -67,7 +67,10 @@ pub(super) fn in_shards(sizes: &Sizes) -> Sizes {
         (object, at - bytes)
     };
     let places = Some(sizes.mb.iter().map(place).collect());
-    Sizes { places, ..sizes.clone() }
+    Sizes {
+        places,
+        ..sizes.clone()
+    }
 }
 
 /// How far the fast model is from the scheduler: requests, bytes, time.
@@ -77,7 +80,11 @@ fn gaps(seed: u64) -> ([f64; 3], String) {
     let mut found = None;
     let alone = SMALL.replace("network_mb_s = 10000\n", "");
     with_scenario(&alone, &set, |setup| {
-        let sizes = if shards { in_shards(setup.sizes) } else { setup.sizes.clone() };
+        let sizes = if shards {
+            in_shards(setup.sizes)
+        } else {
+            setup.sizes.clone()
+        };
         let setup = Setup {
             sizes: &sizes,
             ..*setup

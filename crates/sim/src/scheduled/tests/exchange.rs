@@ -21,14 +21,22 @@ fn drawn(seed: u64) -> (Vec<String>, bool) {
     let total_mb = mean_mb * samples;
     let staging_mb = batch / nodes * mean_mb * between(8.0, 60.0) + 8.0 * mean_mb + if shards { 32.0 } else { 0.0 };
     let held_mb = between(0.1, 1.5) * total_mb / nodes;
-    let in_ram = if between(1.0, 4.0) < 2.0 { 1.0 } else { between(0.05, 0.9) };
+    let in_ram = if between(1.0, 4.0) < 2.0 {
+        1.0
+    } else {
+        between(0.05, 0.9)
+    };
     let source_mb_s = between(20.0, 2000.0);
     let latency_s = if between(1.0, 4.0) < 2.0 {
         0.0
     } else {
         between(0.002, 0.1)
     };
-    let spread = if between(1.0, 4.0) < 2.0 { 0.0 } else { between(0.1, 0.6) };
+    let spread = if between(1.0, 4.0) < 2.0 {
+        0.0
+    } else {
+        between(0.1, 0.6)
+    };
     let set = vec![
         format!("dataset.seed={seed}"),
         format!("training.seed={seed}"),
@@ -64,7 +72,11 @@ fn gaps(seed: u64) -> ([f64; 4], String) {
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
     let mut found = None;
     with_scenario(SMALL, &set, |setup| {
-        let sizes = if shards { in_shards(setup.sizes) } else { setup.sizes.clone() };
+        let sizes = if shards {
+            in_shards(setup.sizes)
+        } else {
+            setup.sizes.clone()
+        };
         let setup = Setup {
             sizes: &sizes,
             ..*setup
@@ -83,7 +95,12 @@ fn gaps(seed: u64) -> ([f64; 4], String) {
             let seconds: Vec<f64> = outcome.epoch_hours.iter().map(|h| h * 3600.0).collect();
             format!("{:.0?} {seconds:.3?} {}", outcome.mb_by_source, outcome.requests)
         };
-        let what = format!("driven {}\n     fast   {}\n     {}", say(&driven), say(&fast), set.join(" "));
+        let what = format!(
+            "driven {}\n     fast   {}\n     {}",
+            say(&driven),
+            say(&fast),
+            set.join(" ")
+        );
         found = Some((gaps, what));
     });
     found.expect("was run")
@@ -132,7 +149,9 @@ fn the_fast_model_stays_close_to_schedulers_that_exchange_samples() {
         if all.is_some() && !met {
             let kind = if drawn(seed).1 { "shards" } else { "objects" };
             let [requests, source, peers, time] = gaps;
-            println!("{seed:>3} {kind} requests {requests:+.3} source {source:+.3} peers {peers:+.3} time {time:+.3} {what}");
+            println!(
+                "{seed:>3} {kind} requests {requests:+.3} source {source:+.3} peers {peers:+.3} time {time:+.3} {what}"
+            );
         }
     }
     println!("of {count}: requests, source, peers, time, all: {within:?}");
