@@ -1,8 +1,8 @@
 //! The default policy on modelled hardware: coverage first, read-ahead by bytes, every device a queue.
 //!
-//! Where nodes exchange nothing, this is the engine's scheduler in short, and held to it (`scheduled::tests::agreement`): consumers take batches and ask two ahead,
-//! requests in flight are found by [`foreload_plan::flow`], a request brings a block, what passes through staging memory rests there until its room is
-//! needed, and what stays in memory takes none of it. What follows is for clusters that exchange samples, which the engine doesn't yet.
+//! This is the engine's scheduler in short, and held to it (`scheduled::tests::agreement`, and `exchange` for nodes that exchange samples): consumers take
+//! batches and ask two ahead, requests in flight are found by [`foreload_plan::flow`], a request brings a block, what passes through staging memory rests there
+//! until its room is needed, and what stays in memory takes none of it.
 //!
 //! Each node admits the samples of its sequence as long as its staging memory has room for their bytes, across epoch borders. An admitted
 //! sample is asked for at once, wherever it is: the node's own tier, another node's, or the source, so a slow source read never
@@ -10,15 +10,13 @@
 //! and out; the source is shared fluidly ([`crate::source`]), bounded per node by requests in flight and by what one connection
 //! delivers. Samples are preprocessed and consumed in order.
 //!
-//! Placement ([`foreload_plan::placement`]): a sample's home is the node that reads it first, while that has room, else another node with room; so the
-//! source is read once per sample and job as long as the nodes hold the data set together. Room that coverage doesn't need goes
-//! to copies of what a node reads most often. A node that is ahead and wants a sample before its first
-//! reader has it waits for that. In the last epoch, what was read from a RAM tier isn't read again: its memory becomes staging, so read-ahead grows while
-//! the tiers empty.
+//! Where nodes exchange samples, each block has one home ([`foreload_plan::homes`]), and others ask that ([`peers`]): so the source is read once per block and
+//! job as long as the nodes hold the data set together.
 
 mod blocks;
 mod devices;
 mod node;
+mod peers;
 mod placement;
 mod requests;
 mod staging;
@@ -29,20 +27,21 @@ use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
 use crate::{Error, Fabric, Outcome, Policy, Setup, TierKind};
 pub(crate) use devices::Devices;
-use foreload_plan::placement::Where;
 use foreload_plan::settings::{SLOW_S, Settings};
 use node::Node;
-use placement::{Homes, cluster};
+use peers::Peers;
+use placement::{Homes, Where, cluster};
 use requests::{Brings, Keep, streams};
+use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 
 /// Runs the policy.
 ///
 /// # Errors
 /// When the order can't tell.
 pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
-    Run::new(setup).run()
+    Run::new(setup)?.run()
 }
 
 /// An access: what a node reads at a place of its sequence.
@@ -53,6 +52,30 @@ struct Want {
     seq: u64,
     sample: u32,
     mb: f64,
+    /// Its node asked another one for it, by this number; `OWN`: it didn't.
+    question: u32,
+}
+
+const OWN: u32 = u32::MAX;
+
+/// What happens at a time; at the same time in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// A node may have memory for what others ask for.
+    Guests(u32),
+    /// A node can admit.
+    Admit(u32),
+    /// A node can send another request.
+    Request(u32),
+    /// A stream begins.
+    Begin(u32),
+    /// What a node was asked for is in its memory.
+    Answer(u32),
+    /// It is where it was asked for, and written to memory.
+    Arrived(u32),
+    Answered(u32),
+    /// It has taken too long.
+    GiveUp(u32),
 }
 
 /// A way to a sample besides the source: MB/s, and when the sample would be there.
@@ -66,19 +89,18 @@ struct Run<'a> {
     source: SharedSource,
     /// Of it, by node.
     streams: u32,
-    /// Nodes that can admit (id) or send another request (nodes + id), and streams that begin (2 nodes + stream), by time.
-    ready: BinaryHeap<Reverse<(Ordered, u32)>>,
-    /// Who else waits for what a node is reading, by group and block.
-    waiting: HashMap<(u32, u32), Vec<Want>>,
-    /// What a node reads from the source although others have it: which of its accesses wait for that, by node and sample.
-    again: HashMap<(u32, u32), Vec<u64>>,
+    ready: BinaryHeap<Reverse<(Ordered, Due)>>,
+    /// Who else waits for what a node is reading, by node and block.
+    waiting: FxHashMap<(u32, u32), Vec<Want>>,
+    peers: Peers,
+    settings: Settings,
     latencies: Random,
     counts: Counts,
     epoch_ends: Vec<f64>,
 }
 
 impl<'a> Run<'a> {
-    fn new(setup: &'a Setup<'a>) -> Self {
+    fn new(setup: &'a Setup<'a>) -> Result<Self, Error> {
         let nodes = setup.hardware.nodes;
         let streams = streams(setup.hardware);
         let node_of: Vec<u32> = (0..nodes * streams).map(|stream| stream / streams).collect();
@@ -90,20 +112,21 @@ impl<'a> Run<'a> {
             };
             node_of.len()
         ];
-        Self {
+        Ok(Self {
             setup,
             nodes: (0..nodes).map(|_| Node::new(setup)).collect(),
-            homes: Homes::new(setup),
+            homes: Homes::new(setup)?,
             devices: Devices::new(setup.hardware),
             streams,
             source: SharedSource::new(setup.curve.clone(), setup.hardware.share, node_of, weights),
-            ready: (0..nodes).map(|n| Reverse((Ordered(0.0), n))).collect(),
-            waiting: HashMap::new(),
-            again: HashMap::new(),
+            ready: (0..nodes).map(|n| Reverse((Ordered(0.0), Due::Admit(n)))).collect(),
+            waiting: FxHashMap::default(),
+            peers: Peers::new(),
+            settings: Settings::default(),
             latencies: Random::new(setup.scenario.training.seed),
             counts: Counts::default(),
             epoch_ends: vec![0.0; setup.access.epochs() as usize],
-        }
+        })
     }
 
     fn run(mut self) -> Result<Outcome, Error> {
@@ -113,24 +136,33 @@ impl<'a> Run<'a> {
             match (ready, self.source.next_end()) {
                 (None, None) => break,
                 (Some(at), end) if end.is_none_or(|end| at <= end) => {
-                    let Some(Reverse((_, who))) = self.ready.pop() else {
+                    let Some(Reverse((_, due))) = self.ready.pop() else {
                         break;
                     };
-                    match who.checked_sub(self.setup.hardware.nodes) {
-                        None => self.admit(who, at, &mut epochs)?,
-                        Some(node) if node < self.setup.hardware.nodes => self.request(node, at),
-                        Some(stream) => self.begin(stream - self.setup.hardware.nodes, at),
+                    match due {
+                        Due::Admit(node) => self.admit(node, at, &mut epochs)?,
+                        Due::Request(node) => self.request(node, at),
+                        Due::Begin(stream) => self.begin(stream, at),
+                        Due::Guests(node) => self.place_guests(node, at),
+                        Due::Answer(question) => self.send(question, at),
+                        Due::Arrived(question) => self.arrived(question, at),
+                        Due::Answered(question) => self.answered(question, at),
+                        Due::GiveUp(question) => self.give_up(question, at),
                     }
                 }
                 _ => {
                     let Some((stream, at)) = self.source.end_next() else {
                         break;
                     };
-                    self.received(stream, at, &mut epochs)?;
+                    self.received(stream, at);
                 }
             }
         }
         Ok(self.outcome())
+    }
+
+    fn at(&mut self, at: f64, due: Due) {
+        self.ready.push(Reverse((Ordered(at), due)));
     }
 
     fn horizon(&self) -> f64 {
@@ -151,16 +183,20 @@ impl<'a> Run<'a> {
             }
             let (epoch, mb) = (n.epoch, self.setup.sizes.of(sample));
             let held = n.staging.holds(sample);
-            let staged = held.is_some() || !self.homes.keeps_in_ram(node, sample, epoch);
+            let staged = held.is_some() || !self.homes.keeps_in_ram(node, sample);
             if staged && held.is_none() {
-                let along_mb = self.homes.blocks.cell_mb();
+                // Neighbours come along from the source alone.
+                let along_mb = match self.homes.find(node, sample) {
+                    Where::Absent | Where::Nowhere => self.homes.blocks.cell_mb(),
+                    _ => 0.0,
+                };
                 match n.room_at(self.setup, node, mb, along_mb, at) {
                     None => return Ok(()),
                     Some(room) => at = room,
                 }
             }
             if at > horizon {
-                self.ready.push(Reverse((Ordered(at), node)));
+                self.at(at, Due::Admit(node));
                 return Ok(());
             }
             self.setup.access.watch().did(1)?;
@@ -168,16 +204,22 @@ impl<'a> Run<'a> {
             if n.advance(self.setup, node) {
                 epochs.leave(epoch);
             }
-            let want = Want { node, seq, sample, mb };
+            let want = Want {
+                node,
+                seq,
+                sample,
+                mb,
+                question: OWN,
+            };
             let found = match held {
                 Some(fetched) => self.use_held(want, fetched),
-                None => self.locate(want, epoch, at),
+                None => self.locate(want, at),
             };
             match found {
                 Some(fetched) => self.fetched(node, seq, fetched),
                 // The source gained a reader, which may end before what was due next.
                 None => {
-                    self.ready.push(Reverse((Ordered(at), node)));
+                    self.at(at, Due::Admit(node));
                     return Ok(());
                 }
             }
@@ -187,105 +229,58 @@ impl<'a> Run<'a> {
     /// Uses what is in staging memory, or on its way there.
     fn use_held(&mut self, want: Want, fetched: f64) -> Option<f64> {
         if fetched.is_nan() {
-            self.wait(want);
+            self.wait(want.node, want);
             return None;
         }
         self.counts.local(TierKind::Ram, want.mb);
         Some(fetched)
     }
 
-    /// Waits for a sample that its home is reading.
-    fn wait(&mut self, want: Want) {
-        let key = (self.homes.group(want.node), self.homes.blocks.number(want.sample));
+    /// Waits for a sample that is on its way to `node`.
+    fn wait(&mut self, node: u32, want: Want) {
+        let key = (node, self.homes.blocks.number(want.sample));
         self.waiting.entry(key).or_default().push(want);
     }
 
-    /// Asks for a sample; `Some` when it is known when it will be there, `None` when the source has to say.
-    fn locate(&mut self, want: Want, epoch: u32, at: f64) -> Option<f64> {
+    /// Asks for a sample; `Some` when it is known when it will be there, `None` when another node or the source has to say.
+    fn locate(&mut self, want: Want, at: f64) -> Option<f64> {
         let Want { node, sample, mb, .. } = want;
-        match self.homes.find(node, sample, epoch) {
-            // The engine gives out what is in memory as it is.
-            Where::Own(tier) if !self.setup.hardware.exchanges() && self.is_ram(tier) => {
+        match self.homes.find(node, sample) {
+            // What is in memory is given out as it is.
+            Where::Own(tier) if self.is_ram(tier) => {
                 self.counts.local(TierKind::Ram, mb);
-                Some(at)
+                return Some(at);
             }
             Where::Own(tier) => {
                 let done = self.devices.tier_done(node, tier, mb, at);
-                let tier_mb_s = self.setup.hardware.tiers[tier].read_mb_s;
-                if self.leaves(want, at, (tier_mb_s, done)) {
-                    self.ask_source(want, Keep::Ill, at);
-                    return None;
+                if !self.leaves(node, at, (self.setup.hardware.tiers[tier].read_mb_s, done)) {
+                    self.devices.read_tier(node, tier, mb, at);
+                    self.counts.local(self.setup.hardware.tiers[tier].kind, mb);
+                    return Some(done);
                 }
-                if self.source_is_better(want, at, (tier_mb_s, done)) {
-                    self.ask_source(want, Keep::No, at);
-                    return None;
+                self.ask_source(want, Keep::Ill, at);
+            }
+            Where::Peer(home) => self.ask_home(want, home, at),
+            Where::Coming => self.wait(node, want),
+            Where::Nowhere => self.ask_source(want, Keep::No, at),
+            Where::Absent => match self.homes.choose(node, sample, &self.devices, at) {
+                Some(tier) => {
+                    self.keep(node, sample, tier);
+                    self.ask_source(want, Keep::Home(tier), at);
                 }
-                self.devices.read_tier(node, tier, mb, at);
-                self.counts.local(self.setup.hardware.tiers[tier].kind, mb);
-                self.read_from(node, tier, epoch, mb, done);
-                Some(done)
-            }
-            Where::Peer(home, tier) => {
-                let done = self.devices.peer_done(node, home, tier, mb, at);
-                let mb_s = self.network_mb_s().min(self.setup.hardware.tiers[tier].read_mb_s);
-                if self.asks_again(want, at, (mb_s, done)) {
-                    return None;
-                }
-                self.devices.read_peer(node, home, tier, mb, at);
-                self.counts.mb.peer += mb;
-                self.homes.consider_copy(node, sample, epoch);
-                self.read_from(home, tier, epoch, mb, done);
-                Some(done)
-            }
-            Where::Coming => {
-                self.wait(want);
-                None
-            }
-            Where::Nowhere => {
-                let home = self.homes.choose(node, sample, epoch, &self.devices, at);
-                match home {
-                    Some((home, tier)) if home != node => {
-                        self.wait(want);
-                        let (node, seq) = (home, u64::MAX);
-                        self.ask_source(Want { node, seq, ..want }, Keep::Home(tier), at);
-                    }
-                    kept => {
-                        let keep = kept.map_or(Keep::No, |(_, tier)| Keep::Home(tier));
-                        if kept.is_some_and(|(_, tier)| !self.is_ram(tier)) {
-                            // All of it passes through staging memory on its way to the disk.
-                            let block = self.homes.blocks.samples(self.homes.blocks.number(sample));
-                            let n = &mut self.nodes[node as usize];
-                            block.for_each(|sample| n.staging.pass(sample, self.setup.sizes.of(sample)));
-                        }
-                        self.ask_source(want, keep, at);
-                    }
-                }
-                None
-            }
+                None => self.ask_source(want, Keep::No, at),
+            },
         }
+        None
     }
 
-    /// Reads from the source what others have, if that would come too late and the source is sooner.
-    fn asks_again(&mut self, want: Want, at: f64, other: Other) -> bool {
-        let key = (want.node, want.sample);
-        if !self.again.is_empty()
-            && let Some(seqs) = self.again.get_mut(&key)
-        {
-            seqs.push(want.seq);
-            return true;
-        }
-        let asks = self.source_is_better(want, at, other);
-        if asks {
-            self.again.insert(key, Vec::new());
-            self.ask_source(want, Keep::Copy, at);
-        }
-        asks
-    }
-
-    /// In the last epoch what was read isn't read again: its memory is read-ahead's.
-    fn read_from(&mut self, home: u32, tier: usize, epoch: u32, mb: f64, done: f64) {
-        if epoch + 1 == self.setup.access.epochs() && self.is_ram(tier) {
-            self.nodes[home as usize].staging.free(mb, done);
+    /// A node is about to read a block that it is going to keep. All of it passes through staging memory on its way to a disk.
+    fn keep(&mut self, node: u32, sample: u32, tier: usize) {
+        self.homes.keep(node, sample, tier);
+        if !self.is_ram(tier) {
+            let block = self.homes.blocks.samples(self.homes.blocks.number(sample));
+            let n = &mut self.nodes[node as usize];
+            block.for_each(|sample| n.staging.pass(sample, self.setup.sizes.of(sample)));
         }
     }
 
@@ -293,24 +288,11 @@ impl<'a> Run<'a> {
         self.setup.hardware.tiers[tier].kind == TierKind::Ram
     }
 
-    /// Whether the engine leaves a disk for the source.
-    fn leaves(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
-        let wait_s = self.nodes[want.node as usize].requests.wait_s();
-        Settings::default().leaves_cache(done - at, wait_s, mb_s, self.source_mb_s(), SLOW_S)
-    }
-
-    /// Whether the other way is slower than the source, and its queue so long that the sample would be late, and later than from the source.
-    fn source_is_better(&self, want: Want, at: f64, (mb_s, done): Other) -> bool {
-        let n = &self.nodes[want.node as usize];
-        self.setup.hardware.exchanges()
-            && mb_s < self.source_mb_s()
-            && done > n.needed_at(self.setup, want.seq, at)
-            && at + self.setup.hardware.latency_s + (n.requests.queued_mb + want.mb) / self.source_mb_s() < done
-    }
-
-    /// What nodes that send to each other at random get: half, as both ends have to be free.
-    fn network_mb_s(&self) -> f64 {
-        self.setup.hardware.network_mb_s / 2.0
+    /// Whether the engine leaves a disk of a node for the source.
+    fn leaves(&self, node: u32, at: f64, (mb_s, done): Other) -> bool {
+        let wait_s = self.nodes[node as usize].requests.wait_s();
+        self.settings
+            .leaves_cache(done - at, wait_s, mb_s, self.source_mb_s(), SLOW_S)
     }
 
     /// What the source gives a node when all read. What one could get while others read from peers, it would not get if they decided alike.
@@ -322,8 +304,7 @@ impl<'a> Run<'a> {
         let blocks = &self.homes.blocks;
         let along = match keep {
             Keep::Home(_) => blocks.samples(blocks.number(want.sample)).collect(),
-            Keep::Copy => vec![want.sample],
-            // Neighbours are on the disk that is too slow, too.
+            // Neighbours are where it was to come from, too.
             Keep::Ill => vec![want.sample],
             Keep::No => self.read_soon(want, at),
         };
@@ -336,7 +317,10 @@ impl<'a> Run<'a> {
         }
         self.counts.source(last);
         let brings = Some(Brings { want, keep, along });
-        n.requests.ask(last, brings);
+        match keep == Keep::Ill && self.setup.hardware.exchanges() {
+            true => n.requests.ask_first(last, brings),
+            false => n.requests.ask(last, brings),
+        }
         self.request(want.node, at);
     }
 
@@ -346,7 +330,7 @@ impl<'a> Run<'a> {
         let blocks = &self.homes.blocks;
         let samples = blocks.samples(blocks.number(want.sample));
         let mut along = vec![want.sample];
-        if self.setup.hardware.exchanges() || samples.len() == 1 {
+        if samples.len() == 1 {
             return along;
         }
         let n = &mut self.nodes[want.node as usize];
@@ -382,19 +366,16 @@ impl<'a> Run<'a> {
         let hardware = self.setup.hardware;
         let requests = &mut self.nodes[node as usize].requests;
         let at = requests.now(at);
-        let mut latency_s = || match hardware.exchanges() {
-            true => hardware.latency_s,
-            false => hardware.draw_latency_s(&mut self.latencies),
-        };
+        let mut latency_s = || hardware.draw_latency_s(&mut self.latencies);
         while let Some((stream, begin)) = requests.send(at, &mut latency_s) {
             let (mb, stream) = (requests.mb(stream), node * self.streams + stream);
             match begin > at {
-                true => self.ready.push(Reverse((Ordered(begin), 2 * hardware.nodes + stream))),
+                true => self.ready.push(Reverse((Ordered(begin), Due::Begin(stream)))),
                 false => self.source.start(stream, mb, at),
             }
         }
         if let Some(next) = requests.wakes(at) {
-            self.ready.push(Reverse((Ordered(next), hardware.nodes + node)));
+            self.at(next, Due::Request(node));
         }
     }
 
@@ -405,95 +386,67 @@ impl<'a> Run<'a> {
     }
 
     /// The source delivered what a stream was reading.
-    fn received(&mut self, stream: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
+    fn received(&mut self, stream: u32, at: f64) {
         let (node, stream) = (stream / self.streams, stream % self.streams);
         let (pending, arrived) = self.nodes[node as usize].requests.received(self.setup, stream, at);
         self.request(node, at);
         let Some(Brings { want, keep, along }) = pending.brings else {
-            return Ok(());
+            return;
         };
         let Want { seq, sample, mb, .. } = want;
-        match keep {
-            Keep::No | Keep::Ill => {}
-            Keep::Copy => self.homes.consider_copy(node, sample, self.epoch_of(node, seq)),
+        let written = match keep {
+            Keep::No | Keep::Ill => None,
             Keep::Home(tier) => {
                 let written = self.devices.write_tier(node, tier, pending.mb, arrived);
                 self.homes.present(node, sample);
-                if !self.is_ram(tier) {
-                    self.nodes[node as usize]
-                        .staging
-                        .came_along(self.setup, &along, arrived, Some(written));
-                }
+                (!self.is_ram(tier)).then_some(written)
             }
+        };
+        if keep == Keep::No || written.is_some() {
+            let staging = &mut self.nodes[node as usize].staging;
+            staging.came_along(self.setup, &along, arrived, written);
         }
         if seq != u64::MAX {
             self.fetched(node, seq, arrived);
-            self.unblock(node, at, epochs)?;
+        } else if !matches!(keep, Keep::Home(_)) {
+            // It was read for another node, which may have given up.
+            let staging = &mut self.nodes[node as usize].staging;
+            let stay = staging.admit(sample, mb);
+            staging.fetched(sample, stay, arrived);
+            staging.rests(sample, stay, mb, arrived);
         }
-        if keep == Keep::Copy {
-            for seq in self.again.remove(&(node, sample)).unwrap_or_default() {
-                self.counts.local(TierKind::Ram, mb);
-                self.fetched(node, seq, arrived);
-            }
-            return self.unblock(node, at, epochs);
+        self.share(node, want, at, arrived, &along, matches!(keep, Keep::Home(_)));
+        self.wake(node, at);
+    }
+
+    /// Who else waited for what came with a want gets it: all of its block, or these samples.
+    fn share(&mut self, node: u32, want: Want, at: f64, arrived: f64, along: &[u32], is_all: bool) {
+        if self.waiting.is_empty() {
+            return;
         }
-        if keep == Keep::No {
-            self.nodes[node as usize]
-                .staging
-                .came_along(self.setup, &along, arrived, None);
-        }
-        let key = (self.homes.group(node), self.homes.blocks.number(sample));
+        let key = (node, self.homes.blocks.number(want.sample));
         let waiting = self.waiting.remove(&key).unwrap_or_default();
         // Of a block that stays nowhere, others may come with another request.
         let (served, others): (Vec<Want>, Vec<Want>) = waiting
             .into_iter()
-            .partition(|want| matches!(keep, Keep::Home(_)) || along.contains(&want.sample));
+            .partition(|want| is_all || along.contains(&want.sample));
         if !others.is_empty() {
             self.waiting.insert(key, others);
         }
         for want in served {
-            self.served(node, want, arrived);
-            self.unblock(want.node, at, epochs)?;
-        }
-        Ok(())
-    }
-
-    /// What `home` has had in memory since `arrived`, somebody waited for.
-    fn served(&mut self, home: u32, want: Want, arrived: f64) {
-        let Want { node, seq, sample, mb } = want;
-        // What the node holds already, for an access before, it doesn't fetch again: it is in memory.
-        let done = if node == home {
-            self.counts.local(TierKind::Ram, mb);
-            arrived
-        } else if self.homes.has_copy(node, sample) {
-            self.counts.local(TierKind::Ram, mb);
-            self.devices.send_done(home, node, 0.0, arrived)
-        } else {
-            let done = self.devices.send_done(home, node, mb, arrived);
-            if self.asks_again(want, arrived, (self.network_mb_s(), done)) {
-                return;
+            match want.question {
+                OWN => {
+                    self.counts.local(TierKind::Ram, want.mb);
+                    self.fetched(node, want.seq, arrived);
+                }
+                _ => self.fetched_for(node, want, at, arrived),
             }
-            self.counts.mb.peer += mb;
-            self.homes.consider_copy(node, sample, self.epoch_of(node, seq));
-            self.devices.send(home, node, mb, arrived)
-        };
-        self.fetched(node, seq, done);
-    }
-
-    fn epoch_of(&self, node: u32, seq: u64) -> u32 {
-        (seq / u64::from(self.setup.access.per_epoch(node))) as u32
+        }
     }
 
     /// It is known when a sample will be in staging memory: what can be consumed in order, is.
     fn fetched(&mut self, node: u32, seq: u64, at: f64) {
         self.nodes[node as usize].fetched(self.setup, node, seq, at, &mut self.epoch_ends);
-    }
-
-    fn unblock(&mut self, node: u32, at: f64, epochs: &mut Epochs<'_>) -> Result<(), Error> {
-        match std::mem::take(&mut self.nodes[node as usize].blocked) {
-            true => self.admit(node, at, epochs),
-            false => Ok(()),
-        }
     }
 
     fn outcome(self) -> Outcome {

@@ -20,6 +20,9 @@ const ENGINE_NODE_BYTES: f64 = 1e5;
 /// What a node of the fast model has admitted and not used: of a sample, and at most.
 const SLOT_BYTES: f64 = 64.0;
 const WINDOW_BYTES: f64 = 262_144.0 * SLOT_BYTES;
+/// The same where nodes ask each other, and what a node knows of another one.
+const PASSING_BYTES: f64 = 600.0;
+const LANE_BYTES: f64 = 500.0;
 /// An epoch's order and times; each checkpoint of the bound, and a node's time in it.
 const EPOCH_BYTES: f64 = 256.0;
 const CHECKPOINT_BYTES: (f64, f64) = (64.0, 8.0);
@@ -111,8 +114,13 @@ fn own_bytes(scenario: &Scenario, samples: f64, policy: Policy, drive: Drive) ->
         Policy::Foreload if scenario.cluster.network_mb_s.is_none() => {
             nodes * (3.0 * samples + WINDOW_BYTES.min(SLOT_BYTES * samples * epochs / nodes))
         }
-        // A copy is a bit; the table is left out where it would exceed a gigabyte.
-        Policy::Foreload => (samples * nodes / 8.0).min(1e9),
+        // What passes through, with its questions, and a lane for each two nodes that ask each other.
+        Policy::Foreload => {
+            let staging_mb = scenario.staging().map_or(0.0, |tier| tier.capacity_mb);
+            let reads = samples * epochs / nodes;
+            let passing = nodes * (staging_mb / scenario.dataset.mean_mb).min(reads);
+            passing * PASSING_BYTES + (nodes * nodes).min(samples * epochs) * LANE_BYTES
+        }
         // Above the policy's own limit it says so by itself.
         Policy::Frequency => (2.0 * samples * nodes).min(4.3e9),
         _ => 0.0,

@@ -21,9 +21,19 @@ pub(super) const fn mix(mut x: u64) -> u64 {
 /// A key from numbers that each may be small: absorbed one after the other, so that no two lists of the same length meet
 /// more often than chance has it.
 pub(crate) fn key(parts: &[u64]) -> u64 {
-    parts.iter().fold(GOLDEN, |key, &part| {
-        mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))
-    })
+    parts.iter().fold(GOLDEN, |key, &part| absorb(key, spread(part)))
+}
+
+/// What of absorbing a number doesn't depend on the key: for numbers that are absorbed into many.
+#[inline]
+pub(crate) const fn spread(part: u64) -> u64 {
+    mix(part.wrapping_add(GOLDEN))
+}
+
+/// The key of one number more, which is spread.
+#[inline]
+pub(crate) const fn absorb(key: u64, spread: u64) -> u64 {
+    mix(key.wrapping_add(GOLDEN) ^ spread)
 }
 
 /// `word`, uniform over the 64-bit words, scaled down to `0..bound` by its high bits.

@@ -141,6 +141,8 @@ impl Scheduler {
             match self.bring_block(whole, alone, line, urgency, actions) {
                 Ok(Some(id)) => return Ok(id),
                 Ok(None) => break,
+                // Another node doesn't wait for whole room, which may never come: nothing here makes some for it, and all that ask wait behind.
+                Err(_) if urgency == Urgency::Guest => break,
                 // It has no room for a moment: what is under way makes some.
                 Err(blocked) if !urgency.is_urgent() || !self.loads.is_idle() => return Err(blocked),
                 // Reads planned further ahead are put back for it, but nothing that is kept leaves for a block of which somebody waits for a part.

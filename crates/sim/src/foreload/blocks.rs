@@ -1,8 +1,6 @@
 //! What one request brings: a whole object, or the samples of a shard that begin in the same cell of the engine's grid.
 
 use crate::{Setup, Sizes};
-use foreload_plan::arena::reserved_bytes;
-use foreload_plan::placement::Block;
 use foreload_plan::settings::Settings;
 
 const MB: f64 = 1_048_576.0;
@@ -70,32 +68,12 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The block of a sample, with the bytes that it takes where it is kept.
-    pub fn block(&self, sample: u32) -> Block {
-        let number = self.number(sample);
-        let samples = self.samples(number);
-        Block {
-            number,
-            shared: samples.len() > 1,
-            bytes: samples.map(|sample| self.room(sample)).sum(),
-        }
-    }
-
-    /// The bytes that a sample takes where it is kept.
-    fn room(&self, sample: u32) -> u64 {
-        match self.of.is_empty() {
-            // As the papers count.
-            true => (self.sizes.of(sample) * MB).round() as u64,
-            false => reserved_bytes(bytes(self.sizes.mb[sample as usize])),
-        }
-    }
-
-    /// Bytes of all.
-    pub fn bytes(&self) -> u64 {
-        match self.of.is_empty() {
-            true => (self.sizes.total_mb * MB).round() as u64,
-            false => (0..self.sizes.samples()).map(|sample| self.room(sample)).sum(),
-        }
+    /// Bytes from the first of a block to its last.
+    pub fn len(&self, block: u32) -> u64 {
+        let samples = self.samples(block);
+        let last = samples.end as usize - 1;
+        let from = |sample: usize| self.sizes.places.as_ref().map_or(0, |places| places[sample].1);
+        from(last) + bytes(self.sizes.mb[last]) - from(samples.start as usize)
     }
 
     /// MB of the requests for some samples of one block, in their order.

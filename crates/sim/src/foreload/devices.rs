@@ -67,30 +67,8 @@ impl Devices {
         *until
     }
 
-    /// When a read of another node's tier would end.
-    pub fn peer_done(&self, node: u32, home: u32, tier: usize, mb: f64, at: f64) -> f64 {
-        self.send_done(home, node, mb, self.tier_done(home, tier, mb, at))
-    }
-
-    /// Reads another node's tier.
-    pub fn read_peer(&mut self, node: u32, home: u32, tier: usize, mb: f64, at: f64) {
-        let read = self.read_tier(home, tier, mb, at);
-        self.send_from(home, node, mb, at, read);
-    }
-
-    /// When what `home` has in memory at `at` would be at another node.
-    pub fn send_done(&self, home: u32, node: u32, mb: f64, at: f64) -> f64 {
-        let busy = self.sending_until[home as usize].max(self.receiving_until[node as usize]);
-        at.max(busy) + mb * self.network_s_per_mb
-    }
-
     /// Sends what `home` has in memory at `at`; returns when it is there.
     pub fn send(&mut self, home: u32, node: u32, mb: f64, at: f64) -> f64 {
-        self.send_from(home, node, mb, at, at)
-    }
-
-    /// The network is taken from `at` on in the order of requests, however long the tier takes, so a slow disk doesn't hold up others.
-    fn send_from(&mut self, home: u32, node: u32, mb: f64, at: f64, ready: f64) -> f64 {
         let seconds = mb * self.network_s_per_mb;
         let (sending, receiving) = (
             &mut self.sending_until[home as usize],
@@ -98,7 +76,7 @@ impl Devices {
         );
         self.longest_queue_s = self.longest_queue_s.max(*sending - at);
         self.longest_incast_s = self.longest_incast_s.max(*receiving - at);
-        let done = ready.max(*sending).max(*receiving) + seconds;
+        let done = at.max(*sending).max(*receiving) + seconds;
         *sending = sending.max(at) + seconds;
         *receiving = receiving.max(at) + seconds;
         self.sent_mb[home as usize] += mb;

@@ -2,7 +2,7 @@
 
 use super::Want;
 use super::requests::Requests;
-use super::staging::Staging;
+use super::staging::{Room, Staging};
 use crate::access::Epochs;
 use crate::consumer::AHEAD;
 use crate::{Error, Setup};
@@ -57,8 +57,10 @@ pub struct Node {
     pub requests: Requests,
     /// What samples pass through.
     pub staging: Staging,
-    /// None where nodes exchange samples: each sample is a batch then, and all are asked for.
-    loader: Option<Loader>,
+    /// What others ask for that has no memory yet, and whether it is going to be looked at again.
+    pub guests: VecDeque<Want>,
+    pub guests_are_due: bool,
+    loader: Loader,
     admitted_mb: f64,
     slots: VecDeque<Slot>,
     /// Sequence number of the first slot.
@@ -81,10 +83,12 @@ impl Node {
             blocked: false,
             requests: Requests::new(setup.hardware),
             staging: Staging::new(setup),
-            loader: (!setup.hardware.exchanges()).then(|| Loader {
+            guests: VecDeque::new(),
+            guests_are_due: false,
+            loader: Loader {
                 released: VecDeque::from([0.0; AHEAD + 1]),
                 batches: 0,
-            }),
+            },
             admitted_mb: 0.0,
             slots: VecDeque::new(),
             first: 0,
@@ -122,34 +126,32 @@ impl Node {
     }
 
     /// The batch of an access of an epoch.
-    fn batch(&self, setup: &Setup<'_>, id: u32, epoch: u32, access: u32) -> u64 {
-        let (epoch, access) = (u64::from(epoch), u64::from(access));
-        match self.loader {
-            None => epoch * u64::from(setup.access.per_epoch(id)) + access,
-            Some(_) => {
-                let position = access * u64::from(setup.hardware.nodes) + u64::from(id);
-                (epoch << 32) + position / u64::from(setup.access.batch())
-            }
-        }
+    fn batch(setup: &Setup<'_>, id: u32, epoch: u32, access: u32) -> u64 {
+        let position = u64::from(access) * u64::from(setup.hardware.nodes) + u64::from(id);
+        (u64::from(epoch) << 32) + position / u64::from(setup.access.batch())
     }
 
-    /// Whether the next sample belongs to the batch that is consumed next: it has to be admitted.
-    fn is_needed(&self, setup: &Setup<'_>, id: u32) -> bool {
-        let first = self.slots.front();
-        first.is_none_or(|slot| slot.batch == self.batch(setup, id, self.epoch, self.access))
+    /// For whom the next sample is: for the batch that is used next, one of those that are asked for ahead, or none of them.
+    fn whose(&self, setup: &Setup<'_>, id: u32) -> Room {
+        let batch = Self::batch(setup, id, self.epoch, self.access);
+        match self.slots.front().map_or(0, |slot| batch - slot.batch) {
+            0 => Room::Needed,
+            ahead if ahead <= AHEAD as u64 => Room::Asked,
+            _ => Room::Ahead,
+        }
     }
 
     /// Whether this node looks no further ahead until something of what it admitted was fetched.
     pub fn has_admitted_enough(&mut self, setup: &Setup<'_>, id: u32) -> bool {
         let most = Settings::default().window_entries as usize;
-        self.blocked = self.loader.is_some() && self.slots.len() >= most && !self.is_needed(setup, id);
+        self.blocked = self.slots.len() >= most && self.whose(setup, id) != Room::Needed;
         self.blocked
     }
 
     /// The earliest time at which the next sample, of `mb`, fits, and `along_mb` of neighbours with it; `None` (and blocked) when that isn't known yet.
     pub fn room_at(&mut self, setup: &Setup<'_>, id: u32, mb: f64, along_mb: f64, at: f64) -> Option<f64> {
-        let needed = self.is_needed(setup, id);
-        let room = self.staging.room_at(mb, along_mb, at, needed);
+        let whose = self.whose(setup, id);
+        let room = self.staging.room_at(mb, along_mb, at, whose);
         self.blocked = room.is_none();
         room
     }
@@ -180,7 +182,7 @@ impl Node {
             stay: staged.then(|| self.staging.admit(sample, mb)),
             before_mb: self.admitted_mb,
             fetched: f64::NAN,
-            batch: self.batch(setup, id, self.epoch, self.access),
+            batch: Self::batch(setup, id, self.epoch, self.access),
         });
         self.admitted_mb += mb;
         self.first + self.slots.len() as u64 - 1
@@ -209,7 +211,7 @@ impl Node {
             self.next.fetched = self.next.fetched.max(slot.fetched);
             let after = self.consumed + self.next.slots as u32;
             let ends_epoch = after == setup.access.per_epoch(id);
-            if ends_epoch || self.batch(setup, id, self.consumed_epoch, after) != batch {
+            if ends_epoch || Self::batch(setup, id, self.consumed_epoch, after) != batch {
                 self.consume(setup, epoch_ends, ends_epoch);
             }
         }
@@ -219,28 +221,19 @@ impl Node {
     fn consume(&mut self, setup: &Setup<'_>, epoch_ends: &mut [f64], ends_epoch: bool) {
         let Assembled { slots, mb, fetched } = std::mem::take(&mut self.next);
         // The first ones of an epoch are asked for when the last one of the epoch before was given back.
-        let asked = self
-            .loader
-            .as_ref()
-            .map_or(0.0, |loader| loader.released[AHEAD - loader.batches.min(AHEAD)]);
+        let asked = self.loader.released[AHEAD - self.loader.batches.min(AHEAD)];
         let preprocess = setup.hardware.write_s_per_mb / setup.hardware.staging_threads;
         self.preprocessed_at = self.preprocessed_at.max(fetched).max(asked) + mb * preprocess;
         let consumed = self.preprocessed_at.max(self.free_at);
         let compute_s = setup.compute.seconds_ahead(mb, slots);
         self.free_at = consumed + compute_s;
         self.computed_s += compute_s;
-        let from = match &mut self.loader {
-            None => consumed,
-            Some(loader) => {
-                loader.released.pop_front();
-                loader.released.push_back(self.free_at);
-                loader.batches = if ends_epoch { 0 } else { loader.batches + 1 };
-                self.free_at
-            }
-        };
+        self.loader.released.pop_front();
+        self.loader.released.push_back(self.free_at);
+        self.loader.batches = if ends_epoch { 0 } else { self.loader.batches + 1 };
         for slot in self.slots.drain(..slots) {
             if let Some(stay) = slot.stay {
-                self.staging.rests(slot.sample, stay, slot.mb, from);
+                self.staging.rests(slot.sample, stay, slot.mb, self.free_at);
             }
         }
         self.first += slots as u64;

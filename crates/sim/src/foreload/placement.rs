@@ -1,148 +1,186 @@
-//! A scenario's cluster as [`foreload_plan::placement`] sees it.
+//! Where samples live: what each node keeps, and what it asks others for.
+//!
+//! A node keeps what it reads as long as its tiers have room, fastest first. Where nodes exchange samples it keeps the blocks whose home it is, and homes are the
+//! engine's ([`foreload_plan::homes`]): what is another node's is asked for there, and what has no home passes through.
 
 use super::Devices;
 use super::blocks::Blocks;
-use crate::{Setup, TierKind, TierSpeed};
-use foreload_plan::placement::{Exchange, Group, Placement, Where, groups::Cluster};
+use crate::{Error, Setup, TierKind, TierSpeed};
+use foreload_plan::arena::reserved_bytes;
+use foreload_plan::homes::{self, Member};
+use foreload_plan::placement::groups::Cluster;
+use foreload_plan::scheduler::record_bytes;
 
 const MB: f64 = 1_048_576.0;
+/// Nothing is known of a block, or no tier had room for it.
+const ABSENT: u8 = 0x7f;
+/// It is there, and not on its way.
+const PRESENT: u8 = 0x80;
 
-fn bytes(mb: f64) -> u64 {
-    (mb * MB).round() as u64
+/// Where a node finds a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// In its own tier.
+    Own(usize),
+    /// On its way to there.
+    Coming,
+    /// In the source; it is the node's to keep, if a tier has room.
+    Absent,
+    /// At its home, which is another node.
+    Peer(u32),
+    /// In the source; nobody keeps it.
+    Nowhere,
 }
 
-/// Homes and copies on all nodes: one table where nodes exchange samples, else one for each.
+/// What all nodes keep: one table where each block has one home, else one for each node.
 pub struct Homes<'a> {
     setup: &'a Setup<'a>,
-    /// What is placed.
+    /// What is kept.
     pub blocks: Blocks<'a>,
-    tables: Vec<Placement>,
+    homes: Option<homes::Homes>,
+    tables: Vec<Vec<u8>>,
+    /// Bytes by node and tier.
+    free: Vec<u64>,
 }
 
 impl<'a> Homes<'a> {
-    /// Nothing is placed.
-    pub fn new(setup: &'a Setup<'a>) -> Self {
-        let nodes = setup.hardware.nodes;
-        let (tables, nodes) = match setup.hardware.exchanges() || nodes == 1 {
-            true => (1, nodes),
-            false => (nodes, 1),
-        };
+    /// Nothing is kept yet.
+    ///
+    /// # Errors
+    /// When the run was ended.
+    pub fn new(setup: &'a Setup<'a>) -> Result<Self, Error> {
+        let nodes = setup.hardware.nodes as usize;
         let blocks = Blocks::new(setup);
-        let table = Placement::new(group(setup, nodes, tables == 1), blocks.count(), blocks.bytes());
-        Self {
+        let homes = setup
+            .hardware
+            .exchanges()
+            .then(|| homes_of(setup, &blocks))
+            .transpose()?;
+        let tables = if homes.is_some() { 1 } else { nodes };
+        // Staging takes from memory what it needs for its batches.
+        let of_ram = super::staging::memory(setup).1 / setup.scenario.node_ram_mb();
+        let room = |tier: &TierSpeed| match tier.kind {
+            TierKind::Ram => bytes(tier.capacity_mb * of_ram),
+            _ => bytes(tier.capacity_mb),
+        };
+        let free: Vec<u64> = setup.hardware.tiers.iter().map(room).collect();
+        Ok(Self {
             setup,
+            tables: vec![vec![ABSENT; blocks.count() as usize]; tables],
+            free: free.repeat(nodes),
             blocks,
-            tables: vec![table; tables as usize],
-        }
+            homes,
+        })
     }
 
-    /// The table of a node, and its number there.
-    fn of(&self, node: u32) -> (usize, u32) {
-        match self.tables.len() {
-            1 => (0, node),
-            _ => (node as usize, 0),
-        }
+    fn state(&self, node: u32, block: u32) -> u8 {
+        self.tables[if self.homes.is_some() { 0 } else { node as usize }][block as usize]
     }
 
-    /// The nodes that `node` exchanges samples with, by one of them.
-    pub fn group(&self, node: u32) -> u32 {
-        self.of(node).0 as u32
+    fn state_mut(&mut self, node: u32, block: u32) -> &mut u8 {
+        &mut self.tables[if self.homes.is_some() { 0 } else { node as usize }][block as usize]
     }
 
     /// Where `node` finds a sample.
-    pub fn find(&self, node: u32, sample: u32, epoch: u32) -> Where {
-        let (table, own) = self.of(node);
-        self.tables[table].find(own, self.blocks.number(sample), epoch)
-    }
-
-    /// Whether `node` finds a sample in memory that it keeps, or will when it asks for it: it needs no staging memory. Where nodes exchange samples,
-    /// all pass through it.
-    pub fn keeps_in_ram(&self, node: u32, sample: u32, epoch: u32) -> bool {
-        let tiers = &self.setup.hardware.tiers;
-        let is_ram = |tier: &usize| tiers[*tier].kind == TierKind::Ram;
-        !self.setup.hardware.exchanges()
-            && match self.find(node, sample, epoch) {
-                Where::Own(tier) => is_ram(&tier),
-                Where::Coming => true,
-                Where::Peer(..) => false,
-                Where::Nowhere => {
-                    let (table, own) = self.of(node);
-                    let room = self.tables[table].room(own);
-                    let fits = |tier: &usize| room[*tier] >= self.blocks.block(sample).bytes;
-                    (0..tiers.len()).find(fits).is_some_and(|tier| is_ram(&tier))
-                }
+    pub fn find(&self, node: u32, sample: u32) -> Where {
+        let block = self.blocks.number(sample);
+        if let Some(homes) = &self.homes {
+            match homes.of(u64::from(block)) {
+                None => return Where::Nowhere,
+                Some(home) if home != node as usize => return Where::Peer(home as u32),
+                Some(_) => {}
             }
-    }
-
-    /// The home of a sample that `node` is about to read from the source, and the tier there.
-    pub fn choose(&mut self, node: u32, sample: u32, epoch: u32, devices: &Devices, at: f64) -> Option<(u32, usize)> {
-        let (setup, (table, own)) = (self.setup, self.of(node));
-        let reads = || setup.access.reads_after(node, sample, epoch);
-        // A node that keeps for itself alone is number 0 of its table.
-        let can_write = |home, tier| devices.can_write(node - own + home, tier, at);
-        let block = self.blocks.block(sample);
-        let found = self.tables[table].choose_home(own, block, epoch, reads, can_write);
-        found.map(|(home, tier)| (node - own + home, tier))
-    }
-
-    /// `node`, its home, has a sample now.
-    pub fn present(&mut self, node: u32, sample: u32) {
-        let (table, _) = self.of(node);
-        self.tables[table].present(self.blocks.number(sample));
-    }
-
-    /// `node` got a sample whose home is elsewhere, and may keep a copy.
-    pub fn consider_copy(&mut self, node: u32, sample: u32, epoch: u32) {
-        let (setup, (table, own)) = (self.setup, self.of(node));
-        let (reads, block) = (
-            || setup.access.reads_after(node, sample, epoch),
-            self.blocks.block(sample),
-        );
-        // Of a shared block it got a part.
-        if !block.shared {
-            self.tables[table].consider_copy(own, block, epoch, reads);
+        }
+        match self.state(node, block) {
+            ABSENT => Where::Absent,
+            tier if tier & PRESENT == 0 => Where::Coming,
+            tier => Where::Own(usize::from(tier & !PRESENT)),
         }
     }
 
-    /// Whether `node` keeps a copy besides the home's.
-    pub fn has_copy(&self, node: u32, sample: u32) -> bool {
-        let (table, own) = self.of(node);
-        self.tables[table].has_copy(own, self.blocks.number(sample))
+    /// Whether `node` finds a sample in memory that it keeps, or will when it asks for it: it needs no staging memory.
+    pub fn keeps_in_ram(&self, node: u32, sample: u32) -> bool {
+        let is_ram = |tier: usize| self.setup.hardware.tiers[tier].kind == TierKind::Ram;
+        match self.find(node, sample) {
+            Where::Own(tier) => is_ram(tier),
+            Where::Coming => true,
+            Where::Absent => self
+                .fitting(node, self.blocks.number(sample))
+                .next()
+                .is_some_and(is_ram),
+            Where::Peer(_) | Where::Nowhere => false,
+        }
+    }
+
+    /// The tiers of `node` that have room for a block.
+    fn fitting(&self, node: u32, block: u32) -> impl Iterator<Item = usize> {
+        let len = self.blocks.len(block);
+        let tiers = self.setup.hardware.tiers.len();
+        let free = &self.free[node as usize * tiers..][..tiers];
+        (0..tiers).filter(move |tier| free[*tier] >= self.room(*tier, len))
+    }
+
+    /// The bytes that a block of `len` takes in a tier.
+    fn room(&self, tier: usize, len: u64) -> u64 {
+        match self.setup.hardware.tiers[tier].kind {
+            TierKind::Disk => record_bytes(len),
+            _ => reserved_bytes(len),
+        }
+    }
+
+    /// The tier of `node` that is going to keep a sample that is its to keep; none: it passes through.
+    pub fn choose(&self, node: u32, sample: u32, devices: &Devices, at: f64) -> Option<usize> {
+        let mut tiers = self.fitting(node, self.blocks.number(sample));
+        tiers.find(|tier| devices.can_write(node, *tier, at))
+    }
+
+    /// Gives a sample its room in a tier of `node`, which is about to read it.
+    pub fn keep(&mut self, node: u32, sample: u32, tier: usize) {
+        let block = self.blocks.number(sample);
+        let room = self.room(tier, self.blocks.len(block));
+        self.free[node as usize * self.setup.hardware.tiers.len() + tier] -= room;
+        *self.state_mut(node, block) = tier as u8;
+    }
+
+    /// `node` has what it was about to read.
+    pub fn present(&mut self, node: u32, sample: u32) {
+        *self.state_mut(node, self.blocks.number(sample)) |= PRESENT;
     }
 
     /// Blocks that any node keeps, and all their copies.
     pub fn coverage(&self) -> (u64, u64) {
-        let all = self.tables.iter().map(|table| table.coverage().1).sum();
-        if let [table] = &self.tables[..] {
-            return (table.coverage().0, all);
-        }
-        let kept = |block: &u32| self.tables.iter().any(|t| t.find(0, *block, 0) != Where::Nowhere);
-        ((0..self.blocks.count()).filter(kept).count() as u64, all)
+        let kept = |state: &&u8| **state != ABSENT;
+        let all = self
+            .tables
+            .iter()
+            .map(|table| table.iter().filter(kept).count() as u64)
+            .sum();
+        let any = |block: &usize| self.tables.iter().any(|table| table[*block] != ABSENT);
+        ((0..self.blocks.count() as usize).filter(any).count() as u64, all)
     }
 }
 
-fn group(setup: &Setup<'_>, nodes: u32, reads_all: bool) -> Group {
-    let hardware = setup.hardware;
-    // The fastest tier: copies elsewhere wouldn't be faster than the network.
-    let copies = hardware.tiers.iter().position(|t| t.kind == TierKind::Ram);
-    let of_ram = super::staging::memory(setup).1 / setup.scenario.node_ram_mb();
-    let room = |tier: &TierSpeed| match tier.kind {
-        TierKind::Ram => bytes(tier.capacity_mb * of_ram),
-        _ => bytes(tier.capacity_mb),
+fn bytes(mb: f64) -> u64 {
+    (mb * MB) as u64
+}
+
+/// The engine's homes, for nodes that keep what their tiers hold.
+fn homes_of(setup: &Setup<'_>, blocks: &Blocks<'_>) -> Result<homes::Homes, Error> {
+    let tiers = setup.hardware.tiers.iter().map(|tier| bytes(tier.capacity_mb));
+    let keeps = tiers.fold(0, u64::saturating_add);
+    let member = |id: u32| Member {
+        id: u64::from(id),
+        bytes: keeps,
     };
-    let faster = |from: f64| copies.is_some_and(|to| hardware.tiers[to].read_mb_s > hardware.network_mb_s.min(from));
-    Group {
-        nodes,
-        tiers: hardware.tiers.iter().map(room).collect(),
-        copies,
-        copy_pays: hardware.tiers.iter().map(|t| faster(t.read_mb_s)).collect(),
-        exchange: match nodes > 1 && hardware.network_mb_s < setup.curve.share(nodes) {
-            true => Exchange::Poor,
-            false => Exchange::Good,
-        },
-        epochs: setup.access.epochs(),
-        reads_all,
-    }
+    let members: Vec<Member> = (0..setup.hardware.nodes).map(member).collect();
+    let (watch, mut ended) = (setup.access.watch(), Ok(()));
+    let lengths = (0..blocks.count()).map_while(|block| {
+        watch.tire(setup.hardware.nodes / 4);
+        ended = watch.look();
+        ended.is_ok().then(|| reserved_bytes(blocks.len(block)))
+    });
+    let homes = homes::Homes::new(lengths, &members);
+    ended.map(|()| homes)
 }
 
 /// What decides how large cache groups should be, for a run whose epochs ended at `epoch_ends`, with the whole cluster as one group.

@@ -1,7 +1,7 @@
 //! What one node asks the source for: what waits, what was sent, and what is on its way.
 //!
-//! Where nodes exchange nothing, requests are sent as the engine sends them: as many as [`foreload_plan::flow`] finds worth it, each with a latency of its
-//! own, into memory that takes time while it is fresh. Otherwise one after the other is read, with one latency for all.
+//! Requests are sent as the engine sends them: as many as [`foreload_plan::flow`] finds worth it, each with a latency of its own, into memory that takes time
+//! while it is fresh. Where the source is shared literally, as paper 001 reads, one after the other is read, with one latency for all.
 
 use super::Want;
 use crate::{Hardware, Setup, Share};
@@ -41,10 +41,8 @@ pub enum Keep {
     No,
     /// In this tier, which is its home.
     Home(usize),
-    /// It is on a disk of the node that is too slow.
+    /// It is on a disk that is too slow, or at a node that didn't bring it.
     Ill,
-    /// Its home is elsewhere, but too slow to reach: the node keeps a copy if that is worth it.
-    Copy,
 }
 
 /// What the engine finds out.
@@ -69,7 +67,7 @@ pub fn streams(hardware: &Hardware) -> u32 {
 
 /// Whether requests are read one after the other: what a thread draws under `literal` is a node's, not a request's.
 fn is_serial(hardware: &Hardware) -> bool {
-    hardware.exchanges() || hardware.share == Share::Literal
+    hardware.share == Share::Literal
 }
 
 /// The requests of a node.
@@ -120,6 +118,13 @@ impl Requests {
         self.queued_mb += mb;
         let sent = (0.0, 0.0);
         self.queue.push_back(Pending { mb, brings, sent });
+    }
+
+    /// The same before all that waits: who has it didn't bring it.
+    pub fn ask_first(&mut self, mb: f64, brings: Option<Brings>) {
+        self.queued_mb += mb;
+        let sent = (0.0, 0.0);
+        self.queue.push_front(Pending { mb, brings, sent });
     }
 
     /// The time of what happens next, which is never before what happened last.
@@ -185,6 +190,23 @@ impl Requests {
         })
     }
 
+    /// Requests like these that the source answers each second.
+    pub fn answered_per_s(&self) -> f64 {
+        self.engine.as_ref().map_or(0.0, |engine| {
+            f64::from(engine.limit.limit()) / engine.request_s.max(1e-9)
+        })
+    }
+
+    /// Whether nothing has been written yet to some of the memory.
+    pub fn is_fresh(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.fresh_mb > 0.0)
+    }
+
+    /// When `mb` that another node sent until `at` are in memory.
+    pub fn filled(&mut self, mb: f64, at: f64) -> f64 {
+        self.engine.as_mut().map_or(at, |engine| engine.fill(mb, at, at))
+    }
+
     /// A stream of the source ended at `at`: what it read, and when that is in memory.
     pub fn received(&mut self, setup: &Setup<'_>, stream: u32, at: f64) -> (Pending, f64) {
         let pending = self.reading[stream as usize].take();
@@ -205,14 +227,20 @@ impl Requests {
 
 impl Engine {
     /// When what was sent for at `sent`, and given by the source at `at`, is in memory, if its connection is through at `arrived`.
-    fn filled(&mut self, mb: f64, at: f64, sent: f64, mut arrived: f64) -> f64 {
-        let fresh = self.fresh_mb.min(mb);
-        if fresh > 0.0 {
-            self.fresh_mb -= fresh;
-            self.filled_at = self.filled_at.max(at) + fresh / self.fill_mb_s;
-            arrived = arrived.max(self.filled_at);
-        }
+    fn filled(&mut self, mb: f64, at: f64, sent: f64, arrived: f64) -> f64 {
+        let arrived = self.fill(mb, at, arrived);
         self.request_s += (arrived - sent - self.request_s) * REMEMBERS;
         arrived
+    }
+
+    /// Writes `mb` from `at` on; `arrived` where memory isn't fresh.
+    fn fill(&mut self, mb: f64, at: f64, arrived: f64) -> f64 {
+        let fresh = self.fresh_mb.min(mb);
+        if fresh <= 0.0 {
+            return arrived;
+        }
+        self.fresh_mb -= fresh;
+        self.filled_at = self.filled_at.max(at) + fresh / self.fill_mb_s;
+        arrived.max(self.filled_at)
     }
 }

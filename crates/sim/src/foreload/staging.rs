@@ -1,8 +1,8 @@
 //! The memory of one node that samples pass through.
 //!
-//! A sample takes its bytes when it is admitted, and gives them back when they are needed after its use, the one that was used first before all others. Where
-//! nodes exchange nothing, what rests so is found by who reads it again, as in the engine; and neighbours that come along in a request wait here for their
-//! use, or for the disk that they go to.
+//! A sample takes its bytes when it is admitted, and gives them back when they are needed after its use, the one that was used first before all others. What
+//! rests so is found by who reads it again, here or on another node; and neighbours that come along in a request wait here for their use, or for the disk that
+//! they go to. Where nodes exchange samples, look-ahead leaves a part to what others ask for, as in the engine.
 
 use crate::Setup;
 use rustc_hash::FxHashMap;
@@ -23,22 +23,35 @@ struct Held {
     stay: u64,
     /// NaN until known.
     fetched: f64,
+    /// When the disk that it goes to has it.
+    written: f64,
     /// It came along with a neighbour, and no access of it is admitted yet: MB of it that were expected.
     along: Option<f64>,
+}
+
+/// For whom there is to be room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// What nobody asked for yet.
+    Ahead,
+    /// What another node asks for, or a batch that was asked for.
+    Asked,
+    /// The batch that is used next.
+    Needed,
 }
 
 /// Staging memory.
 #[derive(Debug)]
 pub struct Staging {
     capacity_mb: f64,
+    /// Of it, what look-ahead may take.
+    ahead_mb: f64,
     staged_mb: f64,
     /// Samples that `staged_mb` is the sum of.
     staged: u32,
     rest: VecDeque<Rest>,
     stays: u64,
-    /// Memory of the RAM tier that nothing reads again: from when, and MB.
-    freed: VecDeque<(f64, f64)>,
-    held: Option<FxHashMap<u32, Held>>,
+    held: FxHashMap<u32, Held>,
     /// MB that came along with a neighbour and are read soon.
     expected_mb: f64,
 }
@@ -46,14 +59,16 @@ pub struct Staging {
 impl Staging {
     /// Empty.
     pub fn new(setup: &Setup<'_>) -> Self {
+        let capacity_mb = memory(setup).0;
+        let guests = if setup.hardware.exchanges() { GUESTS } else { 0.0 };
         Self {
-            capacity_mb: memory(setup).0,
+            capacity_mb,
+            ahead_mb: capacity_mb * (1.0 - guests / USED),
             staged_mb: 0.0,
             staged: 0,
             rest: VecDeque::new(),
             stays: 0,
-            freed: VecDeque::new(),
-            held: (!setup.hardware.exchanges()).then(FxHashMap::default),
+            held: FxHashMap::default(),
             expected_mb: 0.0,
         }
     }
@@ -65,22 +80,22 @@ impl Staging {
 
     /// When a sample that is here was fetched: NaN while it is on its way.
     pub fn holds(&self, sample: u32) -> Option<f64> {
-        let held = self.held.as_ref().and_then(|held| held.get(&sample));
-        held.map(|held| held.fetched)
+        self.held.get(&sample).map(|held| held.fetched)
     }
 
-    /// The earliest time at which `mb` fit, and `along_mb` of neighbours with them; `None`: that isn't known yet. What is `needed` fits at once, if nothing rests.
-    pub fn room_at(&mut self, mb: f64, along_mb: f64, mut at: f64, needed: bool) -> Option<f64> {
-        let along_mb = along_mb.min(self.capacity_mb / 2.0);
-        while self.staged > 0 && self.staged_mb + mb + along_mb > self.capacity_mb {
-            if let Some((_, mb)) = self.freed.front().filter(|(from, _)| *from <= at) {
-                self.capacity_mb += mb;
-                self.freed.pop_front();
-                continue;
-            }
+    /// The earliest time at which `mb` fit for `whom`, and `along_mb` of neighbours with them; `None`: that isn't known yet. What is needed fits at once, if
+    /// nothing rests.
+    pub fn room_at(&mut self, mb: f64, along_mb: f64, mut at: f64, whom: Room) -> Option<f64> {
+        let most_mb = if whom == Room::Ahead {
+            self.ahead_mb
+        } else {
+            self.capacity_mb
+        };
+        let along_mb = along_mb.min(most_mb / 2.0);
+        while self.staged > 0 && self.staged_mb + mb + along_mb > most_mb {
             match self.leave() {
                 Some(from) => at = at.max(from),
-                None if needed => break,
+                None if whom == Room::Needed => break,
                 None => return None,
             }
         }
@@ -91,16 +106,20 @@ impl Staging {
     pub fn admit(&mut self, sample: u32, mb: f64) -> u64 {
         self.stays += 1;
         let stay = self.stays;
-        match self.held.as_mut().map(|held| held.entry(sample)) {
+        match self.held.entry(sample) {
             // Its bytes are there, or on their way: they leave after this use.
-            Some(Entry::Occupied(mut held)) => {
+            Entry::Occupied(mut held) => {
                 let held = held.get_mut();
                 held.stay = stay;
                 self.expected_mb -= held.along.take().unwrap_or(0.0);
             }
-            held => {
-                let (fetched, along) = (f64::NAN, None);
-                held.map(|held| held.or_insert(Held { stay, fetched, along }));
+            Entry::Vacant(place) => {
+                place.insert(Held {
+                    stay,
+                    fetched: f64::NAN,
+                    written: 0.0,
+                    along: None,
+                });
                 self.staged += 1;
                 self.staged_mb += mb;
             }
@@ -110,23 +129,25 @@ impl Staging {
 
     /// A sample is here from `at` on.
     pub fn fetched(&mut self, sample: u32, stay: u64, at: f64) {
-        let held = self.held.as_mut().and_then(|held| held.get_mut(&sample));
+        let held = self.held.get_mut(&sample);
         if let Some(held) = held.filter(|held| held.stay == stay) {
             held.fetched = at;
         }
     }
 
-    /// A sample was used: its memory may be needed for others from `from` on.
+    /// A sample was used: its memory may be needed for others from `from` on, or when it is written.
     pub fn rests(&mut self, sample: u32, stay: u64, mb: f64, from: f64) {
+        let written = self.held.get(&sample).map_or(0.0, |held| held.written);
+        let from = from.max(written);
         self.rest.push_back(Rest { sample, stay, mb, from });
     }
 
     /// Takes memory at `at` for a sample that comes along with a neighbour and is read soon, if a fourth of it isn't taken so already.
     pub fn expect(&mut self, sample: u32, mb: f64, at: f64) -> bool {
-        if self.held.is_none() || self.expected_mb + mb > self.whole_mb() / 4.0 {
+        if self.expected_mb + mb > self.whole_mb() / 4.0 {
             return false;
         }
-        while self.staged_mb + mb > self.capacity_mb {
+        while self.staged_mb + mb > self.ahead_mb {
             if self.rest.front().is_none_or(|rest| rest.from > at) {
                 return false;
             }
@@ -139,29 +160,22 @@ impl Staging {
 
     /// Takes memory for a sample on its way to a disk, if it isn't here.
     pub fn pass(&mut self, sample: u32, mb: f64) {
-        if self.held.is_some() && self.holds(sample).is_none() {
+        if self.holds(sample).is_none() {
             self.hold(sample, mb, 0.0);
         }
     }
 
     /// Samples came along with a neighbour at `at`; those that go to a disk may leave when they are `written`.
     pub fn came_along(&mut self, setup: &Setup<'_>, samples: &[u32], at: f64, written: Option<f64>) {
-        let Some(all) = &mut self.held else { return };
         for &sample in samples {
-            let held = all.get_mut(&sample).filter(|held| held.fetched.is_nan());
+            let held = self.held.get_mut(&sample).filter(|held| held.fetched.is_nan());
             let Some(held) = held else { continue };
             held.fetched = at;
+            held.written = written.unwrap_or(0.0);
             if let (Some(from), true) = (written, held.along.is_some()) {
                 let (stay, mb) = (held.stay, setup.sizes.of(sample));
                 self.rest.push_back(Rest { sample, stay, mb, from });
             }
-        }
-    }
-
-    /// `mb` of the RAM tier were read for the last time in the run, until `from`: they are read-ahead's, where the engine doesn't keep them.
-    pub fn free(&mut self, mb: f64, from: f64) {
-        if self.held.is_none() {
-            self.freed.push_back((from, mb));
         }
     }
 
@@ -170,11 +184,10 @@ impl Staging {
         let held = Held {
             stay: self.stays,
             fetched: f64::NAN,
+            written: 0.0,
             along: Some(expected_mb),
         };
-        if let Some(all) = &mut self.held {
-            all.insert(sample, held);
-        }
+        self.held.insert(sample, held);
         self.staged += 1;
         self.staged_mb += mb;
     }
@@ -183,13 +196,11 @@ impl Staging {
     fn leave(&mut self) -> Option<f64> {
         loop {
             let rest = self.rest.pop_front()?;
-            if let Some(held) = &mut self.held {
-                // Since then it was used again.
-                if held.get(&rest.sample).is_none_or(|held| held.stay != rest.stay) {
-                    continue;
-                }
-                held.remove(&rest.sample);
+            // Since then it was used again.
+            if self.held.get(&rest.sample).is_none_or(|held| held.stay != rest.stay) {
+                continue;
             }
+            self.held.remove(&rest.sample);
             self.staged -= 1;
             self.staged_mb = if self.staged == 0 {
                 0.0
@@ -203,14 +214,13 @@ impl Staging {
 
 /// Share of staging memory that the engine fills: without slack no hole would fit the next sample.
 const USED: f64 = 7.0 / 8.0;
+/// Share of it that look-ahead leaves to what others ask for.
+const GUESTS: f64 = 1.0 / 4.0;
 
-/// MB of a node that pass through, and MB of its RAM tiers together, as the engine shares them out where nodes exchange nothing: three batches have room, and
+/// MB of a node that pass through, and MB of its RAM tiers together, as the engine shares them out: three batches have room, and
 /// an eighth of staging stays free.
 pub fn memory(setup: &Setup<'_>) -> (f64, f64) {
     let (hardware, ram_mb) = (setup.hardware, setup.scenario.node_ram_mb());
-    if hardware.exchanges() {
-        return (hardware.staging_mb, ram_mb);
-    }
     let batch_mb = setup.sizes.mean_mb() * f64::from(setup.access.batch()) / f64::from(hardware.nodes);
     let all_mb = hardware.staging_mb + ram_mb;
     let staging_mb = hardware.staging_mb.max((3.0 * batch_mb).min(all_mb / 2.0));

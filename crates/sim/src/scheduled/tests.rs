@@ -5,6 +5,7 @@ use foreload_plan::replay::replay;
 
 mod agreement;
 mod cluster;
+mod exchange;
 
 /// Calls `check` with the set-up of one node.
 fn with_setup(set: &[&str], check: impl FnMut(&Setup<'_>)) {

@@ -55,6 +55,24 @@ fn drawn(seed: u64) -> (Vec<String>, bool) {
     (set, shards)
 }
 
+/// The same samples in shards of 64 MB, with a header of 512 bytes before each.
+pub(super) fn in_shards(sizes: &Sizes) -> Sizes {
+    let (mut object, mut at) = (0, 0);
+    let place = |mb: &f32| {
+        let bytes = (f64::from(*mb) * MB) as u64;
+        if at > 64 << 20 {
+            (object, at) = (object + 1, 0);
+        }
+        at += 512 + bytes;
+        (object, at - bytes)
+    };
+    let places = Some(sizes.mb.iter().map(place).collect());
+    Sizes {
+        places,
+        ..sizes.clone()
+    }
+}
+
 /// How far the fast model is from the scheduler: requests, bytes, time.
 fn gaps(seed: u64) -> ([f64; 3], String) {
     let (set, shards) = drawn(seed);
@@ -62,20 +80,11 @@ fn gaps(seed: u64) -> ([f64; 3], String) {
     let mut found = None;
     let alone = SMALL.replace("network_mb_s = 10000\n", "");
     with_scenario(&alone, &set, |setup| {
-        let mut sizes = setup.sizes.clone();
-        if shards {
-            // Shards of 64 MB, with a header of 512 bytes before each sample.
-            let (mut object, mut at) = (0, 0);
-            let place = |mb: &f32| {
-                let bytes = (f64::from(*mb) * MB) as u64;
-                if at > 64 << 20 {
-                    (object, at) = (object + 1, 0);
-                }
-                at += 512 + bytes;
-                (object, at - bytes)
-            };
-            sizes.places = Some(setup.sizes.mb.iter().map(place).collect());
-        }
+        let sizes = if shards {
+            in_shards(setup.sizes)
+        } else {
+            setup.sizes.clone()
+        };
         let setup = Setup {
             sizes: &sizes,
             ..*setup
