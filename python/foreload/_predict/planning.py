@@ -373,7 +373,7 @@ class _Study:
         report = self._simulate(site, simulated)
         drive, fabric = "fast", report.ran("foreload").fabric
         if self._shares_soon(site, report.ran("foreload").hours, simulated):
-            # The fast model isn't held to the scheduler where nodes ask each other.
+            # Nearer than the fast model, where nodes ask each other, too.
             driven = self._simulate(site, simulated, "engine")
             report, drive = (driven, "engine") if driven["foreload"].supported else (report, drive)
         outcome = report.ran("foreload")
