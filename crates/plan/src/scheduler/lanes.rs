@@ -15,7 +15,7 @@
 //! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it | `hedge_per_cent`, sent to the bucket |
 //! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead | the same |
 //! | no failure | - | a damaged record: it is gone | that it hasn't got something |
-//! | bundles | - | - | of what is below 64 KiB each, up to 32 and 256 KiB |
+//! | bundles | - | - | of what is below 16 KiB each, up to 32 and 256 KiB |
 
 use super::flights::Pending;
 use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome, Source, Told};

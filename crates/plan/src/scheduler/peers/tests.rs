@@ -401,12 +401,12 @@ fn small_samples_that_are_wanted_together_are_asked_for_together_as_many_as_go_i
 #[test]
 fn a_bundle_has_so_many_bytes_at_most_and_nothing_large() {
     let large = BUNDLED_BYTES;
-    let mut hand = wide(&[large - 1; 64]);
-    let theirs = of(&hand, 64, Home::Peer(1));
-    hand.want_samples(1, &theirs[..9]);
+    let mut hand = wide(&[large - 1; 128]);
+    let theirs = of(&hand, 128, Home::Peer(1));
     let most = (BUNDLE_BYTES / (large - 1)) as usize;
+    hand.want_samples(1, &theirs[..2 * most + 1]);
     let loads: Vec<usize> = bundles(&hand).iter().map(|(_, lens)| lens.len()).collect();
-    assert_eq!(loads, [most, most, 9 - 2 * most]);
+    assert_eq!(loads, [most], "with so many under way there is no room for one more");
     let mut hand = wide(&[large; 64]);
     let theirs = of(&hand, 64, Home::Peer(1));
     hand.want_samples(1, &theirs[..9]);
