@@ -243,7 +243,8 @@ def test_each_cache_group_asks_the_bucket_once_and_no_node_of_another(nodes: Any
     found = sum(one["requests"] - one["hedges"] for one in stats)
     # In four epochs a group of two reads 0.87 of the samples, and one of three nearly all.
     assert 1.7 * len(data) <= found <= 2 * len(data) + late, stats
-    assert all(one["peer_hits"] > 0 for one in stats), stats
+    # Where ranks read what their nodes keep, a node may need nothing of others.
+    assert assign or all(one["peer_hits"] > 0 for one in stats), stats
     told = "of 5 nodes in groups of 3 at most"
     assert run.output().count(told) == 5
 
