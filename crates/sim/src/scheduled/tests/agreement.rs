@@ -55,8 +55,23 @@ fn drawn(seed: u64) -> (Vec<String>, bool) {
     (set, shards)
 }
 
+/// Looks at a scenario that was drawn, whose samples may lie in shards.
+pub(super) fn with_drawn(text: &str, (set, shards): &(Vec<String>, bool), mut look: impl FnMut(&Setup<'_>)) {
+    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    with_scenario(text, &set, |setup| {
+        let sizes = match shards {
+            true => in_shards(setup.sizes),
+            false => setup.sizes.clone(),
+        };
+        look(&Setup {
+            sizes: &sizes,
+            ..*setup
+        });
+    });
+}
+
 /// The same samples in shards of 64 MB, with a header of 512 bytes before each.
-pub(super) fn in_shards(sizes: &Sizes) -> Sizes {
+fn in_shards(sizes: &Sizes) -> Sizes {
     let (mut object, mut at) = (0, 0);
     let place = |mb: &f32| {
         let bytes = (f64::from(*mb) * MB) as u64;
@@ -75,22 +90,12 @@ pub(super) fn in_shards(sizes: &Sizes) -> Sizes {
 
 /// How far the fast model is from the scheduler: requests, bytes, time.
 fn gaps(seed: u64) -> ([f64; 3], String) {
-    let (set, shards) = drawn(seed);
-    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    let scenario = drawn(seed);
     let mut found = None;
     let alone = SMALL.replace("network_mb_s = 10000\n", "");
-    with_scenario(&alone, &set, |setup| {
-        let sizes = if shards {
-            in_shards(setup.sizes)
-        } else {
-            setup.sizes.clone()
-        };
-        let setup = Setup {
-            sizes: &sizes,
-            ..*setup
-        };
-        let driven = run(&setup, Policy::Foreload, false).expect("runs").outcome;
-        let fast = foreload::run(&setup).expect("runs");
+    with_drawn(&alone, &scenario, |setup| {
+        let driven = run(setup, Policy::Foreload, false).expect("runs").outcome;
+        let fast = foreload::run(setup).expect("runs");
         let gap = |fast: f64, driven: f64| if driven == 0.0 { fast } else { fast / driven - 1.0 };
         let gaps = [
             gap(fast.requests as f64, driven.requests as f64),
@@ -105,7 +110,7 @@ fn gaps(seed: u64) -> ([f64; 3], String) {
             fast.mb_by_source,
             fast.epoch_hours.iter().map(|h| h * 3600.0).collect::<Vec<_>>(),
             fast.requests,
-            set.join(" "),
+            scenario.0.join(" "),
         );
         found = Some((gaps, what));
     });

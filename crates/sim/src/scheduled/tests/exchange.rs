@@ -3,7 +3,7 @@
 //! Bars: bytes of the source and between nodes within three per cent of the data set's in each epoch, requests within five per cent, time within ten. `FORELOAD_SCENARIOS=200`
 //! runs all of them and prints what each came to.
 
-use super::agreement::in_shards;
+use super::agreement::with_drawn;
 use super::*;
 use crate::Random;
 
@@ -68,23 +68,13 @@ fn drawn(seed: u64) -> (Vec<String>, bool) {
 
 /// How far the fast model is from the schedulers: requests and time as shares of theirs, bytes of the source and of peers as shares of what all epochs read.
 fn gaps(seed: u64) -> ([f64; 4], String) {
-    let (set, shards) = drawn(seed);
-    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    let scenario = drawn(seed);
     let mut found = None;
-    with_scenario(SMALL, &set, |setup| {
-        let sizes = if shards {
-            in_shards(setup.sizes)
-        } else {
-            setup.sizes.clone()
-        };
-        let setup = Setup {
-            sizes: &sizes,
-            ..*setup
-        };
-        let driven = run(&setup, Policy::Foreload, false).expect("runs").outcome;
+    with_drawn(SMALL, &scenario, |setup| {
+        let driven = run(setup, Policy::Foreload, false).expect("runs").outcome;
         assert!(driven.supported, "{seed}: {:?}", driven.reason);
-        let fast = foreload::run(&setup).expect("runs");
-        let read_mb = sizes.total_mb * f64::from(setup.access.epochs());
+        let fast = foreload::run(setup).expect("runs");
+        let read_mb = setup.sizes.total_mb * f64::from(setup.access.epochs());
         let gaps = [
             fast.requests as f64 / driven.requests as f64 - 1.0,
             (fast.mb_by_source.source - driven.mb_by_source.source) / read_mb,
@@ -99,7 +89,7 @@ fn gaps(seed: u64) -> ([f64; 4], String) {
             "driven {}\n     fast   {}\n     {}",
             say(&driven),
             say(&fast),
-            set.join(" ")
+            scenario.0.join(" ")
         );
         found = Some((gaps, what));
     });
@@ -108,16 +98,10 @@ fn gaps(seed: u64) -> ([f64; 4], String) {
 
 #[test]
 fn nodes_whose_blocks_find_no_whole_room_for_others_do_not_make_them_wait_until_their_patience_ends() {
-    let (set, shards) = drawn(165);
-    assert!(shards);
-    let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    with_scenario(SMALL, &set, |setup| {
-        let sizes = in_shards(setup.sizes);
-        let setup = Setup {
-            sizes: &sizes,
-            ..*setup
-        };
-        let outcome = run(&setup, Policy::Foreload, false).expect("runs").outcome;
+    let scenario = drawn(165);
+    assert!(scenario.1);
+    with_drawn(SMALL, &scenario, |setup| {
+        let outcome = run(setup, Policy::Foreload, false).expect("runs").outcome;
         // The network has 466 MB of others' to bring in two epochs; with a patience of 2 s for each sample that was stuck it took 84 s.
         let seconds = outcome.hours * 3600.0;
         assert!(seconds < 20.0, "{seconds} s");
