@@ -620,10 +620,11 @@ impl Agent {
                 name,
                 dataset,
                 samples,
+                steps,
                 answer,
             } => {
                 for (at, sample) in samples.into_iter().enumerate() {
-                    let guest = Guest::new(name, at, answer.clone(), self.answers.clone());
+                    let guest = Guest::new(name, (at, steps), answer.clone(), self.answers.clone());
                     // Where all refuse it, it goes, and its asker hears that.
                     let _ = pools
                         .iter()

@@ -438,6 +438,7 @@ mod tests {
                 offset: 0,
                 len: LEN,
                 pieces: vec![piece],
+                steps: 0,
                 deadline_ns: 0,
                 attempt: 0,
                 hedge: false,

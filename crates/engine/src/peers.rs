@@ -1,16 +1,20 @@
 //! Other nodes' agents: what they ask of this one, and where this one asks them.
 //!
-//! A peer is one more object store. It answers a GET for a sample, `/peer/<digest of the data set>/<number>`, for several small ones,
-//! `/peer/<digest of the data set>/<number>-<number>-...`, and for how a job does there,
-//! `/peer/<digest of the plan>/report`, over HTTP/1.1 on kept connections, and the
+//! A peer is one more object store. It answers a GET for a sample, `/peer/<digest of the data set>/<steps>/<number>`, for several small ones,
+//! `/peer/<digest of the data set>/<steps>/<number>-<number>-...`, and for how a job does there,
+//! `/peer/<digest of the plan>/report`, over HTTP/1.1 on kept connections. The steps are the batches that who asks reads before it needs that: what is needed first is fetched first, for whomever. The
 //! engine's own client asks it as it asks any store: deadlines, silence and broken answers are told apart there. What is sent are the sample's bytes, out of
 //! the shared memory where they lie, which are lent until they have been read.
 //!
 //! Several samples come in one answer of chunks, each of which is a sealed [table](foreload_store::source::parts) of what is here and what isn't, and the bytes of that: what is there goes at once, and what has to be
 //! fetched first follows. So each is as soon there as it would be alone, and no failure of one is the others'.
 //!
+//! What has to be fetched first may take as long as the bucket does, behind all that is read ahead here. Meanwhile a peer shows every half of [`PROGRESS`] that it is there, by an interim answer or by a table of none. Who
+//! asks waits for as long as that, or until the plan has [no more patience](foreload_plan::scheduler): so silence means that a peer hangs, and never that it is busy.
+//!
 //! | the answer | says |
 //! | --- | --- |
+//! | 102, until then | it has to be fetched first: the answer follows |
 //! | 200, of several samples | what is here of them, each with its CRC-32C, and what isn't |
 //! | 200, or 206 for a range that is all of it | here it is; the ETag is its CRC-32C, and `-fetched` behind it means that it had to be fetched first |
 //! | 403 | the request isn't sealed with the job's secret, or came before |
@@ -56,18 +60,14 @@ const REPORT: &str = "report";
 const REPORT_BYTES: u64 = 16 << 10;
 /// Behind the checksum in an ETag.
 const FETCHED: &str = "-fetched";
-/// A peer that sends nothing for so long is asked no more: the bucket is.
+/// A peer that sends nothing for so long hangs: the bucket is asked.
 const PROGRESS: Duration = Duration::from_secs(2);
+/// One that has nothing to send yet says so this often.
+const SIGN: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(1);
-/// Bytes per second that a peer sends at least, or it is asked no more: the bucket is faster.
+/// Bytes per second that whoever asks takes at least, or it is sent no more.
 const LEAST_RATE: u64 = 1_000_000;
 const _: () = assert!(BUNDLE_LOADS <= MOST_PARTS && BUNDLED_BYTES <= MOST_PART_BYTES);
-
-/// What an answer of so many bytes may take.
-#[must_use]
-pub fn patience(len: u64) -> Duration {
-    2 * PROGRESS + Duration::from_millis(len / (LEAST_RATE / 1000))
-}
 
 /// Bytes that a peer has asked for, lent until this goes.
 pub struct Lent {
@@ -163,17 +163,11 @@ pub fn source(address: SocketAddr, trust: &Trust) -> Result<Source, Trouble> {
         .map_err(|error| Trouble::new("invalid", format!("the peer at {address}: {error}")))
 }
 
-/// The key of a sample of a data set at a peer.
+/// The key of samples of a data set at a peer: one at least, the first of which is needed after so many batches.
 #[must_use]
-pub fn key(dataset: Digest, sample: u64) -> String {
-    format!("{dataset}/{sample}")
-}
-
-/// The key of several samples of a data set at a peer: two at least.
-#[must_use]
-pub fn key_of_all(dataset: Digest, samples: impl IntoIterator<Item = u64>) -> String {
+pub fn key(dataset: Digest, steps: u64, samples: impl IntoIterator<Item = u64>) -> String {
     use std::fmt::Write;
-    let mut key = format!("{dataset}/");
+    let mut key = format!("{dataset}/{steps}/");
     for (at, sample) in samples.into_iter().enumerate() {
         let between = if at > 0 { "-" } else { "" };
         // A string takes all that is written to it.
@@ -187,7 +181,7 @@ pub fn key_of_all(dataset: Digest, samples: impl IntoIterator<Item = u64>) -> St
 /// # Errors
 /// In words: it gave no answer that a peer gives.
 pub async fn reach(peer: &Source) -> Result<(), String> {
-    let nothing = key(Digest::from_bytes([0; 16]), 0);
+    let nothing = key(Digest::from_bytes([0; 16]), 0, [0]);
     let (deadline, mut bytes) = (Instant::now() + CONNECT + PROGRESS, Vec::new());
     match peer.fetch(&nothing, 0..1, None, deadline, &mut bytes).await {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error.detail().to_owned()),
@@ -221,12 +215,20 @@ fn written(report: &Report) -> Option<Vec<u8>> {
 /// What a request is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum What {
-    /// A sample of a data set.
-    Sample(Digest, u64),
+    /// A sample.
+    Sample(Wish<u64>),
     /// Several small ones.
-    Samples(Digest, Vec<u64>),
+    Samples(Wish<Vec<u64>>),
     /// How the job with a plan does.
     Report(Digest),
+}
+
+/// What somebody wants of a data set, after so many batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wish<S> {
+    dataset: Digest,
+    steps: u64,
+    samples: S,
 }
 
 /// What a path is for. `None`: nothing.
@@ -240,16 +242,23 @@ fn asked(path: &str) -> Option<What> {
     if what == REPORT {
         return Some(What::Report(digest));
     }
-    let number = |text: &str| {
+    let number = |text: &str| -> Option<u64> {
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         text.parse().ok().filter(|_| is_number)
     };
+    let (steps, what) = what.split_once('/')?;
+    let (dataset, steps) = (digest, number(steps)?);
     match what.split('-').take(BUNDLE_LOADS + 1).count() {
-        1 => Some(What::Sample(digest, number(what)?)),
-        2..=BUNDLE_LOADS => Some(What::Samples(
-            digest,
-            what.split('-').map(number).collect::<Option<_>>()?,
-        )),
+        1 => Some(What::Sample(Wish {
+            dataset,
+            steps,
+            samples: number(what)?,
+        })),
+        2..=BUNDLE_LOADS => Some(What::Samples(Wish {
+            dataset,
+            steps,
+            samples: what.split('-').map(number).collect::<Option<_>>()?,
+        })),
         _ => None,
     }
 }
@@ -267,6 +276,8 @@ pub enum Question {
         dataset: Digest,
         /// Its samples.
         samples: Vec<u64>,
+        /// Batches that who asks reads before it needs them.
+        steps: u64,
         /// Who waits for them, and hears of each once.
         answer: UnboundedSender<Told>,
     },

@@ -196,7 +196,7 @@ mod tests {
                 pieces.insert(0, Piece { content: Content::block(99), at: 0, slot_offset: slot, len: at, content_len: at, ..pieces[0] });
             }
             let body: Vec<u8> = (0..at).map(|i| (i * 31 % 251) as u8).collect();
-            let load = Load { job: 0, source: Source::Bucket, object: 0, offset: 0, len: at, pieces: pieces.clone(), deadline_ns: 0, attempt: 0, hedge: false, bundle: None };
+            let load = Load { job: 0, source: Source::Bucket, object: 0, offset: 0, len: at, pieces: pieces.clone(), steps: 0, deadline_ns: 0, attempt: 0, hedge: false, bundle: None };
             let mut sink = Scatter::new(Arc::clone(&arena), &load, &checks);
             // A failed attempt first.
             sink.write(0, &body[..body.len() / 2]).expect("inside");

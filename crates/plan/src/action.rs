@@ -73,6 +73,8 @@ pub struct Load {
     pub len: u64,
     /// Pieces in order of `at`. One may lie within another: then its bytes go to both.
     pub pieces: Vec<Piece>,
+    /// Batches that the rank which needs it reads before that.
+    pub steps: u64,
     /// Give up at this time.
     pub deadline_ns: u64,
     /// 0 for the first try; a corrupt or failed load is ordered once more.
@@ -322,6 +324,8 @@ pub enum Event {
         job: u32,
         /// The samples, in the order of delivery.
         samples: Vec<u64>,
+        /// [`Load::steps`] of whoever asks.
+        steps: u64,
     },
     /// The asker does nothing but wait for this request: from now on it comes before those that nobody waits for yet, and what is to be copied is
     /// delivered.
@@ -454,10 +458,16 @@ impl Event {
                 rank: *rank,
                 samples: samples.clone(),
             },
-            Event::Serve { request, job, samples } => Event::Serve {
+            Event::Serve {
+                request,
+                job,
+                samples,
+                steps,
+            } => Event::Serve {
                 request: *request,
                 job: *job,
                 samples: samples.clone(),
+                steps: *steps,
             },
             Event::Awaited { request } => Event::Awaited { request: *request },
             Event::Withdraw { request } => Event::Withdraw { request: *request },

@@ -18,6 +18,7 @@ mod index;
 mod lanes;
 mod loads;
 mod memory;
+mod patience;
 mod peers;
 mod race;
 mod requests;
@@ -148,6 +149,8 @@ pub struct Scheduler {
     /// Memory of jobs that nobody reads for, until others take it over: what it holds may be read again.
     spare_bytes: u64,
     staging_bytes: u64,
+    /// Of the memory of what is kept, what was needed for what was waited for, and when it was needed last.
+    yielded: (u64, u64),
     /// Blocks that can't be had as a whole, for something is wrong with one of their samples.
     apart: BTreeSet<u64>,
     /// Bytes of neighbours that come along with a sample and pass through; 0 where samples are whole objects.
@@ -218,6 +221,7 @@ impl Scheduler {
             ram_bytes: 0,
             most_bytes: u64::MAX,
             spare_bytes: 0,
+            yielded: (0, 0),
             tiers: settings.tiers.iter().map(Tier::new).collect(),
             loads: Loads::new(&settings),
             windows: Windows::default(),
@@ -429,7 +433,12 @@ impl Scheduler {
                 samples,
             } => self.want_samples(request, (job, rank), &samples, actions),
             Event::Leave { job, rank } => self.leave(job, rank, actions),
-            Event::Serve { request, job, samples } => self.serve(request, job, &samples, actions),
+            Event::Serve {
+                request,
+                job,
+                samples,
+                steps,
+            } => self.serve(request, job, &samples, steps, actions),
             Event::Awaited { request } => self.await_request(request, actions),
             Event::Withdraw { request } => self.withdraw(request),
             Event::Left { job } => {
@@ -471,7 +480,11 @@ impl Scheduler {
             // A list that doesn't fit the order leaves the epoch unknown: the window waits there and says so.
             Event::Epoch { job, epoch, samples } => drop(self.windows.supply(job, epoch, samples)),
             Event::Tick if self.all_left() => {}
-            Event::Tick => self.hedge(actions),
+            Event::Tick => {
+                self.hedge(actions);
+                self.lose_patience(actions);
+                self.turn_away(actions);
+            }
         }
         if self.unread_ns.is_some_and(|since| self.now_ns - since >= SWEEP_NS) {
             self.forget_unread(actions);

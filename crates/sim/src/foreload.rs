@@ -74,8 +74,6 @@ enum Due {
     /// It is where it was asked for, and written to memory.
     Arrived(u32),
     Answered(u32),
-    /// It has taken too long.
-    GiveUp(u32),
 }
 
 /// A way to a sample besides the source: MB/s, and when the sample would be there.
@@ -147,7 +145,6 @@ impl<'a> Run<'a> {
                         Due::Answer(question) => self.send(question, at),
                         Due::Arrived(question) => self.arrived(question, at),
                         Due::Answered(question) => self.answered(question, at),
-                        Due::GiveUp(question) => self.give_up(question, at),
                     }
                 }
                 _ => {
@@ -310,16 +307,20 @@ impl<'a> Run<'a> {
         };
         let mut requests = self.homes.blocks.requests(along.iter().copied());
         let last = requests.pop().unwrap_or(want.mb);
+        let due = match want.seq {
+            u64::MAX => self.due(want.question),
+            own => own,
+        };
         let n = &mut self.nodes[want.node as usize];
         for mb in requests {
             self.counts.source(mb);
-            n.requests.ask(mb, None);
+            n.requests.ask(mb, None, due);
         }
         self.counts.source(last);
         let brings = Some(Brings { want, keep, along });
         match keep == Keep::Ill && self.setup.hardware.exchanges() {
-            true => n.requests.ask_first(last, brings),
-            false => n.requests.ask(last, brings),
+            true => n.requests.ask_first(last, brings, due),
+            false => n.requests.ask(last, brings, due),
         }
         self.request(want.node, at);
     }

@@ -38,8 +38,6 @@ const ACCESS_S: f64 = 2e-6;
 const TICKED_S: f64 = 5e-7;
 /// Requests of peers have this bit, and those of a node's own rank haven't.
 const GUEST: u64 = 1 << 62;
-/// A peer has so long to begin to answer.
-const PEER_PATIENCE_S: f64 = 2.0;
 /// A hundred days: 10^9 ticks. The policy's clock counts nanoseconds.
 const MOST_S: f64 = 8.64e6;
 
@@ -151,8 +149,8 @@ enum Due {
     Ask { slot: u32 },
     /// A peer hasn't got what a load asked it for.
     Lack { slot: u32 },
-    /// A peer may have taken too long.
-    GiveUp { request: u64 },
+    /// Who asked for it isn't to wait any longer.
+    Withdraw { request: u64 },
     /// What a peer was lent has been sent.
     Sent { handles: Vec<Handle> },
     /// The trainer takes the batch that was prepared, and asks for the next.
@@ -469,7 +467,8 @@ impl Driver<'_> {
                     _ => format!("{what} can't be read, and was tried again"),
                 });
             }
-            // Nothing is forgotten for real, or cancelled without twins.
+            Command::Cancel { load } => self.call_off(node, *load, at),
+            // Nothing is forgotten for real.
             _ => {}
         }
     }
@@ -503,7 +502,7 @@ impl Driver<'_> {
             Due::Fail { slot } => self.failed(node, slot, at, Failure::Unavailable),
             Due::Ask { slot } => self.ask_peer(node, slot, at),
             Due::Lack { slot } => self.failed(node, slot, at, Failure::Final),
-            Due::GiveUp { request } => self.give_up(node, request, at),
+            Due::Withdraw { request } => self.withdraw(node, request, at),
             Due::Sent { handles } => self.step(node, at, Event::Release { handles }),
             Due::Take => self.take(node, at),
             Due::Release => {
@@ -570,12 +569,12 @@ impl Driver<'_> {
         let (Source::Peer(peer), Some(piece)) = (load.source, load.pieces.first()) else {
             return;
         };
+        let steps = load.steps;
         let library = self.nodes[node as usize].recorded.scheduler().library();
         let sample = library.samples_of(piece.content).start;
         self.asked += 1;
         let request = GUEST | self.asked;
         self.guests.insert(request, (node, slot));
-        self.at(u32::from(peer), at + PEER_PATIENCE_S, Due::GiveUp { request });
         let samples = vec![sample];
         self.step(
             u32::from(peer),
@@ -584,15 +583,35 @@ impl Driver<'_> {
                 request,
                 job: 0,
                 samples,
+                steps,
             },
         );
     }
 
-    /// Whoever still waits for a peer asks the source.
-    fn give_up(&mut self, node: u32, request: u64, at: f64) {
+    /// A node isn't to wait any longer for what it asked of a peer.
+    fn call_off(&mut self, node: u32, load: u64, at: f64) {
+        let mut flying = self.nodes[node as usize].flying.iter().zip(0..);
+        let found = flying.find_map(|(flying, slot)| {
+            let action = &flying.as_ref()?.action;
+            match action.command() {
+                Command::Load(it) if action.id() == load => Some((slot, it.source)),
+                _ => None,
+            }
+        });
+        let Some((slot, Source::Peer(peer))) = found else {
+            return;
+        };
+        let asked = self.guests.iter().find(|(_, asker)| **asker == (node, slot));
+        if let Some(request) = asked.map(|(request, _)| *request) {
+            self.at(u32::from(peer), at, Due::Withdraw { request });
+        }
+    }
+
+    /// Nobody waits any longer for what a peer asked for. What is on its way by then comes all the same.
+    fn withdraw(&mut self, node: u32, request: u64, at: f64) {
         if let Some((asker, slot)) = self.guests.remove(&request) {
             self.step(node, at, Event::Withdraw { request });
-            self.failed(asker, slot, at, Failure::Unavailable);
+            self.failed(asker, slot, at, Failure::Cancelled);
         }
     }
 

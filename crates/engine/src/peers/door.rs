@@ -6,7 +6,7 @@
 use super::request::{Part, Request};
 use super::send::{Answer, Body, Finished, Status};
 use super::serve::serve;
-use super::{LEAST_RATE, Lent, PROGRESS, Question, Said, Told, Trust, What, asked, written};
+use super::{LEAST_RATE, Lent, PROGRESS, Question, SIGN, Said, Told, Trust, What, Wish, asked, written};
 use crate::carriers::Carriers;
 use crate::protocol::Trouble;
 use crate::scatter::crc32c;
@@ -45,6 +45,8 @@ pub(super) struct Limits {
     pub patience: Duration,
     /// For a sign that an answer was read.
     pub progress: Duration,
+    /// Until who asks is told once more that what it asked for isn't there yet.
+    pub sign: Duration,
     /// Bytes per second that are taken at least.
     pub least_rate: u64,
     /// Bytes from which a body is sent where it lies.
@@ -57,6 +59,7 @@ impl Default for Limits {
             silence: SILENCE,
             patience: PATIENCE,
             progress: PROGRESS,
+            sign: SIGN,
             least_rate: LEAST_RATE,
             sendfile_from: super::send::SENDFILE_FROM,
         }
@@ -64,7 +67,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What handing so many bytes over may take in all: somewhat longer than who asks for them waits ([`super::patience`]).
+    /// What handing so many bytes over may take in all.
     pub fn handing_over(&self, len: u64) -> Duration {
         self.patience + 2 * self.progress + Duration::from_millis(len / (self.least_rate / 1000))
     }
@@ -146,9 +149,9 @@ impl House {
     /// What was asked for; `None`: it isn't here, and isn't to be.
     pub async fn find(&self, wanted: &Wanted) -> Option<Body> {
         match wanted.what {
-            What::Samples(..) => None,
-            What::Sample(dataset, sample) => {
-                let told = self.ask(dataset, vec![sample]).told().await;
+            What::Samples(_) => None,
+            What::Sample(ref wish) => {
+                let told = self.ask(wish, vec![wish.samples]).told().await;
                 told.into_iter().next().and_then(|(_, lent)| lent).map(Body::Lent)
             }
             What::Report(plan) => {
@@ -163,13 +166,13 @@ impl House {
     /// Asks the thread that plans for several samples, if they are what a request is for.
     pub fn ask_all(&self, wanted: &Wanted) -> Option<Asked<'_>> {
         match &wanted.what {
-            What::Samples(dataset, samples) if wanted.part == Part::All => Some(self.ask(*dataset, samples.clone())),
+            What::Samples(wish) if wanted.part == Part::All => Some(self.ask(wish, wish.samples.clone())),
             _ => None,
         }
     }
 
     /// Asks the thread that plans for samples.
-    fn ask(&self, dataset: Digest, samples: Vec<u64>) -> Asked<'_> {
+    fn ask<S>(&self, wish: &Wish<S>, samples: Vec<u64>) -> Asked<'_> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = NEXT.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = unbounded_channel();
@@ -177,8 +180,9 @@ impl House {
         // An agent that ends answers nobody.
         let _ = self.questions.send(Question::Ask {
             name,
-            dataset,
+            dataset: wish.dataset,
             samples,
+            steps: wish.steps,
             answer: sender,
         });
         Asked {
@@ -196,7 +200,7 @@ impl House {
 
     /// What is said of some of the samples that a request is for, sealed: behind it come the bytes of those that are here, in this order.
     pub fn table(&self, wanted: &Wanted, told: &[Told], out: &mut Vec<u8>) {
-        let What::Samples(dataset, samples) = &wanted.what else {
+        let What::Samples(Wish { dataset, samples, .. }) = &wanted.what else {
             return;
         };
         let verdict = |(at, lent): &Told| {
@@ -223,8 +227,8 @@ impl House {
             Part::To(_) | Part::Other => return (self.sealed(Answer::of(Status::Malformed), wanted), None),
         };
         let said = match (&body, &wanted.what) {
-            (Body::Lent(lent), What::Sample(dataset, sample)) => Said {
-                crc: self.sum_of((*dataset, *sample), lent),
+            (Body::Lent(lent), What::Sample(wish)) => Said {
+                crc: self.sum_of((wish.dataset, wish.samples), lent),
                 was_fetched: lent.via == Via::Bucket,
             },
             _ => Said {

@@ -30,6 +30,7 @@ use bytes::BufMut;
 use foreload_plan::action::BUNDLED_BYTES;
 use rustix::net::RecvFlags;
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -39,6 +40,8 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 const FIRST_BYTES: usize = 1024;
 /// What is read of a peer that was refused, so that it hears that: who closes a socket in which something lies unread takes back what was sent.
 const MOST_DRAINED: usize = 256 << 10;
+/// An interim answer (RFC 9110, section 15.2, and RFC 2518, section 10.1): who asks waits on. It is not sealed, and says nothing that somebody else couldn't.
+const NOT_YET: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
 /// The plan has answered by then.
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
@@ -115,10 +118,8 @@ impl Connection<'_> {
                 if let Some(asked) = house.ask_all(&wanted) {
                     return Ok(self.give_parts(&wanted, asked, closes).await? && !closes);
                 }
-                let found = tokio::select! {
-                    biased;
-                    found = house.find(&wanted) => found,
-                    () = self.gone() => return Ok(false),
+                let Some(found) = self.wait_for(house.find(&wanted)).await? else {
+                    return Ok(false);
                 };
                 house.answer(&wanted, found)
             }
@@ -126,6 +127,22 @@ impl Connection<'_> {
         answer.write(closes, &mut self.head);
         self.give(body).await?;
         Ok(!closes)
+    }
+
+    /// Waits for an answer, and says at times that it is still to come. `None`: the peer is gone.
+    async fn wait_for<T>(&mut self, found: impl Future<Output = T>) -> io::Result<Option<T>> {
+        let mut found = pin!(found);
+        let sign = self.house.limits.sign;
+        loop {
+            tokio::select! {
+                biased;
+                found = &mut found => return Ok(Some(found)),
+                gone = timeout(sign, self.gone()) => match gone {
+                    Ok(()) => return Ok(None),
+                    Err(_) => self.hand_copies(&[NOT_YET]).await?,
+                },
+            }
+        }
     }
 
     /// What the next request is for, or how it is refused, and whether it is the last one. `None`: none came.
@@ -195,14 +212,15 @@ impl Connection<'_> {
             let mut told = tokio::select! {
                 biased;
                 told = asked.told() => told,
-                () = self.gone() => return Ok(false),
+                gone = timeout(house.limits.sign, self.gone()) => match gone {
+                    Ok(()) => return Ok(false),
+                    // It is told of none.
+                    Err(_) => Vec::new(),
+                },
             };
             // What is large isn't asked for together with others.
             told.iter_mut()
                 .for_each(|(_, lent)| drop(lent.take_if(|lent| lent.len >= BUNDLED_BYTES)));
-            if told.is_empty() {
-                continue;
-            }
             let mut table = Vec::with_capacity(FIRST_BYTES);
             house.table(wanted, &told, &mut table);
             let bodies = || told.iter().filter_map(|(_, lent)| lent.as_ref()).map(Lent::as_ref);

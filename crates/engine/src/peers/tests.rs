@@ -4,6 +4,7 @@ mod bench;
 mod bundles;
 mod loans;
 mod requests;
+mod signs;
 
 use super::door::{House, Limits};
 use super::serve::serve;
@@ -33,6 +34,7 @@ fn limits() -> Limits {
         silence: LONG,
         patience: LONG,
         progress: LONG,
+        sign: LONG,
         least_rate: LEAST_RATE,
         sendfile_from: 0,
     }
@@ -187,7 +189,7 @@ impl Place {
 
     /// A request for all of a sample.
     fn request(&self, sample: u64) -> Vec<u8> {
-        let path = format!("/peer/{}", key(our_dataset(), sample));
+        let path = format!("/peer/{}", key(our_dataset(), 3, [sample]));
         let seal = self.seal(&path);
         let len = self.slots.get(sample as usize).map_or(1, |(_, len)| *len);
         let (host, last) = (self.address, len.saturating_sub(1));
@@ -379,16 +381,30 @@ fn what_an_answer_says_is_read_as_it_was_written_and_nothing_else_is() {
 #[test]
 fn a_path_names_a_data_set_and_a_sample_or_nothing() {
     let digest = Digest::from_bytes([7; 16]);
-    let path = format!("/peer/{}", key(digest, 12));
-    assert_eq!(asked(&path), Some(What::Sample(digest, 12)));
+    let path = format!("/peer/{}", key(digest, 5, [12]));
+    assert_eq!(
+        asked(&path),
+        Some(What::Sample(Wish {
+            dataset: digest,
+            steps: 5,
+            samples: 12
+        }))
+    );
     assert_eq!(asked(&format!("/peer/{digest}/report")), Some(What::Report(digest)));
     let some = |count: usize| (0..count as u64).map(|at| at * at).collect::<Vec<_>>();
     for count in [2, BUNDLE_LOADS] {
-        let path = format!("/peer/{}", key_of_all(digest, some(count)));
-        assert_eq!(asked(&path), Some(What::Samples(digest, some(count))));
+        let path = format!("/peer/{}", key(digest, 5, some(count)));
+        assert_eq!(
+            asked(&path),
+            Some(What::Samples(Wish {
+                dataset: digest,
+                steps: 5,
+                samples: some(count)
+            }))
+        );
     }
     assert_eq!(
-        asked(&format!("/peer/{}", key_of_all(digest, some(BUNDLE_LOADS + 1)))),
+        asked(&format!("/peer/{}", key(digest, 5, some(BUNDLE_LOADS + 1)))),
         None
     );
     let hex = digest.to_string();
@@ -396,20 +412,25 @@ fn a_path_names_a_data_set_and_a_sample_or_nothing() {
         String::new(),
         "/".to_owned(),
         "/peer".to_owned(),
-        "/peer//12".to_owned(),
+        "/peer//5/12".to_owned(),
         format!("/peer/{hex}"),
         format!("/peer/{hex}/"),
-        format!("/peer/{hex}/-1"),
-        format!("/peer/{hex}/+1"),
-        format!("/peer/{hex}/1/2"),
-        format!("/peer/{hex}/1-"),
-        format!("/peer/{hex}/1--2"),
-        format!("/peer/{hex}/1-+2"),
-        format!("/peer/{hex}/1-report"),
-        format!("/peer/{hex}/18446744073709551616"),
-        format!("/peer/{}/1", &hex[1..]),
-        format!("/peers/{hex}/1"),
-        format!("/peer/../{hex}/1"),
+        format!("/peer/{hex}/12"),
+        format!("/peer/{hex}//12"),
+        format!("/peer/{hex}/5/"),
+        format!("/peer/{hex}/-5/1"),
+        format!("/peer/{hex}/5/-1"),
+        format!("/peer/{hex}/5/+1"),
+        format!("/peer/{hex}/5/1/2"),
+        format!("/peer/{hex}/5/1-"),
+        format!("/peer/{hex}/5/1--2"),
+        format!("/peer/{hex}/5/1-+2"),
+        format!("/peer/{hex}/5/1-report"),
+        format!("/peer/{hex}/5/18446744073709551616"),
+        format!("/peer/{hex}/18446744073709551616/1"),
+        format!("/peer/{}/5/1", &hex[1..]),
+        format!("/peers/{hex}/5/1"),
+        format!("/peer/../{hex}/5/1"),
     ];
     for other in others {
         assert_eq!(asked(&other), None, "{other}");

@@ -623,6 +623,7 @@ mod tests {
             offset: 0,
             len: pieces.iter().map(|piece| piece.at + piece.len).max().unwrap_or(0),
             pieces,
+            steps: 0,
             deadline_ns: 0,
             attempt: 0,
             hedge: false,

@@ -105,6 +105,8 @@ pub struct Guest {
     pub name: u64,
     /// The sample's place in it.
     at: usize,
+    /// Batches that the other node reads before it needs that.
+    steps: u64,
     answer: UnboundedSender<Told>,
     /// What goes there together.
     answers: Outbox<Told>,
@@ -112,12 +114,18 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// For a sample of a question.
+    /// For a sample of a question, by its place there, that is needed after so many batches.
     #[must_use]
-    pub(crate) fn new(name: u64, at: usize, answer: UnboundedSender<Told>, answers: Outbox<Told>) -> Self {
+    pub(crate) fn new(
+        name: u64,
+        (at, steps): (usize, u64),
+        answer: UnboundedSender<Told>,
+        answers: Outbox<Told>,
+    ) -> Self {
         Guest {
             name,
             at,
+            steps,
             answer,
             answers,
             is_answered: false,
@@ -143,6 +151,7 @@ impl Drop for Guest {
 struct ToAsk {
     source: Source,
     sample: u64,
+    steps: u64,
     len: u64,
     deadline: Instant,
     sink: Scatter,
@@ -260,6 +269,7 @@ impl Pool {
         let Some((job, own)) = self.find(dataset, sample) else {
             return Err(guest);
         };
+        let steps = guest.steps;
         let request = {
             let mut state = self.state.borrow_mut();
             let request = state.next_want;
@@ -268,7 +278,12 @@ impl Pool {
             request
         };
         let samples = vec![own];
-        self.step(Event::Serve { request, job, samples });
+        self.step(Event::Serve {
+            request,
+            job,
+            samples,
+            steps,
+        });
         Ok(())
     }
 
@@ -374,13 +389,13 @@ impl Pool {
             self.note(load, |node| node.requests += 1);
         }
         let dataset = Digest::from_bytes(it.proof.dataset.index.digest());
+        let steps = known.iter().map(|(_, it)| it.steps).min().unwrap_or_default();
+        let key = peers::key(dataset, steps, known.iter().map(|(_, it)| it.sample));
         if known.len() > 1 {
-            let key = peers::key_of_all(dataset, known.iter().map(|(_, it)| it.sample));
             return self.ask_for_all(key, known);
         }
         for (action, it) in known {
-            let key = peers::key(dataset, it.sample);
-            self.ask_for_one(action, it, key);
+            self.ask_for_one(action, it, key.clone());
         }
     }
 
@@ -404,6 +419,7 @@ impl Pool {
         Some(ToAsk {
             source,
             sample,
+            steps: load.steps,
             len: load.len,
             deadline: self.begun + Duration::from_nanos(load.deadline_ns),
             sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
@@ -423,7 +439,7 @@ impl Pool {
             source: it.source,
             object,
             range: 0..it.len,
-            deadline: it.deadline.min(Instant::now() + peers::patience(it.len)),
+            deadline: it.deadline,
             sink: it.sink,
             back: self.back.clone(),
         });
@@ -433,7 +449,6 @@ impl Pool {
     /// One request for several.
     fn ask_for_all(&self, key: String, known: Vec<(Action, ToAsk)>) {
         let order = known[0].0.id();
-        let patience = peers::patience(known.iter().map(|(_, it)| it.len).sum());
         let (source, deadline) = (known[0].1.source.clone(), known[0].1.deadline);
         let (mut parts, mut fetches) = (Vec::with_capacity(known.len()), Vec::with_capacity(known.len()));
         for (action, it) in known {
@@ -449,7 +464,7 @@ impl Pool {
             source,
             key,
             parts,
-            deadline: deadline.min(Instant::now() + patience),
+            deadline,
             back: self.back.clone(),
         });
         for ((action, proof), carrier) in fetches.into_iter().zip(carriers) {

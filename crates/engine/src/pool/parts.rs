@@ -83,6 +83,7 @@ mod tests {
             offset: 0,
             len: 10,
             pieces: vec![piece(0, 0)],
+            steps: 0,
             deadline_ns: 0,
             attempt: 1,
             hedge: false,

@@ -1,7 +1,7 @@
 //! Lanes: one for each source, with what waits for it, what is in flight, and what it has shown of itself.
 //!
 //! A load waits in its source's lane until the lane has room, departs, and ends there, well or not. Jobs take turns: next is the one for which the fewest
-//! bytes are in the air. A lane knows how many requests its source takes
+//! bytes are in the air. Of a job comes first what is needed first, here or on another node. A lane knows how many requests its source takes
 //! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier and each other
 //! node; nothing here tells them apart but the numbers they are made with.
 //!
@@ -17,7 +17,7 @@
 //! | no failure | - | a damaged record: it is gone | that it hasn't got something |
 //! | bundles | - | - | of what is below 16 KiB each, up to 32 and 256 KiB |
 
-use super::flights::Pending;
+use super::flights::{Asker, Pending};
 use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome, Source, Told};
 use crate::flow::{Breaker, Concurrency, Demand, Twins};
 use crate::model::{Estimate, Pinned};
@@ -50,11 +50,44 @@ struct Bundle {
     failures: u32,
 }
 
+/// The lines that what waits was queued for, by the resident that it brings, where others may need that sooner.
+#[derive(Default)]
+struct Lines(Option<Vec<u64>>);
+
+impl Lines {
+    const NONE: u64 = u64::MAX;
+
+    fn of(&self, resident: u32) -> Option<u64> {
+        let line = *self.0.as_ref()?.get(resident as usize)?;
+        (line != Lines::NONE).then_some(line)
+    }
+
+    fn note(&mut self, pending: &Pending) {
+        self.set(pending, pending.line);
+    }
+
+    fn forget(&mut self, pending: &Pending) {
+        self.set(pending, Lines::NONE);
+    }
+
+    fn set(&mut self, pending: &Pending, line: u64) {
+        let Some(lines) = &mut self.0 else { return };
+        for part in pending.parts.iter() {
+            let at = part.handle.index as usize;
+            if lines.len() <= at {
+                lines.resize(at + 1, Lines::NONE);
+            }
+            lines[at] = line;
+        }
+    }
+}
+
 pub(super) struct Lane {
     /// Of the jobs that have anything there.
     queues: Vec<Queue>,
     in_flight: u32,
     flying_bytes: u64,
+    lines: Lines,
     /// Those in the air, oldest first; `None`: the source takes none.
     bundles: Option<Vec<Bundle>>,
     limit: Limit,
@@ -83,6 +116,7 @@ impl Lane {
             queues: Vec::new(),
             in_flight: 0,
             flying_bytes: 0,
+            lines: Lines::default(),
             bundles: None,
             limit,
             estimate,
@@ -178,13 +212,44 @@ impl Lane {
         &mut self.queues[at]
     }
 
-    /// Waits as the last of its job.
+    /// Waits for its turn, behind all of its job that is needed as soon. What is read ahead comes in its order and is the last.
     pub fn push(&mut self, pending: Pending) {
-        self.queue(pending.job).waits.push_back(pending);
+        self.lines.note(&pending);
+        let waits = &mut self.queue(pending.job).waits;
+        let is_last = waits.back().is_none_or(|last| last.line <= pending.line);
+        let at = if is_last {
+            waits.len()
+        } else {
+            waits.partition_point(|other| other.line <= pending.line)
+        };
+        waits.insert(at, pending);
+    }
+
+    /// What waits to bring a resident, if anything does, is needed as soon as that.
+    pub fn hurry(&mut self, resident: u32, asker: Asker) {
+        let Some(line) = self.lines.of(resident).filter(|&line| line > asker.line) else {
+            return;
+        };
+        let queue = self.queues.iter_mut().find(|queue| queue.job == asker.job);
+        let Some(waits) = queue.map(|queue| &mut queue.waits) else {
+            return;
+        };
+        let brings = |pending: &Pending| pending.parts.iter().any(|part| part.handle.index == resident);
+        let first = waits.partition_point(|other| other.line < line);
+        let found = waits
+            .iter()
+            .skip(first)
+            .take_while(|other| other.line == line)
+            .position(brings);
+        if let Some(mut pending) = found.and_then(|at| waits.remove(first + at)) {
+            pending.line = asker.line;
+            self.push(pending);
+        }
     }
 
     /// Waits as the first of its job: what failed, or was sent on from another lane, comes before what is new.
     pub fn push_first(&mut self, pending: Pending) {
+        self.lines.note(&pending);
         self.queue(pending.job).waits.push_front(pending);
     }
 
@@ -195,6 +260,7 @@ impl Lane {
             let (gone, rest) = std::mem::take(&mut queue.waits).into_iter().partition(&is_taken);
             queue.waits = rest;
             let gone: VecDeque<Pending> = gone;
+            gone.iter().for_each(|pending| self.lines.forget(pending));
             taken.extend(gone);
         }
         taken
@@ -215,7 +281,9 @@ impl Lane {
             return None;
         }
         let next = self.turn(|next| next.len < BUNDLED_BYTES && next.len <= room && fits(next))?;
-        next.waits.pop_front()
+        let next = next.waits.pop_front()?;
+        self.lines.forget(&next);
+        Some(next)
     }
 
     /// Whether a load of so many bytes may fly in a bundle.
@@ -230,7 +298,9 @@ impl Lane {
         let next = self.turn(|_| true)?;
         let bytes = next.waits.front().map_or(0, |pending| pending.len);
         if in_flight < limit && (in_flight == 0 || bytes <= room) {
-            return next.waits.pop_front();
+            let next = next.waits.pop_front()?;
+            self.lines.forget(&next);
+            return Some(next);
         }
         if let Limit::Found(concurrency) = &mut self.limit {
             concurrency.wanted_more();
@@ -398,6 +468,20 @@ impl Lanes {
         }
     }
 
+    /// What waits to bring a resident, if anything does, is needed as soon as that.
+    pub fn hurry(&mut self, resident: u32, asker: Asker) {
+        for lane in self.disks.iter_mut().chain([&mut self.bucket]) {
+            lane.hurry(resident, asker);
+        }
+    }
+
+    /// From now on others may need sooner what is read here, too.
+    pub fn share(&mut self) {
+        for lane in self.disks.iter_mut().chain([&mut self.bucket]) {
+            lane.lines.0.get_or_insert_default();
+        }
+    }
+
     /// From now on there are peers up to this number.
     pub fn reach(&mut self, peer: u16) {
         let (depth, twins_per_cent) = (self.peer_depth, self.peer_twins_per_cent);
@@ -490,6 +574,58 @@ mod tests {
         assert_eq!((fly(lane), fly(lane)), (Some(9), None));
         let Demand { queued, in_flight } = lane.demand();
         assert_eq!((queued, in_flight), (2, 3));
+    }
+
+    /// Loads of one sample each, by number and line.
+    fn push_at(lane: &mut Lane, loads: impl IntoIterator<Item = (u32, u64)>) {
+        for (index, line) in loads {
+            let pending = pending(Source::Bucket, index, 100);
+            lane.push(Pending { line, ..pending });
+        }
+    }
+
+    fn order_of(lane: &mut Lane) -> Vec<u64> {
+        lane.set_limit(1000);
+        std::iter::from_fn(|| fly(lane)).collect()
+    }
+
+    #[test]
+    fn what_is_needed_first_is_loaded_first_and_what_was_asked_for_first_of_what_is_needed_as_soon() {
+        let mut lanes = lanes(0);
+        let lane = &mut lanes.bucket;
+        push_at(lane, (0..6).map(|at| (at, 10 * u64::from(at))));
+        push_at(lane, [(6, 25), (7, 0), (8, 25), (9, 90), (10, 50)]);
+        lane.push_first(pending(Source::Bucket, 11, 100));
+        assert_eq!(order_of(lane), [11, 0, 7, 1, 2, 6, 8, 3, 4, 5, 10, 9]);
+    }
+
+    #[test]
+    fn what_others_need_sooner_than_it_was_planned_for_is_brought_forward_and_never_put_back() {
+        let mut lanes = lanes(1);
+        let hurry = |lane: &mut Lane, index, line| lane.hurry(index, Asker { job: 0, line });
+        push_at(&mut lanes.bucket, [(0, 5), (1, 10)]);
+        hurry(&mut lanes.bucket, 1, 0);
+        assert_eq!(order_of(&mut lanes.bucket), [0, 1], "nobody else reads here");
+        lanes.share();
+        let lane = &mut lanes.bucket;
+        push_at(lane, (0..8).map(|at| (at, 10 + u64::from(at / 2))));
+        hurry(lane, 7, 11);
+        hurry(lane, 6, 2);
+        hurry(lane, 0, 90);
+        hurry(lane, 99, 0);
+        lane.hurry(5, Asker { job: 3, line: 0 });
+        assert_eq!(order_of(lane), [6, 0, 1, 2, 3, 7, 4, 5]);
+        hurry(lane, 7, 0);
+        assert_eq!(order_of(lane), Vec::<u64>::new());
+        // What came back for want of something waits first, whatever it is for.
+        push_at(lane, [(1, 10), (2, 20), (3, 30)]);
+        let first = pending(Source::Bucket, 4, 100);
+        lane.push_first(Pending { line: 25, ..first });
+        hurry(lane, 3, 5);
+        hurry(lane, 4, 1);
+        let mut order = order_of(lane);
+        order.sort_unstable();
+        assert_eq!(order, [1, 2, 3, 4]);
     }
 
     #[test]

@@ -325,6 +325,7 @@ impl Scheduler {
             offset: pending.offset,
             len: pending.len,
             pieces: pieces.collect(),
+            steps: self.windows.steps_left(pending.line),
             deadline_ns: self.now_ns + self.settings.load_timeout_ns,
             attempt: pending.attempt,
             hedge: pending.twin_of.is_some(),
@@ -386,8 +387,13 @@ impl Scheduler {
             if !is_peer && result.is_ok() {
                 self.residents.had_from_bucket(part.handle.index);
             }
-            // A peer costs no try.
-            let once_more = is_peer && self.residents.get(part.handle.index).is_wanted() || tried == Some(part.handle);
+            let is_wanted = self.residents.get(part.handle.index).is_wanted();
+            // A peer costs no try, and one that was called off while somebody wants it comes from elsewhere.
+            let once_more = is_peer && is_wanted || tried == Some(part.handle);
+            let result = match result {
+                Err(Failure::Cancelled) if is_peer && is_wanted => Err(Failure::Unavailable),
+                result => result,
+            };
             let Some(part) = self.part_ended(part, flight.issued_ns, rival, result, once_more, actions) else {
                 continue;
             };

@@ -18,6 +18,8 @@ use crate::settings::SLOW_S;
 
 /// A wanted read waits for memory that is being written to disk while a write has ended within this time.
 const DISK_PATIENCE_NS: u64 = 50_000_000;
+/// What is kept stays smaller for so long when it had to yield memory: a few evictions a minute cost next to nothing.
+const YIELDED_NS: u64 = 60_000_000_000;
 /// Neighbours looked at on either side of a sample whose block comes in part.
 const MOST_NEIGHBOURS: u64 = 1024;
 
@@ -378,9 +380,8 @@ impl Scheduler {
         let limit = match self.settings.policy.retention() {
             Retention::Nothing => return false,
             Retention::Fifo(_) if !self.tiers.is_empty() => return false,
-            Retention::Pinned | Retention::Fifo(_) | Retention::Lru => {
-                self.ram_bytes.saturating_sub(self.staging_bytes)
-            }
+            Retention::Pinned => self.ram_bytes.saturating_sub(self.staging_bytes + self.yielded_bytes()),
+            Retention::Fifo(_) | Retention::Lru => self.ram_bytes.saturating_sub(self.staging_bytes),
         };
         let all = self.residents.kept_bytes + reserved_bytes(len);
         all <= limit && all + self.residents.claimed_by_others(content) <= limit
@@ -516,7 +517,7 @@ impl Scheduler {
             if self.residents.forget_expected(&mut self.arena) {
                 continue;
             }
-            if self.put_back_after(line) || self.residents.evict_one(&mut self.arena) || self.put_back_passed(line) {
+            if self.put_back_after(line) || self.yield_kept() || self.put_back_passed(line) {
                 continue;
             }
             // Only leases hold memory, and who holds them may wait for this very read.
@@ -537,6 +538,21 @@ impl Scheduler {
                 _ => return Residents::take(&mut self.arena, len, stay, u64::MAX).ok_or(Blocked::Memory),
             }
         }
+    }
+
+    /// Has a kept sample leave for what is waited for. It isn't replaced for a while: another one would leave soon, and each costs a request.
+    fn yield_kept(&mut self) -> bool {
+        let before = self.residents.kept_bytes;
+        let is_gone = self.residents.evict_one(&mut self.arena);
+        let yielded_bytes = self.yielded_bytes() + before - self.residents.kept_bytes;
+        self.yielded = (yielded_bytes, self.now_ns);
+        is_gone
+    }
+
+    /// Of the memory of what is kept, what it has yielded of late.
+    fn yielded_bytes(&self) -> u64 {
+        let (bytes, at_ns) = self.yielded;
+        if self.now_ns - at_ns < YIELDED_NS { bytes } else { 0 }
     }
 
     /// Puts reads back that nobody waits for, the furthest ahead of their consumer first, until something was freed. Reads before `line` in its own

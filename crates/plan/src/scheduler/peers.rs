@@ -32,6 +32,9 @@ use std::collections::BTreeMap;
 /// A peer that answers sooner holds nobody up: what a busy machine takes at times.
 const LATE_S: f64 = 0.05;
 
+/// What others ask for further ahead counts as so far away.
+const MOST_STEPS: u64 = 1 << 20;
+
 /// A peer is slow that takes so many times as long as others do.
 const SLOWER: f64 = 4.0;
 
@@ -95,6 +98,9 @@ impl Scheduler {
             homes: BTreeMap::new(),
             copies: false,
         };
+        if !self.group.is_alone() {
+            self.loads.lanes.share();
+        }
         self.find_homes();
         let (library, group) = (&self.library, &self.group);
         let is_ours = |content| group.is_alone() || group.home(library, library.block_of(content)) == Home::Here;
@@ -137,7 +143,7 @@ impl Scheduler {
     }
 
     /// The home of what is in a block, or is one.
-    fn home_of(&self, content: Content) -> Home {
+    pub(super) fn home_of(&self, content: Content) -> Home {
         if self.group.is_alone() {
             return Home::Here;
         }
@@ -181,12 +187,15 @@ impl Scheduler {
     }
 
     /// A peer asks.
-    pub(super) fn serve(&mut self, request: u64, job: u32, samples: &[u64], actions: &mut Vec<Action>) {
+    pub(super) fn serve(&mut self, request: u64, job: u32, samples: &[u64], steps: u64, actions: &mut Vec<Action>) {
         let Some(&place) = self.windows.reader(job).and_then(|reader| reader.places.first()) else {
             return self.tell(request, None, Failure::Final, actions);
         };
         let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
-        self.open_request(request, place, targets, true, actions);
+        // Ranks of one job are at the same step, or nearly.
+        let step = self.windows.of(place).head().saturating_add(steps.min(MOST_STEPS));
+        let line = self.windows.line_at(place, step);
+        self.open_request(request, place, targets, Some(line), actions);
         // What is in memory needs none, whoever waits for some.
         while let Some((_, at, own)) = self.requests.next_unplaced(request) {
             let sample = self.windows.on_node(place, own);

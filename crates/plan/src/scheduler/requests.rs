@@ -45,8 +45,8 @@ struct Request {
     missing: u32,
     /// Since when its asker does nothing but wait for it.
     awaited_ns: Option<u64>,
-    /// Another node asks: whatever is asked here comes first.
-    is_guest: bool,
+    /// Another node asks, and whatever is asked here comes first: the line here that is as far away as what it is for there.
+    guest: Option<u64>,
 }
 
 impl Request {
@@ -84,11 +84,24 @@ impl Requests {
         self.open.get(&id).is_some_and(|request| request.awaited_ns.is_some())
     }
 
+    /// How long ago a request was made.
+    pub fn age_ns(&self, id: u64, now_ns: u64) -> u64 {
+        self.open
+            .get(&id)
+            .map_or(0, |request| now_ns.saturating_sub(request.since_ns))
+    }
+
+    /// Since when an asker of this node does nothing but wait for a request.
+    pub fn awaited_since_ns(&self, id: u64) -> Option<u64> {
+        let request = self.open.get(&id).filter(|request| request.guest.is_none());
+        request.and_then(|request| request.awaited_ns)
+    }
+
     /// Whether somebody does nothing but wait for what isn't there.
     pub fn are_awaited(&self) -> bool {
         self.open
             .values()
-            .any(|request| request.awaited_ns.is_some() && request.missing > 0 && !request.is_guest)
+            .any(|request| request.awaited_ns.is_some() && request.missing > 0 && request.guest.is_none())
     }
 
     /// Takes the reads of their own that are there from requests, by number and the rank's place: they wait for memory again. Answers with their
@@ -96,7 +109,7 @@ impl Requests {
     pub fn displace(&mut self, may: impl Fn(u64, usize, bool) -> bool, is_ready: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut displaced = Vec::new();
         for (&id, request) in &mut self.open {
-            if !request.is_guest && !may(id, request.place, request.awaited_ns.is_some()) {
+            if request.guest.is_none() && !may(id, request.place, request.awaited_ns.is_some()) {
                 continue;
             }
             let before = displaced.len();
@@ -110,7 +123,7 @@ impl Requests {
                 }
             }
             if displaced.len() > before {
-                wait_again(queue(request.is_guest, &mut self.unplaced, &mut self.guests), id);
+                wait_again(queue(request.guest.is_some(), &mut self.unplaced, &mut self.guests), id);
             }
         }
         displaced
@@ -119,7 +132,7 @@ impl Requests {
     pub fn of_place(&self, place: usize) -> Vec<u64> {
         self.open
             .iter()
-            .filter(|(_, request)| request.place == place && !request.is_guest)
+            .filter(|(_, request)| request.place == place && request.guest.is_none())
             .map(|(&id, _)| id)
             .collect()
     }
@@ -129,13 +142,13 @@ impl Requests {
         let guests = self
             .open
             .iter()
-            .filter(|(_, request)| request.is_guest && is_of_job(request.place));
+            .filter(|(_, request)| request.guest.is_some() && is_of_job(request.place));
         guests.map(|(&id, _)| id).collect()
     }
 
     /// Whether other nodes wait for anything.
     pub fn have_guests(&self) -> bool {
-        self.open.values().any(|request| request.is_guest)
+        self.open.values().any(|request| request.guest.is_some())
     }
 
     /// The first read of a request that has no memory: the place that it is for, its number in the request, and its sample.
@@ -167,7 +180,7 @@ impl Requests {
     pub fn displace_all(&mut self, resident: u32) -> u32 {
         let mut displaced = 0;
         for (&id, request) in &mut self.open {
-            let is_guest = request.is_guest;
+            let is_guest = request.guest.is_some();
             for (target, &sample) in request.targets.iter_mut().zip(&request.samples) {
                 if *target == Target::Loose(resident) {
                     *target = Target::Unplaced(sample);
@@ -206,7 +219,7 @@ impl Scheduler {
         match (place, line) {
             (Some(place), Some(line)) if count > 0 => {
                 let targets = (0..count).map(|entry| Target::Entry(line, entry)).collect();
-                self.open_request(request, place, targets, false, actions);
+                self.open_request(request, place, targets, None, actions);
             }
             // A batch that is over, or too far away.
             _ => self.tell(request, None, Failure::Final, actions),
@@ -239,7 +252,7 @@ impl Scheduler {
             };
             targets.push(target);
         }
-        self.open_request(request, place, targets, false, actions);
+        self.open_request(request, place, targets, None, actions);
     }
 
     fn sample_at(&mut self, place: usize, epoch: u32, position: u64) -> Option<u64> {
@@ -260,7 +273,7 @@ impl Scheduler {
             return self.tell(request, None, Failure::Final, actions);
         };
         let targets = samples.iter().map(|&sample| Target::Unplaced(sample)).collect();
-        self.open_request(request, place, targets, false, actions);
+        self.open_request(request, place, targets, None, actions);
     }
 
     /// Who asks for more at once than its batches have may do so again.
@@ -284,7 +297,7 @@ impl Scheduler {
         id: u64,
         place: usize,
         targets: Vec<Target>,
-        is_guest: bool,
+        guest: Option<u64>,
         actions: &mut Vec<Action>,
     ) {
         let all = self.windows.reader_at(place).map_or(0, |reader| reader.samples);
@@ -305,7 +318,7 @@ impl Scheduler {
         if samples.len() < targets.len() || self.requests.open.contains_key(&id) {
             return self.tell(id, None, Failure::Final, actions);
         }
-        if !is_guest {
+        if guest.is_none() {
             self.note_large(place, &samples);
         }
         let missing = targets.len() as u32;
@@ -316,12 +329,12 @@ impl Scheduler {
             targets: targets.clone(),
             samples,
             missing,
-            awaited_ns: is_guest.then_some(self.now_ns),
-            is_guest,
+            awaited_ns: guest.map(|_| self.now_ns),
+            guest,
         };
         self.requests.open.insert(id, request);
         if loose {
-            queue(is_guest, &mut self.requests.unplaced, &mut self.requests.guests).push_back(id);
+            queue(guest.is_some(), &mut self.requests.unplaced, &mut self.requests.guests).push_back(id);
         }
         for target in targets {
             let Target::Entry(line, entry) = target else { continue };
@@ -356,8 +369,11 @@ impl Scheduler {
             }
             _ => {
                 self.residents.wait(resident, request);
+                let asker = self.asker(line);
+                if !self.group.is_alone() {
+                    self.loads.lanes.hurry(resident, asker);
+                }
                 if self.windows.readers().len() > 1 {
-                    let asker = self.asker(line);
                     self.loads.waited.entry(resident).or_insert(asker);
                 }
             }
@@ -425,10 +441,10 @@ impl Scheduler {
         urgency: Urgency,
         actions: &mut Vec<Action>,
     ) -> bool {
-        let Some(place) = self.requests.open.get(&id).map(|open| open.place) else {
+        let Some((place, guest)) = self.requests.open.get(&id).map(|open| (open.place, open.guest)) else {
             return true;
         };
-        let line = self.windows.head_line(place);
+        let line = guest.unwrap_or_else(|| self.windows.head_line(place));
         let Ok(resident) = self.resident_for(self.windows.on_node(place, sample), line, urgency, actions) else {
             return false;
         };

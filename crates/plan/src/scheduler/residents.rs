@@ -359,6 +359,14 @@ impl Residents {
         }
     }
 
+    /// The requests that wait for a resident.
+    pub fn waiters(&self, id: u32) -> impl Iterator<Item = u64> {
+        let waiters = self.get(id).waiting.then(|| &self.waiters[id as usize]);
+        waiters
+            .into_iter()
+            .flat_map(|waiters| waiters.first.iter().chain(&waiters.more).copied())
+    }
+
     /// The requests that waited for a resident; none from now on.
     pub fn told(&mut self, id: u32) -> impl Iterator<Item = u64> + use<> {
         let waited = std::mem::take(&mut self.get_mut(id).waiting);

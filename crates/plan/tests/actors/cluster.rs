@@ -628,6 +628,10 @@ impl Cluster {
             _ => {
                 self.request += 1;
                 let request = self.request * 1000 + 999;
+                let steps = match load.command() {
+                    Command::Load(load) => load.steps,
+                    _ => 0,
+                };
                 self.nodes[peer].guests.insert(request, Asked { by, load });
                 self.step(
                     peer,
@@ -635,6 +639,7 @@ impl Cluster {
                         request,
                         job: JOB,
                         samples: vec![sample],
+                        steps,
                     },
                 );
             }

@@ -57,9 +57,9 @@ pub struct Node {
     pub requests: Requests,
     /// What samples pass through.
     pub staging: Staging,
-    /// What others ask for that has no memory yet, and whether it is going to be looked at again.
+    /// What others ask for that has no memory yet, and when it is going to be looked at again.
     pub guests: VecDeque<Want>,
-    pub guests_are_due: bool,
+    pub guests_due_at: f64,
     loader: Loader,
     admitted_mb: f64,
     slots: VecDeque<Slot>,
@@ -84,7 +84,7 @@ impl Node {
             requests: Requests::new(setup.hardware),
             staging: Staging::new(setup),
             guests: VecDeque::new(),
-            guests_are_due: false,
+            guests_due_at: f64::INFINITY,
             loader: Loader {
                 released: VecDeque::from([0.0; AHEAD + 1]),
                 batches: 0,
@@ -186,6 +186,11 @@ impl Node {
         });
         self.admitted_mb += mb;
         self.first + self.slots.len() as u64 - 1
+    }
+
+    /// The access that is consumed next.
+    pub fn first(&self) -> u64 {
+        self.first
     }
 
     /// When a sample that isn't consumed yet will be wanted, if everything before it arrives in time.

@@ -1,14 +1,13 @@
 //! What nodes ask each other for: a lane to each home, and what a home does for who asks.
 //!
 //! As the engine has it ([`foreload_plan::scheduler`]): a lane has so many questions in flight, learns how long its peer takes, and is left for the source when the
-//! peer is slow by far, or doesn't answer. A home gives what is in memory at once; what is on its disk, or not there yet, it reads first, for whoever asks, if memory
+//! peer is slow by far. All are there, and answer in the end: nobody loses patience as the engine does, which waits for what holds its loop up for 2 s at most. A home gives what is in memory at once; what is on its disk, or not there yet, it reads first, for whoever asks, if memory
 //! that nobody has planned with has room for it.
 
 use super::placement::Where;
 use super::requests::Keep;
 use super::staging::Room;
 use super::{Due, Run, Want};
-use foreload_plan::flow::Breaker;
 use foreload_plan::model::{Estimate, Pinned};
 use foreload_plan::settings::{SLOW_S, Settings};
 use rustc_hash::FxHashMap;
@@ -25,8 +24,8 @@ const REST_S: f64 = 1.0;
 /// A peer that answers sooner holds nobody up, and one is slow that takes so many times as long as others do.
 const LATE_S: f64 = 0.05;
 const SLOWER: f64 = 4.0;
-/// A peer has so long to begin to answer.
-const PATIENCE_S: f64 = 2.0;
+/// A home refuses what it has had no memory for for so long, if that is all for what its own peers are to bring.
+const STUCK_S: f64 = 0.05;
 
 /// A node's way to one home.
 #[derive(Debug)]
@@ -35,7 +34,6 @@ struct Lane {
     in_flight: u32,
     flying_mb: f64,
     estimate: Estimate,
-    breaker: Breaker,
     ended_at: f64,
 }
 
@@ -46,7 +44,6 @@ impl Lane {
             in_flight: 0,
             flying_mb: 0.0,
             estimate: Estimate::new(PRIOR, false).by_time(),
-            breaker: Breaker::default(),
             ended_at: 0.0,
         }
     }
@@ -58,10 +55,6 @@ impl Lane {
             return self.waits.pop_front();
         }
         None
-    }
-
-    fn may_be_asked(&self, at: f64) -> bool {
-        self.breaker.allows(ns(at)) && !(self.breaker.is_on_trial() && self.in_flight > 0)
     }
 
     fn ended(&mut self, mb: f64, at: f64) {
@@ -81,15 +74,6 @@ struct Question {
     stay: Option<u64>,
     /// The home had to fetch it: what that took says nothing of the home.
     is_apart: bool,
-    progress: Progress,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    Asked,
-    Sent,
-    /// Its asker went to the source.
-    GivenUp,
 }
 
 /// All lanes and questions.
@@ -141,19 +125,21 @@ impl Peers {
     }
 }
 
-fn ns(at: f64) -> u64 {
-    (at * 1e9) as u64
-}
-
 fn bytes(mb: f64) -> u64 {
     (mb * MB) as u64
 }
 
 impl Run<'_> {
-    /// Asks the home of a sample, or the source where that is ill or holds the node up.
+    /// The access of a home that is as far away as the one of another node that needs what a question is for.
+    pub(super) fn due(&self, question: u32) -> u64 {
+        let Question { want, home, .. } = self.peers.questions[question as usize];
+        let (home, asker) = (&self.nodes[home as usize], &self.nodes[want.node as usize]);
+        home.first() + want.seq.saturating_sub(asker.first())
+    }
+
+    /// Asks the home of a sample, or the source where that holds the node up.
     pub(super) fn ask_home(&mut self, want: Want, home: u32, at: f64) {
-        let is_open = self.peers.lane(want.node, home).breaker.allows(ns(at));
-        if !is_open || self.holds_up(want, home, at) {
+        if self.holds_up(want, home, at) {
             return self.ask_source(want, Keep::No, at);
         }
         self.peers.lane(want.node, home).waits.push_back(want);
@@ -191,10 +177,6 @@ impl Run<'_> {
         let depth = self.peers.depth;
         while let Some(want) = self.peers.lane(node, home).next(depth) {
             let lane = self.peers.lane(node, home);
-            if !lane.may_be_asked(at) {
-                self.ask_source(want, Keep::Ill, at);
-                continue;
-            }
             lane.in_flight += 1;
             lane.flying_mb += want.mb;
             let question = self.peers.begin(Question {
@@ -203,12 +185,8 @@ impl Run<'_> {
                 asked_at: at,
                 stay: None,
                 is_apart: false,
-                progress: Progress::Asked,
             });
             self.serve(home, Want { question, ..want }, at);
-            if self.peers.of(question).progress == Progress::Asked {
-                self.at(at + PATIENCE_S, Due::GiveUp(question));
-            }
         }
     }
 
@@ -223,18 +201,35 @@ impl Run<'_> {
             };
         if !is_there || !self.place(home, want, at) {
             self.nodes[home as usize].guests.push_back(want);
+            self.guests_are_due(home, at + STUCK_S);
         }
     }
 
     /// Gives those who wait for a home's memory what there is, in the order of asking.
     pub(super) fn place_guests(&mut self, home: u32, at: f64) {
-        self.nodes[home as usize].guests_are_due = false;
+        self.nodes[home as usize].guests_due_at = f64::INFINITY;
         while let Some(&want) = self.nodes[home as usize].guests.front() {
             if !self.place(home, want, at) {
-                return;
+                let turns_away_at = self.peers.of(want.question).asked_at + STUCK_S;
+                if at < turns_away_at {
+                    return self.guests_are_due(home, turns_away_at);
+                }
+                if !self.nodes[home as usize].requests.are_idle() {
+                    return;
+                }
+                self.turn_away(want.question, at);
             }
             self.nodes[home as usize].guests.pop_front();
         }
+    }
+
+    /// A home has no memory for what it was asked for, and nothing under way there gives any back.
+    fn turn_away(&mut self, question: u32, at: f64) {
+        let Question { want, home, .. } = *self.peers.of(question);
+        self.peers.spare.push(question);
+        self.peers.lane(want.node, home).ended(want.mb, at);
+        self.ask_source(want, Keep::Ill, at);
+        self.depart(want.node, home, at);
     }
 
     /// Has a home answer, or read what it is asked for. False: it has no memory for that yet.
@@ -242,13 +237,9 @@ impl Run<'_> {
         let Want {
             question, sample, mb, ..
         } = want;
-        if self.peers.of(question).progress == Progress::GivenUp {
-            self.peers.spare.push(question);
-            return true;
-        }
         if let Some(fetched) = self.nodes[home as usize].staging.holds(sample) {
             match fetched.is_nan() {
-                true => self.wait(home, want),
+                true => self.wait_for_coming(home, want),
                 false => self.answer_staged(home, want, at, fetched),
             }
             return true;
@@ -274,7 +265,7 @@ impl Run<'_> {
                 Keep::Ill
             }
             Where::Coming => {
-                self.wait(home, want);
+                self.wait_for_coming(home, want);
                 return true;
             }
             _ => match self.homes.choose(home, sample, &self.devices, at) {
@@ -309,6 +300,15 @@ impl Run<'_> {
         true
     }
 
+    /// Waits for what a home reads anyway, and may have to read sooner than it would have.
+    fn wait_for_coming(&mut self, home: u32, want: Want) {
+        let (due, blocks) = (self.due(want.question), &self.homes.blocks);
+        let block = blocks.number(want.sample);
+        let requests = &mut self.nodes[home as usize].requests;
+        requests.hurry(due, |brings| blocks.number(brings.want.sample) == block);
+        self.wait(home, want);
+    }
+
     /// Whether a home has memory for what another node asks for; it is looked at again when it will have some.
     fn has_room(&mut self, home: u32, mb: f64, at: f64) -> bool {
         match self.nodes[home as usize].staging.room_at(mb, 0.0, at, Room::Asked) {
@@ -323,8 +323,8 @@ impl Run<'_> {
 
     fn guests_are_due(&mut self, home: u32, at: f64) {
         let n = &mut self.nodes[home as usize];
-        if !n.guests_are_due {
-            n.guests_are_due = true;
+        if at < n.guests_due_at {
+            n.guests_due_at = at;
             self.at(at, Due::Guests(home));
         }
     }
@@ -344,11 +344,7 @@ impl Run<'_> {
     /// A home has fetched what another node waits for.
     pub(super) fn fetched_for(&mut self, home: u32, want: Want, at: f64, arrived: f64) {
         let Want { question, sample, .. } = want;
-        let asked = self.peers.of(question);
-        if asked.progress == Progress::GivenUp {
-            return self.peers.spare.push(question);
-        }
-        asked.is_apart = true;
+        self.peers.of(question).is_apart = true;
         match self.nodes[home as usize].staging.holds(sample) {
             Some(_) => self.answer_staged(home, want, at, arrived),
             None => self.answer(question, at, arrived),
@@ -372,28 +368,13 @@ impl Run<'_> {
 
     /// What a home was asked for is in its memory, and goes through the network.
     pub(super) fn send(&mut self, question: u32, at: f64) {
-        let Question {
-            want,
-            home,
-            stay,
-            progress,
-            ..
-        } = *self.peers.of(question);
+        let Question { want, home, stay, .. } = *self.peers.of(question);
         let Want { node, sample, mb, .. } = want;
-        let is_given_up = progress == Progress::GivenUp;
-        let sent = if is_given_up {
-            at
-        } else {
-            self.devices.send(home, node, mb, at)
-        };
+        let sent = self.devices.send(home, node, mb, at);
         if let Some(stay) = stay {
             self.nodes[home as usize].staging.rests(sample, stay, mb, sent);
             self.wake(home, at);
         }
-        if is_given_up {
-            return self.peers.spare.push(question);
-        }
-        self.peers.of(question).progress = Progress::Sent;
         self.counts.mb.peer += mb;
         match self.nodes[node as usize].requests.is_fresh() {
             true => self.at(sent, Due::Arrived(question)),
@@ -432,23 +413,6 @@ impl Run<'_> {
         if !is_apart {
             lane.estimate.observe(bytes(want.mb), 0.0, at - asked_at);
         }
-        lane.breaker.succeeded();
-        self.depart(want.node, home, at);
-    }
-
-    /// Whoever still waits for a home asks the source.
-    pub(super) fn give_up(&mut self, question: u32, at: f64) {
-        let asked = self.peers.of(question);
-        // Its number may be another one's by now.
-        if asked.progress != Progress::Asked || asked.asked_at + PATIENCE_S != at {
-            return;
-        }
-        asked.progress = Progress::GivenUp;
-        let (want, home) = (asked.want, asked.home);
-        let lane = self.peers.lane(want.node, home);
-        lane.ended(want.mb, at);
-        lane.breaker.failed(ns(at));
-        self.ask_source(want, Keep::Ill, at);
         self.depart(want.node, home, at);
     }
 }

@@ -19,6 +19,8 @@ pub struct Pending {
     pub mb: f64,
     /// What it completes; nothing where a later request of the same block does.
     pub brings: Option<Brings>,
+    /// The access that needs it first, by its number on its node.
+    due: u64,
     /// When it was sent, and its time to the first byte.
     sent: (f64, f64),
 }
@@ -113,18 +115,39 @@ impl Requests {
         }
     }
 
-    /// Waits for the source.
-    pub fn ask(&mut self, mb: f64, brings: Option<Brings>) {
+    /// Waits for the source, behind all that is needed as soon.
+    pub fn ask(&mut self, mb: f64, brings: Option<Brings>, due: u64) {
         self.queued_mb += mb;
         let sent = (0.0, 0.0);
-        self.queue.push_back(Pending { mb, brings, sent });
+        let pending = Pending { mb, brings, due, sent };
+        let later = self.queue.iter().rev().take_while(|other| other.due > due).count();
+        self.queue.insert(self.queue.len() - later, pending);
     }
 
     /// The same before all that waits: who has it didn't bring it.
-    pub fn ask_first(&mut self, mb: f64, brings: Option<Brings>) {
+    pub fn ask_first(&mut self, mb: f64, brings: Option<Brings>, due: u64) {
         self.queued_mb += mb;
         let sent = (0.0, 0.0);
-        self.queue.push_front(Pending { mb, brings, sent });
+        self.queue.push_front(Pending { mb, brings, due, sent });
+    }
+
+    /// What waits to bring something, if anything does, is needed as soon as that.
+    pub fn hurry(&mut self, due: u64, is_it: impl Fn(&Brings) -> bool) {
+        let found = self
+            .queue
+            .iter()
+            .position(|pending| pending.brings.as_ref().is_some_and(&is_it));
+        if let Some(at) = found.filter(|&at| self.queue[at].due > due)
+            && let Some(pending) = self.queue.remove(at)
+        {
+            self.queued_mb -= pending.mb;
+            self.ask(pending.mb, pending.brings, due);
+        }
+    }
+
+    /// Nothing waits for the source or is being read from it.
+    pub fn are_idle(&self) -> bool {
+        self.queue.is_empty() && self.reading.iter().all(Option::is_none)
     }
 
     /// The time of what happens next, which is never before what happened last.

@@ -4,11 +4,11 @@
 //! seal; behind it lie the bytes of those that are here, in its order. So whoever answers sends what it has at once, and the rest when it is there.
 //!
 //! ```text
-//! answer = 1*table
+//! answer = *table
 //! table  = count:u8  count*(at:u8 verdict:u8 len:u32 crc:u32)  seal:32 bytes  bytes of those that are here
 //! ```
 //!
-//! Numbers are little-endian; `at` is the object's place in the request, and `verdict` a [`Verdict`]. What is wrong with one object is no matter of the others; an answer in which one is told of twice, or that nobody
+//! A table may tell of none: whoever answers is there, and has nothing new. Numbers are little-endian; `at` is the object's place in the request, and `verdict` a [`Verdict`]. What is wrong with one object is no matter of the others; an answer in which one is told of twice, or that nobody
 //! has sealed, counts for nothing from there on. [`Reader`] reads it in whatever pieces it comes, and keeps none of its bytes.
 
 use super::http::Response;
@@ -154,7 +154,7 @@ impl Reader {
     fn take_table<'a>(&mut self, piece: &'a [u8], parts: &mut impl Parts) -> Result<&'a [u8]> {
         let count = usize::from(*self.table.first().unwrap_or(&piece[0]));
         let left = self.open.iter().filter(|is_open| **is_open).count();
-        if !(1..=left).contains(&count) {
+        if count > left {
             let message = format!("the answer tells of {count} objects, {left} were left");
             return Err(Error::corrupt(message));
         }

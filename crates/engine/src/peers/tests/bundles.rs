@@ -57,6 +57,7 @@ impl Asker {
             offset: 0,
             len,
             pieces: vec![piece],
+            steps: 0,
             deadline_ns: 0,
             attempt: 0,
             hedge: false,
@@ -86,7 +87,7 @@ impl Asker {
         let carriers = self.carriers.carry_all(Bundle {
             name: (1, name),
             source: self.source.clone(),
-            key: key_of_all(our_dataset(), wanted.iter().map(|(sample, _)| *sample)),
+            key: key(our_dataset(), 3, wanted.iter().map(|(sample, _)| *sample)),
             parts: wanted.iter().enumerate().map(part).collect(),
             deadline: Instant::now() + Duration::from_secs(30),
             back: self.back.clone(),
@@ -98,7 +99,7 @@ impl Asker {
     /// Asks for a sample alone.
     pub fn ask_alone(&self, name: u64, sample: u64, len: u64) {
         let object = foreload_store::ObjectRef {
-            key: key(our_dataset(), sample),
+            key: key(our_dataset(), 3, [sample]),
             size: len,
             etag: None,
             version: None,
@@ -115,7 +116,7 @@ impl Asker {
     }
 
     /// The next part that ends: which, and its bytes if they are what was said of them.
-    async fn next(&mut self) -> (u64, Option<Result<Vec<u8>, ErrorKind>>) {
+    pub async fn next(&mut self) -> (u64, Option<Result<Vec<u8>, ErrorKind>>) {
         let landed = tokio::time::timeout(Duration::from_secs(30), self.landed.recv());
         let landed = landed.await.expect("in time").expect("open");
         let bytes = |fetched: foreload_store::Fetched| {

@@ -73,7 +73,7 @@ fn the_clients_own_requests_are_answered_and_its_checks_pass() {
         for (sample, len) in (0..).zip(lens) {
             let (deadline, mut got) = (Instant::now() + Duration::from_secs(30), Vec::new());
             let fetched = source
-                .fetch(&key(digest, sample), 0..len, None, deadline, &mut got)
+                .fetch(&key(digest, 3, [sample]), 0..len, None, deadline, &mut got)
                 .await;
             let said = fetched.expect("fetched").etag.as_deref().and_then(Said::of);
             let crc = crate::scatter::crc32c(&got);
@@ -87,7 +87,7 @@ fn the_clients_own_requests_are_answered_and_its_checks_pass() {
             assert!(got == bytes(sample, len));
             // No part of a sample is had.
             let part = source
-                .fetch(&key(digest, sample), 0..len - 1, None, deadline, &mut got)
+                .fetch(&key(digest, 3, [sample]), 0..len - 1, None, deadline, &mut got)
                 .await;
             assert!(part.is_err());
         }

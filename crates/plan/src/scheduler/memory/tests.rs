@@ -97,6 +97,33 @@ fn the_ram_tier_takes_what_staging_and_the_claims_of_others_leave() {
 }
 
 #[test]
+fn what_leaves_for_what_is_waited_for_is_not_replaced_for_a_while() {
+    let mut hand = hand(Policy::Foreload);
+    hand.land_all();
+    let kept = |hand: &Hand| hand.plan.residents.kept_samples;
+    assert_eq!(kept(&hand), 8);
+    // Ten at once, of which staging has room for seven and what is kept for none.
+    let many: Vec<u64> = (50..60).collect();
+    hand.want_samples(1, &many);
+    hand.land_all();
+    assert_eq!(hand.delivered(1), many);
+    hand.give_back(1);
+    let left = kept(&hand);
+    assert!((4..8).contains(&left), "{left}");
+    let mut read = |now_ns, samples: std::ops::Range<u64>| {
+        hand.now_ns = now_ns;
+        for sample in samples {
+            hand.want_samples(sample, &[sample]);
+            hand.land_all();
+            hand.give_back(sample);
+        }
+        kept(&hand)
+    };
+    assert_eq!(read(YIELDED_NS / 2, 70..80), left, "the next one would leave, too");
+    assert_eq!(read(2 * YIELDED_NS, 80..90), 8);
+}
+
+#[test]
 fn look_ahead_takes_nothing_that_is_kept_or_planned() {
     let mut hand = hand(Policy::Foreload);
     hand.land_all();

@@ -188,6 +188,7 @@ fn a_peer_is_given_what_is_here_and_what_is_to_be_here() {
             request,
             job: 0,
             samples: vec![sample],
+            steps: 0,
         });
     };
     serve(&mut hand, 1, ours[0]);
@@ -230,6 +231,7 @@ fn a_peer_waits_for_memory_that_nobody_here_needs() {
         request: 9,
         job: 0,
         samples: vec![unplanned],
+        steps: 0,
     });
     assert!(hand.answer(9).is_none());
     assert_eq!(hand.plan.windows.ahead, ahead, "nothing is put back for it");

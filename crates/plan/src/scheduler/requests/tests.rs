@@ -377,7 +377,7 @@ fn requests(open: &[(u64, u32, &[Target])]) -> Requests {
             samples: (0..targets.len() as u64).map(|at| 100 * id + at).collect(),
             missing,
             awaited_ns: None,
-            is_guest: false,
+            guest: None,
         };
         requests.open.insert(id, request);
     }

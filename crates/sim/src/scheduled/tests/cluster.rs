@@ -34,6 +34,64 @@ fn nodes_that_hold_the_data_set_together_ask_the_source_for_each_sample_once() {
     }
 }
 
+/// Each node's own look-ahead keeps its share of the source busy for seconds; what others need first comes first all the same.
+#[test]
+fn what_others_need_sooner_does_not_wait_behind_what_is_read_far_ahead() {
+    let set = [
+        "dataset.samples=12000",
+        "dataset.mean_mb=0.1",
+        "dataset.std_mb=0",
+        "training.epochs=2",
+        "training.global_batch=192",
+        "cluster.nodes=6",
+        "cluster.compute_mb_s=1000",
+        "cluster.network_mb_s=1000",
+        "source.throughput_mb_s=120",
+        "source.requests_in_flight=64",
+        "tier.staging.capacity_mb=400",
+        "tier.ram.capacity_mb=300",
+        "tier.disk.capacity_mb=0",
+    ];
+    with_scenario(SMALL, &set, |setup| {
+        let outcome = run(setup, Policy::Foreload, false).expect("runs").outcome;
+        assert!(
+            outcome.requests <= 12_120,
+            "{} requests for 12000 samples",
+            outcome.requests
+        );
+        let seconds: Vec<f64> = outcome.epoch_hours.iter().map(|hours| hours * 3600.0).collect();
+        assert!(
+            seconds[0] < 10.5 && seconds[1] < 0.6,
+            "{seconds:?}: the source needs 10 s for one of them"
+        );
+    });
+}
+
+/// Three batches are all that passes through, and each node keeps most on its disk.
+#[test]
+fn little_staging_memory_costs_neither_what_is_kept_nor_seconds_of_waiting() {
+    let set = [
+        "dataset.samples=13600",
+        "dataset.mean_mb=0.2937",
+        "dataset.std_mb=0.2",
+        "training.epochs=3",
+        "training.global_batch=100",
+        "tier.staging.capacity_mb=8",
+        "tier.ram.capacity_mb=400",
+        "tier.disk.capacity_mb=800",
+    ];
+    with_scenario(SMALL, &set, |setup| {
+        let outcome = run(setup, Policy::Foreload, false).expect("runs").outcome;
+        let (requests, samples) = (outcome.requests as f64, f64::from(setup.sizes.samples()));
+        assert!(
+            requests < 2.0 * samples,
+            "{requests} requests for {samples} samples, which the nodes can hold"
+        );
+        let seconds = outcome.hours * 3600.0;
+        assert!(seconds < 60.0, "{seconds} s");
+    });
+}
+
 #[test]
 fn nodes_that_hold_a_part_of_it_ask_the_source_for_the_rest_of_it() {
     for part in [0.25, 0.5, 0.75] {

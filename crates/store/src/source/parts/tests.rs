@@ -102,7 +102,7 @@ fn what_is_said_in_any_number_of_tables_is_read_however_it_is_cut() {
     let (long, short) = (vec![3; 5000], [1, 2, 3]);
     let first = asked.tell(&[(2, Some(&short)), (0, None)]);
     let second = asked.tell(&[(3, Some(&[])), (1, Some(&long))]);
-    let answer = [first, second].concat();
+    let answer = [asked.tell(&[]), first, asked.tell(&[]), asked.tell(&[]), second].concat();
     for step in [1, 2, 41, 60, 1000, answer.len()] {
         let (got, ended) = read(&asked, 4, &answer, &[step], None);
         assert!(ended.expect("right"), "{step}");
@@ -139,7 +139,7 @@ fn an_answer_that_tells_of_something_twice_or_of_what_there_is_not_counts_for_no
         asked.tell(&[(1, None), (1, None)]),
         asked.tell(&[(3, None)]),
         asked.tell(&[(1, None), (2, None), (0, None)]),
-        vec![0],
+        vec![0; 1 + SEAL_BYTES],
     ] {
         let (got, ended) = read(&asked, 3, &[well.clone(), bad].concat(), &[], None);
         assert_eq!(ended.expect_err("refused").kind(), ErrorKind::Corrupt);

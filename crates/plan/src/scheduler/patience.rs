@@ -1,0 +1,83 @@
+//! When a peer isn't waited for any longer.
+//!
+//! A home that hasn't got yet what it is asked for fetches it, behind what it reads ahead itself. Whoever asks ahead can wait for that: the sample is needed later, and the bucket would be asked twice for it. So a load
+//! has no time of its own in which a peer has to bring it. The carrier says that a peer is gone, or silent. Beyond that the bucket is asked
+//!
+//! | when | why |
+//! | --- | --- |
+//! | a rank has done nothing for [`PATIENCE_NS`] but wait for it | whatever keeps the peer: it is too late |
+//! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
+//!
+//! A load that races a twin is none of these: one of the two will bring it.
+//!
+//! The other way round nobody is kept waiting [for memory](Scheduler::turn_away) that comes back only when peers have answered. So nodes don't wait for each other in a ring.
+
+use super::Scheduler;
+use super::flights::{Flight, Part};
+use crate::action::{Action, Failure, Source};
+
+/// A rank waits so long for a peer.
+pub(super) const PATIENCE_NS: u64 = 2_000_000_000;
+/// What takes longer isn't just a busy machine's turn.
+const OLD_NS: u64 = 50_000_000;
+
+impl Scheduler {
+    /// Calls off what peers are not waited for any longer: it comes from the bucket, before all that waits there.
+    pub(super) fn lose_patience(&mut self, actions: &mut Vec<Action>) {
+        if self.group.is_alone() {
+            return;
+        }
+        let flights = self.loads.flights.loads();
+        let over = flights.filter_map(|(id, flight)| Some((id, self.is_over(flight)?)));
+        for (id, too_late) in over.collect::<Vec<_>>() {
+            let Some(flight) = self.loads.flights.load(id) else {
+                continue;
+            };
+            let (source, bundle) = (flight.pending.source, flight.pending.bundle);
+            if too_late {
+                self.loads.lanes.of_mut(source).was_overtaken(self.now_ns, bundle);
+            }
+            self.cancel(id, actions);
+        }
+    }
+
+    /// Refuses others what they wait for memory for, where nothing that is under way gives any back: all of it is for what peers are to bring, who may be waiting in the same way.
+    pub(super) fn turn_away(&mut self, actions: &mut Vec<Action>) {
+        let is_short = |id: &u64| self.requests.age_ns(*id, self.now_ns) >= OLD_NS;
+        let mut others = self.requests.guests.iter().copied().filter(is_short).peekable();
+        if others.peek().is_none() || self.loads.writing > 0 {
+            return;
+        }
+        let others: Vec<u64> = others.collect();
+        let is_peers = |flight: &Flight| matches!(flight.pending.source, Source::Peer(_));
+        if self.loads.flights.loads().all(|(_, flight)| is_peers(flight)) {
+            others
+                .into_iter()
+                .for_each(|id| self.refuse(id, None, Failure::Final, actions));
+        }
+    }
+
+    /// Whether a load is a peer's that isn't waited for any longer, and then whether that is so because it comes too late.
+    fn is_over(&self, flight: &Flight) -> Option<bool> {
+        let age_ns = self.now_ns.saturating_sub(flight.issued_ns);
+        let is_ours = matches!(flight.pending.source, Source::Peer(_)) && age_ns >= OLD_NS;
+        if !is_ours || flight.rival().is_some() || flight.called_off || flight.cancelled {
+            return None;
+        }
+        let is_too_late = age_ns >= PATIENCE_NS && flight.pending.parts.iter().any(|part| self.is_too_late(part));
+        let is_ill = || !self.loads.lanes.of(flight.pending.source).is_open(self.now_ns);
+        (is_too_late || is_ill()).then_some(is_too_late)
+    }
+
+    /// Whether somebody here has waited for a part for too long.
+    fn is_too_late(&self, part: &Part) -> bool {
+        let too_long = |id| {
+            let since_ns = self.requests.awaited_since_ns(id);
+            since_ns.is_some_and(|since_ns| self.now_ns.saturating_sub(since_ns) >= PATIENCE_NS)
+        };
+        self.residents.waiters(part.handle.index).any(too_long)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+use super::*;
+use crate::action::{Event, Failure};
+use crate::blocks::Content;
+use crate::flow::{Breaker, ConcurrencySettings};
+use crate::homes::Member;
+use crate::policy::Policy;
+use crate::scheduler::hand::{Hand, reads, settings};
+use crate::scheduler::peers::Home;
+use crate::settings::Settings;
+
+/// A node of two with room for all, and samples that the other one keeps.
+fn hand() -> (Hand, Vec<u64>) {
+    hand_of(1000, 16)
+}
+
+/// The same with samples of a length, and so many questions at once.
+fn hand_of(len: u64, peer_depth: u32) -> (Hand, Vec<u64>) {
+    let settings = Settings {
+        concurrency: ConcurrencySettings::fixed(100),
+        peer_depth,
+        ..settings(Policy::Foreload, 256 * len)
+    };
+    let mut hand = Hand::bare(settings, &reads(&[len; 64], 1));
+    let bytes = 256 * len;
+    let member = |id| Member { id, bytes };
+    hand.step(Event::Peers {
+        me: 10,
+        members: vec![(0, member(10)), (1, member(20))],
+    });
+    let is_theirs = |sample: &u64| hand.plan.home_of(Content::block(*sample)) == Home::Peer(1);
+    let theirs = (0..64).filter(is_theirs).collect();
+    (hand, theirs)
+}
+
+fn tick_at(hand: &mut Hand, now_ns: u64) -> usize {
+    hand.now_ns = now_ns;
+    let before = hand.cancelled.len();
+    hand.step(Event::Tick);
+    hand.cancelled.len() - before
+}
+
+/// Asks for samples, and does something else meanwhile.
+fn ask(hand: &mut Hand, request: u64, samples: &[u64]) {
+    hand.step(Event::WantSamples {
+        request,
+        job: 0,
+        rank: 0,
+        samples: samples.to_vec(),
+    });
+}
+
+fn source_of(hand: &Hand, sample: u64) -> Option<Source> {
+    hand.loads().find(|load| load.object == sample).map(|load| load.source)
+}
+
+#[test]
+fn a_peer_has_time_until_somebody_has_waited_for_too_long() {
+    let (mut hand, theirs) = hand();
+    ask(&mut hand, 1, &theirs[..3]);
+    ask(&mut hand, 2, &theirs[3..4]);
+    let later = 20 * PATIENCE_NS;
+    assert_eq!(tick_at(&mut hand, later), 0, "nobody waits");
+    hand.step(Event::Awaited { request: 1 });
+    assert_eq!(
+        tick_at(&mut hand, later + PATIENCE_NS - 1),
+        0,
+        "for so long it may wait"
+    );
+    hand.land(theirs[0]);
+    assert_eq!(
+        tick_at(&mut hand, later + PATIENCE_NS),
+        2,
+        "what one request lacks, and only that"
+    );
+    assert_eq!(tick_at(&mut hand, later + PATIENCE_NS + 1), 0, "once");
+    theirs[1..3]
+        .iter()
+        .for_each(|&sample| hand.fail(sample, Failure::Cancelled));
+    assert_eq!(source_of(&hand, theirs[1]), Some(Source::Bucket));
+    assert_eq!(source_of(&hand, theirs[3]), Some(Source::Peer(1)));
+    assert!(hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+    hand.land_all();
+    assert_eq!(hand.delivered(1), theirs[..3]);
+}
+
+#[test]
+fn what_was_waited_for_before_its_turn_came_has_its_time_too() {
+    let (mut hand, theirs) = hand_of(100_000, 1);
+    hand.want_samples(1, &theirs[..2]);
+    let asked_at = PATIENCE_NS;
+    hand.now_ns = asked_at;
+    hand.land(theirs[0]);
+    assert_eq!(source_of(&hand, theirs[1]), Some(Source::Peer(1)));
+    assert_eq!(tick_at(&mut hand, asked_at + PATIENCE_NS - 1), 0);
+    assert_eq!(tick_at(&mut hand, asked_at + PATIENCE_NS), 1);
+}
+
+#[test]
+fn what_an_ill_peer_was_asked_for_comes_from_the_bucket() {
+    let (mut hand, theirs) = hand();
+    let failing = Breaker::FAILURES as usize;
+    for (request, &sample) in theirs[..failing].iter().enumerate() {
+        hand.want_samples(request as u64, &[sample]);
+    }
+    ask(&mut hand, 100, &theirs[failing..failing + 4]);
+    for &sample in &theirs[..failing] {
+        hand.now_ns += 1_000_000;
+        hand.fail(sample, Failure::Unavailable);
+    }
+    assert_eq!(tick_at(&mut hand, OLD_NS - 1), 0, "it may be on its way");
+    assert_eq!(tick_at(&mut hand, OLD_NS + 10_000_000), 4);
+    for &sample in &theirs[failing..failing + 4] {
+        hand.fail(sample, Failure::Cancelled);
+        assert_eq!(
+            source_of(&hand, sample),
+            Some(Source::Bucket),
+            "though nobody waits for it yet"
+        );
+    }
+    hand.land_all();
+    hand.step(Event::Awaited { request: 100 });
+    assert_eq!(hand.delivered(100), theirs[failing..failing + 4]);
+}
+
+#[test]
+fn what_nobody_wants_any_more_is_not_fetched_when_it_is_called_off() {
+    let (mut hand, theirs) = hand();
+    ask(&mut hand, 1, &theirs[..1]);
+    hand.step(Event::Withdraw { request: 1 });
+    hand.fail(theirs[0], Failure::Cancelled);
+    assert_eq!(hand.loads().count(), 0);
+}
