@@ -4,7 +4,8 @@
 //! something is: not from the order of a job, for two jobs over one data set would keep it twice, and not from who has read it, for a node that comes back
 //! or goes on elsewhere would find its blocks in the wrong place. A block goes to the node whose hash with it is highest (rendezvous hashing; Thaler and
 //! Ravishankar, IEEE/ACM ToN 1998) of those that still have room. So what small nodes can't hold goes to the others, a node that leaves takes only
-//! its own blocks with it, and a new one takes its share from each.
+//! its own blocks with it, and a new one takes its share from each. Of a million blocks each goes where its hash says; of more, those with the same number modulo
+//! 2^20 go together, so that a hash with each node is made for a million *parts* at most: for ten million blocks and a thousand nodes a tenth of the work. Of a thousand nodes none has a tenth more than its share.
 //!
 //! *One copy before any replica* (paper 001 sec. 3.2 and 5.1): where all nodes together can't hold the data set, what is left over has no home and comes
 //! from the bucket each time. Nothing else would be read less often: a node reads another part of the data set in every epoch.
@@ -29,15 +30,17 @@ const NOWHERE: u16 = u16::MAX;
 /// Members that a group may have.
 pub const MOST_MEMBERS: usize = NOWHERE as usize;
 
-/// The higher it is, the rather a block goes to a node.
-fn weight(block: u64, id: u64) -> (u64, u64) {
-    (key(&[block, id]), id)
+/// Blocks go to the homes of so many parts.
+const PARTS: u64 = 1 << 20;
+
+fn part(block: u64) -> u64 {
+    block % PARTS
 }
 
 /// Which of the nodes with these ids is a block's home where all of them have room. O(nodes).
 #[must_use]
 pub fn favourite(block: u64, ids: &[u64]) -> Option<usize> {
-    (0..ids.len()).max_by_key(|&at| weight(block, ids[at]))
+    (0..ids.len()).max_by_key(|&at| (key(&[part(block), ids[at]]), ids[at]))
 }
 
 /// The home of each block of a data set.
@@ -45,27 +48,15 @@ pub fn favourite(block: u64, ids: &[u64]) -> Option<usize> {
 pub struct Homes(Vec<u16>);
 
 impl Homes {
-    /// Homes of blocks with `lengths`, of which each node may keep so many bytes. O(blocks x members), two bytes for each block.
+    /// Homes of blocks with `lengths`, of which each node may keep so many bytes. O(blocks + parts x members), and two bytes for each block.
     #[must_use]
-    pub fn new(lengths: impl Iterator<Item = u64>, members: &[Member]) -> Self {
-        let mut room: Vec<u64> = members.iter().map(|member| member.bytes).collect();
-        // Half of the work is the same for all blocks.
-        let ids: Vec<u64> = members.iter().map(|member| spread(member.id)).collect();
-        let home = |(block, len): (usize, u64)| {
-            let block = key(&[block as u64]);
-            let weight = |at: usize| (absorb(block, ids[at]), members[at].id);
-            let with_room = (0..members.len()).filter(|&at| room[at] >= len);
-            let home = with_room.max_by_key(|&at| weight(at))?;
-            room[home] -= len;
-            u16::try_from(home).ok()
-        };
-        Homes(
-            lengths
-                .enumerate()
-                .map(home)
-                .map(|home| home.unwrap_or(NOWHERE))
-                .collect(),
-        )
+    pub fn new(lengths: impl Iterator<Item = u64> + Clone, members: &[Member]) -> Self {
+        let mut making = Making::new(members, lengths.clone().min().unwrap_or(0));
+        let homes = lengths.zip(0..).map(|(len, block)| {
+            let home = making.find(block, len);
+            home.and_then(|home| u16::try_from(home).ok())
+        });
+        Homes(homes.map(|home| home.unwrap_or(NOWHERE)).collect())
     }
 
     /// The home of a block, as the place of its member in the list; `None`: it has none.
@@ -73,6 +64,73 @@ impl Homes {
     pub fn of(&self, block: u64) -> Option<usize> {
         let home = *self.0.get(usize::try_from(block).ok()?)?;
         (home != NOWHERE).then_some(usize::from(home))
+    }
+}
+
+/// Homes while they are made.
+struct Making {
+    /// What each member can still keep.
+    room: Vec<u64>,
+    /// Members that have room for the shortest block: their places, their ids, and the half of a hash with them that is the same for all blocks.
+    open: Vec<(usize, u64, u64)>,
+    /// The favourite of each part, of those that were open when it was looked for.
+    found: Vec<Option<u16>>,
+    shortest: u64,
+}
+
+impl Making {
+    fn new(members: &[Member], shortest: u64) -> Self {
+        let open = |(at, member): (usize, &Member)| (at, member.id, spread(member.id));
+        let mut making = Making {
+            room: members.iter().map(|member| member.bytes).collect(),
+            open: members.iter().enumerate().map(open).collect(),
+            found: Vec::new(),
+            shortest,
+        };
+        making.close();
+        making
+    }
+
+    /// Who is full isn't looked at any more.
+    fn close(&mut self) {
+        self.open.retain(|(at, ..)| self.room[*at] >= self.shortest);
+    }
+
+    /// The favourite of a part, of those that are open and `may` be.
+    fn favourite(&self, part: u64, may: impl Fn(usize) -> bool) -> Option<usize> {
+        let part = key(&[part]);
+        let mut best = None;
+        for &(at, id, spread) in &self.open {
+            let weight = (absorb(part, spread), id);
+            if best.is_none_or(|(most, _)| weight > most) && may(at) {
+                best = Some((weight, at));
+            }
+        }
+        best.map(|(_, at)| at)
+    }
+
+    /// The home of the next block.
+    fn find(&mut self, block: u64, len: u64) -> Option<usize> {
+        let part = part(block);
+        let at = part as usize;
+        if self.found.len() <= at {
+            self.found.resize(at + 1, None);
+        }
+        let known = self.found[at].map(usize::from);
+        let favourite = match known.filter(|&home| self.room[home] >= self.shortest) {
+            Some(favourite) => favourite,
+            None => self.favourite(part, |_| true)?,
+        };
+        self.found[at] = u16::try_from(favourite).ok();
+        let home = match self.room[favourite] >= len {
+            true => favourite,
+            false => self.favourite(part, |at| self.room[at] >= len)?,
+        };
+        self.room[home] -= len;
+        if self.room[home] < self.shortest {
+            self.close();
+        }
+        Some(home)
     }
 }
 
@@ -117,6 +175,62 @@ mod tests {
         let ids: Vec<u64> = nodes.iter().map(|node| node.id).collect();
         let homes = Homes::new([1; 2000].into_iter(), &nodes);
         assert!((0..2000).all(|block| homes.of(block) == favourite(block, &ids)));
+    }
+
+    /// As one looks at each node for each block.
+    fn plainly(lengths: &[u64], members: &[Member]) -> Homes {
+        let mut room: Vec<u64> = members.iter().map(|member| member.bytes).collect();
+        let home = |(block, &len): (u64, &u64)| {
+            let weight = |at: &usize| (key(&[block % PARTS, members[*at].id]), members[*at].id);
+            let home = (0..members.len()).filter(|&at| room[at] >= len).max_by_key(weight)?;
+            room[home] -= len;
+            Some(home as u16)
+        };
+        let homes = (0..).zip(lengths).map(home);
+        Homes(homes.map(|home| home.unwrap_or(NOWHERE)).collect())
+    }
+
+    #[test]
+    fn of_more_blocks_than_parts_each_node_has_its_share_still_and_who_is_full_gets_no_more() {
+        let blocks = 3 * PARTS as usize / 2;
+        let nodes = members(&[u64::MAX, u64::MAX, 300_000, u64::MAX]);
+        let homes = Homes::new(std::iter::repeat_n(1, blocks), &nodes);
+        assert_eq!(homes, plainly(&vec![1; blocks], &nodes));
+        let ids: Vec<u64> = nodes.iter().map(|node| node.id).collect();
+        let is_favourite = |block: u64| homes.of(block) == favourite(block, &ids);
+        assert!((0..1000).chain(PARTS..PARTS + 1000).all(is_favourite));
+        let (counts, nowhere) = counts(&homes, blocks as u64, 4);
+        assert_eq!((counts[2], nowhere), (300_000, 0));
+        let share = (blocks as u64 - 300_000) / 3;
+        let is_share = |count: &&u64| count.abs_diff(share) < share / 50;
+        assert_eq!(counts.iter().filter(is_share).count(), 3, "{counts:?}");
+    }
+
+    /// `cargo test --release -p foreload-plan --lib time_of_homes -- --ignored --nocapture`
+    #[test]
+    #[ignore = "takes seconds, and says what they were"]
+    #[expect(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        reason = "it says how long something takes"
+    )]
+    fn time_of_homes() {
+        for (blocks, nodes, bytes) in [
+            (10_000_000, 1000, 20_000),
+            (10_000_000, 1000, 5_000),
+            (10_000_000, 16, 1_000_000),
+        ] {
+            let nodes = members(&vec![bytes; nodes]);
+            let begun = std::time::Instant::now();
+            let homes = Homes::new(std::iter::repeat_n(1, blocks), &nodes);
+            let took = begun.elapsed();
+            let (counts, nowhere) = counts(&homes, blocks as u64, nodes.len());
+            println!(
+                "{blocks} blocks, {} nodes of {bytes}: {took:?}; {:?} at most, {nowhere} nowhere",
+                nodes.len(),
+                counts.iter().max()
+            );
+        }
     }
 
     #[test]
@@ -172,6 +286,7 @@ mod tests {
         ) {
             let nodes = members(&bytes);
             let homes = Homes::new(lengths.iter().copied(), &nodes);
+            prop_assert_eq!(&homes, &plainly(&lengths, &nodes));
             let mut held = vec![0; nodes.len()];
             let mut homeless = Vec::new();
             for (block, &len) in lengths.iter().enumerate() {

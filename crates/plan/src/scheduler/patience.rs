@@ -20,6 +20,8 @@ use crate::action::{Action, Failure, Source};
 pub(super) const PATIENCE_NS: u64 = 2_000_000_000;
 /// What takes longer isn't just a busy machine's turn.
 const OLD_NS: u64 = 50_000_000;
+/// A rank that has what it needs gives memory back within this time, or may be waiting for others that wait for it.
+const RING_NS: u64 = 500_000_000;
 
 impl Scheduler {
     /// Calls off what peers are not waited for any longer: it comes from the bucket, before all that waits there.
@@ -41,9 +43,11 @@ impl Scheduler {
         }
     }
 
-    /// Refuses others what they wait for memory for, where nothing that is under way gives any back: all of it is for what peers are to bring, who may be waiting in the same way.
+    /// Refuses others what they wait for memory for, where nothing that is under way gives any back: all of it is for what peers are to bring, who may be waiting in the same way. At
+    /// once if a rank waits here; otherwise it may give some back soon, or wait for the ranks of the others.
     pub(super) fn turn_away(&mut self, actions: &mut Vec<Action>) {
-        let is_short = |id: &u64| self.requests.age_ns(*id, self.now_ns) >= OLD_NS;
+        let patience_ns = if self.requests.are_awaited() { OLD_NS } else { RING_NS };
+        let is_short = |id: &u64| self.requests.age_ns(*id, self.now_ns) >= patience_ns;
         let mut others = self.requests.guests.iter().copied().filter(is_short).peekable();
         if others.peek().is_none() || self.loads.writing > 0 {
             return;

@@ -10,6 +10,7 @@ use foreload_plan::arena::reserved_bytes;
 use foreload_plan::homes::{self, Member};
 use foreload_plan::placement::groups::Cluster;
 use foreload_plan::scheduler::record_bytes;
+use std::cell::RefCell;
 
 const MB: f64 = 1_048_576.0;
 /// Nothing is known of a block, or no tier had room for it.
@@ -173,14 +174,18 @@ fn homes_of(setup: &Setup<'_>, blocks: &Blocks<'_>) -> Result<homes::Homes, Erro
         bytes: keeps,
     };
     let members: Vec<Member> = (0..setup.hardware.nodes).map(member).collect();
-    let (watch, mut ended) = (setup.access.watch(), Ok(()));
+    let (watch, ended) = (setup.access.watch(), RefCell::new(Ok(())));
     let lengths = (0..blocks.count()).map_while(|block| {
-        watch.tire(setup.hardware.nodes / 4);
-        ended = watch.look();
-        ended.is_ok().then(|| reserved_bytes(blocks.len(block)))
+        watch.tire(setup.hardware.nodes / 8);
+        let looked = watch.look();
+        let goes_on = looked.is_ok();
+        if !goes_on {
+            *ended.borrow_mut() = looked;
+        }
+        goes_on.then(|| reserved_bytes(blocks.len(block)))
     });
     let homes = homes::Homes::new(lengths, &members);
-    ended.map(|()| homes)
+    ended.into_inner().map(|()| homes)
 }
 
 /// What decides how large cache groups should be, for a run whose epochs ended at `epoch_ends`, with the whole cluster as one group.

@@ -261,11 +261,14 @@ async fn read_head(connection: &mut Connection, expects: u64, watch: &mut Watch)
     let room = HEAD_BYTES + if expects <= WITH_HEAD { expects as usize } else { 0 };
     loop {
         if let Some((head, length)) = Head::parse(connection.rest()).map_err(Failure::Other)? {
-            connection.taken += length;
             if head.status >= 200 {
+                connection.taken += length;
                 return Ok(head);
             }
-            continue; // 1xx: the real answer follows
+            // The real answer follows, and before it as many of these as the server likes.
+            let end = connection.taken + length;
+            connection.pending.drain(connection.taken..end);
+            continue;
         }
         let Connection { stream, pending, .. } = connection;
         let read = watch.run(|cx| body::poll_read(stream, room, cx, |piece| pending.extend_from_slice(piece)));

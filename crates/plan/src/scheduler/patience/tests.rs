@@ -130,3 +130,53 @@ fn what_nobody_wants_any_more_is_not_fetched_when_it_is_called_off() {
     hand.fail(theirs[0], Failure::Cancelled);
     assert_eq!(hand.loads().count(), 0);
 }
+
+/// Ends all loads from the bucket, and what follows from that.
+fn land_bucket(hand: &mut Hand) {
+    loop {
+        let next = hand.loads().find(|load| load.source == Source::Bucket);
+        let Some(object) = next.map(|load| load.object) else {
+            return;
+        };
+        hand.land(object);
+    }
+}
+
+#[test]
+fn others_are_turned_away_where_memory_is_full_of_what_they_are_to_bring() {
+    for (waits, patience_ns) in [(true, OLD_NS), (false, RING_NS)] {
+        let mut hand = Hand::bare(settings(Policy::Foreload, 12 << 10), &reads(&[1000; 400], 1));
+        let member = |id| Member { id, bytes: 1 << 20 };
+        hand.step(Event::Peers {
+            me: 10,
+            members: vec![(0, member(10)), (1, member(20))],
+        });
+        hand.start(0, 0, 0, 0);
+        if waits {
+            hand.want(1, 0, 0);
+        }
+        let ours = (300..400).filter(|&sample| hand.plan.home_of(Content::block(sample)) == Home::Here);
+        for (request, sample) in (100..).zip(ours.collect::<Vec<_>>()) {
+            hand.step(Event::Serve {
+                request,
+                job: 0,
+                samples: vec![sample],
+                steps: 70,
+            });
+        }
+        // What others were given they keep.
+        land_bucket(&mut hand);
+        let refused = |hand: &Hand| hand.answers.iter().filter(|(_, answer)| answer.is_err()).count();
+        let waiting = hand.plan.requests.guests.len();
+        assert!(waiting > 10 && hand.loads().count() > 0, "{waiting}");
+        let since_ns = hand.now_ns;
+        tick_at(&mut hand, since_ns + patience_ns - 1);
+        assert_eq!(refused(&hand), 0);
+        tick_at(&mut hand, since_ns + patience_ns);
+        assert_eq!(
+            (refused(&hand), hand.plan.requests.guests.len()),
+            (waiting, 0),
+            "{waits}"
+        );
+    }
+}
