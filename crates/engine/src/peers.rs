@@ -9,7 +9,7 @@
 //! Several samples come in one answer of chunks, each of which is a sealed [table](foreload_store::source::parts) of what is here and what isn't, and the bytes of that: what is there goes at once, and what has to be
 //! fetched first follows. So each is as soon there as it would be alone, and no failure of one is the others'.
 //!
-//! What has to be fetched first may take as long as the bucket does, behind all that is read ahead here. Meanwhile a peer shows every half of [`PROGRESS`] that it is there, by an interim answer or by a table of none. Who
+//! What has to be fetched first may take as long as the bucket does, behind what is needed sooner. Meanwhile a peer shows every half of [`PROGRESS`] that it is there, by an interim answer or by a table of none. Who
 //! asks waits for as long as that, or until the plan has [no more patience](foreload_plan::scheduler): so silence means that a peer hangs, and never that it is busy.
 //!
 //! | the answer | says |

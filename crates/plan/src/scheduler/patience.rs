@@ -1,6 +1,6 @@
 //! When a peer isn't waited for any longer.
 //!
-//! A home that hasn't got yet what it is asked for fetches it, behind what it reads ahead itself. Whoever asks ahead can wait for that: the sample is needed later, and the bucket would be asked twice for it. So a load
+//! A home that hasn't got yet what it is asked for fetches it, behind what is needed sooner. Whoever asks ahead can wait for that: the sample is needed later, and the bucket would be asked twice for it. So a load
 //! has no time of its own in which a peer has to bring it. The carrier says that a peer is gone, or silent. Beyond that the bucket is asked
 //!
 //! | when | why |
