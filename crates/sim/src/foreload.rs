@@ -410,7 +410,7 @@ impl<'a> Run<'a> {
         if seq != u64::MAX {
             self.fetched(node, seq, arrived);
         } else if !matches!(keep, Keep::Home(_)) {
-            // It was read for another node, which may have given up.
+            // It was read for another node.
             let staging = &mut self.nodes[node as usize].staging;
             let stay = staging.admit(sample, mb);
             staging.fetched(sample, stay, arrived);

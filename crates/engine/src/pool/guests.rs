@@ -394,8 +394,8 @@ impl Pool {
         if known.len() > 1 {
             return self.ask_for_all(key, known);
         }
-        for (action, it) in known {
-            self.ask_for_one(action, it, key.clone());
+        if let Some((action, it)) = known.pop() {
+            self.ask_for_one(action, it, key);
         }
     }
 

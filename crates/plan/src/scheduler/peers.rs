@@ -14,7 +14,7 @@
 //! | is on a disk | read, if there is memory that nobody has planned with |
 //! | has its home here | fetched from the bucket and kept, on the same condition |
 //! | has its home elsewhere | refused |
-//! | there is no memory for now | waits; the asker goes to the bucket when that takes too long. What is in memory doesn't wait for that |
+//! | there is no memory for now | waits, or is refused where [only peers would give some back](super::patience). What is in memory doesn't wait for that |
 
 use super::requests::Target;
 use super::residents::State;
