@@ -110,8 +110,12 @@ def required() -> frozenset[str]:
     return names
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     required()
+    # A test without a home of its own must not meet what an earlier run left in the user's cache: pytest gives directories the same names again.
+    if "FORELOAD_CACHE_DIR" not in os.environ:
+        os.environ["FORELOAD_CACHE_DIR"] = cache_dir = tempfile.mkdtemp(prefix="foreload-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(cache_dir, ignore_errors=True))
     # Disk tiers leave 1 GiB free, and keep nothing where less is: tests of them would fail without saying why.
     place = tempfile.gettempdir()
     if (free := shutil.disk_usage(place).free) < ROOM:
