@@ -7,13 +7,16 @@
 
 use crate::knees::Knees;
 use crate::pool::Pool;
+use crate::turns::{Turn, Turns};
 use foreload_plan::action::{Completion, Event};
 use foreload_plan::flow::{self, ConcurrencySettings, Demand, Member};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 /// The origins that pools of this agent read from, by endpoint.
@@ -55,16 +58,31 @@ impl Origins {
             return origin;
         }
         open.retain(|_, origin| origin.strong_count() > 0);
+        let shares = flow::Origin::known(knee);
+        let (turns, silences) = Turns::new(shares.limit());
         let origin = Rc::new(Origin {
             endpoint: endpoint.to_owned(),
             knees: self.knees.clone(),
-            shares: RefCell::new(flow::Origin::known(knee)),
+            limit: Cell::new(shares.limit()),
+            shares: RefCell::new(shares),
+            turns,
             pools: RefCell::default(),
             begun: Instant::now(),
             telling: Cell::new(false),
         });
         open.insert(endpoint.to_owned(), Rc::downgrade(&origin));
+        tokio::task::spawn_local(hear(Rc::downgrade(&origin), silences));
         origin
+    }
+}
+
+/// Hears of requests that heard nothing, for as long as the origin is there.
+async fn hear(origin: Weak<Origin>, mut silences: UnboundedReceiver<Duration>) {
+    while let Some(took) = silences.recv().await {
+        let Some(origin) = origin.upgrade() else { return };
+        let now_ns = origin.begun.elapsed().as_nanos() as u64;
+        origin.shares.borrow_mut().silent(now_ns, took.as_nanos() as u64);
+        origin.tell();
     }
 }
 
@@ -73,6 +91,9 @@ pub struct Origin {
     endpoint: String,
     knees: Knees,
     shares: RefCell<flow::Origin>,
+    turns: Arc<Turns>,
+    /// The limit that they have.
+    limit: Cell<u32>,
     pools: RefCell<BTreeMap<Member, Weak<Pool>>>,
     /// The clock that its members share.
     begun: Instant,
@@ -113,6 +134,10 @@ impl Origin {
             }
         }
         self.telling.set(false);
+        let limit = self.shares.borrow().limit();
+        if self.limit.replace(limit) != limit {
+            self.turns.limit(limit);
+        }
     }
 }
 
@@ -127,6 +152,12 @@ impl Seat {
     pub fn report(&self, demand: Demand) {
         self.origin.shares.borrow_mut().wants(self.member, demand);
         self.origin.tell();
+    }
+
+    /// The turn of a request that the pool issues now.
+    #[must_use]
+    pub fn issue(&self) -> Turn {
+        self.origin.turns.issue()
     }
 
     /// A request of the pool, for `bytes`, which was issued so long ago, ended.

@@ -1,10 +1,12 @@
 //! Where a fetch's bytes go: straight from the connection's buffer into the slots of its samples, checksummed on the way.
 
 use crate::slots::Shared;
+use crate::turns::Turn;
 use crc_fast::{CrcAlgorithm, Digest};
 use foreload_plan::action::{Load, Piece};
 use foreload_store::{Error, ErrorKind, Sink};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// CRC-32C as disk records, indexes and stores have it.
 #[must_use]
@@ -89,6 +91,8 @@ pub struct Scatter {
     piece: usize,
     sums: Sums,
     asked: u32,
+    /// Of requests to a bucket.
+    turn: Option<Turn>,
 }
 
 impl Scatter {
@@ -101,6 +105,16 @@ impl Scatter {
             piece: 0,
             sums: Sums::new(checks),
             asked: 0,
+            turn: None,
+        }
+    }
+
+    /// Whose requests are sent again when it is their turn.
+    #[must_use]
+    pub fn in_turn(self, turn: Turn) -> Self {
+        Scatter {
+            turn: Some(turn),
+            ..self
         }
     }
 
@@ -120,6 +134,19 @@ impl Scatter {
 impl Sink for Scatter {
     fn asked(&mut self) {
         self.asked += 1;
+        if let Some(turn) = &mut self.turn {
+            turn.sent();
+        }
+    }
+
+    fn broke(&mut self, error: &Error) {
+        if let Some(turn) = &mut self.turn {
+            turn.broke(error);
+        }
+    }
+
+    fn poll_again(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.turn.as_mut().map_or(Poll::Ready(()), |turn| turn.poll_again(cx))
     }
 
     fn write(&mut self, at: u64, frame: &[u8]) -> Result<(), Error> {

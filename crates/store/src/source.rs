@@ -40,8 +40,10 @@ use futures::stream::BoxStream;
 use outage::Outage;
 use retry::{Attempts, retrying};
 use settings::{Cloud, Settings};
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
@@ -49,6 +51,15 @@ use tokio::time::Instant;
 pub trait Sink {
     /// A request goes out for what comes next: the first one, or a repetition.
     fn asked(&mut self) {}
+
+    /// The request failed so; unless that is final, another one follows.
+    fn broke(&mut self, _error: &Error) {}
+
+    /// Whether the repetition may be sent: asked after its pause, until it may or the deadline is there. A caller that has a limit on requests holds
+    /// repetitions to it here.
+    fn poll_again(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
 
     /// Takes `frame`, which begins `at` bytes after the start of the range.
     ///
@@ -364,7 +375,10 @@ impl Source {
                 continue;
             }
             let is_corrupt = error.kind() == ErrorKind::Corrupt;
+            sink.broke(&error);
             attempts.after(error).await.map_err(context)?;
+            let turn = poll_fn(|cx| sink.poll_again(cx));
+            attempts.in_time(turn).await.map_err(context)?;
             // Only an object known to be the same may be continued, and nothing of which all came but the end.
             let is_over = progress.bytes >= range.end - range.start;
             if is_corrupt || is_over || if_match.is_none_or(|etag| etag.starts_with("W/")) {

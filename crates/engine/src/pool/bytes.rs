@@ -135,7 +135,7 @@ impl Pool {
             object,
             range: load.offset..load.offset + load.len,
             deadline: self.begun + Duration::from_nanos(load.deadline_ns),
-            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks),
+            sink: Scatter::new(Arc::clone(&self.cache), load, &proof.checks).in_turn(self.seat.issue()),
             back: self.back.clone(),
         });
         self.note_fetch(action, proof, carrier, None);

@@ -190,6 +190,30 @@ fn a_get_that_hangs_is_overtaken_by_its_twin() {
 }
 
 #[test]
+fn a_store_that_is_too_slow_for_so_many_requests_gets_fewer_also_of_those_that_are_sent_again() {
+    // The first 64 are there after 3 s, and cut off after 1; the store goes on with what was cut off.
+    let node = Node::new("img:150x100KB,classes=2,ext=jpg");
+    let mut open = node.opening("s3://bench/img", false);
+    open.storage_options.insert("timeout".to_owned(), "1".to_owned());
+    let (dataset, index) = opened(node.client().call(&Call::Open(open), &mut calm()).expect("opened"));
+    node.bucket.set_profile(Profile {
+        first_byte_ms: 20.0,
+        total_bytes_per_s: 2_000_000,
+        ..Profile::default()
+    });
+    let job = node.attach(&node.client(), dataset, &index, |a| {
+        (a.ram_bytes, a.epochs) = (32 << 20, Some(1));
+    });
+    let begun = Instant::now();
+    read_epoch(&node, &job, &index, "img", &spec(&index), 0);
+    let (took, sent) = (begun.elapsed(), gets(&node));
+    println!("{took:?} for 7.5 s of bytes, {sent} GETs for 150 objects");
+    assert!(took < Duration::from_secs(20) && sent < 300, "{took:?}, {sent} GETs");
+    drop(job);
+    node.end();
+}
+
+#[test]
 fn an_outage_of_the_store_is_waited_out() {
     for fault in ["kind=status,status=503", "kind=status,status=500", "kind=reset"] {
         let node = Node::new("img:200x10KB,classes=2,ext=jpg");

@@ -12,6 +12,11 @@
 //! | lowering | a fourth less | costs nothing | staying, as after halving |
 //! | staying | nothing, for two windows, and for twice as many after each probe, up to sixteen | | raising and lowering by turns, as the source may have changed; raising at once where the rate rose or fell |
 //!
+//! The rate alone is no guide where several clients fill one source: each of them brings more with more requests, at the others' cost, until requests
+//! take so long that they are cut off, and all the work is for nothing. Two things hold against that. Where first bytes are waited for longer
+//! than [`PATIENT_NS`], there are fewer at once, and nobody tries more who would come there. And where requests hear nothing for so long that they are
+//! repeated, as many are sent as were answered meanwhile in the time that one should take ([`Concurrency::silent`]).
+//!
 //! The bounds are no part of the search. [`ConcurrencySettings::MOST`] is what nobody needs more of; what memory, descriptors and threads allow is the
 //! carrier's to say ([`ConcurrencySettings::at_most`]), and what the source allows shows in what it refuses.
 
@@ -89,6 +94,8 @@ const WORTH: f64 = 1.05;
 const RISES: f64 = 1.2;
 /// A fall that says the same. Its answer is more requests first, too: fewer in flight bring nothing, and what was only a moment's noise has cost nothing.
 const FALLS: f64 = 0.8;
+/// A fourth more.
+const STEP_UP: f64 = 1.25;
 /// Fewer requests cost nothing while so much of the rate is left.
 const KEEPS: f64 = 0.97;
 /// Windows of staying before a probe, at most; a change that paid makes it [`PROBE_SOON`] again, and each probe that didn't doubles it.
@@ -116,6 +123,14 @@ const DECREASE: f64 = 0.7;
 /// The least pause between two decreases.
 const QUIET_NS: u64 = 1_000_000_000;
 
+/// So long a first byte may be waited for on average. Where it takes longer, requests wait for one another, and after 10 s they are cut off.
+const PATIENT_NS: f64 = 2.5e9;
+/// What each client keeps where all must have fewer: who has many loses more by it than who has few, and in the end they have the same (as in D. Wei et
+/// al., *FAST TCP*, 2006, where it is what each keeps in the queue).
+const KEPT: u32 = 2;
+/// Of the time after which requests are cut off, the part that one should take: so many are in flight then as were answered in that part.
+const SHOULD_TAKE: u32 = 10;
+
 /// What the limit is doing; see the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -134,6 +149,49 @@ struct Window {
     full: u32,
     bytes: u64,
     took_ns: u64,
+    /// What they waited for their first bytes.
+    first_ns: u64,
+}
+
+impl Window {
+    /// How many times as many requests there may be before they wait too long for one another; less than 1: they do already.
+    fn room(&self) -> f64 {
+        PATIENT_NS * f64::from(self.ended) / self.first_ns.max(1) as f64
+    }
+}
+
+/// Seconds that [`Recent`] remembers: more than a request is given to say something.
+const SECONDS: u64 = 16;
+
+/// How many there were of something in each of the last seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Recent {
+    second: u64,
+    counts: [u32; SECONDS as usize],
+}
+
+impl Recent {
+    /// Forgets what is too long ago.
+    fn go_on(&mut self, now_ns: u64) {
+        let now = now_ns / 1_000_000_000;
+        for second in (self.second + 1..=now).rev().take(SECONDS as usize) {
+            self.counts[(second % SECONDS) as usize] = 0;
+        }
+        self.second = self.second.max(now);
+    }
+
+    fn note(&mut self, now_ns: u64) {
+        self.go_on(now_ns);
+        self.counts[(self.second % SECONDS) as usize] += 1;
+    }
+
+    /// How many there were in the last `span_ns`, within a second.
+    fn within(&mut self, now_ns: u64, span_ns: u64) -> u32 {
+        self.go_on(now_ns);
+        let seconds = span_ns.div_ceil(1_000_000_000).clamp(1, SECONDS);
+        let recent = (self.second + SECONDS + 1 - seconds)..=self.second + SECONDS;
+        recent.map(|second| self.counts[(second % SECONDS) as usize]).sum()
+    }
 }
 
 /// A decrease of which isn't known yet whether it helped.
@@ -171,6 +229,11 @@ pub struct Concurrency {
     tolerated: f64,
     decrease: Option<Decrease>,
     quiet_until_ns: u64,
+    /// Requests that were answered, and those that heard nothing.
+    answered: Recent,
+    silent: Recent,
+    /// When the limit was last set to what was answered.
+    cut_ns: u64,
 }
 
 impl Concurrency {
@@ -194,6 +257,9 @@ impl Concurrency {
             tolerated: REFUSED,
             decrease: None,
             quiet_until_ns: 0,
+            answered: Recent::default(),
+            silent: Recent::default(),
+            cut_ns: 0,
         }
     }
 
@@ -229,9 +295,13 @@ impl Concurrency {
     pub(crate) fn ended(&mut self, now_ns: u64, took_ns: u64, bytes: u64, outcome: Outcome) {
         match outcome {
             Outcome::Done(Told::Nothing) => {}
-            Outcome::Done(told) => {
-                self.done(now_ns, took_ns, bytes);
-                self.look_at(now_ns, took_ns, matches!(told, Told::Throttled { .. }));
+            Outcome::Done(Told::Speed { latency_ns, .. }) => {
+                self.done(now_ns, took_ns, latency_ns, bytes);
+                self.look_at(now_ns, took_ns, false);
+            }
+            Outcome::Done(Told::Throttled { latency_ns, .. }) => {
+                self.done(now_ns, took_ns, latency_ns, bytes);
+                self.look_at(now_ns, took_ns, true);
             }
             Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, took_ns, true),
             Outcome::Failed(_) => {}
@@ -251,9 +321,10 @@ impl Concurrency {
         );
     }
 
-    /// One request for `bytes` ended well at `now_ns`, `took_ns` after it was issued. What it waited for a new connection doesn't count: with more requests
-    /// in flight more of them wait for that, once.
-    pub fn done(&mut self, now_ns: u64, took_ns: u64, bytes: u64) {
+    /// One request for `bytes` ended well at `now_ns`, `took_ns` after it was issued, and its first byte came after `first_ns`. What it waited for a new
+    /// connection doesn't count: with more requests in flight more of them wait for that, once.
+    pub fn done(&mut self, now_ns: u64, took_ns: u64, first_ns: u64, bytes: u64) {
+        self.answered.note(now_ns);
         let is_full = std::mem::take(&mut self.is_full);
         let was_sent_before = now_ns.saturating_sub(took_ns) < self.since_ns;
         if self.settings.least == self.settings.most || was_sent_before || now_ns < self.quiet_until_ns {
@@ -264,6 +335,7 @@ impl Concurrency {
         window.full += u32::from(is_full);
         window.bytes += bytes;
         window.took_ns += took_ns;
+        window.first_ns += first_ns;
         let enough = match self.phase {
             Phase::Doubling => self.limit,
             _ => LEAST_WINDOW.max(self.limit.saturating_mul(2)),
@@ -274,12 +346,13 @@ impl Concurrency {
         let window = std::mem::take(window);
         // A window in which demand was lacking says nothing.
         if window.full * 2 > window.ended {
-            let seconds = window.took_ns.max(1) as f64 / 1e9;
-            self.close_window(f64::from(self.limit) * window.bytes as f64 / seconds, now_ns);
+            self.close_window(&window, now_ns);
         }
     }
 
-    fn close_window(&mut self, per_s: f64, now_ns: u64) {
+    fn close_window(&mut self, window: &Window, now_ns: u64) {
+        let per_s = f64::from(self.limit) * window.bytes as f64 / (window.took_ns.max(1) as f64 / 1e9);
+        let room = window.room();
         let gain = per_s / self.best_per_s;
         let (double, more, fewer) = (
             self.limit.saturating_mul(2),
@@ -288,19 +361,24 @@ impl Concurrency {
         );
         let most = per_s.max(self.best_per_s);
         match self.phase {
-            Phase::Doubling if gain >= DOUBLES => self.go_on(Phase::Doubling, double, per_s, now_ns),
             Phase::Doubling if gain < NOTHING => {
                 self.limit = self.before;
                 self.go_on(Phase::Halving, self.limit / 2, most, now_ns);
             }
+            Phase::Halving if gain > KEEPS => self.go_on(Phase::Halving, self.limit / 2, most, now_ns),
+            Phase::Lowering if gain > KEEPS => self.go_on(Phase::Lowering, fewer, most, now_ns),
+            _ if room < 1.0 => {
+                let fewer = (f64::from(self.limit) * room) as u32 + KEPT;
+                self.search(Phase::Raising, fewer.min(self.limit), now_ns);
+            }
+            Phase::Doubling | Phase::Raising if gain > WORTH && room < STEP_UP => self.stay(self.limit, now_ns),
+            Phase::Doubling if gain >= DOUBLES => self.go_on(Phase::Doubling, double, per_s, now_ns),
             // Twice as many bring g times as much: the source is full at about g times as many.
             Phase::Doubling => self.search(Phase::Raising, (f64::from(self.before) * gain) as u32, now_ns),
             Phase::Raising if gain > RISES && self.best_per_s > 0.0 => {
                 self.go_on(Phase::Doubling, double, per_s, now_ns)
             }
             Phase::Raising if gain > WORTH => self.go_on(Phase::Raising, more, per_s, now_ns),
-            Phase::Halving if gain > KEEPS => self.go_on(Phase::Halving, self.limit / 2, most, now_ns),
-            Phase::Lowering if gain > KEEPS => self.go_on(Phase::Lowering, fewer, most, now_ns),
             Phase::Raising | Phase::Halving | Phase::Lowering => self.stay(self.before, now_ns),
             Phase::Staying { .. } if !(FALLS..=RISES).contains(&gain) => {
                 self.probe_after = PROBE_SOON;
@@ -313,7 +391,7 @@ impl Concurrency {
             Phase::Staying { .. } => {
                 self.probe_after = (2 * self.probe_after).min(PROBE_EVERY);
                 // Up and down by turns.
-                self.probes_down = !self.probes_down;
+                self.probes_down = room < STEP_UP || !self.probes_down;
                 match self.probes_down {
                     true => self.go_on(Phase::Lowering, fewer, self.best_per_s, now_ns),
                     false => self.go_on(Phase::Raising, more, self.best_per_s, now_ns),
@@ -357,6 +435,9 @@ impl Concurrency {
     /// is what it was, and such a share is no reason any more.
     pub fn look_at(&mut self, now_ns: u64, took_ns: u64, refused: bool) {
         let sent_ns = now_ns.saturating_sub(took_ns);
+        if sent_ns < self.cut_ns {
+            return;
+        }
         if self.decrease.is_some_and(|decrease| sent_ns < decrease.at_ns) {
             return;
         }
@@ -383,6 +464,30 @@ impl Concurrency {
             _ if share < HELPS * REFUSED => self.tolerated = REFUSED,
             _ => {}
         }
+    }
+
+    /// A request that was sent `took_ns` before `now_ns` heard nothing for so long that it is sent again. Where more than a few do, the limit becomes what
+    /// was answered meanwhile in the time that a request should take: by Little's law, no more than that are answered in time. Where few are, but soon,
+    /// that is more than the limit, and nothing changes.
+    pub fn silent(&mut self, now_ns: u64, took_ns: u64) {
+        if self.settings.least == self.settings.most || now_ns.saturating_sub(took_ns) < self.cut_ns {
+            return;
+        }
+        self.silent.note(now_ns);
+        let (silent, answered) = (
+            self.silent.within(now_ns, took_ns),
+            self.answered.within(now_ns, took_ns),
+        );
+        let fits = answered / SHOULD_TAKE;
+        let is_few = silent < self.settings.least || f64::from(silent) <= REFUSED * f64::from(silent + answered);
+        if is_few || fits >= self.limit {
+            return;
+        }
+        (self.cut_ns, self.silent) = (now_ns, Recent::default());
+        (self.looked_at, self.refused, self.decrease) = (0, 0, None);
+        // Where nothing was answered at all, how many are too many isn't known.
+        let phase = if answered == 0 { Phase::Doubling } else { Phase::Raising };
+        self.search(phase, fits, now_ns);
     }
 
     /// At most one decrease per second, however many requests were hit. What the source takes now is found from there, in small steps.

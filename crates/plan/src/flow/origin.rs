@@ -155,6 +155,15 @@ impl Origin {
         }
     }
 
+    /// A request to it that was sent `took_ns` before `now_ns` heard nothing, and will be repeated.
+    pub fn silent(&mut self, now_ns: u64, took_ns: u64) {
+        let before = self.concurrency.limit();
+        self.concurrency.silent(now_ns, took_ns);
+        if self.concurrency.limit() != before {
+            self.deal();
+        }
+    }
+
     /// A member whose share is another than it was told, and its share; it is taken as told from then on.
     pub fn next_change(&mut self) -> Option<(Member, u32)> {
         let seat = self.seats.iter_mut().find(|seat| seat.told != Some(seat.share))?;

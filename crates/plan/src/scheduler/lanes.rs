@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 /// How many requests may be in flight.
 enum Limit {
     /// The lane finds it out.
-    Found(Concurrency),
+    Found(Box<Concurrency>),
     /// Somebody else says it.
     Set(u32),
 }
@@ -135,7 +135,7 @@ impl Lane {
             bytes_per_s: 35e6,
         });
         Lane::new(
-            Limit::Found(Concurrency::new(settings.concurrency)),
+            Limit::Found(Box::new(Concurrency::new(settings.concurrency))),
             Estimate::new(prior, settings.bucket.is_some()),
             settings.hedge_per_cent,
         )

@@ -82,8 +82,8 @@ pub struct Requests {
     /// Being read, by stream.
     reading: Vec<Option<Pending>>,
     idle: Vec<u32>,
-    /// Those that were read and are on their way: when they end, when they were sent, and their MB.
-    in_flight: VecDeque<(f64, f64, f64)>,
+    /// Those that were read and are on their way: when they end, when they were sent and with which latency, and their MB.
+    in_flight: VecDeque<(f64, (f64, f64), f64)>,
     most: u32,
     engine: Option<Engine>,
     /// Nothing is sent before this.
@@ -170,11 +170,13 @@ impl Requests {
 
     /// Whether as many are in flight as may be.
     fn is_full(&mut self, at: f64) -> bool {
-        while let Some(&(end, sent, mb)) = self.in_flight.front().filter(|(end, ..)| *end <= at) {
+        while let Some(&(end, (sent, latency_s), mb)) = self.in_flight.front().filter(|(end, ..)| *end <= at) {
             self.in_flight.pop_front();
             if let Some(engine) = &mut self.engine {
-                let took_ns = ((end - sent) * 1e9) as u64;
-                engine.limit.done((end * 1e9) as u64, took_ns, (mb * MB) as u64);
+                let ns = |s: f64| (s * 1e9) as u64;
+                engine
+                    .limit
+                    .done(ns(end), ns(end - sent), ns(latency_s), (mb * MB) as u64);
             }
         }
         let reading = self.reading.len() - self.idle.len();
@@ -243,7 +245,7 @@ impl Requests {
             Some(engine) => engine.filled(pending.mb, at, sent, at.max(sent + latency_s + connection_s)),
         };
         let place = self.in_flight.partition_point(|(other, ..)| *other <= arrived);
-        self.in_flight.insert(place, (arrived, sent, pending.mb));
+        self.in_flight.insert(place, (arrived, pending.sent, pending.mb));
         (pending, arrived)
     }
 }

@@ -81,6 +81,15 @@ impl<'a> Attempts<'a> {
         Ok(())
     }
 
+    /// Waits for the turn of the next attempt, or returns why the last one failed where the deadline comes first.
+    pub async fn in_time(&mut self, turn: impl Future<Output = ()>) -> Result<()> {
+        let waited = tokio::time::timeout_at(self.deadline, turn).await;
+        waited.map_err(|_| {
+            let error = self.before.take();
+            error.unwrap_or_else(|| Error::new(ErrorKind::Timeout, "the deadline passed before its turn came"))
+        })
+    }
+
     /// Full jitter (a random part of the limit), so that clients that failed together do not come back together.
     fn pause(&self) -> Duration {
         let doubled = self

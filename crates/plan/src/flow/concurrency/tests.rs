@@ -90,7 +90,8 @@ impl Store {
                 end += (for_s * 1e9) as u64;
             }
             self.now_ns = end;
-            control.done(end, end.saturating_sub(sent), self.bytes);
+            let took = end.saturating_sub(sent);
+            control.done(end, took, took, self.bytes);
             bytes += if end as f64 >= from_s * 1e9 { self.bytes } else { 0 };
         }
         bytes as f64
@@ -227,7 +228,7 @@ fn a_limit_that_is_not_used_says_nothing() {
     let settings = ConcurrencySettings::default();
     let mut control = Concurrency::new(settings);
     for now in 0..10_000 {
-        control.done(now * 1_000_000, 30_000_000, 110_000);
+        control.done(now * 1_000_000, 30_000_000, 30_000_000, 110_000);
     }
     assert_eq!(control.limit(), settings.start);
 }
@@ -335,6 +336,104 @@ fn a_moment_of_refusals_is_forgotten() {
     assert!(control.limit() < before);
     let later = refusing(&mut control, 4_000_000_000, 200, |_, _| false);
     assert!(later > 0.9 * f64::from(before), "{later} of {before}");
+}
+
+/// A link that serves the requests of several clients one after the other, also those that were cut off meanwhile.
+struct Drowning {
+    request_s: f64,
+    latency_s: f64,
+}
+
+impl Drowning {
+    /// Sends what each client may send for `for_s`; of its last half: what was answered, as a share of what the link could have brought, and how many
+    /// requests were cut off.
+    fn run(&self, clients: &mut [Concurrency], for_s: f64) -> (f64, u32) {
+        const CUT_NS: u64 = 10_000_000_000;
+        let ns = |s: f64| (s * 1e9) as u64;
+        let (mut now, mut free, mut answered, mut cut_off) = (0, 0, 0u32, 0);
+        let mut on_wire = vec![0; clients.len()];
+        // When it ends, whose it is, when it was sent.
+        let mut flying: BinaryHeap<Reverse<(u64, usize, u64)>> = BinaryHeap::new();
+        while now < ns(for_s) {
+            for (client, control) in clients.iter_mut().enumerate() {
+                while on_wire[client] < control.limit() {
+                    on_wire[client] += 1;
+                    free = free.max(now) + ns(self.request_s);
+                    flying.push(Reverse((
+                        free.max(now + ns(self.latency_s)).min(now + CUT_NS),
+                        client,
+                        now,
+                    )));
+                }
+                control.wanted_more();
+            }
+            let Reverse((end, client, sent)) = flying.pop().expect("no limit is 0");
+            now = end;
+            on_wire[client] -= 1;
+            match end - sent {
+                CUT_NS => {
+                    cut_off += u32::from(now > ns(for_s / 2.0));
+                    clients[client].silent(now, CUT_NS);
+                }
+                took => {
+                    answered += u32::from(now > ns(for_s / 2.0));
+                    clients[client].done(now, took, took, 100_000);
+                }
+            }
+        }
+        (f64::from(answered) * self.request_s / (for_s / 2.0), cut_off)
+    }
+}
+
+#[test]
+fn several_clients_of_a_slow_source_dont_drown_it() {
+    for clients in [1, 2, 4, 8, 16, 32] {
+        let mut controls = vec![Concurrency::new(ConcurrencySettings::default()); clients];
+        let slow = Drowning {
+            request_s: 0.025,
+            latency_s: 0.1,
+        };
+        // Half of it, with 32 clients, is gone until the link has served what was cut off at the beginning.
+        let (share, cut_off) = slow.run(&mut controls, 240.0);
+        let limits: Vec<u32> = controls.iter().map(Concurrency::limit).collect();
+        println!("{clients}: {share:.3} of the link, {cut_off} cut off, {limits:?}");
+        assert!(share > 0.99 && cut_off == 0, "{clients}: {share}, {cut_off} cut off");
+    }
+}
+
+#[test]
+fn a_source_that_is_slow_for_every_request_gets_as_many_as_another() {
+    let mut control = Concurrency::new(ConcurrencySettings::default());
+    let mut store = Store::new(1e9, 2.0, 1_000_000);
+    let got = store.run(&mut control, 60.0, 120.0) / 60.0;
+    assert!(got > 0.9e9, "{got}");
+}
+
+#[test]
+fn single_requests_that_hear_nothing_cost_nothing() {
+    let mut control = Concurrency::new(ConcurrencySettings::default());
+    for i in 0..20_000u64 {
+        let now = 10_000_000_000 + i * 1_000_000;
+        match i % 20 {
+            0 => control.silent(now, 10_000_000_000),
+            _ => control.done(now, 64_000_000, 30_000_000, 110_000),
+        }
+    }
+    assert_eq!(control.limit(), 64);
+}
+
+#[test]
+fn after_an_outage_it_is_soon_where_it_was() {
+    let mut control = Concurrency::new(ConcurrencySettings::default());
+    let mut store = Store::new(1e9, 0.03, 110_000);
+    store.run(&mut control, 0.0, 3.0);
+    let before = control.limit();
+    let end_ns = 30_000_000_000;
+    (0..before).for_each(|i| control.silent(end_ns + u64::from(i), 10_000_000_000));
+    assert_eq!(control.limit(), 4, "nothing was answered");
+    store.now_ns = end_ns;
+    store.flying.clear();
+    assert!(store.run(&mut control, 31.0, 32.0) > 0.9e9);
 }
 
 #[test]
