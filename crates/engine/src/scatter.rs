@@ -83,6 +83,9 @@ impl Sums {
     }
 }
 
+/// So much must lie together to be read right to where it belongs: less is read with what comes behind it, and copied.
+const LEAST_ROOM: u64 = if cfg!(test) { 1 } else { 32 << 10 };
+
 /// Scatters one range into slots. Bytes that no piece has are dropped.
 pub struct Scatter {
     arena: Arc<Shared>,
@@ -131,6 +134,14 @@ impl Scatter {
     }
 }
 
+impl Scatter {
+    /// What lies before `end` has come.
+    fn came(&mut self, end: u64) {
+        let is_there = |piece: &&Piece| piece.at + piece.len <= end;
+        self.piece += self.pieces[self.piece..].iter().take_while(is_there).count();
+    }
+}
+
 impl Sink for Scatter {
     fn asked(&mut self) {
         self.asked += 1;
@@ -147,6 +158,26 @@ impl Sink for Scatter {
 
     fn poll_again(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.turn.as_mut().map_or(Poll::Ready(()), |turn| turn.poll_again(cx))
+    }
+
+    fn room(&mut self, at: u64) -> Option<&mut [u8]> {
+        let piece = self.pieces.get(self.piece).filter(|piece| piece.at <= at)?;
+        // What belongs to several pieces is copied.
+        let next = self.pieces.get(self.piece + 1).map_or(u64::MAX, |next| next.at);
+        let end = next.min(piece.at + piece.len);
+        if end < at + LEAST_ROOM {
+            return None;
+        }
+        self.arena.room(piece.slot_offset + (at - piece.at), end - at)
+    }
+
+    fn filled(&mut self, at: u64, len: usize) -> Result<(), Error> {
+        let piece = &self.pieces[self.piece];
+        let slot = piece.slot_offset + (at - piece.at);
+        let bytes = self.arena.map().bytes(slot, len as u64);
+        self.sums.add(at, bytes.unwrap_or_default());
+        self.came(at + len as u64);
+        Ok(())
     }
 
     fn write(&mut self, at: u64, frame: &[u8]) -> Result<(), Error> {
@@ -166,8 +197,7 @@ impl Sink for Scatter {
                     )
                 })?;
         }
-        let is_there = |piece: &&Piece| piece.at + piece.len <= end;
-        self.piece += self.pieces[self.piece..].iter().take_while(is_there).count();
+        self.came(end);
         self.sums.add(at, frame);
         Ok(())
     }
@@ -207,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_arrive_whole_whatever_the_frames(lens in proptest::collection::vec((1u64..500, 0u64..40), 1..12), within: bool, cuts in proptest::collection::vec(1usize..300, 1..9)) {
+        fn pieces_arrive_whole_whatever_the_frames(lens in proptest::collection::vec((1u64..500, 0u64..40), 1..12), within: bool, straight: bool, cuts in proptest::collection::vec(1usize..300, 1..9)) {
             let arena = Arc::new(Shared::new("t", 1 << 16, true).expect("memfd"));
             let (mut at, mut slot, mut pieces) = (0, 0, Vec::new());
             for (i, (len, gap)) in lens.iter().enumerate() {
@@ -224,15 +254,31 @@ mod tests {
             }
             let body: Vec<u8> = (0..at).map(|i| (i * 31 % 251) as u8).collect();
             let load = Load { job: 0, source: Source::Bucket, object: 0, offset: 0, len: at, pieces: pieces.clone(), steps: 0, deadline_ns: 0, attempt: 0, hedge: false, bundle: None };
+            if straight {
+                arena.write(0, &[7; 1 << 16]).expect("inside");
+            }
             let mut sink = Scatter::new(Arc::clone(&arena), &load, &checks);
             // A failed attempt first.
             sink.write(0, &body[..body.len() / 2]).expect("inside");
             sink.restart();
-            let (mut from, mut cut) = (0, cuts.iter().cycle());
+            let (mut from, mut went_straight, mut cut) = (0, 0, cuts.iter().cycle());
             while from < body.len() {
-                let to = (from + cut.next().expect("cycle")).min(body.len());
-                sink.write(from as u64, &body[from..to]).expect("inside");
+                let mut to = (from + cut.next().expect("cycle")).min(body.len());
+                let room = sink.room(from as u64);
+                prop_assert!(straight || room.is_none(), "no page has memory yet");
+                if let Some(room) = room {
+                    to = to.min(from + room.len());
+                    room[..to - from].copy_from_slice(&body[from..to]);
+                    sink.filled(from as u64, to - from).expect("inside");
+                    went_straight += to - from;
+                } else {
+                    sink.write(from as u64, &body[from..to]).expect("inside");
+                }
                 from = to;
+            }
+            // Where nothing belongs to several pieces, all of it can.
+            if straight && !within && lens.iter().all(|(_, gap)| *gap == 0) {
+                prop_assert_eq!(went_straight as u64, at);
             }
             let bytes = |at: u64, len: u64| &body[at as usize..(at + len) as usize];
             for piece in &pieces {

@@ -61,6 +61,20 @@ pub trait Sink {
         Poll::Ready(())
     }
 
+    /// Memory for the bytes from `at` on, if they may be read right to where they belong: [`Sink::filled`] follows then. Else they come by way of
+    /// [`Sink::write`], as they do where they are encrypted or in chunks.
+    fn room(&mut self, _at: u64) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// The first `len` bytes of the [`Sink::room`] for `at` have been read.
+    ///
+    /// # Errors
+    /// As [`Sink::write`].
+    fn filled(&mut self, _at: u64, _len: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Takes `frame`, which begins `at` bytes after the start of the range.
     ///
     /// Frames arrive in order without gaps or overlap, and never exceed the range.

@@ -6,7 +6,10 @@ use foreload_store::{Credentials, ErrorKind, Result, Retry, Sink, Source, Source
 use foreload_testkit::bucket::{Class, Fault, Keys, Kind, Settings};
 use foreload_testkit::{Bucket, Profile};
 use futures::StreamExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
 fn options(bucket: &Bucket) -> SourceOptions {
@@ -65,13 +68,141 @@ struct Watched {
 impl Sink for Watched {
     fn write(&mut self, at: u64, frame: &[u8]) -> Result<()> {
         self.frames += 1;
-        self.bytes.write(at, frame)
+        Sink::write(&mut self.bytes, at, frame)
     }
 
     fn restart(&mut self) {
         self.restarts += 1;
         self.bytes.restart();
     }
+}
+
+/// Has room for what comes, so that it is read there.
+struct Memory {
+    bytes: Vec<u8>,
+    /// Of them, those that were read to their places.
+    straight: usize,
+    restarts: usize,
+}
+
+impl Memory {
+    fn new(length: usize) -> Self {
+        Self {
+            bytes: vec![0; length],
+            straight: 0,
+            restarts: 0,
+        }
+    }
+}
+
+impl Sink for Memory {
+    fn room(&mut self, at: u64) -> Option<&mut [u8]> {
+        // In stretches, as samples lie apart.
+        let end = (at as usize / 100_000 + 1) * 100_000;
+        let end = end.min(self.bytes.len());
+        self.bytes.get_mut(at as usize..end)
+    }
+
+    fn filled(&mut self, _at: u64, len: usize) -> Result<()> {
+        self.straight += len;
+        Ok(())
+    }
+
+    fn write(&mut self, at: u64, frame: &[u8]) -> Result<()> {
+        self.bytes[at as usize..][..frame.len()].copy_from_slice(frame);
+        Ok(())
+    }
+
+    fn restart(&mut self) {
+        self.restarts += 1;
+        self.bytes.fill(0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_read_right_to_its_place_is_what_was_asked_for() {
+    let bucket = Bucket::start_default().unwrap();
+    let data = body(700_000);
+    let etag = quoted(bucket.put("bench", "data/a", data.clone()).unwrap());
+    let source = open(&bucket);
+    for range in [0..700_000, 0..1, 5..300_000, 99_999..100_001, 650_000..700_000] {
+        let mut memory = Memory::new((range.end - range.start) as usize);
+        source
+            .fetch("a", range.clone(), Some(&etag), soon(), &mut memory)
+            .await
+            .unwrap();
+        let all = &data[range.start as usize..range.end as usize];
+        assert!(memory.bytes == all, "{range:?}");
+        // What comes with the head is copied.
+        let apart = all.len().min(4096);
+        assert!(
+            memory.straight >= all.len() - apart || all.len() <= 32 << 10,
+            "{range:?}"
+        );
+    }
+    assert_eq!(
+        bucket.counts().connections.total,
+        1,
+        "nothing is left on the connection"
+    );
+    for fault in ["kind=reset,at=0.5", "kind=truncate", "kind=short"] {
+        for if_match in [None, Some(etag.as_str())] {
+            bucket.clear_faults();
+            bucket.add_fault(Fault {
+                times: Some(1),
+                ..Fault::parse(fault).unwrap()
+            });
+            let mut memory = Memory::new(700_000);
+            let fetched = source.fetch("a", 0..700_000, if_match, soon(), &mut memory).await;
+            assert_eq!(fetched.unwrap().attempts, 2, "{fault}");
+            assert!(memory.bytes == data, "{fault}");
+        }
+    }
+    bucket.clear_faults();
+    bucket.add_fault(Fault::parse("kind=whole").unwrap());
+    let mut memory = Memory::new(100_000);
+    let whole = source
+        .fetch("a", 50_000..150_000, Some(&etag), soon(), &mut memory)
+        .await;
+    assert_eq!(whole.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_connection_that_brings_more_than_it_said_is_used_no_more() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/data", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::spawn(async move {
+                let (mut request, mut read) = (vec![0; 1 << 16], 0);
+                loop {
+                    read += match stream.read(&mut request[read..]).await {
+                        Ok(0) | Err(_) => return,
+                        Ok(count) => count,
+                    };
+                    if !request[..read].ends_with(b"\r\n\r\n") {
+                        continue;
+                    }
+                    read = 0;
+                    let head = "HTTP/1.1 206 Partial Content\r\nContent-Length: 100000\r\nContent-Range: bytes 0-99999/100000\r\n\r\n";
+                    let answer = [head.as_bytes(), &[1; 100_000], b"HTTP/1.1 206 Partial Content\r\n"].concat();
+                    if stream.write_all(&answer).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let source = Source::open(&url, &SourceOptions::default()).unwrap();
+    for _ in 0..3 {
+        let mut memory = Memory::new(100_000);
+        source.fetch("a", 0..100_000, None, soon(), &mut memory).await.unwrap();
+        assert!(memory.bytes == [1; 100_000] && memory.straight > 90_000);
+    }
+    assert_eq!(connections.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]

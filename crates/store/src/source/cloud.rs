@@ -201,6 +201,21 @@ impl Bucket {
         let is_whole = response.head.status == 200;
         let mut first = None;
         loop {
+            let left = usize::try_from(range.end - range.start - progress.bytes).unwrap_or(usize::MAX);
+            if skips == 0
+                && response.is_plain()
+                && let Some(room) = sink.room(progress.bytes)
+                && let most @ 1.. = room.len().min(left)
+            {
+                let (read, is_over) = response.read_to(&mut room[..most]).await?;
+                first.get_or_insert_with(|| start.elapsed());
+                sink.filled(progress.bytes, read)?;
+                progress.bytes += read as u64;
+                if is_over {
+                    break;
+                }
+                continue;
+            }
             let more = response.next(|frame| {
                 first.get_or_insert_with(|| start.elapsed());
                 let known = usize::try_from(skips).unwrap_or(usize::MAX).min(frame.len());

@@ -1,13 +1,14 @@
 //! The body of an answer, pulled piece by piece.
 
 use super::{Client, Connection, Head, Request, Watch, broken, connect::Origin, failed};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
 
 // Big enough that a read takes what the socket holds, small enough to stay in the second-level cache between the
 // read and the copy to where the bytes belong.
@@ -111,6 +112,53 @@ impl Response {
         Ok(false)
     }
 
+    /// Whether what comes next can be read right to where it belongs ([`Response::read_to`]): its length is known, it isn't encrypted, and none of it has
+    /// come with the head.
+    pub fn is_plain(&self) -> bool {
+        let is_plain = |connection: &Connection| {
+            matches!(connection.stream, super::Stream::Plain(_)) && connection.rest().is_empty()
+        };
+        matches!(self.framing, Framing::Length(_)) && self.connection.as_ref().is_some_and(is_plain)
+    }
+
+    /// Reads some of the next bytes of a body that [is plain](Response::is_plain) to `room`: how many, and whether that was the end.
+    pub async fn read_to(&mut self, room: &mut [u8]) -> Result<(usize, bool)> {
+        let (
+            Some(Connection {
+                stream: super::Stream::Plain(stream),
+                ..
+            }),
+            Framing::Length(left),
+        ) = (self.connection.as_mut(), self.framing)
+        else {
+            return Err(Error::new(
+                ErrorKind::Bug,
+                "only a plain body is read to where it belongs",
+            ));
+        };
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(room.len());
+        // A read that leaves nothing says so where there is room for one byte more than there should be.
+        let beyond = usize::from(left == most as u64);
+        let straight = |cx: &mut Context<'_>| poll_straight(stream, &mut room[..most], beyond, cx);
+        let read = self.watch.run(straight).await?;
+        let read = read.map_err(|error| failed("reading the answer", error))?;
+        if read == 0 {
+            return Err(closed());
+        }
+        let inside = read.min(most);
+        self.framing = match left - inside as u64 {
+            0 if read > inside => Framing::Overrun,
+            0 => Framing::Done,
+            left => Framing::Length(left),
+        };
+        match self.framing {
+            Framing::Done => self.finish(),
+            Framing::Overrun => self.connection = None,
+            _ => return Ok((inside, false)),
+        }
+        Ok((inside, true))
+    }
+
     /// Reads the rest of a small body.
     pub async fn collect(&mut self, limit: usize) -> Result<Vec<u8>> {
         let mut all = Vec::new();
@@ -209,12 +257,33 @@ fn poll_piece(
     }
 }
 
+/// Reads to `room`, and at most a byte beyond it, which is nobody's.
+fn poll_straight(
+    stream: &mut TcpStream,
+    room: &mut [u8],
+    beyond: usize,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    let mut more = [0];
+    loop {
+        ready!(stream.poll_read_ready(cx))?;
+        match stream.try_read_vectored(&mut [IoSliceMut::new(room), IoSliceMut::new(&mut more[..beyond])]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            read => return Poll::Ready(read),
+        }
+    }
+}
+
+fn closed() -> Error {
+    broken("the connection closed before the end of the answer")
+}
+
 /// What is to come after a read.
 fn went_on(framing: Framing, read: io::Result<&[u8]>, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<Framing> {
     let piece = read.map_err(|error| failed("reading the answer", error))?;
     match (piece.is_empty(), framing) {
         (true, Framing::UntilClose) => Ok(Framing::Done),
-        (true, _) => Err(broken("the connection closed before the end of the answer")),
+        (true, _) => Err(closed()),
         (false, _) => accept(framing, piece, take),
     }
 }
