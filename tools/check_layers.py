@@ -67,7 +67,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "_data",
         "_predict speeds sim cost plot",
         "_run",
-        "_calibrate",
+        "_calibrate _mapped mmap",
         "torch jax lightning hf",
         "cli __main__",
     )

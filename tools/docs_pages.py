@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODULES = {
     "foreload": "Open a data set, describe a cache, read it with NumPy.",
     "foreload.torch": "For PyTorch.",
+    "foreload.mmap": "For files that are mapped into memory.",
     "foreload.errors": "What is raised. `foreload.ForeloadError` is the base of all.",
     "foreload.sim": "What a run would take.",
     "foreload.cost": "What it would cost.",

@@ -4,7 +4,7 @@ Nothing here is for users; `foreload`, `foreload.torch` and the command build on
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, final
@@ -142,6 +142,26 @@ class Index:
         """All lengths as little-endian uint64."""
     def to_bytes(self) -> bytes:
         """The index file."""
+
+@final
+class ReadAhead:
+    """A thread that has pages of files fetched in the order of some ranges, each (number of the file, first byte, bytes)."""
+
+    def __init__(
+        self,
+        files: Sequence[str | PathLike[str]],
+        ranges: Sequence[tuple[int, int, int]],
+        window_bytes: int,
+        allowed: int | None = None,
+    ) -> None: ...
+    def allow(self, ranges: int) -> None:
+        """So many ranges, counted from the first, may be asked for."""
+    def stop(self) -> None:
+        """Asks for nothing more."""
+    def progress(self) -> tuple[int, bool, str | None]:
+        """Bytes that are there, whether it is over, and why it failed."""
+    def wait(self, seconds: float) -> tuple[int, bool, str | None]:
+        """The same, once it is over or the time is."""
 
 @final
 class Job:

@@ -198,6 +198,8 @@ pub struct Open {
     pub checksum: bool,
     /// Which files are samples, as suffixes (`jpg`); empty: all.
     pub extensions: Vec<String>,
+    /// Of LMDB files the database with this name; empty: the one without.
+    pub database: String,
     /// Take it as it was listed, though it may be another by now: for who brings it up to date.
     pub stale: bool,
     /// What the index' digest must be: of the data set that this client, or the one it works for, opened before.

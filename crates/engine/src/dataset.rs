@@ -419,7 +419,7 @@ pub fn shared(index: &Index) -> Result<Shared, Trouble> {
 pub fn index_path(cache_dir: &Path, open: &Open) -> PathBuf {
     let name = foreload_plan::DigestBuilder::new("index file")
         .text(&open.url)
-        .text(&open.format)
+        .text(&[&open.format, &open.database].map(String::as_str).concat())
         .text(&open.extensions.join(","))
         .text(
             open.storage_options
@@ -536,11 +536,12 @@ fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {
         "folder" => Some(Format::Folder),
         "flat" => Some(Format::Flat),
         "tar" | "webdataset" => Some(Format::Tar),
+        "lmdb" => Some(Format::Lmdb),
         "manifest" | "csv" | "jsonl" | "parquet" => Some(Format::Manifest),
         other => {
             return Err(Trouble::new(
                 "invalid",
-                format!("format {other:?} is none of auto, folder, flat, tar (webdataset), manifest"),
+                format!("format {other:?} is none of auto, folder, flat, tar (webdataset), lmdb, manifest"),
             ));
         }
     };
@@ -551,6 +552,7 @@ fn build_options(open: &Open, path: &Path) -> Result<BuildOptions, Trouble> {
     Ok(BuildOptions {
         format,
         extensions: open.extensions.clone(),
+        database: open.database.clone(),
         checkpoint,
         ..BuildOptions::default()
     })

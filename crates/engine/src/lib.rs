@@ -24,6 +24,7 @@ pub mod list;
 pub mod log;
 pub mod memory;
 pub mod origin;
+pub mod pages;
 pub mod peers;
 pub mod pool;
 pub mod protocol;

@@ -1,7 +1,7 @@
 //! Python conversions over the engine's client; decides nothing.
 //!
 //! `foreload._core` is what `python/foreload` is built on: the connection to the agent ([`agent`]), jobs and their deliveries ([`job`]), memory
-//! seen from Python ([`buffer`]), the index ([`index`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
+//! seen from Python ([`buffer`]), the index ([`index`]), pages of mapped files ([`pages`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
 //! function checks its arguments, releases the GIL for whatever may take time, and turns errors into the classes of
 //! `foreload.errors` ([`errors`]). The package's documentation of these classes is `_core.pyi`.
 
@@ -11,6 +11,7 @@ mod defaults;
 mod errors;
 mod index;
 mod job;
+mod pages;
 mod plan;
 mod tools;
 
@@ -31,6 +32,8 @@ mod _core {
     use crate::index::Index;
     #[pymodule_export]
     use crate::job::{Delivery, Job};
+    #[pymodule_export]
+    use crate::pages::ReadAhead;
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

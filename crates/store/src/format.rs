@@ -3,6 +3,7 @@
 //! [`build`] takes a URL, opens its source, finds out how samples lie in objects (or is told) and collects them:
 //! - a *folder* is listed; class directories become labels ([`Format::Folder`]), or there are none ([`Format::Flat`]);
 //! - *tar* shards are walked from header to header, many at a time, or read from the `.idx` file beside them;
+//! - an *LMDB* file's tree is walked, and its values are not read;
 //! - a *manifest* is read, and the objects it names are looked up.
 //!
 //! [`update`] does the same for a data set that has grown and keeps the order of what is unchanged; [`checksum`] reads
@@ -12,6 +13,7 @@ mod build;
 mod checksum;
 mod folder;
 mod listed;
+mod lmdb;
 mod manifest;
 mod named;
 mod notes;
@@ -43,6 +45,8 @@ pub enum Format {
     Tar,
     /// A table (CSV, JSON lines, Parquet) that names objects and optionally ranges, labels and checksums.
     Manifest,
+    /// LMDB files: each value is a sample, named by its key.
+    Lmdb,
 }
 
 impl Format {
@@ -54,13 +58,14 @@ impl Format {
             Self::Flat => 2,
             Self::Tar => 3,
             Self::Manifest => 4,
+            Self::Lmdb => 5,
         }
     }
 
     /// The format with this number.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
-        [Self::Folder, Self::Flat, Self::Tar, Self::Manifest]
+        [Self::Folder, Self::Flat, Self::Tar, Self::Manifest, Self::Lmdb]
             .into_iter()
             .find(|format| format.code() == code)
     }
@@ -74,6 +79,9 @@ pub struct BuildOptions {
     pub format: Option<Format>,
     /// Folder, flat: only objects with these extensions (any case, with or without dot). Default: all but hidden ones.
     pub extensions: Vec<String>,
+    /// LMDB: the database with this name. Default: the one without.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub database: String,
     /// Manifest: names of the columns. Default: the usual names.
     pub columns: Columns,
     /// Shards, prefixes or objects worked on at the same time. Default 32: hides 30 ms of latency at about 1 GB/s.
@@ -88,6 +96,7 @@ impl Default for BuildOptions {
         Self {
             format: None,
             extensions: Vec::new(),
+            database: String::new(),
             columns: Columns::default(),
             concurrency: 32,
             checkpoint: None,

@@ -64,7 +64,7 @@ def check_directory(url: str) -> None:
     path = _path_of(url)
     if path is not None and not _core.split_url(url)[1] and Path(path).is_file():
         raise InvalidError(
-            f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar), a list of shards (.json) or a manifest "
+            f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar), a list of shards (.json), an LMDB file (.mdb, .lmdb) or a manifest "
             "(.csv, .tsv, .jsonl, .parquet)"
         )
 

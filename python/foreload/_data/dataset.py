@@ -44,6 +44,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
     index: str | os.PathLike[str] | None = None,
     refresh: bool = False,
     extensions: Sequence[str] = (),
+    database: str = "",
     cache_dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -55,13 +56,14 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
     Args:
         url: `s3://bucket/prefix`, `gs://`, `az://`, `https://`, `file://`, or a directory.
         format: `folder` (one object a sample, as torchvision's ImageFolder has it: the first directory is the class), `flat` (the same without classes),
-            `tar` (shards as WebDataset has them), `manifest` (a table that names objects, ranges and labels); `auto` looks.
+            `tar` (shards as WebDataset has them), `lmdb` (each value is a sample, in the order of the keys), `manifest` (a table that names objects, ranges and labels); `auto` looks.
         storage_options: Endpoint, region, credentials and so on, by the names that fsspec, obstore and the clouds' tools use. What isn't given is read
             from the environment.
         credential_provider: A callable that answers with storage options, or a boto3 session; asked again before what it gave expires.
         index: A saved index (`foreload index`) of this URL: a path or a URL.
         refresh: List again even if an index is known. Not with `index`, which is taken as it is.
         extensions: Suffixes of the files that are samples, such as `jpg`; none given: all.
+        database: Of LMDB files the database with this name; none given: the one without a name.
         cache_dir: Where the index is kept and the agent is found. Default: `FORELOAD_CACHE_DIR`, otherwise `~/.cache/foreload`.
         progress: Called with a step's name, how much of it is done, and of how much.
 
@@ -81,6 +83,7 @@ def open(  # noqa: A001 (called as `foreload.open`, like `gzip.open`)
         index=index,
         refresh=refresh,
         extensions=extensions,
+        database=database,
         cache_dir=cache_dir,
         progress=progress,
     )
@@ -95,6 +98,7 @@ def opened(
     index: str | os.PathLike[str] | None = None,
     refresh: bool = False,
     extensions: Sequence[str] = (),
+    database: str = "",
     cache_dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     stale: bool = False,
@@ -105,7 +109,7 @@ def opened(
         ForeloadError: As `open`.
     """
     paths = {"url": url, "index": index, "cache_dir": cache_dir}
-    _check_types(paths, format, refresh, extensions, storage_options)
+    _check_types(paths, format, refresh, extensions, database, storage_options)
     if refresh and index is not None:
         raise InvalidError(
             f"open(index={os.fspath(index)!r}, refresh=True): a saved index is taken as it is; leave out index=, or write a new one: "
@@ -121,6 +125,7 @@ def opened(
         "index": None if index is None else _address.index_file(index),
         "refresh": bool(refresh),
         "extensions": [suffix.lstrip(".") for suffix in extensions],
+        "database": database,
         "stale": stale,
     }
     credentials = None if credential_provider is None else Credentials(credential_provider)
@@ -147,12 +152,16 @@ def opened(
     return Dataset(source)
 
 
-def _check_types(paths: Mapping[str, Any], form: Any, refresh: Any, extensions: Any, options: Any) -> None:
+def _check_types(
+    paths: Mapping[str, Any], form: Any, refresh: Any, extensions: Any, database: Any, options: Any
+) -> None:
     for name, given in paths.items():
         if (given is not None or name == "url") and not isinstance(given, (str, os.PathLike)):
             raise InvalidError(f"open({name}={given!r}): give a URL or a path, as text or a pathlib.Path")
     if not isinstance(form, str):
-        raise InvalidError(f"open(format={form!r}): give auto, folder, flat, tar or manifest")
+        raise InvalidError(f"open(format={form!r}): give auto, folder, flat, tar, lmdb or manifest")
+    if not isinstance(database, str):
+        raise InvalidError(f"open(database={database!r}): give the name of a database in an LMDB file, as text")
     if not isinstance(refresh, (bool, np.bool_)):
         raise InvalidError(f"open(refresh={refresh!r}): give True or False")
     is_list = isinstance(extensions, Iterable) and not isinstance(extensions, str)

@@ -3,7 +3,7 @@
 use super::manifest::{self, Labels, Row, Stretch};
 use super::notes::{self, Note};
 use super::tar::{self, Scanned};
-use super::{BuildOptions, Format, Progress, Step, folder, listed, named, pattern, wids};
+use super::{BuildOptions, Format, Progress, Step, folder, listed, lmdb, named, pattern, wids};
 use crate::index::bare_etag;
 use crate::index::{IndexBuilder, NewObject, NewSample, ObjectRange};
 use crate::source::{ObjectMeta, Source, SourceOptions};
@@ -44,6 +44,12 @@ pub async fn build(
             builder.options(recorded(options, None, &notes)?);
             builder.finish()?
         }
+        Found::Databases(files) => {
+            let mut builder = IndexBuilder::new(source.root(), Format::Lmdb);
+            add_databases(&mut builder, &source, files, options, progress).await?;
+            builder.options(recorded(options, None, &[])?);
+            builder.finish()?
+        }
         Found::Objects(format, objects, notes) => {
             let mut builder = IndexBuilder::new(source.root(), format);
             builder.options(recorded(options, None, &notes)?);
@@ -74,6 +80,8 @@ pub(super) enum Found {
     Manifest(String),
     /// Shards by key, and the `.idx` files beside them by shard.
     Shards(Vec<ObjectMeta>, FxHashMap<String, String>),
+    /// LMDB files.
+    Databases(Vec<ObjectMeta>),
     /// Those that are samples, and what there is to tell of the others.
     Objects(Format, Vec<ObjectMeta>, Vec<Note>),
 }
@@ -140,6 +148,16 @@ pub(super) async fn find(
             return Ok(Found::Manifest(manifest.key.clone()));
         }
     }
+    let files = objects.iter().filter(|o| lmdb::is_file(&o.key)).count();
+    if options
+        .format
+        .map_or(files * 3 >= objects.len(), |format| format == Format::Lmdb)
+    {
+        let mut files: Vec<_> = objects.into_iter().filter(|o| !lmdb::is_lock(&o.key)).collect();
+        files.retain(|o| !names.is_empty() || lmdb::is_file(&o.key));
+        files.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        return Ok(Found::Databases(files));
+    }
     let shards = objects.iter().filter(|o| has_extension(&o.key, "tar")).count();
     let is_packed = |o: &&ObjectMeta| [".tar.gz", ".tgz", ".tar.zst"].iter().any(|e| o.key.ends_with(e));
     let packed = objects.iter().filter(is_packed).count();
@@ -168,6 +186,7 @@ pub(super) async fn find(
     });
     match format {
         Format::Tar => Ok(shards_of(objects)),
+        Format::Lmdb => Ok(Found::Databases(objects)),
         Format::Manifest => Err(Error::invalid("there is no manifest").with_object(source.url_of(names))),
         Format::Folder | Format::Flat => {
             let is_sample = |o: &ObjectMeta| {
@@ -306,6 +325,36 @@ pub(super) async fn add_shards(
         }
     }
     Ok(notes::of_shards(all, &empty, &unended))
+}
+
+/// Walks the trees of LMDB files side by side and adds their values in order.
+async fn add_databases(
+    builder: &mut IndexBuilder,
+    source: &Source,
+    files: Vec<ObjectMeta>,
+    options: &BuildOptions,
+    progress: &mut Progress<'_>,
+) -> Result<()> {
+    progress.stage("reading trees", files.len() as u64);
+    let scans = stream::iter(files).map(|file| async move {
+        let entries = lmdb::scan(source, &file, &options.database).await?;
+        Ok::<_, Error>((file, entries))
+    });
+    let mut scans = scans.buffered(options.concurrency.max(1));
+    while let Some((file, entries)) = scans.try_next().await? {
+        let object = builder.object(new_object(&file))?;
+        for (key, offset, length) in entries.iter() {
+            builder.sample(NewSample {
+                object,
+                offset,
+                length,
+                name: &lmdb::name_of(key),
+                ..NewSample::default()
+            })?;
+        }
+        progress.advance(entries.len() as u64, 0);
+    }
+    Ok(())
 }
 
 async fn from_manifest(

@@ -84,7 +84,9 @@ fn decoded(url: &str, part: &str) -> String {
 }
 
 /// What makes a URL name one file rather than a directory.
-const FILE_EXTENSIONS: &[&str] = &[".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".json"];
+const FILE_EXTENSIONS: &[&str] = &[
+    ".tar", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".json", ".mdb", ".lmdb",
+];
 
 /// Expands braces.
 ///

@@ -26,7 +26,7 @@ pub struct Changes {
 
 /// Builds the index of `url` anew where it differs from `old`, with the options `old` was built with.
 ///
-/// A manifest is read again as a whole: its order is the user's.
+/// A manifest is read again as a whole: its order is the user's. So are LMDB files: their order is that of the keys.
 ///
 /// # Errors
 /// As [`build`].
@@ -44,11 +44,11 @@ pub async fn update(
     let source = Source::open(&root, source_options)?;
     let progress = &mut Progress::new(report);
     let found = match old.format() {
-        Format::Manifest => None,
+        Format::Manifest | Format::Lmdb => None,
         _ => Some(find(&source, &names, &options, progress).await?),
     };
     let (present, idx, mut notes) = match found {
-        None | Some(Found::Manifest(_)) => {
+        None | Some(Found::Manifest(_) | Found::Databases(_)) => {
             let new = build(url, source_options, &options, None, progress.report).await?;
             let changes = compare(old, &all_objects(&new)?)?.1;
             return Ok((new, changes));

@@ -1,0 +1,343 @@
+"""Files that are mapped into memory: their pages fetched ahead of whoever touches them.
+
+A program that maps a file waits for each page that it touches first: over NFS, Lustre or FUSE a few milliseconds for 128 KB, whatever the store could
+bring. Where it is known what will be read, its pages can be asked for before, as many at a time as the store answers:
+
+    >>> import foreload.mmap
+    >>> with foreload.mmap.prefetch("model.safetensors"):      # doctest: +SKIP
+    ...     model.load_state_dict(load_file("model.safetensors"))
+
+[`prefetch`][foreload.mmap.prefetch] is for what is read once, from the first byte to the last; [`wrap_sampler`][foreload.mmap.wrap_sampler] for data sets
+in one file (LMDB, `.npy`, Arrow) that are read in a sampler's order; [`advise`][foreload.mmap.advise] for any other order. Nothing is copied: what was
+fetched lies in the page cache, for all processes of the machine, and is fetched once whoever asks for it. The program that maps the file stays as it is.
+
+The four kinds of files are found by what they begin with; of any other, ranges of bytes can be given. What paper 003 (*Data supply for memory-mapped files*) does for programs
+whose order isn't known is not here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from foreload import _core
+from foreload._data.dataset import open as _open
+from foreload._mapped.layout import Layout, layout
+from foreload._settings.memory import available_bytes
+from foreload._settings.sizes import format_bytes, parse_bytes
+from foreload.errors import ChangedError, InvalidError, NotFoundError
+
+__all__ = ["Advice", "LmdbIndex", "Prefetch", "advise", "prefetch", "wrap_sampler"]
+
+T = TypeVar("T")
+Place = str | os.PathLike[str]
+
+#: Bytes under way at most: 1 GB/s at 100 ms.
+_WINDOW = 128_000_000
+#: Shares of the memory that is available: what is fetched may take so much of it, and what is under way.
+_MOST_SHARE, _WINDOW_SHARE = 0.8, 0.1
+_FOREVER = 1e9
+
+
+def _window(window: int | str | None) -> int:
+    most = _WINDOW if window is None else parse_bytes(window, "window")
+    return max(1, min(most, int(available_bytes() * _WINDOW_SHARE)))
+
+
+class Prefetch:
+    """Ranges of files on their way into the page cache, in the background. Made by [`prefetch`][foreload.mmap.prefetch].
+
+    As a context manager it stops at the end of the block.
+
+    Attributes:
+        nbytes: Bytes that are asked for.
+    """
+
+    def __init__(self, files: Sequence[Path], ranges: Sequence[tuple[int, int, int]], window: int | str | None) -> None:
+        self.nbytes = sum(length for *_, length in ranges)
+        available = available_bytes()
+        if self.nbytes > available * _MOST_SHARE:
+            raise InvalidError(
+                f"prefetch of {format_bytes(self.nbytes)}: {format_bytes(available)} of memory are available, so the first pages would be gone before the last "
+                "came; give tensors= or ranges= that are needed, or advise(), which goes ahead of the reader by a few"
+            )
+        self._files = files
+        self._ahead = _core.ReadAhead(list(files), list(ranges), _window(window))
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that are there."""
+        return self._ahead.progress()[0]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is to come: all is there, it was stopped, or it failed."""
+        return self._ahead.progress()[1]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until all is there.
+
+        Args:
+            timeout: Seconds to wait at most; None: as long as it takes.
+
+        Returns:
+            Whether it is over.
+
+        Raises:
+            OSError: A file couldn't be read.
+        """
+        left = _FOREVER if timeout is None else max(0.0, timeout)
+        while True:
+            # In turns, so that Ctrl-C is heard.
+            step = min(left, 0.1)
+            _, is_over, error = self._ahead.wait(step)
+            left -= step
+            if error is not None:
+                raise OSError(f"{', '.join(map(str, self._files))}: {error}")
+            if is_over or left <= 0:
+                return is_over
+
+    def stop(self) -> None:
+        """Asks for nothing more. What is there stays."""
+        self._ahead.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        named = self._files[0] if len(self._files) == 1 else f"{len(self._files)} files"
+        return f"<prefetch of {named}: {format_bytes(self.fetched)} of {format_bytes(self.nbytes)}>"
+
+
+def prefetch(
+    path: Place | Sequence[Place],
+    tensors: Sequence[str] | None = None,
+    ranges: Sequence[tuple[int, int]] | None = None,
+    *,
+    window: int | str | None = None,
+) -> Prefetch:
+    """Has files fetched into the page cache, from the first byte to the last, and returns at once.
+
+    Args:
+        path: A file, several, a pattern such as `"model-*.safetensors"`, or a directory, of which all `*.safetensors` are meant.
+        tensors: Of safetensors: the names of those that are wanted, of all files together. Their order is that in the files.
+        ranges: Of one file: what is wanted, each (first byte, bytes), in the order in which it is read.
+        window: Bytes under way at most, such as `"64MB"`. Default: 128 MB, and no more than a tenth of the memory that is available.
+
+    Returns:
+        How far it is, and a way to wait for it or stop it.
+
+    Raises:
+        InvalidError: It is more than fits into memory, a tensor isn't there, or ranges are given for several files.
+        NotFoundError: There is no such file.
+        OSError: A file can't be read.
+    """
+    files = _files(path)
+    if ranges is not None:
+        if len(files) != 1 or tensors is not None:
+            raise InvalidError("prefetch(ranges=...): give one file, and no tensors")
+        return Prefetch(files, [(0, int(first), int(length)) for first, length in ranges], window)
+    if tensors is None:
+        return Prefetch(files, [(number, 0, file.stat().st_size) for number, file in enumerate(files)], window)
+    return Prefetch(files, _of_tensors(files, tensors), window)
+
+
+def _files(path: Place | Sequence[Place]) -> list[Path]:
+    if not isinstance(path, (str, os.PathLike)):
+        return [file for each in path for file in _files(each)]
+    place = Path(path)
+    if place.is_dir():
+        found = sorted(place.glob("*.safetensors")) or sorted(place.glob("data.mdb"))
+    elif place.exists() or not glob.has_magic(str(path)):
+        found = [place] if place.exists() else []
+    else:
+        found = [Path(each) for each in sorted(glob.glob(str(path)))]  # noqa: PTH207 (the pattern may be absolute)
+    if not found:
+        raise NotFoundError(f"{path}: no such file" + (", or none that ends in .safetensors" if place.is_dir() else ""))
+    return found
+
+
+def _of_tensors(files: Sequence[Path], tensors: Sequence[str]) -> list[tuple[int, int, int]]:
+    wanted = set([tensors] if isinstance(tensors, str) else tensors)
+    known: set[str] = set()
+    ranges = []
+    for number, file in enumerate(files):
+        found = layout(file)
+        known.update(found.names)
+        inside = [part for name, part in zip(found.names, found.parts, strict=True) if name in wanted]
+        if inside:
+            ranges += [(number, *found.head), *((number, first, length) for first, length in inside)]
+    for name in sorted(wanted - known):
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; there is {near[0]}" if near else ""
+        raise InvalidError(f"tensor {name} is in none of {len(files)} files{hint}")
+    return ranges
+
+
+class Advice:
+    """Ranges of a file that are fetched a few ahead of who reads them. Made by [`advise`][foreload.mmap.advise]."""
+
+    def __init__(self, path: Path, ranges: Sequence[tuple[int, int]], ahead: int, window: int | str | None) -> None:
+        if ahead < 1:
+            raise InvalidError(f"ahead={ahead}: give 1 or more")
+        self._ahead, self._count = ahead, len(ranges)
+        whole = [(0, int(first), int(length)) for first, length in ranges]
+        self._pages = _core.ReadAhead([path], whole, _window(window), ahead)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def reached(self, nth: int) -> None:
+        """The reader begins with range number `nth`, counted from 0: those behind it are asked for, `ahead` of them."""
+        self._pages.allow(nth + 1 + self._ahead)
+
+    def stop(self) -> None:
+        """Asks for nothing more."""
+        self._pages.stop()
+
+
+def advise(
+    path: Place, ranges: Sequence[tuple[int, int]], *, ahead: int = 64, window: int | str | None = None
+) -> Advice:
+    """Has ranges of a file fetched in the order in which they are going to be read, a few ahead of the reader.
+
+    Args:
+        path: The file.
+        ranges: What will be read, each (first byte, bytes), in that order.
+        ahead: How many of them ahead of the one that was [reached][foreload.mmap.Advice.reached] last.
+        window: Bytes under way at most. Default: 128 MB, and no more than a tenth of the memory that is available.
+
+    Returns:
+        What has to be told how far the reader is.
+
+    Raises:
+        InvalidError: A number makes no sense.
+        OSError: The file can't be read, or a range isn't in it.
+    """
+    return Advice(Path(path), ranges, ahead, window)
+
+
+class LmdbIndex:
+    """Where the values of an LMDB file lie, without touching them. The index is kept in the cache directory, and used again while the file is as it was.
+
+    Args:
+        path: The file, or the directory with its `data.mdb`.
+        database: The database with this name; none given: the one without a name.
+
+    Raises:
+        InvalidError: It is no LMDB file (of LMDB 0.9 or 1.0), it is being written, or it has no such database.
+        CorruptError: Its pages contradict each other.
+    """
+
+    def __init__(self, path: Place, database: str = "") -> None:
+        place = Path(path)
+        self.path = place / "data.mdb" if place.is_dir() else place
+        try:
+            self._data = _open(self.path, "lmdb", database=database)
+        except ChangedError:
+            self._data = _open(self.path, "lmdb", database=database, refresh=True)
+        self._numbers: dict[bytes, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def key(self, nth: int) -> bytes:
+        """The key at this place in the order of keys."""
+        name = self._data.key(nth)
+        return bytes.fromhex(name[2:]) if name.startswith("0x") else name.encode()
+
+    def at(self, nth: int) -> tuple[int, int]:
+        """First byte and bytes of the value at this place in the order of keys."""
+        ((_, first, end),) = self._data.ranges(nth)
+        return first, end - first
+
+    def range(self, key: bytes | str) -> tuple[int, int]:
+        """First byte and bytes of a key's value, of several the first.
+
+        Raises:
+            KeyError: There is no such key.
+        """
+        key = key.encode() if isinstance(key, str) else bytes(key)
+        if self._numbers is None:
+            numbers: dict[bytes, int] = {}
+            for nth in range(len(self)):
+                numbers.setdefault(self.key(nth), nth)
+            self._numbers = numbers
+        return self.at(self._numbers[key])
+
+
+class _Wrapped(Generic[T]):
+    """A sampler's order, with the pages of what it names fetched ahead."""
+
+    def __init__(self, sampler: Any, path: Path, places: Callable[[Any], tuple[int, int]], ahead: int) -> None:
+        self.sampler, self._path, self._places, self._ahead = sampler, path, places, ahead
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "sampler":
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def __iter__(self) -> Iterator[T]:
+        order = list(self.sampler)
+        batched = bool(order) and isinstance(order[0], (list, tuple))
+        samples = list(chain.from_iterable(order)) if batched else order
+        advice = advise(self._path, [self._places(sample) for sample in samples], ahead=self._ahead)
+        begun = 0
+        try:
+            for each in order:
+                advice.reached(begun)
+                begun += len(each) if batched else 1
+                yield each
+        finally:
+            advice.stop()
+
+
+def wrap_sampler(
+    sampler: Any, path: Place, key: Callable[[Any], Any] | None = None, *, ahead: int = 64, database: str = ""
+) -> Any:
+    """Wraps a sampler (or a batch sampler), so that the pages of what it names are fetched before they are touched.
+
+    The order stays as it is. It is taken from the sampler as a whole when an epoch begins.
+
+        >>> sampler = foreload.mmap.wrap_sampler(RandomSampler(data), "train.lmdb", key=lambda i: b"%08d" % i)  # doctest: +SKIP
+        >>> DataLoader(data, 32, sampler=sampler, num_workers=4)                                                # doctest: +SKIP
+
+    Args:
+        sampler: What names samples; `set_epoch` and others are passed on to it.
+        path: The file: LMDB, `.npy`, Arrow IPC or safetensors.
+        key: Makes what the sampler names into what the file knows it by: an LMDB key, a row, a record batch or a tensor's name. None: it is that already; a
+            number counts the file's parts in their order.
+        ahead: How many samples ahead of the one that is handed out.
+        database: Of an LMDB file the database with this name; none given: the one without a name.
+
+    Returns:
+        The same, with its pages on their way.
+
+    Raises:
+        InvalidError: The file is of no kind that is known.
+        KeyError: When it is iterated: the file has nothing by that name.
+    """
+    place = Path(path)
+    is_lmdb = place.suffix in (".mdb", ".lmdb") or (place / "data.mdb").is_file()
+    found: LmdbIndex | Layout = LmdbIndex(place, database) if is_lmdb else layout(place)
+    names = {} if isinstance(found, LmdbIndex) else dict(zip(found.names, found.parts, strict=False))
+
+    def places(sample: Any) -> tuple[int, int]:
+        what = sample if key is None else key(sample)
+        if isinstance(found, LmdbIndex):
+            return found.range(what) if isinstance(what, (bytes, str)) else found.at(int(what))
+        return names[what] if isinstance(what, str) else found.parts[int(what)]
+
+    return _Wrapped(sampler, found.path, places, ahead)
