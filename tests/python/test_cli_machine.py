@@ -18,6 +18,7 @@ import pytest
 
 import foreload
 from command import Command
+from foreload._mapped import probe
 from foreload._node import agent as _agent
 from foreload._node.results import Results
 from foreload._node.table import Name
@@ -88,6 +89,39 @@ def test_doctor_looks_at_files_and_directories(run: Command, tmp_path: Path) -> 
     assert "10 B" in checks(run.json("doctor", tmp_path / "a"))["file"]["detail"]
     assert "a directory" in checks(run.json("doctor", tmp_path))["file"]["detail"]
     assert run.fails("doctor", tmp_path / "absent")[0] == 1
+
+
+def test_doctor_says_what_a_program_gets_that_maps_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, device = tmp_path / "model.safetensors", tmp_path / "read_ahead_kb"
+    path.write_bytes(bytes(1 << 20))
+
+    def of(latency_s: float | None, window: int = 128 << 10) -> Finding:
+        found = probe.Probe(window, device, 0.25, latency_s)
+        monkeypatch.setattr(probe, "probe", lambda _: found)
+        return list(file.mapped(path))[-1]
+
+    assert of(None).detail == "25% of the file is in the page cache"
+    assert of(0.0001).level == "ok"
+    slow = of(0.005)
+    assert slow.level == "note"
+    assert "a page takes 5 ms, and a fault brings 131 KB: 26.2 MB/s" in slow.detail
+    assert slow.remedy.startswith("foreload.mmap.prefetch")
+    assert slow.remedy.endswith(f"echo 8192 > {device}")
+    assert "echo" not in of(0.005, 8 << 20).remedy
+
+
+def test_a_file_s_pages_are_timed_where_they_are_not_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 << 20))
+    there = probe.probe(path, tmp_path)
+    assert (there.cached, there.latency_s, there.device, there.window_bytes) == (1.0, None, None, 128 << 10)
+    with path.open("rb+") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    gone = probe.probe(path)
+    if gone.cached < 1:
+        assert gone.latency_s is not None
+        assert gone.faulting_bytes_per_s == gone.window_bytes / gone.latency_s
 
 
 def test_doctor_never_shows_a_secret(run: Command, bucket: Any) -> None:
