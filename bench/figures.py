@@ -24,6 +24,7 @@ from bench.rows import cost, faults, proofs, reuse, startup, throughput
 from bench.rows.cold import FIRST_MOST, cold
 from bench.rows.forms import forms
 from bench.rows.gateway import gateway
+from bench.rows.mapped import mapped
 from bench.rows.mlperf import retinanet
 from bench.rows.nodes import SHARES, nodes
 from bench.rows.shards import shards
@@ -175,6 +176,29 @@ FIGURES = [
             "CPU of the agents / plain TCP, 110 KB": Bar(most=1.3),
         },
         nodes,
+    ),
+    Figure(
+        "mapped",
+        "mapped files on a store of 5 ms: weights that are loaded whole, and records in an order that is known",
+        {
+            **{f"weights, {who}: bare read / prefetch": Bar(least=0.9) for who in ("1 process", "4 processes")},
+            **{f"weights, {who}: 8 MiB window / prefetch": Bar(least=1.0) for who in ("1 process", "4 processes")},
+            **{f"weights, {who}: bytes fetched / file": Bar(most=1.05) for who in ("1 process", "4 processes")},
+            "every 8th record, index saved: kernel / known order": Bar(least=20),
+            "every 8th record, index saved: 8 MiB window / known order": Bar(least=8),
+            "every 8th record: bytes fetched / useful": Bar(most=1.05),
+            **{
+                f"random records, index saved: {window} / known order": Bar(least=20)
+                for window in ("kernel", "8 MiB window")
+            },
+            **{
+                f"random records, index included: {window} / known order": Bar(least=12)
+                for window in ("kernel", "8 MiB window")
+            },
+            "random records: bytes fetched / useful": Bar(most=1.05),
+            "random records, warm: known order / kernel": Bar(most=1.05),
+        },
+        mapped,
     ),
     Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
     Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),

@@ -298,6 +298,11 @@ class SlowFs:
                 raise RuntimeError(errors.decode(errors="replace").strip())
             time.sleep(0.005)
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def stop(self) -> None:
         """Unmounts it; may be called twice."""
         if self._process.stdin is not None and not self._process.stdin.closed:

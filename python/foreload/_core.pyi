@@ -140,6 +140,8 @@ class Index:
         """All labels as little-endian int64; -2^63: none."""
     def lengths(self) -> bytes:
         """All lengths as little-endian uint64."""
+    def offsets(self) -> bytes:
+        """The first byte of each sample in its object, as little-endian uint64; of several ranges that of the first."""
     def to_bytes(self) -> bytes:
         """The index file."""
 

@@ -17,14 +17,18 @@ whose order isn't known is not here.
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import glob
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
 
 from foreload import _core
 from foreload._data.dataset import open as _open
@@ -43,6 +47,11 @@ _WINDOW = 128_000_000
 #: Shares of the memory that is available: what is fetched may take so much of it, and what is under way.
 _MOST_SHARE, _WINDOW_SHARE = 0.8, 0.1
 _FOREVER = 1e9
+_PAGE = 4096
+#: Names that are looked at for one key, in their order.
+_ASKS = 20
+#: Of what lies between values so much is fetched ahead: what is more is free pages, and no tree.
+_MOST_TREE = 1 << 30
 
 
 def _window(window: int | str | None) -> int:
@@ -186,12 +195,19 @@ def _of_tensors(files: Sequence[Path], tensors: Sequence[str]) -> list[tuple[int
 class Advice:
     """Ranges of a file that are fetched a few ahead of who reads them. Made by [`advise`][foreload.mmap.advise]."""
 
-    def __init__(self, path: Path, ranges: Sequence[tuple[int, int]], ahead: int, window: int | str | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ranges: Sequence[tuple[int, int]],
+        ahead: int,
+        window: int | str | None = None,
+        before: Sequence[tuple[int, int]] = (),
+    ) -> None:
         if ahead < 1:
             raise InvalidError(f"ahead={ahead}: give 1 or more")
-        self._ahead, self._count = ahead, len(ranges)
-        whole = [(0, int(first), int(length)) for first, length in ranges]
-        self._pages = _core.ReadAhead([path], whole, _window(window), ahead)
+        self._count, self._ahead = len(ranges), ahead + len(before)
+        whole = [(0, int(first), int(length)) for first, length in chain(before, ranges)]
+        self._pages = _core.ReadAhead([path], whole, _window(window), self._ahead)
 
     def __len__(self) -> int:
         return self._count
@@ -246,6 +262,7 @@ class LmdbIndex:
         except ChangedError:
             self._data = _open(self.path, "lmdb", database=database, refresh=True)
         self._numbers: dict[bytes, int] | None = None
+        self._asked = 0
 
     def __len__(self) -> int:
         return len(self._data)
@@ -260,6 +277,16 @@ class LmdbIndex:
         ((_, first, end),) = self._data.ranges(nth)
         return first, end - first
 
+    def tree(self) -> list[tuple[int, int]]:
+        """First byte and bytes of what lies between the values: the pages that a key is looked up in."""
+        index = self._data.source.opened().index
+        firsts, lengths = (np.frombuffer(said, "<u8").astype(np.int64) for said in (index.offsets(), index.lengths()))
+        order = np.argsort(firsts, kind="stable")
+        begins = np.append(firsts[order], self.path.stat().st_size)
+        ends = np.append(0, np.maximum.accumulate((firsts + lengths)[order]))
+        gaps = np.flatnonzero(begins - ends >= _PAGE)
+        return [(int(ends[at]), int(begins[at] - ends[at])) for at in gaps]
+
     def range(self, key: bytes | str) -> tuple[int, int]:
         """First byte and bytes of a key's value, of several the first.
 
@@ -267,6 +294,12 @@ class LmdbIndex:
             KeyError: There is no such key.
         """
         key = key.encode() if isinstance(key, str) else bytes(key)
+        self._asked += 1
+        if self._numbers is None and self._asked * _ASKS < len(self):
+            # The names of a thousand keys are had sooner than those of all.
+            nth = bisect_left(builtins.range(len(self)), key, key=self.key)
+            if nth < len(self) and self.key(nth) == key:
+                return self.at(nth)
         if self._numbers is None:
             numbers: dict[bytes, int] = {}
             for nth in range(len(self)):
@@ -278,8 +311,15 @@ class LmdbIndex:
 class _Wrapped(Generic[T]):
     """A sampler's order, with the pages of what it names fetched ahead."""
 
-    def __init__(self, sampler: Any, path: Path, places: Callable[[Any], tuple[int, int]], ahead: int) -> None:
-        self.sampler, self._path, self._places, self._ahead = sampler, path, places, ahead
+    def __init__(
+        self,
+        sampler: Any,
+        path: Path,
+        places: Callable[[Any], tuple[int, int]],
+        ahead: int,
+        before: Sequence[tuple[int, int]],
+    ) -> None:
+        self.sampler, self._path, self._places, self._ahead, self._before = sampler, path, places, ahead, before
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -293,7 +333,8 @@ class _Wrapped(Generic[T]):
         order = list(self.sampler)
         batched = bool(order) and isinstance(order[0], (list, tuple))
         samples = list(chain.from_iterable(order)) if batched else order
-        advice = advise(self._path, [self._places(sample) for sample in samples], ahead=self._ahead)
+        places = [self._places(sample) for sample in samples]
+        advice = Advice(self._path, places, self._ahead, before=self._before)
         begun = 0
         try:
             for each in order:
@@ -340,4 +381,6 @@ def wrap_sampler(
             return found.range(what) if isinstance(what, (bytes, str)) else found.at(int(what))
         return names[what] if isinstance(what, str) else found.parts[int(what)]
 
-    return _Wrapped(sampler, found.path, places, ahead)
+    before = found.tree() if isinstance(found, LmdbIndex) else [found.head]
+    few = sum(length for _, length in before) <= _MOST_TREE
+    return _Wrapped(sampler, found.path, places, ahead, before if few else [])

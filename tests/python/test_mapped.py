@@ -209,6 +209,15 @@ def test_values_lie_where_lmdb_put_them(tmp_path: Path, version: int, case: str,
         assert data[first : first + length] == value
     with pytest.raises(KeyError):
         index.range(b"nothing like it")
+    # What is no value, but for what shares a page with one.
+    inside = np.zeros(len(data) + PAGE, bool)
+    for first, length in places:
+        inside[first : first + length] = True
+    for first, length in index.tree():
+        assert not inside[first : first + length].any()
+        inside[first : first + length] = True
+    pages = inside[: len(data)].reshape(-1, PAGE)
+    assert pages.any(axis=1).all(), "each page has a value or is of the tree"
 
 
 def test_a_loader_reads_an_lmdb_file_as_lmdb_does(tmp_path: Path) -> None:

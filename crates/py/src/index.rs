@@ -147,6 +147,22 @@ impl Index {
         PyBytes::new(py, &bytes)
     }
 
+    /// The first byte of each sample in its object, as little-endian uint64; of several ranges that of the first.
+    fn offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let first = |i| Ok(self.0.sample(i)?.ranges().next().unwrap_or_default().offset);
+        let offsets = py.detach(|| {
+            (0..self.0.len())
+                .map(first)
+                .collect::<foreload_store::Result<Vec<u64>>>()
+        });
+        let bytes: Vec<u8> = offsets
+            .map_err(invalid)?
+            .into_iter()
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        Ok(PyBytes::new(py, &bytes))
+    }
+
     /// The index file; of a choice, that of an index of its own.
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let alone = py.detach(|| self.0.alone()).map_err(invalid)?;

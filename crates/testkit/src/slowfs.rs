@@ -37,6 +37,8 @@ pub struct Settings {
     pub open_delay: Duration,
     /// The delay of each read request of the kernel, at most 1 MiB (default 5 ms).
     pub read_delay: Duration,
+    /// Bytes per second of each read request, as of a connection of its own (default 0: unlimited).
+    pub request_bytes_per_s: u64,
     /// Bytes per second of all reads together (default 500 MB/s; 0: unlimited).
     pub bytes_per_s: u64,
     /// Whether the kernel keeps what was read over an open (default no).
@@ -48,6 +50,7 @@ impl Default for Settings {
         Self {
             open_delay: Duration::from_millis(5),
             read_delay: Duration::from_millis(5),
+            request_bytes_per_s: 0,
             bytes_per_s: 500_000_000,
             keep_cache: false,
         }
@@ -335,7 +338,11 @@ impl Filesystem for SlowFs {
             return reply.error(Errno::EBADF);
         };
         let now = Instant::now();
-        let start = now + self.settings.read_delay;
+        let own = match self.settings.request_bytes_per_s {
+            0 => Duration::ZERO,
+            rate => Duration::from_secs_f64(f64::from(size) / rate as f64),
+        };
+        let start = now + self.settings.read_delay + own;
         let files = Arc::clone(&self.files);
         let rate = self.settings.bytes_per_s;
         self.timers.spawn(async move {

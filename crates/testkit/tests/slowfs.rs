@@ -44,6 +44,7 @@ fn it_shows_its_source_and_unmounts() {
     let fast = Settings {
         open_delay: Duration::ZERO,
         read_delay: Duration::ZERO,
+        request_bytes_per_s: 0,
         bytes_per_s: 0,
         keep_cache: false,
     };
@@ -78,6 +79,7 @@ fn delays_overlap_and_the_rate_does_not() {
     let slow = Settings {
         open_delay: delay,
         read_delay: delay,
+        request_bytes_per_s: 0,
         bytes_per_s: 20_000_000,
         keep_cache: false,
     };

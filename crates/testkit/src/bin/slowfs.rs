@@ -23,6 +23,9 @@ struct Cli {
     /// Delay of each open in ms; that of reads unless given.
     #[arg(long)]
     open_delay_ms: Option<f64>,
+    /// Bytes per second of each read request, in MB (10^6); 0: unlimited.
+    #[arg(long, default_value = "0", value_parser = megabytes)]
+    request_mb_s: u64,
     /// Bytes per second of all reads together, in MB (10^6); 0: unlimited.
     #[arg(long, default_value = "500", value_parser = megabytes)]
     mb_s: u64,
@@ -49,6 +52,7 @@ fn run(cli: &Cli) -> Result<(), String> {
     let settings = Settings {
         open_delay: delay(cli.open_delay_ms.unwrap_or(cli.delay_ms))?,
         read_delay: delay(cli.delay_ms)?,
+        request_bytes_per_s: cli.request_mb_s,
         bytes_per_s: cli.mb_s,
         keep_cache: cli.keep_cache,
     };

@@ -1,0 +1,245 @@
+"""Files that are mapped, on a slow store: by the kernel's read-ahead as it is, by a large window, and with their pages fetched ahead.
+
+Each run has the store mounted anew, so that nothing is in memory, and programs of their own, which have imported what they need before the clock starts.
+What the store was asked for is what its process has read.
+
+    python -m bench.rows.mapped PROGRAM FILE WAY     one of the programs: it says `ready`, waits for a line, and says what it took
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.registry import Result
+
+if TYPE_CHECKING:
+    from bench.stage import Stage
+
+DELAY_MS, REQUEST_MB_S, MB_S = 5.0, 100, 400.0
+RECORDS, RECORD_BYTES = 4_000, 196_608
+#: What root may set instead, in KiB.
+WIDE = 8192
+#: What a bare reader asks for at a time, and how many of them at once.
+PIECE, AT_ONCE = 1 << 20, 32
+
+
+# -- programs --------------------------------------------------------------------------------------------------------
+
+
+def order(pattern: str, count: int) -> list[int]:
+    """Which records are read, one after the other."""
+    return list(range(0, count, 8)) if pattern == "eighth" else random.Random(3).sample(range(count), count // 16)
+
+
+def _key(number: int) -> bytes:
+    return b"%08d" % number
+
+
+def weights(path: str, way: str) -> Callable[[], int]:
+    """A model's weights, loaded and looked at."""
+    import torch
+    from safetensors.torch import load_file
+
+    import foreload.mmap
+
+    def work() -> int:
+        ahead = foreload.mmap.prefetch(path) if way == "ahead" else None
+        found = sum(int(tensor.sum(dtype=torch.int64)) for tensor in load_file(path).values())
+        if ahead is not None:
+            ahead.stop()
+        return found
+
+    return work
+
+
+def records(path: str, way: str) -> Callable[[], int]:
+    """Records of an LMDB file, by their keys; the way is PATTERN-WAY."""
+    import lmdb
+
+    import foreload.mmap
+
+    pattern, _, how = way.partition("-")
+
+    def work() -> int:
+        with lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=how != "ahead") as env:
+            numbers: Any = order(pattern, env.stat()["entries"])
+            if how == "ahead":
+                numbers = foreload.mmap.wrap_sampler(numbers, path, _key)
+            with env.begin(buffers=True) as transaction:
+                return sum(zlib.crc32(transaction.get(_key(number))) for number in numbers)
+
+    return work
+
+
+def bare(path: str, _: str) -> Callable[[], int]:
+    """The file itself, past the page cache: what the store can bring."""
+
+    def work() -> int:
+        fd, size = os.open(path, os.O_RDONLY | os.O_DIRECT), Path(path).stat().st_size
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            read = sum(pool.map(lambda at: os.preadv(fd, [mmap.mmap(-1, PIECE)], at), range(0, size, PIECE)))
+        os.close(fd)
+        return int(read == size)
+
+    return work
+
+
+PROGRAMS = {"weights": weights, "records": records, "bare": bare}
+
+
+def main(program: str, path: str, way: str) -> None:
+    """Runs one of the programs."""
+    work = PROGRAMS[program](path, way)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun = time.perf_counter()
+    found = work()
+    print(json.dumps({"seconds": time.perf_counter() - begun, "found": found}), flush=True)
+
+
+# -- the row ---------------------------------------------------------------------------------------------------------
+
+
+class _Rig:
+    """The files, and a store that is mounted for each run."""
+
+    def __init__(self, stage: Stage) -> None:
+        import lmdb
+        import numpy as np
+        import safetensors.numpy
+
+        self.stage, self.files, self.home = stage, stage.directory(), stage.directory()
+        self.environment = stage.environment(self.home)
+        #: What all runs of the same work must find.
+        self.found: dict[tuple[str, str], int] = {}
+        tensors, each = 20, stage.amount(100_000_000, 5_000_000)
+        dice = np.random.default_rng(1)
+        safetensors.numpy.save_file(
+            {f"layer.{n}": dice.integers(0, 255, each, dtype=np.uint8) for n in range(tensors)},
+            self.files / "model.safetensors",
+        )
+        self.records = stage.amount(RECORDS, 400)
+        with lmdb.open(str(self.files / "data.mdb"), subdir=False, map_size=1 << 31, lock=False) as env:
+            for begin in range(0, self.records, 100):
+                with env.begin(write=True) as transaction:
+                    for number in range(begin, min(begin + 100, self.records)):
+                        transaction.put(_key(number), dice.bytes(RECORD_BYTES))
+
+    @contextmanager
+    def mounted(self, wide: bool) -> Iterator[tuple[Path, Callable[[], int]]]:
+        """The store, and what it has read so far."""
+        from bench.stage import SlowFs
+
+        target, options = self.stage.directory(), ["--keep-cache", f"--request-mb-s={REQUEST_MB_S}"]
+        with SlowFs(self.files, target, delay_ms=DELAY_MS, mb_s=MB_S, options=options) as store:
+            if wide:
+                device = target.stat().st_dev
+                window = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+                window.write_text(str(WIDE))
+
+            def read() -> int:
+                said = Path(f"/proc/{store.pid}/io").read_text()
+                return int(said.split("rchar: ")[1].split("\n")[0])
+
+            yield target, read
+
+    def run(
+        self, program: str, way: str, *, processes: int = 1, wide: bool = False, warm: bool = False, fresh: bool = False
+    ) -> tuple[float, float]:
+        """Seconds until all processes are through, and bytes from the store; with `warm` of the second time on one mount, with `fresh` with an index made anew."""
+        name = "data.mdb" if program == "records" else "model.safetensors"
+        if fresh:
+            for index in (self.home / "cache" / "indexes").glob("*"):
+                index.unlink()
+        with self.mounted(wide) as (target, read):
+            for _ in range(1 + warm):
+                before = read()
+                seconds = self._once(program, target / name, way, processes)
+            return seconds, float(read() - before)
+
+    def _once(self, program: str, path: Path, way: str, processes: int) -> float:
+        command = [sys.executable, "-m", "bench.rows.mapped", program, str(path), way]
+        running = [
+            subprocess.Popen(command, env=self.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(processes)
+        ]
+        try:
+            for each in running:
+                assert each.stdout is not None
+                assert each.stdout.readline() == "ready\n", "it couldn't begin"
+            begun = time.perf_counter()
+            said = [each.communicate("\n", timeout=300)[0] for each in running]
+            seconds = time.perf_counter() - begun
+        finally:
+            for each in running:
+                each.kill()
+                each.wait()
+        found = {json.loads(line)["found"] for line in said}
+        expected = self.found.setdefault((program, way.partition("-")[0] if program == "records" else ""), min(found))
+        if found != {expected}:
+            raise RuntimeError(f"{program} {way}: read {found}, and before {expected}")
+        return max(seconds if processes > 1 else 0.0, *(json.loads(line)["seconds"] for line in said))
+
+
+def mapped(stage: Stage) -> Result:
+    """Weights that are loaded whole, and records in an order that is known."""
+    result = Result()
+    rig = _Rig(stage)
+    size = (rig.files / "model.safetensors").stat().st_size
+    readings: dict[str, list[float]] = {}
+
+    def add(name: str, value: float) -> None:
+        readings.setdefault(name, []).append(value)
+
+    for _ in range(min(stage.pairs, 3)):
+        best = rig.run("bare", "bare")[0]
+        for processes in (1, 4):
+            what = f"weights, {processes} process{'es' * (processes > 1)}"
+            kernel = rig.run("weights", "kernel", processes=processes)[0]
+            wide = rig.run("weights", "kernel", processes=processes, wide=True)[0]
+            ours, read = rig.run("weights", "ahead", processes=processes)
+            add(f"{what}: bare read / prefetch", best / ours)
+            add(f"{what}: kernel / prefetch", kernel / ours)
+            add(f"{what}: 8 MiB window / prefetch", wide / ours)
+            add(f"{what}: bytes fetched / file", read / size)
+        for pattern, name in (("eighth", "every 8th record"), ("random", "random records")):
+            useful = len(order(pattern, rig.records)) * RECORD_BYTES
+            kernel = rig.run("records", f"{pattern}-kernel")[0]
+            wide = rig.run("records", f"{pattern}-kernel", wide=True)[0]
+            rig.run("records", f"{pattern}-ahead", fresh=True)
+            ours, read = rig.run("records", f"{pattern}-ahead")
+            first, _ = rig.run("records", f"{pattern}-ahead", fresh=True)
+            add(f"{name}, index saved: kernel / known order", kernel / ours)
+            add(f"{name}, index saved: 8 MiB window / known order", wide / ours)
+            add(f"{name}, index included: kernel / known order", kernel / first)
+            add(f"{name}, index included: 8 MiB window / known order", wide / first)
+            add(f"{name}: bytes fetched / useful", read / useful)
+        warm = rig.run("records", "random-kernel", warm=True)[0]
+        add("random records, warm: known order / kernel", rig.run("records", "random-ahead", warm=True)[0] / warm)
+    for name, values in readings.items():
+        result.read(name, *values)
+    result.settings = {
+        "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
+        "data": f"{size / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
+        "weights": "safetensors.torch.load_file, and the sum of each tensor; of four processes until the last is through",
+        "records": f"one after the other by their keys, each with its CRC-32; of random ones {len(order('random', rig.records))}",
+        "bare read": f"{AT_ONCE} threads, {PIECE >> 20} MiB each, O_DIRECT",
+        "compared": "sums and checksums of all runs with each other",
+    }
+    return result
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
