@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Iterator
@@ -212,6 +213,9 @@ def test_an_object_that_changed_in_the_middle_of_a_list_is_reported(clips: Any, 
     loader = make(clips, on_error=fl.skip(max_consecutive=2))
     samples = [sample for batch in loader for (sample, _), _ in batch]
     assert sorted(samples) == [number for number in range(COUNT) if number != 13]
+    # Nobody reads ahead any more: what was asked for before the object was as it should be may be answered after that.
+    del loader, caught
+    gc.collect()
     with pytest.raises(errors.ChangedError):
         clips.read(13)
     bucket.clear_faults()

@@ -16,7 +16,6 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 /// The origins that pools of this agent read from, by endpoint.
@@ -59,7 +58,7 @@ impl Origins {
         }
         open.retain(|_, origin| origin.strong_count() > 0);
         let shares = flow::Origin::known(knee);
-        let (turns, silences) = Turns::new(shares.limit());
+        let turns = Turns::new(shares.limit());
         let origin = Rc::new(Origin {
             endpoint: endpoint.to_owned(),
             knees: self.knees.clone(),
@@ -71,17 +70,17 @@ impl Origins {
             telling: Cell::new(false),
         });
         open.insert(endpoint.to_owned(), Rc::downgrade(&origin));
-        tokio::task::spawn_local(hear(Rc::downgrade(&origin), silences));
+        tokio::task::spawn_local(hear(Rc::downgrade(&origin), Arc::clone(&origin.turns)));
         origin
     }
 }
 
 /// Hears of requests that heard nothing, for as long as the origin is there.
-async fn hear(origin: Weak<Origin>, mut silences: UnboundedReceiver<Duration>) {
-    while let Some(took) = silences.recv().await {
+async fn hear(origin: Weak<Origin>, turns: Arc<Turns>) {
+    loop {
+        turns.silence.notified().await;
         let Some(origin) = origin.upgrade() else { return };
-        let now_ns = origin.begun.elapsed().as_nanos() as u64;
-        origin.shares.borrow_mut().silent(now_ns, took.as_nanos() as u64);
+        origin.hear();
         origin.tell();
     }
 }
@@ -120,6 +119,14 @@ impl Origin {
         Some(move || knees.learn(&endpoint, requests))
     }
 
+    /// Takes what requests have heard nothing since.
+    fn hear(&self) {
+        let now_ns = self.begun.elapsed().as_nanos() as u64;
+        for took in self.turns.silences() {
+            self.shares.borrow_mut().silent(now_ns, took.as_nanos() as u64);
+        }
+    }
+
     /// Tells pools their shares until none has changed. What a pool does with its share may change those of others: they are told by the same loop.
     fn tell(&self) {
         if self.telling.replace(true) {
@@ -138,6 +145,13 @@ impl Origin {
         if self.limit.replace(limit) != limit {
             self.turns.limit(limit);
         }
+    }
+}
+
+impl Drop for Origin {
+    fn drop(&mut self) {
+        // Whoever hears for it hears that it is gone.
+        self.turns.silence.notify_one();
     }
 }
 
@@ -160,8 +174,9 @@ impl Seat {
         self.origin.turns.issue()
     }
 
-    /// A request of the pool, for `bytes`, which was issued so long ago, ended.
+    /// A request of the pool, for `bytes`, which was issued so long ago, ended. Those that were cut off with it count first: what follows it keeps to that.
     pub fn ended(&self, completion: &Completion, took: Duration, bytes: u64) {
+        self.origin.hear();
         let now_ns = self.origin.begun.elapsed().as_nanos() as u64;
         let took_ns = took.as_nanos() as u64;
         self.origin

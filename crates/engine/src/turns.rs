@@ -5,21 +5,21 @@
 //! has a [`Turn`]: it is on the wire from when it is sent until it fails or ends, and is sent again when fewer are on the wire than the limit allows. Those that were issued first
 //! come first. The first time needs no turn: the scheduler gives that.
 //!
-//! Carriers' threads share the [`Turns`] of a source; what they hear of silence goes to the thread that owns the limit.
+//! Carriers' threads share the [`Turns`] of a source; what they hear of silence is taken by the thread that owns the limit, before it hears how requests ended.
 
 use foreload_store::{Error, ErrorKind};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The turns of the requests to one source.
 pub struct Turns {
     line: Mutex<Line>,
-    /// How long ago requests were sent that heard nothing.
-    silences: UnboundedSender<Duration>,
+    /// Somebody heard nothing.
+    pub silence: Notify,
 }
 
 struct Line {
@@ -28,6 +28,8 @@ struct Line {
     issued: u64,
     /// Those that wait to be sent again, in the order in which they were issued.
     waiting: BTreeMap<u64, Waker>,
+    /// How long ago requests were sent that heard nothing, and nobody knows of yet.
+    silences: Vec<Duration>,
 }
 
 impl Line {
@@ -42,21 +44,26 @@ impl Line {
 }
 
 impl Turns {
-    /// Of a source that may have so many requests on the wire; and what is told of requests that heard nothing.
+    /// Of a source that may have so many requests on the wire.
     #[must_use]
-    pub fn new(limit: u32) -> (Arc<Self>, UnboundedReceiver<Duration>) {
-        let (silences, told) = unbounded_channel();
+    pub fn new(limit: u32) -> Arc<Self> {
         let line = Line {
             limit,
             on_wire: 0,
             issued: 0,
             waiting: BTreeMap::new(),
+            silences: Vec::new(),
         };
-        let turns = Turns {
+        Arc::new(Turns {
             line: Mutex::new(line),
-            silences,
-        };
-        (Arc::new(turns), told)
+            silence: Notify::new(),
+        })
+    }
+
+    /// How long ago requests were sent that heard nothing, since this was asked last.
+    #[must_use]
+    pub fn silences(&self) -> Vec<Duration> {
+        std::mem::take(&mut self.line().silences)
     }
 
     /// So many may be on the wire from now on.
@@ -103,11 +110,11 @@ impl Turn {
     /// It failed.
     pub fn broke(&mut self, error: &Error) {
         let Some(sent) = self.sent.take() else { return };
-        if error.kind() == ErrorKind::Timeout {
-            // The agent may be about to end.
-            let _ = self.turns.silences.send(sent.elapsed());
-        }
         let mut line = self.turns.line();
+        if error.kind() == ErrorKind::Timeout {
+            line.silences.push(sent.elapsed());
+            self.turns.silence.notify_one();
+        }
         line.on_wire -= 1;
         line.wake();
     }
@@ -150,13 +157,13 @@ mod tests {
 
     #[test]
     fn those_that_heard_nothing_are_sent_again_within_the_limit_and_in_the_order_in_which_they_were_issued() {
-        let (turns, mut silences) = Turns::new(4);
+        let turns = Turns::new(4);
         let mut sent: Vec<Turn> = (0..4).map(|_| turns.issue()).collect();
         sent.iter_mut().for_each(Turn::sent);
         turns.limit(2);
         let silence = Error::new(ErrorKind::Timeout, "nothing came");
         sent.iter_mut().for_each(|turn| turn.broke(&silence));
-        assert_eq!(std::iter::from_fn(|| silences.try_recv().ok()).count(), 4);
+        assert_eq!((turns.silences().len(), turns.silences().len()), (4, 0));
         // All have asked before any is let go.
         turns.limit(0);
         assert!(!sent.iter_mut().rev().any(may_go));
@@ -174,13 +181,13 @@ mod tests {
         let mut next = turns.issue();
         assert!(may_go(&mut next));
         next.broke(&Error::new(ErrorKind::Unavailable, "refused"));
-        assert!(silences.try_recv().is_err(), "it was answered");
+        assert!(turns.silences().is_empty(), "it was answered");
         assert!(may_go(&mut next));
     }
 
     #[tokio::test]
     async fn who_waits_is_woken() {
-        let (turns, _silences) = Turns::new(1);
+        let turns = Turns::new(1);
         let mut first = turns.issue();
         first.sent();
         let mut second = turns.issue();

@@ -530,6 +530,37 @@ async fn silence_ends_at_the_read_timeout_and_everything_at_the_deadline() {
 }
 
 #[tokio::test]
+async fn what_keeps_coming_is_not_cut_off_at_the_deadline_and_a_trickle_is() {
+    let bucket = Bucket::start_default().unwrap();
+    bucket.put("bench", "data/a", body(100_000)).unwrap();
+    let source = open(&bucket);
+    for (per_s, straight, comes) in [
+        (50_000, false, true),
+        (50_000, true, true),
+        (2_000, false, false),
+        (2_000, true, false),
+    ] {
+        bucket.set_profile(Profile {
+            connection_bytes_per_s: per_s,
+            piece_bytes: 1024,
+            ..Profile::default()
+        });
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let (mut copied, mut memory) = (Vec::new(), Memory::new(100_000));
+        let sink: &mut (dyn Sink + Send) = if straight { &mut memory } else { &mut copied };
+        let fetched = source.fetch("a", 0..100_000, None, deadline, sink).await;
+        let took = Instant::now() - deadline;
+        if comes {
+            fetched.unwrap();
+            assert!(copied == body(100_000) || memory.bytes == body(100_000));
+        } else {
+            assert_eq!(fetched.unwrap_err().kind(), ErrorKind::Timeout);
+            assert!(took < Duration::from_secs(3), "{took:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn throttling_is_told_apart_and_its_wish_passed_on() {
     let bucket = Bucket::start_default().unwrap();
     bucket.put("bench", "data/a", body(10)).unwrap();

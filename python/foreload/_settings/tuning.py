@@ -30,7 +30,7 @@ class Tuning:
     Attributes:
         concurrency: Requests in flight: a number that stays, or (at first, at least, at most) between which it adapts.
         hedge_per_cent: Twins for each hundred requests, sent where a late one would stall the loop; 0: none.
-        load_timeout_s: Longest time of a load, repetitions included, in seconds.
+        load_timeout_s: Longest time of a load, repetitions included, in seconds; one whose bytes keep coming, at 4 KB/s or faster, has more.
         stall_s: Waits longer than this are reported with their cause, in seconds.
         bucket: (latency in seconds, bytes per second of one request) to assume instead of measuring.
         metrics_log: A file that gets one line of JSON for each second of activity, and one for each epoch of a rank.

@@ -125,6 +125,8 @@ const QUIET_NS: u64 = 1_000_000_000;
 
 /// So long a first byte may be waited for on average. Where it takes longer, requests wait for one another, and after 10 s they are cut off.
 const PATIENT_NS: f64 = 2.5e9;
+/// And so long all of what was asked for, which comes in time where requests share the source byte by byte, but late.
+const PATIENT_FOR_ALL_NS: f64 = 10e9;
 /// What each client keeps where all must have fewer: who has many loses more by it than who has few, and in the end they have the same (as in D. Wei et
 /// al., *FAST TCP*, 2006, where it is what each keeps in the queue).
 const KEPT: u32 = 2;
@@ -156,7 +158,9 @@ struct Window {
 impl Window {
     /// How many times as many requests there may be before they wait too long for one another; less than 1: they do already.
     fn room(&self) -> f64 {
-        PATIENT_NS * f64::from(self.ended) / self.first_ns.max(1) as f64
+        let ended = f64::from(self.ended);
+        let (first, all) = (self.first_ns.max(1) as f64, self.took_ns.max(1) as f64);
+        (PATIENT_NS * ended / first).min(PATIENT_FOR_ALL_NS * ended / all)
     }
 }
 

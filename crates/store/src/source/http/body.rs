@@ -90,6 +90,17 @@ impl Response {
     ///
     /// `take` runs while the bytes lie in a buffer that is used again, which is why it is not async.
     pub async fn next(&mut self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        let mut came = 0;
+        let counted = |piece: &[u8]| {
+            came += piece.len();
+            take(piece)
+        };
+        let more = self.take_next(counted).await?;
+        self.watch.came(came);
+        Ok(more)
+    }
+
+    async fn take_next(&mut self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         let Some(connection) = self.connection.as_mut() else {
             return Ok(false);
         };
@@ -136,16 +147,18 @@ impl Response {
                 "only a plain body is read to where it belongs",
             ));
         };
+        let watch = &mut self.watch;
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(room.len());
         // A read that leaves nothing says so where there is room for one byte more than there should be.
         let beyond = usize::from(left == most as u64);
         let straight = |cx: &mut Context<'_>| poll_straight(stream, &mut room[..most], beyond, cx);
-        let read = self.watch.run(straight).await?;
+        let read = watch.run(straight).await?;
         let read = read.map_err(|error| failed("reading the answer", error))?;
         if read == 0 {
             return Err(closed());
         }
         let inside = read.min(most);
+        watch.came(inside);
         self.framing = match left - inside as u64 {
             0 if read > inside => Framing::Overrun,
             0 => Framing::Done,

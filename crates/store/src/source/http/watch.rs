@@ -8,6 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
+/// What comes at this pace, in bytes per second, or faster is waited for beyond the caller's deadline. Many requests that share a slow store are each as
+/// slow as this; who cuts them off gets nothing at all.
+const LEAST_PER_S: f64 = 4096.0;
+
 /// Watches a connection. The timer is registered once and re-armed only when it fires, because a connection that is
 /// alive makes progress thousands of times before.
 #[derive(Debug)]
@@ -29,6 +33,11 @@ impl Watch {
             last: Instant::now(),
             sleep: None,
         }
+    }
+
+    /// So many bytes came: what keeps coming has more time, and isn't thrown away shortly before its end.
+    pub fn came(&mut self, bytes: usize) {
+        self.deadline += Duration::from_secs_f64(bytes as f64 / LEAST_PER_S);
     }
 
     /// The connection did something.
