@@ -14,7 +14,7 @@
 //!
 //! The rate alone is no guide where several clients fill one source: each of them brings more with more requests, at the others' cost, until requests
 //! take so long that they are cut off, and all the work is for nothing. Two things hold against that. Where first bytes are waited for longer
-//! than [`PATIENT_NS`], there are fewer at once, and nobody tries more who would come there. And where requests hear nothing for so long that they are
+//! than [`PATIENT_NS`], or all bytes longer than [`PATIENT_FOR_ALL_NS`], there are fewer at once, and nobody tries more who would come there. And where requests hear nothing for so long that they are
 //! repeated, as many are sent as were answered meanwhile in the time that one should take ([`Concurrency::silent`]).
 //!
 //! The bounds are no part of the search. [`ConcurrencySettings::MOST`] is what nobody needs more of; what memory, descriptors and threads allow is the
