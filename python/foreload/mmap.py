@@ -278,13 +278,13 @@ class LmdbIndex:
         return first, end - first
 
     def tree(self) -> list[tuple[int, int]]:
-        """First byte and bytes of what lies between the values: the pages that a key is looked up in."""
+        """First byte and bytes of the pages that have no value: those that a key is looked up in."""
         index = self._data.source.opened().index
         firsts, lengths = (np.frombuffer(said, "<u8").astype(np.int64) for said in (index.offsets(), index.lengths()))
         order = np.argsort(firsts, kind="stable")
-        begins = np.append(firsts[order], self.path.stat().st_size)
-        ends = np.append(0, np.maximum.accumulate((firsts + lengths)[order]))
-        gaps = np.flatnonzero(begins - ends >= _PAGE)
+        begins = np.append(firsts[order], self.path.stat().st_size) // _PAGE * _PAGE
+        ends = -(-np.append(0, np.maximum.accumulate((firsts + lengths)[order])) // _PAGE) * _PAGE
+        gaps = np.flatnonzero(begins > ends)
         return [(int(ends[at]), int(begins[at] - ends[at])) for at in gaps]
 
     def range(self, key: bytes | str) -> tuple[int, int]:

@@ -214,6 +214,7 @@ def test_values_lie_where_lmdb_put_them(tmp_path: Path, version: int, case: str,
     for first, length in places:
         inside[first : first + length] = True
     for first, length in index.tree():
+        assert first % PAGE == 0
         assert not inside[first : first + length].any()
         inside[first : first + length] = True
     pages = inside[: len(data)].reshape(-1, PAGE)
