@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from foreload.errors import ChangedError, InvalidError, NotFoundError
 
 __all__ = ["Advice", "LmdbIndex", "Prefetch", "advise", "prefetch", "wrap_sampler"]
 
-T = TypeVar("T")
 Place = str | os.PathLike[str]
 
 #: Bytes under way at most: 1 GB/s at 100 ms.
@@ -308,7 +307,7 @@ class LmdbIndex:
         return self.at(self._numbers[key])
 
 
-class _Wrapped(Generic[T]):
+class _Wrapped:
     """A sampler's order, with the pages of what it names fetched ahead."""
 
     def __init__(
@@ -329,7 +328,7 @@ class _Wrapped(Generic[T]):
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Any]:
         order = list(self.sampler)
         batched = bool(order) and isinstance(order[0], (list, tuple))
         samples = list(chain.from_iterable(order)) if batched else order

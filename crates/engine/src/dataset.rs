@@ -417,9 +417,13 @@ pub fn shared(index: &Index) -> Result<Shared, Trouble> {
 /// The file that caches the index of a data set.
 #[must_use]
 pub fn index_path(cache_dir: &Path, open: &Open) -> PathBuf {
-    let name = foreload_plan::DigestBuilder::new("index file")
+    let mut digest = foreload_plan::DigestBuilder::new("index file");
+    if !open.database.is_empty() {
+        digest = digest.text(&open.database);
+    }
+    let name = digest
         .text(&open.url)
-        .text(&[&open.format, &open.database].map(String::as_str).concat())
+        .text(&open.format)
         .text(&open.extensions.join(","))
         .text(
             open.storage_options
@@ -619,6 +623,27 @@ pub fn trouble(error: &foreload_store::Error) -> Trouble {
 mod tests {
     use super::*;
     use foreload_store::index::{IndexBuilder, NewObject};
+
+    #[test]
+    fn a_database_has_an_index_file_of_its_own() {
+        let of = |format: &str, database: &str| {
+            let open = Open {
+                format: format.into(),
+                database: database.into(),
+                ..Open::default()
+            };
+            index_path(Path::new("/cache"), &open)
+        };
+        let paths = [
+            of("", ""),
+            of("lmdb", ""),
+            of("", "lmdb"),
+            of("lmdb", "lmdb"),
+            of("lmdb", "other"),
+        ];
+        let apart: std::collections::BTreeSet<_> = paths.iter().collect();
+        assert_eq!(apart.len(), paths.len());
+    }
 
     #[test]
     fn ranges_that_a_damaged_index_places_wrongly_are_nowhere_and_as_long_as_it_says() {

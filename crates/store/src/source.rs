@@ -30,6 +30,7 @@ pub use options::{Credentials, Retry, SourceOptions};
 pub use private::answering;
 pub use seal::{FIELD as SEAL, Gate, Seal};
 pub use settings::storage_options;
+pub(crate) use sign::hex;
 
 use crate::{Error, ErrorKind, ObjectRef, Result};
 use address::{Address, Place};

@@ -31,14 +31,12 @@ class Layout:
 
     Attributes:
         path: The file.
-        nbytes: Its bytes.
         head: What is read before any part: (first byte, bytes).
         parts: Each part's first byte and bytes.
         names: Their names, where they have some.
     """
 
     path: Path
-    nbytes: int
     head: tuple[int, int]
     parts: Sequence[tuple[int, int]]
     names: Sequence[str] = ()
@@ -94,7 +92,7 @@ def _safetensors(path: Path, file: BinaryIO, nbytes: int) -> Layout:
     order = sorted(range(len(parts)), key=parts.__getitem__)
     names = list(tensors)
     parts = [parts[at] for at in order]
-    return Layout(path, nbytes, (0, 8 + length), _inside(path, nbytes, parts), [names[at] for at in order])
+    return Layout(path, (0, 8 + length), _inside(path, nbytes, parts), [names[at] for at in order])
 
 
 def _npy(path: Path, file: BinaryIO, nbytes: int) -> Layout:
@@ -115,7 +113,7 @@ def _npy(path: Path, file: BinaryIO, nbytes: int) -> Layout:
     row = count * dtype.itemsize // rows if rows else 0
     if min(shape, default=0) < 0 or first + rows * row > nbytes:
         raise _damaged(path, f"its array of shape {shape} ends behind it")
-    return Layout(path, nbytes, (0, first), _Rows(first, row, rows))
+    return Layout(path, (0, first), _Rows(first, row, rows))
 
 
 class _Rows(Sequence[tuple[int, int]]):
@@ -154,7 +152,7 @@ def _arrow(path: Path, file: BinaryIO, nbytes: int) -> Layout:
     except (struct.error, IndexError) as error:
         raise _damaged(path, f"its footer can't be understood ({error})") from None
     parts = _inside(path, nbytes, [*dictionaries, *batches])
-    return Layout(path, nbytes, (start, length + 10), parts)
+    return Layout(path, (start, length + 10), parts)
 
 
 def _blocks(footer: bytes, field: int) -> list[tuple[int, int]]:

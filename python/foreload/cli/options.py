@@ -11,7 +11,9 @@ Url = Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, gs:
 Format = Annotated[
     str,
     typer.Option(
-        "--format", help="How samples lie in objects: auto, folder, flat, tar, manifest.", rich_help_panel="Data set"
+        "--format",
+        help="How samples lie in objects: auto, folder, flat, tar, lmdb, manifest.",
+        rich_help_panel="Data set",
     ),
 ]
 SavedIndex = Annotated[

@@ -299,13 +299,9 @@ impl Concurrency {
     pub(crate) fn ended(&mut self, now_ns: u64, took_ns: u64, bytes: u64, outcome: Outcome) {
         match outcome {
             Outcome::Done(Told::Nothing) => {}
-            Outcome::Done(Told::Speed { latency_ns, .. }) => {
+            Outcome::Done(told @ (Told::Speed { latency_ns, .. } | Told::Throttled { latency_ns, .. })) => {
                 self.done(now_ns, took_ns, latency_ns, bytes);
-                self.look_at(now_ns, took_ns, false);
-            }
-            Outcome::Done(Told::Throttled { latency_ns, .. }) => {
-                self.done(now_ns, took_ns, latency_ns, bytes);
-                self.look_at(now_ns, took_ns, true);
+                self.look_at(now_ns, took_ns, matches!(told, Told::Throttled { .. }));
             }
             Outcome::Failed(Failure::Unavailable) => self.look_at(now_ns, took_ns, true),
             Outcome::Failed(_) => {}

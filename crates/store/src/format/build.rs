@@ -148,16 +148,6 @@ pub(super) async fn find(
             return Ok(Found::Manifest(manifest.key.clone()));
         }
     }
-    let files = objects.iter().filter(|o| lmdb::is_file(&o.key)).count();
-    if options
-        .format
-        .map_or(files * 3 >= objects.len(), |format| format == Format::Lmdb)
-    {
-        let mut files: Vec<_> = objects.into_iter().filter(|o| !lmdb::is_lock(&o.key)).collect();
-        files.retain(|o| !names.is_empty() || lmdb::is_file(&o.key));
-        files.sort_unstable_by(|a, b| a.key.cmp(&b.key));
-        return Ok(Found::Databases(files));
-    }
     let shards = objects.iter().filter(|o| has_extension(&o.key, "tar")).count();
     let is_packed = |o: &&ObjectMeta| [".tar.gz", ".tgz", ".tar.zst"].iter().any(|e| o.key.ends_with(e));
     let packed = objects.iter().filter(is_packed).count();
@@ -176,9 +166,14 @@ pub(super) async fn find(
             .with_object(source.url_of(&shard.key))
             .with_remedy("store the samples as files or in tar shards; format='flat' takes each shard as one sample"));
     }
-    // Sidecars (.idx, .json) may be as many as the shards.
+    let is_database =
+        |o: &&ObjectMeta| ["mdb", "lmdb"].iter().any(|e| has_extension(&o.key, e)) && !lmdb::is_lock(&o.key);
+    let databases = objects.iter().filter(is_database).count();
+    // Sidecars (.idx, .json) may be as many as the shards, and locks as the databases.
     let format = options.format.unwrap_or(if shards * 3 >= objects.len() {
         Format::Tar
+    } else if databases * 3 >= objects.len() {
+        Format::Lmdb
     } else if objects.iter().any(|o| folder::class(&o.key).is_some()) {
         Format::Folder
     } else {
@@ -186,7 +181,13 @@ pub(super) async fn find(
     });
     match format {
         Format::Tar => Ok(shards_of(objects)),
-        Format::Lmdb => Ok(Found::Databases(objects)),
+        Format::Lmdb => {
+            // What is named is one, whatever it is called.
+            let is_meant = |o: &ObjectMeta| is_database(&o) || !names.is_empty() && !lmdb::is_lock(&o.key);
+            let mut files: Vec<_> = objects.into_iter().filter(is_meant).collect();
+            files.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+            Ok(Found::Databases(files))
+        }
         Format::Manifest => Err(Error::invalid("there is no manifest").with_object(source.url_of(names))),
         Format::Folder | Format::Flat => {
             let is_sample = |o: &ObjectMeta| {

@@ -9,7 +9,7 @@
 
 mod page;
 
-use crate::source::{ObjectMeta, Source};
+use crate::source::{ObjectMeta, Source, hex};
 use crate::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use page::{Meta, Page, Value};
@@ -64,10 +64,11 @@ impl Entries {
 pub(crate) fn name_of(key: &[u8]) -> String {
     match std::str::from_utf8(key) {
         Ok(text) if !text.starts_with("0x") && !text.chars().any(char::is_control) => text.to_owned(),
-        _ => key.iter().fold("0x".to_owned(), |mut name, byte| {
-            name.extend([byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])));
+        _ => {
+            let mut name = "0x".to_owned();
+            hex(key, &mut name);
             name
-        }),
+        }
     }
 }
 
@@ -76,16 +77,7 @@ fn title(key: &[u8]) -> &[u8] {
     key.strip_suffix(b"\0").unwrap_or(key)
 }
 
-/// Whether an object is called as LMDB files are.
-pub(crate) fn is_file(key: &str) -> bool {
-    let extension = key.rsplit_once('.').map_or("", |(_, extension)| extension);
-    ["mdb", "lmdb"]
-        .iter()
-        .any(|known| extension.eq_ignore_ascii_case(known))
-        && !is_lock(key)
-}
-
-/// Whether it is what LMDB writes beside them, for those who have them open.
+/// Whether an object is what LMDB writes beside them, for those who have them open.
 pub(crate) fn is_lock(key: &str) -> bool {
     let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
     name == "lock.mdb" || name.ends_with("-lock")

@@ -132,7 +132,7 @@ impl Signer {
 }
 
 /// Writes bytes as lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8], out: &mut String) {
+pub(crate) fn hex(bytes: &[u8], out: &mut String) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for byte in bytes {
         out.push(DIGITS[usize::from(byte >> 4)] as char);

@@ -115,12 +115,7 @@ impl Response {
                 .run(|cx| poll_piece(stream, framing, &mut take, cx))
                 .await??;
         }
-        match self.framing {
-            Framing::Done => self.finish(),
-            Framing::Overrun => self.connection = None,
-            _ => return Ok(true),
-        }
-        Ok(false)
+        Ok(self.goes_on())
     }
 
     /// Whether what comes next can be read right to where it belongs ([`Response::read_to`]): its length is known, it isn't encrypted, and none of it has
@@ -159,17 +154,8 @@ impl Response {
         }
         let inside = read.min(most);
         watch.came(inside);
-        self.framing = match left - inside as u64 {
-            0 if read > inside => Framing::Overrun,
-            0 => Framing::Done,
-            left => Framing::Length(left),
-        };
-        match self.framing {
-            Framing::Done => self.finish(),
-            Framing::Overrun => self.connection = None,
-            _ => return Ok((inside, false)),
-        }
-        Ok((inside, true))
+        self.framing = after(left, inside, read);
+        Ok((inside, !self.goes_on()))
     }
 
     /// Reads the rest of a small body.
@@ -184,6 +170,16 @@ impl Response {
         };
         while self.next(&mut take).await? {}
         Ok(all)
+    }
+
+    /// Whether more is to come; if not, the connection is for others, or of no more use.
+    fn goes_on(&mut self) -> bool {
+        match self.framing {
+            Framing::Done => self.finish(),
+            Framing::Overrun => self.connection = None,
+            _ => return true,
+        }
+        false
     }
 
     fn finish(&mut self) {
@@ -301,17 +297,22 @@ fn went_on(framing: Framing, read: io::Result<&[u8]>, take: &mut impl FnMut(&[u8
     }
 }
 
+/// What is to come of a body after a read, of whose bytes so many were of the `left` ones.
+fn after(left: u64, inside: usize, read: usize) -> Framing {
+    match left - inside as u64 {
+        0 if inside < read => Framing::Overrun,
+        0 => Framing::Done,
+        left => Framing::Length(left),
+    }
+}
+
 /// Hands `piece` on as far as it belongs to the body, and returns what is to come.
 fn accept(framing: Framing, piece: &[u8], take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<Framing> {
     match framing {
         Framing::Length(left) => {
             let inside = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
             take(&piece[..inside])?;
-            Ok(match left - inside as u64 {
-                0 if inside < piece.len() => Framing::Overrun,
-                0 => Framing::Done,
-                left => Framing::Length(left),
-            })
+            Ok(after(left, inside, piece.len()))
         }
         Framing::Chunked(mut chunks) => {
             chunks.accept(piece, take)?;
