@@ -69,6 +69,7 @@ class Work:
         apart: Whether each rank is a node of its own, on whichever machine its launcher knows it to be.
         tls: Whether nodes encrypt what they send each other.
         assign: As the loader's.
+        policy: As the loader's.
         late: Whether a batch is compared once the loop has it, and not while it waits for it.
         group: How many nodes share with each other at most; 0: all.
         stock: A directory, of which torch's own loader reads files instead, into the same batches as without `assign`; empty: none.
@@ -97,6 +98,7 @@ class Work:
     apart: bool = False
     tls: bool = False
     assign: str | None = None
+    policy: Any = None
     group: int = 0
     late: bool = False
     stock: str = ""

@@ -158,6 +158,7 @@ class Trainee:
             epochs=work.epochs,
             local_ranks=[self.rank] if work.apart else None,
             assign=None if self.rank == work.alone else work.assign,
+            policy=work.policy,
         )
 
     def _peers(self) -> Any:

@@ -433,6 +433,8 @@ def test_who_reads_what_is_the_loaders_to_say_and_of_whole_objects(home: Any, mo
         DataLoader(data, 4, assign="here")
     with pytest.raises(errors.InvalidError, match=r"give cache=Cache\(peers=True\)"):
         iter(DataLoader(data, 4, **two)).__next__()
+    with pytest.raises(errors.InvalidError, match="nodes keep the samples that they read: give one of them"):
+        len(DataLoader(data, 4, **two, policy="frequency"))
     with pytest.raises(errors.InvalidError, match="a sampler that is given says itself"):
         DataLoader(data, 4, sampler=range(8), assign="local")
     mixed = fl.Mixture([fl.Stream(data), fl.Stream(data)])

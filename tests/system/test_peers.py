@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bucket import Bucket
 from cluster import Nodes
 
 import foreload as fl
@@ -227,6 +230,62 @@ def test_nodes_that_read_what_they_keep_have_the_same_global_batches_and_ask_eac
     assert 0 < sum(one["peer_hits"] for one in stats) < read * (1 - 1 / count) / 2, stats
     late = sum(one["peer_failures"] + one["peer_misses"] for one in stats)
     assert sum(one["requests"] - one["hedges"] for one in stats) <= len(data) + late, stats
+
+
+def most_frequent(plan: Any, nodes: int, ranks: int, epochs: int) -> list[list[int]]:
+    """By node: the samples that it reads, the most frequent first, and of those as frequent what it reads first."""
+    reads: list[dict[int, int]] = [{} for _ in range(nodes)]
+    for epoch in range(epochs):
+        for batch in range(plan.batches):
+            for rank in range(nodes * ranks):
+                own = reads[rank // ranks]
+                for sample in plan.batch(epoch, batch, rank):
+                    own[sample] = own.get(sample, 0) + 1
+    # Equal counts stay in the order of their first reads.
+    return [sorted(own, key=lambda sample, own=own: -own[sample]) for own in reads]
+
+
+@pytest.mark.parametrize(("count", "ranks", "ram"), [(3, 1, "16MB"), (2, 2, "16MB"), (2, 1, "64MB")])
+def test_nodes_that_keep_what_they_read_most_often_ask_the_bucket_for_what_no_node_keeps(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, ram: str
+) -> None:
+    samples, epochs, world = 1200, 5, count * ranks
+    with Bucket(synthetic=[f"many:{samples}x30KB"], anonymous=True) as bucket:
+        for name, value in bucket.environment().items():
+            monkeypatch.setenv(name, value)
+        run = nodes(
+            count,
+            ranks,
+            url="s3://bench/many",
+            whole=24,
+            epochs=epochs,
+            ram=ram,
+            staging="4MB",
+            batches="1MB",
+            policy="frequency",
+        )
+        run.start()
+        stats = run.wait()[::ranks]
+        data = fl.open("s3://bench/many")
+        plan = DataLoader(data, 24 // world, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=world).run.plan
+        whole = DataLoader(data, 24, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
+        addresses = [f"{bucket.endpoint}/bench/many/{number:08}.bin" for number in range(samples)]
+        sums = [zlib.crc32(urllib.request.urlopen(address, timeout=20).read()) for address in addresses]
+    assert run.look_at_all(sums, whole) == {world}
+    (room,) = {int(found) // count for found in re.findall(r"keep up to (\d+) bytes together", run.output())}
+    kept = {sample for own in most_frequent(plan, count, ranks, epochs) for sample in own[: room // 30_016]}
+    batches = [
+        plan.batch(epoch, batch, rank)
+        for epoch in range(epochs)
+        for batch in range(plan.batches)
+        for rank in range(world)
+    ]
+    others = sum(sample not in kept for batch in batches for sample in batch)
+    late = sum(one["peer_failures"] + one["peer_misses"] for one in stats)
+    found = sum(one["requests"] - one["hedges"] for one in stats)
+    # What is kept comes once; of the rest some is there still when the next epoch begins.
+    assert len(kept) + 0.8 * others <= found <= len(kept) + others + late, (found, len(kept), others, late, stats)
+    assert (others == 0) == (ram == "64MB"), (room, len(kept), found)
 
 
 @pytest.mark.parametrize("assign", [None, "local"])

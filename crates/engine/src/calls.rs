@@ -241,6 +241,9 @@ pub struct Attach {
     /// By rank: the [`PeerAt::id`] of its node, where samples go to the ranks of the nodes that keep them. Only for data sets of one sample an object.
     #[serde(default)]
     pub deal: Option<Deal>,
+    /// By rank: the same, where each node keeps what it reads most often. `None`: this node is told from all others only.
+    #[serde(default)]
+    pub nodes: Option<Vec<u64>>,
     /// The policy.
     #[serde(default)]
     pub policy: Policy,

@@ -95,7 +95,9 @@ impl Job {
         let least_bytes = survey.least_bytes(&streams)?;
         warnings.extend(survey.warning_of_batches());
         let (most_bytes, largest) = (survey.most_bytes(), survey.largest_together());
-        let Survey { attach, order, .. } = survey;
+        let Survey {
+            attach, order, ranking, ..
+        } = survey;
         let looks_up = streams.is_packed() && attach.policy.retention() == Retention::Pinned;
         warnings.extend(warning_of_order(&attach, order.expected_bytes(looks_up)));
         let batches = Batches::new(attach.batch_bytes).map_err(|error| {
@@ -114,6 +116,7 @@ impl Job {
             world: attach.world,
             uneven: attach.uneven,
             deal: attach.deal.clone(),
+            ranking,
             ranks: attach.ranks.clone(),
             ram_bytes: Some(sample_bytes(&attach)),
             largest: Some(largest),

@@ -239,6 +239,13 @@ impl Trouble {
     }
 }
 
+impl From<foreload_plan::Error> for Trouble {
+    /// What can be wrong with a plan is the call's.
+    fn from(error: foreload_plan::Error) -> Self {
+        Trouble::new("invalid", error.to_string())
+    }
+}
+
 /// A frame that can't be read.
 #[derive(Debug, thiserror::Error)]
 #[error("malformed message of kind {kind} ({len} bytes)")]

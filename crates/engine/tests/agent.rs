@@ -186,6 +186,7 @@ impl Node {
             ranks: vec![0],
             uneven: true,
             deal: None,
+            nodes: None,
             policy: Policy::Foreload,
             ram_bytes: 64 << 20,
             batch_bytes: 1 << 20,

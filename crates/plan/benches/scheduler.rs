@@ -103,6 +103,7 @@ fn run(name: &str, catalog: Arc<dyn Catalog>, ram_bytes: u64, epochs: u32, most_
         world: 1,
         uneven: false,
         deal: None,
+        ranking: None,
         ranks: vec![0],
         ram_bytes: None,
         largest: None,

@@ -164,6 +164,14 @@ pub enum Error {
         /// Data ranks.
         ranks: u32,
     },
+    /// More reads to count than memory is there for.
+    #[error(
+        "policy \"frequency\" counts how often each node reads each sample: {pairs} samples x nodes are too many (2^28 at most); the policy \"foreload\" counts nothing"
+    )]
+    TooManyRanked {
+        /// Samples times nodes.
+        pairs: u64,
+    },
     /// A rank that doesn't exist, or is named twice.
     #[error("rank {rank} is not one of {ranks} data ranks, or is named twice")]
     NoSuchRank {

@@ -59,6 +59,23 @@ impl Homes {
         Homes(homes.map(|home| home.unwrap_or(NOWHERE)).collect())
     }
 
+    /// None of so many blocks has a home.
+    #[must_use]
+    pub fn nowhere(blocks: u64) -> Self {
+        Homes(vec![NOWHERE; usize::try_from(blocks).unwrap_or(0)])
+    }
+
+    /// A member keeps a block, maybe as others do: its home is the one whose hash with it is highest.
+    ///
+    /// # Panics
+    /// When there is no such block or member.
+    pub fn add(&mut self, block: u64, member: usize, members: &[Member]) {
+        let weight = |at: usize| (key(&[part(block), members[at].id]), members[at].id);
+        if self.of(block).is_none_or(|known| weight(member) > weight(known)) {
+            self.0[block as usize] = u16::try_from(member).unwrap_or(NOWHERE);
+        }
+    }
+
     /// The home of a block, as the place of its member in the list; `None`: it has none.
     #[must_use]
     pub fn of(&self, block: u64) -> Option<usize> {

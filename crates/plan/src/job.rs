@@ -6,6 +6,7 @@ use crate::catalog::Catalog;
 use crate::deal::Deal;
 use crate::error::Error;
 use crate::order::Order;
+use crate::placement::frequency::Ranking;
 use crate::split::Split;
 use serde::Serialize;
 use std::fmt;
@@ -64,6 +65,9 @@ pub struct Reads {
     pub uneven: bool,
     /// Which samples of a batch each rank has, if that follows from where they are kept. `None`: [`Split`] says so.
     pub deal: Option<Deal>,
+    /// What each node reads most often, for [`Policy::Frequency`](crate::policy::Policy::Frequency). `None`: that isn't known, and all is taken to be read equally often.
+    #[serde(skip)]
+    pub ranking: Option<Arc<Ranking>>,
     /// The ranks that are on this node.
     pub ranks: Vec<u32>,
     /// Memory that it brings: the memory of a node is that of all its jobs together. `None`: all that the settings give.

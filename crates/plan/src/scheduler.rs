@@ -12,6 +12,7 @@
 
 mod ahead;
 mod flights;
+mod frequency;
 #[cfg(test)]
 mod hand;
 mod index;
@@ -263,6 +264,7 @@ impl Scheduler {
             order: reads.order.clone(),
             split,
             deal: reads.deal.clone(),
+            ranking: reads.ranking.clone(),
             dealt: VecDeque::new(),
             ranks: reads.ranks.clone(),
             places: Vec::new(),
@@ -285,6 +287,9 @@ impl Scheduler {
             self.residents.share();
         }
         self.find_homes();
+        if reads.ranking.is_some() {
+            self.keep_ours();
+        }
         Ok(())
     }
 

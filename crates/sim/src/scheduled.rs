@@ -20,6 +20,7 @@ use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::homes::Member;
 use foreload_plan::job::{Reads, Set};
 use foreload_plan::order::Order;
+use foreload_plan::placement::frequency::Ranking;
 use foreload_plan::replay::Recorded;
 use foreload_plan::scheduler::{Next, Scheduler};
 use foreload_plan::settings::{Settings, TierSettings};
@@ -61,7 +62,12 @@ pub struct Run {
 ///
 /// # Errors
 /// When the policy is not the engine's, or the order can't be shared.
-pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Scheduler, Error> {
+pub fn scheduler(
+    setup: &Setup<'_>,
+    policy: Policy,
+    node: u32,
+    ranking: Option<&Arc<Ranking>>,
+) -> Result<Scheduler, Error> {
     let bytes = |mb: f64| (mb * MB) as u64;
     let lengths = setup.sizes.mb.iter().map(|mb| bytes(f64::from(*mb)).max(1));
     let catalog: Arc<dyn Catalog> = match &setup.sizes.places {
@@ -93,12 +99,29 @@ pub fn scheduler(setup: &Setup<'_>, policy: Policy, node: u32) -> Result<Schedul
         world: setup.hardware.nodes,
         uneven: true,
         deal: None,
+        ranking: ranking.cloned(),
         ranks: vec![node],
         ram_bytes: None,
         largest: None,
         epochs: Some(setup.access.epochs()),
     };
     Ok(Scheduler::for_one(settings, &reads)?)
+}
+
+/// What each node reads most often, where the policy goes by that.
+///
+/// # Errors
+/// When the order can't be shared, or there is too much to count.
+pub fn ranking(setup: &Setup<'_>, policy: Policy) -> Result<Option<Arc<Ranking>>, Error> {
+    if policy != Policy::Frequency {
+        return Ok(None);
+    }
+    let order = Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?;
+    let split = Split::weighted(&order, setup.hardware.nodes)?;
+    let nodes: Vec<u64> = (0..setup.hardware.nodes).map(u64::from).collect();
+    let watch = setup.access.watch();
+    let ranking = Ranking::new(&order, &split, &nodes, setup.access.epochs(), |_, _| watch.ask())?;
+    Ok(Some(Arc::new(ranking)))
 }
 
 /// All nodes of a cluster whose nodes exchange samples, as one of them hears of it: each keeps what its tiers hold.
@@ -246,9 +269,13 @@ struct Driver<'a> {
 pub fn run(setup: &Setup<'_>, policy: Policy, record: bool) -> Result<Run, Error> {
     let nodes = setup.hardware.nodes;
     let (memory_mb, fill_mb_s) = setup.hardware.memory();
+    let ranking = ranking(setup, policy)?;
     let mut all = Vec::new();
     for node in 0..nodes {
-        let recorded = Recorded::new(scheduler(setup, policy, node)?, if record { None } else { Some(0) });
+        let recorded = Recorded::new(
+            scheduler(setup, policy, node, ranking.as_ref())?,
+            if record { None } else { Some(0) },
+        );
         all.push(Node::new(recorded, memory_mb));
     }
     let batches = all.first().map_or(0, |n| n.batches());

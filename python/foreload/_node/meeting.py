@@ -6,8 +6,8 @@ alone.
 
 A store outlives its ranks where torchrun starts them again, on other nodes even. So each node says a number of its own that nobody knew before, and heeds only a list that has it.
 
-Where samples go to the nodes that keep them, all ranks agree in the same way, before that, on which node each of them is (`Assignment`). Nobody goes on without the others then: ranks that deal
-differently would read samples twice.
+Where samples go to the nodes that keep them, or nodes keep what each of them reads most often, all ranks agree in the same way, before that, on which node each of them is (`Assignment`). Nobody goes
+on without the others then: ranks that deal differently would read samples twice.
 
 | the store has | who says it |
 | --- | --- |
@@ -235,8 +235,13 @@ class Meeting(_OneOfMany):
 
 @dataclass
 class Assignment(_OneOfMany):
-    """Which node each rank of a job is on, where samples go to the nodes that keep them."""
+    """Which node each rank of a job is on, where that decides who reads what, or who keeps it.
 
+    Attributes:
+        why: What decides by it, as it was asked for.
+    """
+
+    why: str = "assign='local'"
     _nodes: list[int] = field(default_factory=list)
 
     def agree(self) -> list[int]:
@@ -261,7 +266,7 @@ class Assignment(_OneOfMany):
                     raise
             except AloneError as error:
                 raise InvalidError(
-                    f"{self.what}: assign='local' needs all ranks to agree on who reads what before the first batch: {error}"
+                    f"{self.what}: {self.why} needs all ranks to agree on who reads what before the first batch: {error}"
                 ) from None
             self._nodes = [node["id"] for node in told]
         return self._nodes

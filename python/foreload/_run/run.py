@@ -44,6 +44,8 @@ _LOG = logging.getLogger("foreload")
 #: The layout of a checkpoint, and of one with batches beyond its position, which older releases would deliver again.
 _STATE_VERSION = 1
 _STATE_VERSION_BEYOND = 2
+#: The policy whose nodes keep what each of them reads most often.
+_FREQUENCY = "frequency"
 #: Samples of a batch, and epochs, are 32 bits in the plan.
 _MOST = (1 << 32) - 1
 
@@ -107,6 +109,10 @@ class Run:
         #: Names what ranks have to have in common: the order, and who reads what of it.
         self.agreed, self.assign = self.plan.digest, assign
         self._assignment: Assignment | None = None
+        if assign is not None and policy == _FREQUENCY:
+            raise InvalidError(
+                f"assign={assign!r} gives samples to the nodes that keep them, and with policy={_FREQUENCY!r} nodes keep the samples that they read: give one of them"
+            )
         if assign is not None and ranks.world > 1 and not cache.peers:
             raise InvalidError(
                 f"assign={assign!r} gives samples to the ranks of the nodes that keep them: give cache=Cache(peers=True), with which nodes share their caches"
@@ -122,7 +128,10 @@ class Run:
         elif cache.peers and ranks.world > len(ranks.local):
             group = (cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir, dataset.url)
             meeting = Meeting(*group)
-            self._assignment = Assignment(*group) if assign is not None else None
+            if assign is not None:
+                self._assignment = Assignment(*group)
+            elif policy == _FREQUENCY and epochs is not None:
+                self._assignment = Assignment(*group, why=f"policy={_FREQUENCY!r}")
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}", meeting)
         self._told: _core.Job | None = None
         self._process = os.getpid()
@@ -141,14 +150,17 @@ class Run:
         return self.recipe.attachment()
 
     def agree(self) -> None:
-        """Where samples go to the nodes that keep them, all ranks agree on who reads what: once, before anything is read. Waits for them.
+        """Where it counts which node each rank is on, all ranks agree on that: once, before anything is read. Waits for them.
 
         Raises:
             InvalidError: They don't all come.
         """
-        if self._assignment is None or "deal" in self.recipe.attach:
+        if self._assignment is None or self.recipe.attach.keys() & {"deal", "nodes"}:
             return
         nodes = self._assignment.agree()
+        if self.assign is None:
+            self.recipe.change(self.plan.digest, nodes=nodes)
+            return
         group = self._assignment.peers.group or 0
         digest = self.plan.assign(nodes, group)
         self.agreed = f"{self.plan.digest}-{digest}"

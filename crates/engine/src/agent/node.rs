@@ -144,6 +144,7 @@ impl Node {
             ranks: vec![0],
             uneven: true,
             deal: None,
+            nodes: None,
             policy: Policy::Foreload,
             ram_bytes: 1 << 20,
             batch_bytes: 1 << 16,

@@ -56,8 +56,11 @@ impl Agent {
         let ours = |job: &&Rc<Job>| {
             let (a, b) = (&job.attach, &attach);
             *job.word.borrow() == b.session
-                && (a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven, &a.deal)
-                    == (b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven, &b.deal)
+                && (
+                    a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven, &a.deal, &a.nodes,
+                ) == (
+                    b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven, &b.deal, &b.nodes,
+                )
         };
         let lingering = |job: &&Rc<Job>| {
             let same_word = Attach {

@@ -1,4 +1,4 @@
-//! What a job has to know of all its samples before it starts: how large they are, and the order if that is a list.
+//! What a job has to know of all its samples before it starts: how large they are, the order if that is a list, and how often each node reads them if that decides who keeps them.
 //!
 //! It takes time in proportion to the data set, and is done on a thread of its own.
 
@@ -9,8 +9,13 @@ use crate::protocol::Trouble;
 use crate::streams::{Indexes, Streams};
 use foreload_plan::job::Largest;
 use foreload_plan::order::Order;
+use foreload_plan::placement::frequency::Ranking;
+use foreload_plan::policy::Policy;
+use foreload_plan::spec::OrderKind;
+use foreload_plan::split::Split;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 /// The client is asked for after so many samples: some milliseconds.
 const ASK_EVERY: usize = 1 << 18;
@@ -21,6 +26,8 @@ pub struct Survey {
     pub attach: Attach,
     /// Its order.
     pub order: Order,
+    /// What each node reads most often, where the policy goes by that and the order tells.
+    pub ranking: Option<Arc<Ranking>>,
     /// The largest sample that must fit, and its bytes.
     largest: (u64, u64),
     /// Whether any sample is too large for the memory, and is to be left out.
@@ -39,7 +46,7 @@ impl Survey {
     /// # Errors
     /// `invalid` when the order doesn't hold together, `cancelled` when the client leaves.
     pub(crate) fn of(attach: Attach, indexes: &Indexes, work: &Work) -> Result<Self, Trouble> {
-        let order = Order::new(&attach.order).map_err(|e| Trouble::new("invalid", e.to_string()))?;
+        let order = Order::new(&attach.order)?;
         let most = sample_bytes(&attach);
         let size = attach.order.global_batch.div_ceil(attach.world.max(1)).max(1) as usize;
         let size = size.min(usize::try_from(indexes.len()).unwrap_or(usize::MAX));
@@ -64,10 +71,12 @@ impl Survey {
                 }
             }
         }
+        let ranking = rank(&attach, &order, work)?.map(Arc::new);
         let together = || lengths.iter().map(|&Reverse(len)| len);
         Ok(Survey {
             attach,
             order,
+            ranking,
             largest,
             leaves_out,
             total_bytes,
@@ -122,6 +131,25 @@ impl Survey {
     }
 }
 
+/// Counts what each node reads. `None`: the policy doesn't go by that, or nobody knows how many epochs there are, or what is read in them.
+fn rank(attach: &Attach, order: &Order, work: &Work) -> Result<Option<Ranking>, Trouble> {
+    let Some(epochs) = attach.epochs.filter(|_| attach.policy == Policy::Frequency) else {
+        return Ok(None);
+    };
+    if matches!(attach.order.kind, OrderKind::Supplied { .. }) {
+        return Ok(None);
+    }
+    let split = match attach.uneven {
+        true => Split::weighted(order, attach.world)?,
+        false => Split::new(order, attach.world)?,
+    };
+    let is_elsewhere = |rank: u32| u64::from(!attach.ranks.contains(&rank));
+    let nodes = attach.nodes.clone();
+    let nodes = nodes.unwrap_or_else(|| (0..attach.world).map(is_elsewhere).collect());
+    let at = |done, total| work.at("counting reads", done, total);
+    Ranking::new(order, &split, &nodes, epochs, at).map(Some)
+}
+
 /// Why a sample can't be had, and what would help.
 pub(super) fn too_large(attach: &Attach, streams: &Streams, sample: u64) -> Trouble {
     let (len, most_bytes) = (streams.length(sample), sample_bytes(attach));
@@ -169,6 +197,34 @@ mod tests {
                 (it.world, it.ranks, it.order.global_batch) = (4, vec![0, 3], 8);
             });
             assert_eq!(part.least_bytes(&streams).expect("it fits"), 3 * 4 * 150 + 400);
+        });
+    }
+
+    #[test]
+    fn reads_are_counted_where_the_policy_the_epochs_and_the_order_tell_them() {
+        run(LONG, |node| async move {
+            let frequent = |it: &mut Attach| (it.policy, it.epochs) = (Policy::Frequency, Some(3));
+            let counted = |change: &dyn Fn(&mut Attach)| survey(&node, &[10; 24], change).0.ranking;
+            let alone = counted(&frequent).expect("counted");
+            assert_eq!(alone.of(0).len(), 24);
+            let nodes = counted(&|it| {
+                frequent(it);
+                (it.world, it.ranks, it.nodes) = (2, vec![1], Some(vec![8, 9]));
+            });
+            let nodes = nodes.expect("counted");
+            assert_eq!([nodes.node_of(0), nodes.node_of(1)], [Some(8), Some(9)]);
+            assert!(nodes.of(8).len() < 24 && !nodes.of(9).is_empty());
+            assert_eq!(counted(&|it| it.epochs = Some(3)), None, "another policy");
+            assert_eq!(
+                counted(&|it| it.policy = Policy::Frequency),
+                None,
+                "nobody says how many epochs"
+            );
+            let supplied = counted(&|it| {
+                frequent(it);
+                it.order.kind = OrderKind::Supplied { length: 24 };
+            });
+            assert_eq!(supplied, None, "nobody knows the order");
         });
     }
 

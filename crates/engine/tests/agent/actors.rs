@@ -295,6 +295,7 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, set: &Set) -> 
         ranks: (0..world).collect(),
         uneven: true,
         deal: None,
+        nodes: None,
         policy: Policy::Foreload,
         ram_bytes: least + dice.below(3) * SAMPLES * LARGEST / 4,
         batch_bytes: 1 << 16,

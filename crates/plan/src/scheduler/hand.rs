@@ -54,6 +54,7 @@ pub(super) fn reads(lengths: &[u64], world: u32) -> Reads {
         world,
         uneven: true,
         deal: None,
+        ranking: None,
         ranks: (0..world).collect(),
         ram_bytes: None,
         largest: None,

@@ -122,12 +122,16 @@ impl Scheduler {
         if urgency != Urgency::Guest
             && let Some(peer) = self.peer_with(alone.content, alone.place.len, line)
         {
-            let slot = self.reserve(alone, 0, line, urgency)?;
+            let stay = match self.is_part(alone) {
+                true => Keep::No,
+                false => self.where_to_keep(alone, actions),
+            };
+            let slot = match stay {
+                Keep::No => self.reserve(alone, 0, line, urgency)?,
+                Keep::Ram | Keep::Tier(_) => self.slot_for(alone, stay, line, urgency)?,
+            };
             let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Peer);
-            if !self.is_part(alone) {
-                let copy = self.where_to_copy(alone.place.len);
-                self.settle(id, copy);
-            }
+            self.settle(id, stay);
             self.loads
                 .queue_whole(Source::Peer(peer), alone.place, id, &mut self.residents, asker);
             return Ok(id);
@@ -402,7 +406,7 @@ impl Scheduler {
             }
             Retention::Fifo(items) => self.evict_from_tier(len, items, actions),
         }
-        if self.ram_admits(content, len) {
+        if self.is_for_memory(content) && self.ram_admits(content, len) {
             return Keep::Ram;
         }
         match self.tier_admits(len) {

@@ -16,9 +16,10 @@
 //! | has its home elsewhere | refused |
 //! | there is no memory for now | waits, or is refused where [only peers would give some back](super::patience). What is in memory doesn't wait for that |
 
+use super::frequency::Frequent;
 use super::requests::Target;
 use super::residents::State;
-use super::tiers::{Tier, record_bytes};
+use super::tiers::{Bits, Tier, record_bytes};
 use super::{Scheduler, Urgency};
 use crate::action::{Action, Failure, Source, Via};
 use crate::arena::reserved_bytes;
@@ -44,10 +45,16 @@ pub(super) struct Group {
     /// By place in the list of members: the numbers of their lanes; `None`: this node.
     peers: Vec<Option<u16>>,
     members: Vec<Member>,
-    /// Of each data set, by its first block.
+    /// Of each data set, by its first block. A node that is alone keeps what it likes of those that aren't here.
     homes: BTreeMap<u64, Homes>,
+    /// Blocks that this node keeps, though another one may be their home.
+    kept: Bits,
+    /// Blocks that this node keeps and that aren't for its memory.
+    slow: Bits,
     /// Whether this node's disks have room for all of it: then they keep what others keep, too, and nothing has to leave for something else when homes move.
     pub copies: bool,
+    /// What tells this node from the others.
+    me: u64,
 }
 
 /// Who keeps a block.
@@ -68,11 +75,16 @@ impl Group {
 
     fn home(&self, library: &Library, block: u64) -> Home {
         let first = library.shelf_of_block(block).first_block;
-        let homes = self.homes.get(&first);
-        match homes.and_then(|homes| homes.of(block - first)) {
-            None => Home::Nowhere,
-            Some(at) => self.peers[at].map_or(Home::Here, Home::Peer),
+        match self.homes.get(&first).map(|homes| homes.of(block - first)) {
+            None if self.is_alone() => Home::Here,
+            None | Some(None) => Home::Nowhere,
+            Some(Some(at)) => self.peers.get(at).copied().flatten().map_or(Home::Here, Home::Peer),
         }
+    }
+
+    /// Whether a block is this node's to keep.
+    fn keeps(&self, library: &Library, block: u64) -> bool {
+        self.kept.has(block) || self.home(library, block) == Home::Here
     }
 }
 
@@ -96,34 +108,49 @@ impl Scheduler {
                 .collect(),
             members: members.into_iter().map(|(_, member)| member).collect(),
             homes: BTreeMap::new(),
+            kept: Bits::default(),
+            slow: Bits::default(),
             copies: false,
+            me,
         };
         if !self.group.is_alone() {
             self.loads.lanes.share();
         }
         self.find_homes();
+        self.keep_ours();
+    }
+
+    /// What others are to keep now rests until its memory is needed.
+    pub(super) fn keep_ours(&mut self) {
         let (library, group) = (&self.library, &self.group);
-        let is_ours = |content| group.is_alone() || group.home(library, library.block_of(content)) == Home::Here;
+        let is_ours = |content| group.keeps(library, library.block_of(content));
         self.residents.keep_only(&mut self.arena, is_ours);
     }
 
     /// Homes of the data sets that there are now. Of several each node keeps as much as their sizes say.
     pub(super) fn find_homes(&mut self) {
-        let shelves = self.library.shelves();
-        self.group
-            .homes
-            .retain(|first, _| shelves.iter().any(|shelf| shelf.first_block == *first));
+        let frequent = match self.group.is_alone() {
+            false => self.frequent(&self.group.members, self.group.me),
+            true => self
+                .by_itself()
+                .map_or_else(Frequent::default, |own| self.frequent(&[own], own.id)),
+        };
+        (self.group.homes, self.group.kept, self.group.slow) = (frequent.homes, frequent.kept, frequent.slow);
         self.group.copies = false;
         if self.group.is_alone() {
             return;
         }
+        let shelves = self.library.shelves();
         let records = shelves
             .iter()
             .flat_map(|shelf| shelf.blocks_on_node().map(|block| record_bytes(shelf.len_of(block))));
         let room: u64 = self.tiers.iter().map(Tier::capacity_bytes).fold(0, u64::saturating_add);
-        self.group.copies = records.fold(0, u64::saturating_add) <= room;
+        self.group.copies = self.group.homes.is_empty() && records.fold(0, u64::saturating_add) <= room;
         let all: u128 = shelves.iter().map(|shelf| u128::from(shelf.bytes.max(1))).sum();
         for shelf in shelves {
+            if self.group.homes.contains_key(&shelf.first_block) {
+                continue;
+            }
             let part = |bytes: u64| (u128::from(bytes) * u128::from(shelf.bytes.max(1)) / all.max(1)) as u64;
             let members: Vec<Member> = self
                 .group
@@ -144,15 +171,21 @@ impl Scheduler {
 
     /// The home of what is in a block, or is one.
     pub(super) fn home_of(&self, content: Content) -> Home {
-        if self.group.is_alone() {
+        if self.group.is_alone() && self.group.homes.is_empty() {
             return Home::Here;
         }
         self.group.home(&self.library, self.library.block_of(content))
     }
 
+    /// Whether memory may keep it.
+    pub(super) fn is_for_memory(&self, content: Content) -> bool {
+        !self.group.slow.has(self.library.block_of(content))
+    }
+
     /// Whether it is this node's to keep.
     pub(super) fn is_ours(&self, content: Content) -> bool {
-        self.home_of(content) == Home::Here
+        self.group.is_alone() && self.group.homes.is_empty()
+            || self.group.keeps(&self.library, self.library.block_of(content))
     }
 
     /// The peer to ask for `len` bytes of a block that a line needs: its home, unless that is ill, or holds the line up.

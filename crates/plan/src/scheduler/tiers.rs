@@ -39,17 +39,17 @@ pub const fn check_bytes(len: u64) -> u64 {
 
 /// A set of block numbers: one bit each, in chunks that exist only where something is set.
 #[derive(Default)]
-struct Bits(Vec<Option<Box<[u64; 512]>>>);
+pub(super) struct Bits(Vec<Option<Box<[u64; 512]>>>);
 
 impl Bits {
-    fn has(&self, n: u64) -> bool {
+    pub fn has(&self, n: u64) -> bool {
         self.0
             .get((n >> 15) as usize)
             .and_then(Option::as_ref)
             .is_some_and(|chunk| chunk[(n >> 6) as usize & 511] >> (n & 63) & 1 == 1)
     }
 
-    fn set(&mut self, n: u64, on: bool) {
+    pub fn set(&mut self, n: u64, on: bool) {
         let at = (n >> 15) as usize;
         if self.0.len() <= at {
             if !on {

@@ -15,9 +15,11 @@ use crate::deal::{Deal, Dealt};
 use crate::error::Error;
 use crate::job::Largest;
 use crate::order::{EpochOrder, Listed, Order};
+use crate::placement::frequency::Ranking;
 use crate::split::Split;
 use std::collections::VecDeque;
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 
 /// Bits of a line's name that tell the place.
 const PLACE_BITS: u32 = 12;
@@ -136,6 +138,8 @@ pub(super) struct Reader {
     pub deal: Option<Deal>,
     /// The batches that were dealt last, by their steps: all ranks come by there.
     pub dealt: VecDeque<(u64, Dealt)>,
+    /// What each node reads most often, where that counts.
+    pub ranking: Option<Arc<Ranking>>,
     pub ranks: Vec<u32>,
     /// Of each rank, on this node.
     pub places: Vec<usize>,

@@ -15,12 +15,14 @@ use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::homes::Member;
 use foreload_plan::job::{Largest, Reads, Set};
 use foreload_plan::order::Order;
+use foreload_plan::placement::frequency::Ranking;
+use foreload_plan::policy::Policy;
 use foreload_plan::replay::{Recorded, replay};
 use foreload_plan::scheduler::Next;
 use foreload_plan::settings::{Settings, TierSettings};
 use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
 use foreload_plan::split::Split;
-use foreload_plan::{DigestBuilder, Scheduler};
+use foreload_plan::{DigestBuilder, Error, Scheduler};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -113,6 +115,8 @@ pub struct Shape {
     pub is_plain: bool,
     /// Whether samples go to the ranks of the nodes that keep them.
     pub is_local: bool,
+    /// Whether each node keeps what it reads most often.
+    pub is_counted: bool,
     pub has_disks: bool,
 }
 
@@ -134,6 +138,7 @@ fn besides_of(samples: u64) -> Reads {
         world: 1,
         uneven: true,
         deal: None,
+        ranking: None,
         ranks: vec![0],
         ram_bytes: Some(0),
         epochs: Some(1),
@@ -187,12 +192,23 @@ impl Cluster {
             coalesce_bytes: 8192,
             gap_bytes: 512,
             concurrency: ConcurrencySettings::fixed(8),
+            policy: if shape.is_counted {
+                Policy::Frequency
+            } else {
+                Policy::Foreload
+            },
             ..Settings::default()
         };
         let each = world / shape.nodes as u32;
         // A node's number is the one that it has among the members.
         let nodes_of_ranks = (0..world).map(|rank| 100 + u64::from(rank / each));
-        let deal = shape.is_local.then(|| Deal::new(nodes_of_ranks.collect(), 0));
+        let nodes_of_ranks: Vec<u64> = nodes_of_ranks.collect();
+        let split = Split::weighted(&order, world).expect("a split");
+        let ranking = shape.is_counted.then(|| {
+            let count = Ranking::new(&order, &split, &nodes_of_ranks, shape.epochs, |_, _| Ok::<_, Error>(()));
+            Arc::new(count.expect("a ranking"))
+        });
+        let deal = shape.is_local.then(|| Deal::new(nodes_of_ranks, 0));
         let first = Reads {
             largest: Some(largest),
             sets: vec![Set::new(1, Arc::clone(&catalog))],
@@ -200,6 +216,7 @@ impl Cluster {
             world,
             uneven: true,
             deal: deal.clone(),
+            ranking,
             ranks: Vec::new(),
             ram_bytes: None,
             epochs: Some(shape.epochs),

@@ -99,6 +99,7 @@ fn nodes_with_a_bad_network_get_the_bytes_they_asked_for_and_never_wait_for_ever
         epochs: 3,
         is_plain: false,
         is_local: seed % 5 < 2,
+        is_counted: seed % 5 == 4,
         has_disks: seed % 2 == 1,
     };
     clusters(Network::Bad, shape, |_, _| {});
@@ -112,6 +113,7 @@ fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
         epochs: 4,
         is_plain: true,
         is_local: false,
+        is_counted: false,
         has_disks: seed % 2 == 1,
     };
     clusters(Network::Good, shape, |shape, outcome| {
@@ -130,6 +132,7 @@ fn nodes_that_hold_a_part_of_it_fetch_the_rest_in_every_epoch() {
         epochs: 4,
         is_plain: true,
         is_local: false,
+        is_counted: false,
         has_disks: false,
     };
     clusters(Network::Good, shape, |shape, outcome| {
@@ -155,6 +158,7 @@ fn nodes_that_read_what_they_keep_ask_each_other_for_less_and_the_bucket_for_no_
                 epochs: 4,
                 is_plain: true,
                 is_local,
+                is_counted: false,
                 has_disks: seed % 2 == 1,
             };
             Cluster::new(Network::Good, &shape, seed).play()

@@ -281,6 +281,7 @@ impl World {
             world,
             uneven: true,
             deal: None,
+            ranking: None,
             ranks: (first..first + local).collect(),
             ram_bytes: None,
             epochs: None,

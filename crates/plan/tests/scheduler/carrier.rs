@@ -77,6 +77,7 @@ pub fn reads(catalog: Arc<dyn Catalog>, order: OrderSpec, world: u32, ranks: Vec
         world,
         uneven: true,
         deal: None,
+        ranking: None,
         ranks,
         ram_bytes: None,
         largest: None,

@@ -28,6 +28,7 @@ fn reads(name: u64, catalog: &Arc<dyn Catalog>, seed: u64, global_batch: u32) ->
         world: 1,
         uneven: true,
         deal: None,
+        ranking: None,
         ranks: vec![0],
         ram_bytes: None,
         largest: None,

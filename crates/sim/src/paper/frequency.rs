@@ -8,10 +8,10 @@
 use super::pipeline::{Mode, Pipeline};
 use super::store::{Found, Store};
 use crate::{Error, Outcome, Policy, Setup, access::Epochs};
+use foreload_plan::placement::frequency::Counts;
 
 const PRESENT: u8 = 0x80;
-const UNSEEN: u8 = 0;
-const ELSEWHERE: u8 = 0x7f;
+const ELSEWHERE: u8 = 0;
 
 /// By node and sample: 0 unseen, 1.. tier plus one, the top bit once it is there.
 struct Frequent {
@@ -35,7 +35,7 @@ impl Store for Frequent {
 
     fn arrived(&mut self, node: u32, sample: u32) {
         let place = &mut self.place[node as usize * self.samples + sample as usize];
-        if *place == UNSEEN || *place == ELSEWHERE || *place & PRESENT != 0 {
+        if *place == ELSEWHERE || *place & PRESENT != 0 {
             return;
         }
         let fastest = &mut self.fastest[sample as usize];
@@ -70,8 +70,7 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
         return Ok(Outcome::unsupported(Policy::Frequency, reason));
     }
     let counts = count(setup)?;
-    let (place, wanted) = assign(setup, &counts)?;
-    drop(counts);
+    let (place, wanted) = assign(setup, counts)?;
     let samples = setup.sizes.samples() as usize;
     let store = Frequent {
         samples,
@@ -84,16 +83,15 @@ pub fn run(setup: &Setup<'_>) -> Result<Outcome, Error> {
     pipeline.run(Epochs::new(setup.access, None))
 }
 
-/// r_k: reads by node and sample, up to 255.
-fn count(setup: &Setup<'_>) -> Result<Vec<u8>, Error> {
-    let (nodes, samples) = (setup.access.nodes() as usize, setup.sizes.samples() as usize);
-    let mut counts = vec![0u8; nodes * samples];
+/// r_k: how often each node reads each sample.
+fn count(setup: &Setup<'_>) -> Result<Counts, Error> {
+    let nodes = setup.access.nodes() as usize;
+    let mut counts = Counts::new(nodes, setup.sizes.samples() as usize);
     for epoch in 0..setup.access.epochs() {
         let mut node = 0;
         for sample in setup.access.lay_out(epoch)? {
             setup.access.watch().look()?;
-            let count = &mut counts[node * samples + sample as usize];
-            *count = count.saturating_add(1);
+            counts.add(node, sample);
             node = if node + 1 == nodes { 0 } else { node + 1 };
         }
     }
@@ -101,43 +99,24 @@ fn count(setup: &Setup<'_>) -> Result<Vec<u8>, Error> {
 }
 
 /// Places by node and sample, and each tier's samples in the order of first access.
-fn assign(setup: &Setup<'_>, counts: &[u8]) -> Result<(Vec<u8>, Vec<Vec<u32>>), Error> {
+fn assign(setup: &Setup<'_>, counts: Counts) -> Result<(Vec<u8>, Vec<Vec<u32>>), Error> {
     let (nodes, samples) = (setup.access.nodes() as usize, setup.sizes.samples() as usize);
     let tiers = &setup.hardware.tiers;
-    // Sorted by frequency, then by first access, a sample's offset is what lies before it: all more frequent ones, and those as
-    // frequent that come earlier. The offset says its tier, so nothing needs sorting.
-    let mut offset_mb = vec![[0.0f64; 256]; nodes];
-    for (node, offsets) in offset_mb.iter_mut().enumerate() {
-        let mut by_count = [0.0f64; 256];
-        let own = &counts[node * samples..][..samples];
-        own.iter()
-            .zip(&setup.sizes.mb)
-            .for_each(|(count, mb)| by_count[*count as usize] += f64::from(*mb));
-        let mut before = 0.0;
-        for count in (1..256).rev() {
-            offsets[count] = before;
-            before += by_count[count];
-        }
-    }
     let mut ends = Vec::with_capacity(tiers.len());
     for tier in tiers {
         ends.push(ends.last().copied().unwrap_or(0.0) + tier.capacity_mb);
     }
-    let mut place = vec![UNSEEN; nodes * samples];
+    let mut place = vec![ELSEWHERE; nodes * samples];
     let mut wanted = vec![Vec::new(); nodes * tiers.len()];
+    let mut placing = counts.placing(setup.sizes.mb.iter().map(|mb| f64::from(*mb)));
     for epoch in 0..setup.access.epochs() {
         let mut node = 0;
         for sample in setup.access.lay_out(epoch)? {
             setup.access.watch().look()?;
-            let at = node * samples + sample as usize;
-            if place[at] == UNSEEN {
-                let offset = &mut offset_mb[node][counts[at] as usize];
-                *offset += setup.sizes.of(sample);
-                let tier = ends.iter().position(|end| *offset <= *end);
-                place[at] = tier.map_or(ELSEWHERE, |t| t as u8 + 1);
-                if let Some(tier) = tier {
-                    wanted[node * tiers.len() + tier].push(sample);
-                }
+            let offset = placing.first(node, sample, setup.sizes.of(sample));
+            if let Some(tier) = offset.and_then(|offset| ends.iter().position(|end| offset <= *end)) {
+                place[node * samples + sample as usize] = tier as u8 + 1;
+                wanted[node * tiers.len() + tier].push(sample);
             }
             node = if node + 1 == nodes { 0 } else { node + 1 };
         }

@@ -65,7 +65,13 @@ fn replaying_a_simulated_run_gives_the_same_decisions_for_every_policy_of_the_en
             |setup| {
                 let run = run(setup, policy, true).expect("runs");
                 for (node, recorded) in run.logs.iter().enumerate() {
-                    let fresh = scheduler(setup, policy, node as u32).expect("valid");
+                    let fresh = scheduler(
+                        setup,
+                        policy,
+                        node as u32,
+                        ranking(setup, policy).expect("valid").as_ref(),
+                    )
+                    .expect("valid");
                     assert_eq!(replay(fresh, recorded.log()), Ok(()), "{policy:?}");
                     assert!(
                         recorded.log().steps > 1000,
@@ -212,7 +218,7 @@ fn several_nodes_share_the_source_and_read_what_each_of_them_lacks() {
         }
         assert_eq!(run.outcome.requests, lacked);
         for (node, recorded) in run.logs.iter().enumerate() {
-            let fresh = scheduler(setup, Policy::Foreload, node as u32).expect("valid");
+            let fresh = scheduler(setup, Policy::Foreload, node as u32, None).expect("valid");
             assert_eq!(replay(fresh, recorded.log()), Ok(()));
         }
     });
@@ -289,7 +295,7 @@ fn with_fault(set: &[&str], fault: &str) -> Outcome {
     let mut outcome = None;
     with_setup(&set, |setup| {
         let run = run(setup, Policy::Foreload, true).expect("runs");
-        let fresh = scheduler(setup, Policy::Foreload, 0).expect("valid");
+        let fresh = scheduler(setup, Policy::Foreload, 0, None).expect("valid");
         assert_eq!(replay(fresh, run.logs[0].log()), Ok(()), "{fault}");
         outcome = Some(run.outcome);
     });

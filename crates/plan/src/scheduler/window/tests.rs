@@ -22,6 +22,7 @@ fn of_kind(job: u32, samples: u64, kind: OrderKind) -> Reader {
         split: Split::weighted(&order, 2).expect("a split"),
         order,
         deal: None,
+        ranking: None,
         dealt: VecDeque::new(),
         ranks: vec![0, 1],
         places: Vec::new(),

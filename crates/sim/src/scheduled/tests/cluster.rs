@@ -133,8 +133,40 @@ fn what_each_of_several_nodes_decided_replays_to_equality() {
     with_scenario(SMALL, &set, |setup| {
         let run = run(setup, Policy::Foreload, true).expect("runs");
         for (node, recorded) in run.logs.iter().enumerate() {
-            let fresh = scheduler(setup, Policy::Foreload, node as u32).expect("valid");
+            let fresh = scheduler(setup, Policy::Foreload, node as u32, None).expect("valid");
             assert_eq!(replay(fresh, recorded.log()), Ok(()), "node {node}");
         }
     });
+}
+
+/// Of the same data set and tiers, what the engine's scheduler keeps by access counts and what paper 001's own model of that does.
+#[test]
+fn what_is_kept_by_access_counts_is_what_the_paper_s_model_keeps() {
+    for part in [0.4, 0.8] {
+        let mut total_mb = 0.0;
+        with_scenario(SMALL, &[], |setup| total_mb = setup.sizes.total_mb);
+        let ram = format!("tier.ram.capacity_mb={}", part * total_mb / 4.0);
+        let set = [
+            "tier.staging.capacity_mb=60",
+            &ram,
+            "tier.disk.capacity_mb=0",
+            "training.epochs=12",
+        ];
+        with_scenario(SMALL, &set, |setup| {
+            let source = |outcome: Outcome| outcome.mb_by_source.source;
+            let own = source(run(setup, Policy::Frequency, false).expect("runs").outcome);
+            let paper = source(crate::paper::run(setup, Policy::Frequency).expect("runs"));
+            let covered = source(run(setup, Policy::Foreload, false).expect("runs").outcome);
+            eprintln!("{part}: {own:.0} MB by counts, {paper:.0} in the paper's model, {covered:.0} by coverage first");
+            // A home fetches for others what it hasn't read yet; the model's nodes don't.
+            assert!(
+                (0.85..1.0).contains(&(own / paper)),
+                "{part}: {own} MB of the source, and {paper} in the model"
+            );
+            assert!(
+                covered < own,
+                "{part}: one copy of each first leaves less to the source"
+            );
+        });
+    }
 }
