@@ -56,7 +56,7 @@ pub const BUNDLE_LOADS: usize = 32;
 /// Bytes of all of them at most: twice as much would save a fifth, but more would wait for one packet that is lost.
 pub const BUNDLE_BYTES: u64 = 256 << 10;
 /// A load in a bundle has fewer bytes than this: with larger ones, too, more is under way to a node that hangs than twins make up for (bench/results/2026-11-28-nodes-b970092.md).
-pub const BUNDLED_BYTES: u64 = 16 << 10;
+pub const BUNDLED_BYTES: u64 = 64 << 10;
 
 /// One request to a source: a range of an object, scattered into slots. Bytes between pieces are dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -182,6 +182,12 @@ impl Hand {
         self.end(is_it, |action| action.done(1_000_000, 2_000_000));
     }
 
+    /// The same after so long.
+    pub fn land_late(&mut self, object: u64, total_ns: u64) {
+        let is_it = |command: &Command| matches!(command, Command::Load(load) if load.object == object);
+        self.end(is_it, |action| action.done(total_ns / 2, total_ns));
+    }
+
     /// The twin of a load of an object ends well.
     pub fn land_twin(&mut self, object: u64) {
         let is_it = |command: &Command| matches!(command, Command::Load(load) if load.object == object && load.hedge);

@@ -5,9 +5,9 @@
 //! at once, how long they take, whether it is ill, and how many twins late ones may have. The bucket has a lane and so has each disk tier and each other
 //! node; nothing here tells them apart but the numbers they are made with.
 //!
-//! What is small and waits for a peer leaves in *bundles*: one request that brings several loads, because a request costs as much as 100 KB do. Where there is room for one more load, what is small of
-//! what waits at that moment goes along, in the order of the queues. So nothing waits for a bundle, and no more than one bundle is under way beyond the limit: what a peer has to fetch first would wait
-//! for long there, and look late here. A bundle counts as three failures at most. In all else each load is by itself.
+//! What is small and waits for a peer leaves in *bundles*: one request that brings several loads, because a request costs as much as 100 KB do. Where there is room for one more load, what is below 16 KiB of
+//! what waits at that moment goes along, in the order of the queues; what is below 64 KiB up to 96 KiB, and only where the peer is fast. So nothing waits for a bundle, and no more than one bundle is
+//! under way beyond the limit: what a peer has to fetch first would wait for long there, and look late here. A bundle counts as three failures at most. In all else each load is by itself.
 //!
 //! | | bucket | disk tier | peer |
 //! | --- | --- | --- | --- |
@@ -15,7 +15,7 @@
 //! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it | `hedge_per_cent`, sent to the bucket |
 //! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead | the same |
 //! | no failure | - | a damaged record: it is gone | that it hasn't got something |
-//! | bundles | - | - | of what is below 16 KiB each, up to 32 and 256 KiB |
+//! | bundles | - | - | of what is below 64 KiB each, up to 32 and 256 KiB |
 
 use super::flights::{Asker, Pending};
 use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome, Source, Told};
@@ -106,6 +106,13 @@ const REST_NS: u64 = 1_000_000_000;
 
 /// Loads of a bundle whose failures count: one bundle alone, on a connection that broke or lost a packet, makes no peer ill, and two that hang do, before their twins cost more than there is.
 const BUNDLE_FAILURES: u32 = 3;
+
+/// What is smaller goes along with others whatever its source is like: it takes no time but the request's own.
+pub(super) const SMALL_BYTES: u64 = 16 << 10;
+
+/// What isn't that small goes along as far as the bundle has so many bytes, and comes so soon. Where a cable falls to 20 Mbit/s, 256 KiB take a tenth of a second, during which nothing else comes, and they can't be called off one by one.
+const MODEST_BYTES: u64 = 96 << 10;
+const BRISK_S: f64 = 0.005;
 
 /// Bytes in the air from one peer, unless one load alone is larger: what 25 Gbit/s bring in 2.5 ms, and what many that answer at once may pile up in a switch.
 const PEER_BYTES: u64 = 8 << 20;
@@ -280,7 +287,10 @@ impl Lane {
         if bundle.loads == BUNDLE_LOADS {
             return None;
         }
-        let next = self.turn(|next| next.len < BUNDLED_BYTES && next.len <= room && fits(next))?;
+        let (brought, estimate) = (bundle.bytes, self.estimate);
+        let is_modest = |bytes: u64| bytes <= MODEST_BYTES && estimate.expected_s(bytes) < BRISK_S;
+        let goes = |len: u64| len < SMALL_BYTES || len < BUNDLED_BYTES && is_modest(brought + len);
+        let next = self.turn(|next| next.len <= room && goes(next.len) && fits(next))?;
         let next = next.waits.pop_front()?;
         self.lines.forget(&next);
         Some(next)

@@ -1,5 +1,6 @@
 use super::super::flights::tests::pending;
 use super::super::hand::{Hand, reads, settings};
+use super::super::lanes::SMALL_BYTES;
 use super::*;
 use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Event, Load};
 use crate::flow::ConcurrencySettings;
@@ -402,17 +403,39 @@ fn small_samples_that_are_wanted_together_are_asked_for_together_as_many_as_go_i
 
 #[test]
 fn a_bundle_has_so_many_bytes_at_most_and_nothing_large() {
-    let large = BUNDLED_BYTES;
-    let mut hand = wide(&[large - 1; 128]);
+    let loads = |hand: &Hand| -> Vec<usize> { bundles(hand).iter().map(|(_, lens)| lens.len()).collect() };
+    let small = SMALL_BYTES - 1;
+    let mut hand = wide(&[small; 128]);
     let theirs = of(&hand, 128, Home::Peer(1));
-    let most = (BUNDLE_BYTES / (large - 1)) as usize;
+    let most = (BUNDLE_BYTES / small) as usize;
     hand.want_samples(1, &theirs[..2 * most + 1]);
-    let loads: Vec<usize> = bundles(&hand).iter().map(|(_, lens)| lens.len()).collect();
-    assert_eq!(loads, [most], "with so many under way there is no room for one more");
+    assert_eq!(
+        loads(&hand),
+        [most],
+        "with so many under way there is no room for one more"
+    );
+    let large = BUNDLED_BYTES;
     let mut hand = wide(&[large; 64]);
     let theirs = of(&hand, 64, Home::Peer(1));
     hand.want_samples(1, &theirs[..9]);
     assert_eq!(bundles(&hand), vec![(None, vec![large]); 9]);
+}
+
+#[test]
+fn what_is_not_that_small_goes_along_with_little_else_and_from_a_fast_peer() {
+    let loads = |hand: &Hand| -> Vec<usize> { bundles(hand).iter().map(|(_, lens)| lens.len()).collect() };
+    let len = SMALL_BYTES + 14_000;
+    let mut hand = wide(&[len; 256]);
+    let theirs = of(&hand, 256, Home::Peer(1));
+    let depth = hand.plan.settings.peer_depth as usize;
+    hand.want_samples(1, &theirs[..64]);
+    assert_eq!(loads(&hand), vec![3; depth.div_ceil(3)], "96 KiB have room for three");
+    // From now on it takes a tenth of a second for each.
+    for &sample in &theirs[..64] {
+        hand.land_late(sample, 100_000_000);
+    }
+    hand.want_samples(2, &theirs[64..96]);
+    assert_eq!(loads(&hand), vec![1; depth]);
 }
 
 #[test]
