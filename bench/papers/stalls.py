@@ -62,6 +62,7 @@ LOADERS = [
     Loader("torch, 4 workers", 4),
     Loader("ours, a cache per node"),
     Loader("frequency (paper 001), a cache per node", policy="frequency"),
+    Loader("frequency (paper 001), peers", policy="frequency", peers=True),
     Loader("ours, peers", peers=True),
 ]
 

@@ -81,7 +81,7 @@ class _Rig:
             return {
                 "gets": self.bucket.counters()["requests"]["get"],
                 "stats": stats,
-                "kept_bytes": int(re.search(r"keep up to ([0-9]+) bytes", run.output())[1]),  # type: ignore[index]
+                "kept_bytes": int(kept[1]) if (kept := re.search(r"keep up to ([0-9]+) bytes", run.output())) else 0,
                 "lines": _lines(run),
             }
         finally:
@@ -123,6 +123,7 @@ def nodes(stage: Stage) -> Result:
             rig = _Rig(stage, fabric, bucket)
             whole = _Set(bucket, "nodes", count)
             _requests(stage, rig, whole, epochs, result)
+            _policies(stage, rig, whole, epochs, result)
             _local(stage, rig, whole, epochs, result)
             _pace(stage, rig, _Set(bucket, "small", count), result)
             _cpu(stage, rig, whole, SIZE, result)
@@ -163,6 +164,26 @@ def _requests(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) 
             name = f"q = {share}: bytes from {where}, predicted / measured - 1"
             result.read(name, *(predicted[at] / each[at] - 1 for each in measured))
         result.raw[f"q = {share}"] = {"ram_bytes": ram, "kept": kept, "stats": [found["stats"] for found in runs]}
+
+
+def _policies(stage: Stage, rig: _Rig, data: _Set, epochs: int, result: Result) -> None:
+    """What leaves the bucket where the nodes hold three quarters of the data together, under our default and under what others do."""
+    kept = 3 * data.count // (4 * NODES)
+    ram = kept * SIZE + 2 * PASSING
+    halves = {"fetch": kept // 2, "threshold": kept // 2, "cache": kept}
+    ways: dict[str, dict[str, Any]] = {
+        "nodes share": {},
+        "frequency (paper 001), nodes share": {"policy": "frequency"},
+        "a cache per node": {"peers": False},
+        "deli (paper 000), a cache per node": {"policy": {"deli": halves}, "peers": False},
+    }
+    work = {"batch": 32, "epochs": epochs, "ram": str(ram), "staging": str(PASSING), "batches": str(PASSING)}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(min(stage.pairs, 3)):
+        for name, how in ways.items():
+            found[name].append(rig.run(data, **work, **how)["gets"] / (epochs * data.count))
+    for name, gets in found.items():
+        result.read(f"three quarters kept, {name}: GETs / reads", *gets)
 
 
 def _planned(count: int, ram: int, epochs: int, *, network_mb_s: float = 1000.0, step_s: float = 0.05) -> Any:
