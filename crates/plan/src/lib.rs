@@ -5,7 +5,8 @@
 //! run can be predicted before it starts and replayed after it ended.
 //!
 //! The flow: an [`order`] says which sample each position holds; the [`scheduler`] walks it ahead of the consumers and orders
-//! fetches; [`flow`] says how many requests may be in flight; [`replay`] proves that a run obeyed.
+//! fetches; [`flow`] says how many requests may be in flight; [`replay`] proves that a run obeyed. Apart from that,
+//! [`window`] says what a program that maps a file will touch next.
 
 #![deny(clippy::iter_over_hash_type)]
 
@@ -51,6 +52,7 @@ pub mod settings;
 pub mod spec;
 #[cfg(feature = "std")]
 pub mod split;
+pub mod window;
 
 #[cfg(feature = "std")]
 pub use digest::{Digest, DigestBuilder};

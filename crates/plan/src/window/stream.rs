@@ -1,0 +1,271 @@
+//! One stream through a file: the part that grows, and the distances at which parts begin.
+
+use super::Span;
+
+/// Errors of a start that a stride allows for, in granules: touches are known to one granule, and the distance to a part of one.
+const ERROR_HALF_GRANULES: u64 = 3;
+/// Parts nearer than this to each other, in granules, are one.
+const NEAR_GRANULES: u64 = 2;
+/// A stream is left when so much was touched elsewhere, and twice what it has outstanding.
+const LEFT_BYTES: u64 = 16 << 20;
+/// How far behind its end a part's next touch is looked for, besides what was fetched.
+const BEYOND: u64 = 2 << 20;
+/// A stream that has proved nothing is looked at while no more than this was touched since.
+const FRESH_BYTES: u64 = 1 << 20;
+
+/// Where a stream is, and what it has proved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    /// The part: its first byte, the one behind its last, and by how much it grew forwards.
+    start: u64,
+    front: u64,
+    grown: u64,
+    /// Up to here was asked for, where that is beyond the front.
+    asked: u64,
+    /// The first start of the stride, the distances since, and how long the parts before this one are: the longest of the last few.
+    first: u64,
+    count: u64,
+    extent: u64,
+    /// Starts beyond this part's that were asked for, with how many bytes each.
+    asked_starts: u64,
+    asked_each: u64,
+    /// The bytes that had been touched in the file when this stream was touched last.
+    pub(super) touched_at: u64,
+    /// Whether something was ever asked for.
+    pub(super) has_asked: bool,
+}
+
+impl Stream {
+    pub(super) const NONE: Stream = Stream {
+        start: 0,
+        front: 0,
+        grown: 0,
+        asked: 0,
+        first: 0,
+        count: 0,
+        extent: 0,
+        asked_starts: 0,
+        asked_each: 0,
+        touched_at: 0,
+        has_asked: false,
+    };
+
+    /// A part without a history: it may be the second one of a stride that began where the last part did.
+    pub(super) const fn begin(span: Span, previous: Option<u64>, now: u64) -> Self {
+        let (first, count) = match previous {
+            Some(first) => (first, 1),
+            None => (span.from, 0),
+        };
+        Stream {
+            start: span.from,
+            front: span.to,
+            grown: span.len(),
+            first,
+            count,
+            touched_at: now,
+            ..Stream::NONE
+        }
+    }
+
+    pub(super) const fn is_followed(&self) -> bool {
+        self.touched_at > 0
+    }
+
+    /// Bytes asked for that haven't been touched.
+    pub(super) const fn outstanding(&self) -> u64 {
+        self.asked.saturating_sub(self.front) + self.asked_starts * self.asked_each
+    }
+
+    /// How far the part lies from these bytes, if they belong to it.
+    pub(super) const fn gap(&self, span: Span, granule: u64) -> Option<u64> {
+        let gap = if span.from < self.start {
+            self.start.saturating_sub(span.to)
+        } else {
+            span.from.saturating_sub(self.front)
+        };
+        if gap <= NEAR_GRANULES * granule {
+            Some(gap)
+        } else {
+            None
+        }
+    }
+
+    /// The part has grown by these bytes. What had been asked for: of it, and in vain.
+    pub(super) fn grow(&mut self, span: Span, now: u64) -> (u64, u64) {
+        self.touched_at = now;
+        let before = self.front;
+        self.front = self.front.max(span.to);
+        if span.from < self.start {
+            // Backwards: that proves nothing of what lies ahead.
+            self.start = span.from;
+        } else {
+            self.grown += span.len();
+        }
+        let mut vain = 0;
+        if self.count > 0 && self.grown >= self.stride().unsigned_abs() {
+            // It has reached the next one: what lay apart was read by several threads.
+            vain = self.asked_starts * self.asked_each;
+            (self.count, self.asked_starts) = (0, 0);
+        }
+        (self.asked.min(self.front).saturating_sub(before), vain)
+    }
+
+    /// Takes over the part that lies right behind this one. What of it this one had asked for.
+    pub(super) fn join(&mut self, next: &Stream) -> u64 {
+        let before = self.front;
+        self.front = self.front.max(next.front);
+        self.grown += next.grown;
+        self.touched_at = self.touched_at.max(next.touched_at);
+        let used = self.asked.min(self.front).saturating_sub(before);
+        self.asked = self.asked.max(next.asked);
+        used
+    }
+
+    /// Whether `next` begins where this part ends, and is not the head of a stride.
+    pub(super) const fn reaches(&self, next: &Stream, granule: u64, proof: u64) -> bool {
+        next.is_followed()
+            && next.start > self.start
+            && next.front > self.front
+            && next.start <= self.front + granule
+            && next.count < proof
+    }
+
+    /// The mean distance of the starts. The last one alone is known to a granule only, which is too little to meet the tenth next.
+    const fn stride(&self) -> i64 {
+        if self.count == 0 {
+            return 0;
+        }
+        (self.start as i64 - self.first as i64) / self.count as i64
+    }
+
+    /// How far a start is from where the stride expects one, and how many distances on, if it is one of its.
+    pub(super) fn meets(&self, from: u64, granule: u64, proof: u64) -> Option<(u64, u64)> {
+        let (stride, way) = (self.stride(), from as i64 - self.start as i64);
+        let apart = stride.unsigned_abs();
+        if apart <= NEAR_GRANULES * granule {
+            return None;
+        }
+        let most = if self.count < proof { 1 } else { self.asked_starts + 1 };
+        let count = (way + stride / 2).checked_div(stride).filter(|&count| count > 0)?;
+        let error = (way - count * stride).unsigned_abs();
+        let allowed = (granule * ERROR_HALF_GRANULES / 2).min(apart / 4);
+        (count.unsigned_abs() <= most && error <= allowed).then_some((error, count.unsigned_abs()))
+    }
+
+    /// The part without the stride, if it is read on.
+    pub(super) fn part(&self, proof: u64) -> Option<Stream> {
+        let part = Stream {
+            first: self.start,
+            count: 0,
+            extent: 0,
+            asked_starts: 0,
+            ..*self
+        };
+        (self.grown >= proof).then_some(part)
+    }
+
+    /// Goes on to the part that begins `count` distances further on. What was asked for: of it, and in vain, but for what `is_kept` as a part of its own.
+    pub(super) fn step(&mut self, span: Span, count: u64, is_kept: bool, now: u64) -> (u64, u64) {
+        let passed = self.asked_starts.min(count);
+        let used = if self.asked_starts >= count { self.asked_each } else { 0 };
+        let behind = if is_kept {
+            0
+        } else {
+            self.asked.saturating_sub(self.front)
+        };
+        let vain = passed * self.asked_each - used + behind;
+        *self = Stream {
+            start: span.from,
+            front: span.to,
+            grown: span.len(),
+            asked: 0,
+            count: self.count + count,
+            extent: (self.front - self.start).max(self.extent - self.extent / 8),
+            asked_starts: self.asked_starts - passed,
+            touched_at: now,
+            ..*self
+        };
+        (used, vain)
+    }
+
+    /// Whether the program went elsewhere, with something outstanding here.
+    pub(super) const fn is_left(&self, now: u64, window: u64) -> bool {
+        let outstanding = self.outstanding();
+        outstanding > 0 && now - self.touched_at > LEFT_BYTES + window + 2 * outstanding
+    }
+
+    /// Gives up what is outstanding: so much was in vain.
+    pub(super) fn leave(&mut self) -> u64 {
+        let vain = self.outstanding();
+        (self.asked, self.asked_starts, self.grown) = (0, 0, 0);
+        vain
+    }
+
+    /// The next part of the stride, if it is to be asked for.
+    pub(super) fn ahead(&mut self, bytes: u64, proof: u64, window: u64, granule: u64, room: u64) -> Option<Span> {
+        let stride = self.stride();
+        if self.count < proof || self.extent >= stride.unsigned_abs() {
+            return None;
+        }
+        let next = self.asked_starts + 1;
+        if next > self.count.min((window / self.extent.max(1)).max(1)) {
+            return None;
+        }
+        // A start is known to a granule, so the distance to a granule's part, and the nth next start to n of these.
+        let margin = (granule * next / self.count).min(granule);
+        let from = self.start.checked_add_signed(stride.checked_mul(next as i64)?)?;
+        let to = (from + self.extent + margin).min(bytes);
+        let span = Span {
+            from: from.saturating_sub(margin),
+            to,
+        };
+        if span.is_empty() || span.len() > room {
+            return None;
+        }
+        (self.asked_starts, self.asked_each, self.has_asked) = (next, span.len(), true);
+        Some(span)
+    }
+
+    /// What lies behind the part, if it is to be asked for.
+    pub(super) fn on(&mut self, bytes: u64, proof: u64, window: u64, room: u64) -> Option<Span> {
+        // A part of a stride ends where the others did.
+        let is_usual = self.count >= super::PROOF_STRIDES && self.grown <= 2 * self.extent;
+        if self.grown < proof || is_usual {
+            return None;
+        }
+        let window = window.min(self.grown);
+        let (from, to) = (self.asked.max(self.front), (self.front + window).min(bytes));
+        let wanted = to.saturating_sub(from);
+        if wanted == 0 || (wanted < super::LEAST_ASK.min(window / 4) && to < bytes) {
+            return None;
+        }
+        let to = from + wanted.min(room);
+        (self.asked, self.has_asked) = (to, true);
+        Some(Span { from, to })
+    }
+
+    /// Whether it is worth a look.
+    pub(super) const fn is_watched(&self, now: u64, proof: u64) -> bool {
+        self.is_followed() && (now - self.touched_at <= FRESH_BYTES || self.outstanding() > 0 || self.count >= proof)
+    }
+
+    /// Where the part may grow, and where the next ones may begin.
+    pub(super) fn watched(&self, granule: u64, window: u64) -> [Span; 2] {
+        let growth = Span {
+            from: self.front.saturating_sub(granule),
+            to: self.asked.max(self.front + self.grown.min(window)) + BEYOND,
+        };
+        let stride = self.stride();
+        if stride.unsigned_abs() <= NEAR_GRANULES * granule {
+            return [growth, Span::default()];
+        }
+        let at = |count: u64| self.start.saturating_add_signed(stride.saturating_mul(count as i64));
+        let (one, last) = (at(1), at(self.asked_starts + 1));
+        let around = ERROR_HALF_GRANULES * granule;
+        let starts = Span {
+            from: one.min(last).saturating_sub(around),
+            to: one.max(last) + self.extent.max(self.front - self.start) + around,
+        };
+        [growth, starts]
+    }
+}
