@@ -1,22 +1,39 @@
 //! LD_PRELOAD library for readers of memory-mapped files.
 //!
-//! It is loaded into an unmodified program (`LD_PRELOAD=.../foreload/_preload.so`), where it will watch how far a
-//! memory-mapped reader has come and have the pages ahead of it fetched. Today it only loads: the constructor returns at
-//! once and no call is interposed on, so a preloaded program behaves exactly as it would without it.
+//! It is loaded into an unmodified program (`foreload run --mmap`), where it finds out how far a reader of a mapped file has come, and has the pages ahead of it fetched. The calls that make and end
+//! mappings are interposed on to keep a [table](table) of those whose file matches a pattern; nothing else happens in them. One [thread](poll), started with the first such mapping, looks from time
+//! to time which pages [are in the page table](pages): those the program has touched. What comes next is [`foreload_plan::window`]'s to say, and is asked for with `MADV_WILLNEED` on the program's
+//! own mapping: no descriptor is opened on the file, for closing one would drop the program's locks on it, and none is kept that the program could close.
 //!
-//! What it must never do: allocate, lock, format or panic inside an interposed call or a signal handler, change `errno`,
-//! read the environment before libc is up, or export a symbol that `exports.txt` doesn't name. It is built with its own
-//! profile (`panic = "abort"`), because unwinding into a foreign frame is undefined.
+//! Nothing in the program's memory or page table is changed. So the worst that a mistake does, or a mapping that comes and goes unseen (a raw system call), is that pages are fetched that nobody needs. A page that the kernel
+//! takes back leaves the page table, too, and is seen again when it is touched again: a second pass needs nothing more.
 //!
-//! Async-signal-safe calls that a handler here may make: none yet, because there is no handler.
+//! Without `FORELOAD_MMAP` the library does nothing at all. Where something isn't to be had, as `/proc`, it stops looking, and the program runs as it would without it.
+//!
+//! What it must never do: allocate, lock, format or panic inside an interposed call, change `errno`, read the environment before libc is up, or export a symbol that `exports.txt` doesn't name.
+//! The one exception is the mapping that starts the thread, for `pthread_create` allocates. It is built with its own profile (`panic = "abort"`), because unwinding into a foreign frame is undefined.
+//!
+//! There is no signal handler, and the thread has all signals blocked. A forked child starts a thread of its own (`pthread_atfork`); `exec` ends it with the rest.
 
 #![allow(unsafe_code, reason = "a preloaded library is entered by the loader, not by Rust")]
+
+mod advice;
+mod calls;
+mod env;
+mod glob;
+mod memory;
+mod pages;
+mod poll;
+mod stats;
+mod table;
+mod text;
+mod watch;
 
 /// Number of the contract between this library and whoever injects it.
 ///
 /// The injector refuses a library whose number differs from its own, rather than preloading a stale file. It is raised when
-/// the environment variables or the shared memory layout that the two agree on change.
-const ABI_VERSION: u32 = 1;
+/// the environment variables or the lines of statistics that the two agree on change.
+const ABI_VERSION: u32 = 2;
 
 /// Returns the number of the contract that this library was built for.
 // SAFETY: the name carries the project's prefix, so it can't replace a symbol of the host program.
@@ -26,13 +43,28 @@ pub extern "C" fn foreload_preload_abi_version() -> u32 {
 }
 
 /// Runs when the loader maps the library, before `main` of the host program.
-extern "C" fn on_load() {}
+extern "C" fn on_load() {
+    calls::find();
+    if env::read() {
+        poll::on_load();
+    }
+}
+
+/// Runs when the host program returns from `main` or calls `exit`.
+extern "C" fn on_exit() {
+    stats::write();
+}
 
 // SAFETY: the loader calls each entry of `.init_array` once with C's calling convention; `on_load` takes no argument, so
-// the (argc, argv, envp) that glibc passes are ignored, and it touches nothing.
+// the (argc, argv, envp) that glibc passes are ignored.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = on_load;
+
+// SAFETY: the loader calls each entry of `.fini_array` once, without arguments.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static ON_EXIT: extern "C" fn() = on_exit;
 
 #[cfg(test)]
 mod tests {
@@ -41,7 +73,9 @@ mod tests {
     #[test]
     fn the_exported_names_are_listed() {
         let listed: Vec<_> = include_str!("../exports.txt").lines().collect();
-        assert_eq!(listed, ["foreload_preload_abi_version"]);
+        let ours = ["mmap", "mmap64", "mprotect", "mremap", "munmap"];
+        assert_eq!(listed[0], "foreload_preload_abi_version");
+        assert_eq!(listed[1..], ours);
         assert_eq!(foreload_preload_abi_version(), ABI_VERSION);
     }
 }

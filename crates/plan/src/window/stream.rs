@@ -9,9 +9,9 @@ const NEAR_GRANULES: u64 = 2;
 /// A stream is left when so much was touched elsewhere, and twice what it has outstanding.
 const LEFT_BYTES: u64 = 16 << 20;
 /// How far behind its end a part's next touch is looked for, besides what was fetched.
-const BEYOND: u64 = 2 << 20;
+const BEYOND: u64 = 512 << 10;
 /// A stream that has proved nothing is looked at while no more than this was touched since.
-const FRESH_BYTES: u64 = 1 << 20;
+const FRESH_BYTES: u64 = 512 << 10;
 
 /// Where a stream is, and what it has proved.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,183 @@
+//! The calls that are interposed on: those that make, move and end mappings.
+//!
+//! Each does what the C library's does, and nothing else changes for who calls it: arguments, result and `errno` are the same. What is noted besides takes no lock and allocates nothing; a mapping is forgotten before it ends.
+//! Until the real calls are found (they are looked up when the library is loaded) the system is called directly.
+
+use core::mem::transmute;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::CStr;
+
+use libc::{c_int, c_void, off_t, size_t};
+
+use crate::poll;
+use crate::table::TABLE;
+
+type Map = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, off_t) -> *mut c_void;
+type Unmap = unsafe extern "C" fn(*mut c_void, size_t) -> c_int;
+type Protect = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
+type Remap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
+
+static MAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static UNMAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static PROTECT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static REMAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Looks up the calls behind ours: the C library's, or those of another library that interposes.
+pub fn find() {
+    let calls: [(&AtomicPtr<c_void>, &CStr); 4] = [(&MAP, c"mmap"), (&UNMAP, c"munmap"), (&PROTECT, c"mprotect"), (&REMAP, c"mremap")];
+    for (place, name) in calls {
+        // SAFETY: a look-up by a name that ends with a zero.
+        place.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }, Ordering::Release);
+    }
+}
+
+/// Runs something and leaves `errno` as it was.
+pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the C library's own place for it, of this thread.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *place };
+    let found = work();
+    // SAFETY: as above.
+    unsafe { *place = before };
+    found
+}
+
+unsafe fn map(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+    if flags & libc::MAP_FIXED != 0 {
+        TABLE.forget(at as usize, len);
+    }
+    let real = MAP.load(Ordering::Acquire);
+    let mapped = if real.is_null() {
+        // SAFETY: the arguments are the caller's.
+        unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
+    } else {
+        // SAFETY: `find` stored a function with this signature, and the arguments are the caller's.
+        unsafe { transmute::<*mut c_void, Map>(real)(at, len, protection, flags, fd, offset) }
+    };
+    if mapped != libc::MAP_FAILED && fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
+        quietly(|| poll::mapped(mapped as usize, len, protection, flags, fd, offset as u64));
+    }
+    mapped
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+    // SAFETY: the caller's.
+    unsafe { map(at, len, protection, flags, fd, offset) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+    // SAFETY: the caller's; `off_t` has 64 bits where this is built.
+    unsafe { map(at, len, protection, flags, fd, offset) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn munmap(at: *mut c_void, len: size_t) -> c_int {
+    TABLE.forget(at as usize, len);
+    let real = UNMAP.load(Ordering::Acquire);
+    if real.is_null() {
+        // SAFETY: the arguments are the caller's.
+        return unsafe { libc::syscall(libc::SYS_munmap, at, len) as c_int };
+    }
+    // SAFETY: `find` stored a function with this signature, and the arguments are the caller's.
+    unsafe { transmute::<*mut c_void, Unmap>(real)(at, len) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn mprotect(at: *mut c_void, len: size_t, protection: c_int) -> c_int {
+    if protection & libc::PROT_READ == 0 || protection & libc::PROT_EXEC != 0 {
+        // Nobody reads data there any more.
+        TABLE.forget(at as usize, len);
+    }
+    let real = PROTECT.load(Ordering::Acquire);
+    if real.is_null() {
+        // SAFETY: the arguments are the caller's.
+        return unsafe { libc::syscall(libc::SYS_mprotect, at, len, protection) as c_int };
+    }
+    // SAFETY: `find` stored a function with this signature, and the arguments are the caller's.
+    unsafe { transmute::<*mut c_void, Protect>(real)(at, len, protection) }
+}
+
+/// As in the C library, where the last argument is there for some flags only; both conventions that this is built for pass it like a named one, and what isn't passed isn't looked at.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn mremap(at: *mut c_void, len: size_t, new_len: size_t, flags: c_int, new_at: *mut c_void) -> *mut c_void {
+    let known = TABLE.forget(at as usize, len.max(1));
+    if flags & libc::MREMAP_FIXED != 0 {
+        TABLE.forget(new_at as usize, new_len);
+    }
+    let real = REMAP.load(Ordering::Acquire);
+    let moved = if real.is_null() {
+        // SAFETY: the arguments are the caller's.
+        unsafe { libc::syscall(libc::SYS_mremap, at, len, new_len, flags, new_at) as *mut c_void }
+    } else {
+        // SAFETY: `find` stored a function with this signature, and the arguments are the caller's.
+        unsafe { transmute::<*mut c_void, Remap>(real)(at, len, new_len, flags, new_at) }
+    };
+    if let Some(known) = known.filter(|known| moved != libc::MAP_FAILED && known.at == at as usize) {
+        quietly(|| poll::moved(&known, moved as usize, new_len));
+    }
+    moved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errno_stays_as_it_was() {
+        // SAFETY: the C library's own place for it.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        unsafe { *place = 77 };
+        // SAFETY: a descriptor that isn't open is refused.
+        quietly(|| assert_eq!(unsafe { libc::close(-1) }, -1));
+        // SAFETY: as above.
+        assert_eq!(unsafe { *place }, 77);
+    }
+
+    #[test]
+    fn a_call_works_before_the_real_ones_are_found_and_afterwards() {
+        for _ in 0..2 {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: new memory, given back below.
+            let at = unsafe { mmap64(core::ptr::null_mut(), 8192, libc::PROT_READ, flags, -1, 0) };
+            assert_ne!(at, libc::MAP_FAILED);
+            // SAFETY: it is ours.
+            assert_eq!(unsafe { mprotect(at, 4096, libc::PROT_READ | libc::PROT_WRITE) }, 0);
+            // SAFETY: it is ours.
+            unsafe { *at.cast::<u8>() = 7 };
+            // SAFETY: it is ours.
+            let at = unsafe { mremap(at, 4096, 4096 * 64, libc::MREMAP_MAYMOVE, core::ptr::null_mut()) };
+            assert_ne!(at, libc::MAP_FAILED);
+            // SAFETY: it was written.
+            assert_eq!(unsafe { *at.cast::<u8>() }, 7);
+            // SAFETY: it is ours.
+            assert_eq!(unsafe { munmap(at, 4096 * 64) }, 0);
+            find();
+        }
+        // SAFETY: an offset within a page is refused.
+        let refused = unsafe { mmap(core::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, 0, 1) };
+        assert_eq!(refused, libc::MAP_FAILED);
+    }
+}
