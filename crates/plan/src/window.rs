@@ -5,7 +5,7 @@
 //! page that the program didn't ask for is in no page table.
 //!
 //! A file is read by several *streams* at once. One is a *part*, bytes that were touched without a gap, and what is known of the parts before it: a part that grows is read
-//! on, as far ahead as it has grown; parts that begin at equal distances make a *stride*, and the next ones are fetched, as many ahead as were seen. So a stream
+//! on, as far ahead as it has grown, forwards or backwards, for a large copy may begin at its end; parts that begin at equal distances make a *stride*, and the next ones are fetched, as many ahead as were seen. So a stream
 //! that proves nothing costs nothing, and one that ends has fetched at most as much in vain as it had read. What was fetched in vain is counted, too, and where it is much a stream has to prove more.
 //!
 //! Everything is a pure function of the calls. Time is counted in bytes touched: a program that pauses has not left a stream, one that reads elsewhere has. Nothing is allocated, for the preload
@@ -212,6 +212,8 @@ impl Detector {
             .filter(|&room| room > 0)?;
         for at in 0..STREAMS {
             let (now, window) = (self.tally.touched_bytes, self.window.min(most_bytes));
+            let begins = self.streams.get(at)?.begins();
+            let before = self.streams.iter().filter_map(|other| other.ends_before(begins)).max();
             let stream = self.streams.get_mut(at)?;
             if !stream.is_followed() {
                 continue;
@@ -225,7 +227,8 @@ impl Detector {
             let was_asked = stream.has_asked;
             let found = stream
                 .ahead(self.bytes, self.proof_strides, window, self.granule, room)
-                .or_else(|| stream.on(self.bytes, self.proof, window, room));
+                .or_else(|| stream.on(self.bytes, self.proof, window, room))
+                .or_else(|| stream.back(before.unwrap_or(0), self.proof, window, room));
             if let Some(span) = found {
                 self.tally.streams += u64::from(!was_asked);
                 self.tally.asked_bytes = self.tally.asked_bytes.saturating_add(span.len());
@@ -237,7 +240,7 @@ impl Detector {
 
     /// Where stream number `at` is expected to touch something next, if there is such a stream and it is worth a look.
     #[must_use]
-    pub fn watch(&self, at: usize) -> Option<[Span; 2]> {
+    pub fn watch(&self, at: usize) -> Option<[Span; 3]> {
         let is_watched = |stream: &&Stream| stream.is_watched(self.tally.touched_bytes, self.proof_strides);
         let stream = self.streams.get(at).filter(is_watched)?;
         Some(stream.watched(self.granule, self.window).map(|span| Span {

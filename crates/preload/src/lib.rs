@@ -3,7 +3,7 @@
 //! It is loaded into an unmodified program (`foreload run --mmap`), where it finds out how far a reader of a mapped file has come, and has the pages ahead of it fetched. The calls that make and end
 //! mappings are interposed on to keep a [table](table) of those whose file matches a pattern; nothing else happens in them. One [thread](poll), started with the first such mapping, looks from time
 //! to time which pages [are in the page table](pages): those the program has touched. What comes next is [`foreload_plan::window`]'s to say, and is asked for with `MADV_WILLNEED` on the program's
-//! own mapping: no descriptor is opened on the file, for closing one would drop the program's locks on it, and none is kept that the program could close.
+//! own mapping: no descriptor is opened on the file, and the thread's own ones are in a table of their own, where the program neither sees nor closes them.
 //!
 //! Nothing in the program's memory or page table is changed. So the worst that a mistake does, or a mapping that comes and goes unseen (a raw system call), is that pages are fetched that nobody needs. A page that the kernel
 //! takes back leaves the page table, too, and is seen again when it is touched again: a second pass needs nothing more.

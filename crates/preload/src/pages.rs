@@ -1,10 +1,9 @@
 //! Which pages of this process are in its page table: those that it has touched, and what the kernel mapped around them.
 //!
-//! `PAGEMAP_SCAN` says it for a range in one call (Linux 6.7 and later); before, `/proc/self/pagemap` is read, eight bytes a page. Neither needs a privilege, or changes anything. The descriptor is above those that a program counts on,
-//! and is only used while it is still ours: a program may close all that are open.
+//! `PAGEMAP_SCAN` says it for a range in one call (Linux 6.7 and later); before, `/proc/self/pagemap` is read, eight bytes a page. Neither needs a privilege, or changes anything.
+//! The thread has a table of descriptors of its own ([`apart`]): a program may close all that are open, and gets each number that it expects.
 
 use core::mem::size_of;
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
 
@@ -17,8 +16,8 @@ const PRESENT: u64 = 1 << 63;
 const RUNS: usize = 64;
 /// Entries that are read at once.
 const ENTRIES: usize = 512;
-/// Descriptors below are the program's.
-const FIRST_FD: c_int = 900;
+/// Descriptors that are closed one by one where that can't be done at once (before Linux 5.9).
+const MOST_FDS: u64 = 1 << 20;
 
 /// `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
@@ -54,10 +53,6 @@ pub enum Way {
     Read,
 }
 
-static FD: AtomicI32 = AtomicI32::new(-1);
-/// What the descriptor was opened on.
-static INODE: AtomicU64 = AtomicU64::new(0);
-
 /// A page table that can be looked at.
 pub struct Pages {
     way: Way,
@@ -65,50 +60,26 @@ pub struct Pages {
     fd: c_int,
 }
 
-fn inode(fd: c_int) -> Option<u64> {
-    let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the place is large enough, and read only where it was filled.
-    let stat = (unsafe { libc::fstat(fd, stat.as_mut_ptr()) } == 0).then(|| unsafe { stat.assume_init() })?;
-    Some(stat.st_ino ^ stat.st_dev << 32)
-}
-
-fn open() -> Option<c_int> {
-    // SAFETY: a path that ends with a zero.
-    let fd = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return None;
+/// Gives this thread descriptors of its own, of which none is open; false: the system doesn't.
+///
+/// What the program closes is closed then, and no lock of its is lost where the thread closes a file of its own.
+pub fn apart() -> bool {
+    // SAFETY: descriptors of this thread alone.
+    if unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, libc::CLOSE_RANGE_UNSHARE) } == 0 {
+        return true;
     }
-    // SAFETY: the descriptor was opened here.
-    let higher = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST_FD) };
-    let fd = if higher < 0 {
-        // As few may be open as that.
-        fd
-    } else {
-        // SAFETY: the descriptor was opened here.
-        unsafe { libc::close(fd) };
-        higher
-    };
-    INODE.store(inode(fd)?, Ordering::Relaxed);
-    FD.store(fd, Ordering::Relaxed);
-    Some(fd)
-}
-
-/// The descriptor, opened again if the program has closed it.
-fn descriptor() -> Option<c_int> {
-    let fd = FD.load(Ordering::Relaxed);
-    if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
-        return Some(fd);
+    // SAFETY: as above.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return false;
     }
-    open()
-}
-
-/// A forked child closes what it has of its parent, while it has no other thread: it shows the parent's pages.
-pub fn close_inherited() {
-    let fd = FD.swap(-1, Ordering::Relaxed);
-    if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
-        // SAFETY: it is still the one that was opened here.
-        unsafe { libc::close(fd) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the place is as large as the call fills it.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    for fd in 0..limit.rlim_cur.clamp(1024, MOST_FDS) {
+        // SAFETY: as above.
+        unsafe { libc::close(fd as c_int) };
     }
+    true
 }
 
 impl Pages {
@@ -118,16 +89,15 @@ impl Pages {
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok().filter(|&page| page > 0)?;
         // Our own stack is there.
         let here = (&raw const page as usize) & !(page - 1);
-        [Way::Scan, Way::Read].into_iter().map(|way| Pages { way, page, fd: -1 }).find_map(|mut pages| {
+        // SAFETY: a path that ends with a zero.
+        let fd = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return None;
+        }
+        [Way::Scan, Way::Read].into_iter().map(|way| Pages { way, page, fd }).find(|pages| {
             let mut found = false;
-            (pages.open() && pages.present(here, here + page, |_, _| found = true) && found).then_some(pages)
+            pages.present(here, here + page, |_, _| found = true) && found
         })
-    }
-
-    /// To be called before some looks: the program may have closed what is looked through. False: there is nothing to look through.
-    pub fn open(&mut self) -> bool {
-        self.fd = descriptor().unwrap_or(-1);
-        self.fd >= 0
     }
 
     /// Bytes of a page.
@@ -209,7 +179,7 @@ mod tests {
 
     #[test]
     fn both_ways_find_the_pages_that_were_touched() {
-        let page = Pages::new().expect("a page table").page;
+        let Pages { page, fd, .. } = Pages::new().expect("a page table");
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let len = 300 * page;
         // SAFETY: new memory, given back below.
@@ -222,8 +192,7 @@ mod tests {
             unsafe { at.cast::<u8>().add(nth * page).write_volatile(1) };
         }
         for way in [Way::Scan, Way::Read] {
-            let mut pages = Pages { way, page, fd: -1 };
-            assert!(pages.open());
+            let pages = Pages { way, page, fd };
             let mut found = Vec::new();
             let is_known = pages.present(at as usize, at as usize + len, |from, to| found.extend((from..to).step_by(page)));
             if way == Way::Scan && !is_known {
@@ -237,18 +206,16 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_is_another_s_meanwhile_is_left_alone() {
-        let mut pages = Pages::new().expect("a page table");
-        let fd = pages.fd;
-        let other = std::fs::File::open("/proc/self/status").expect("open");
-        // SAFETY: both are open here; the number changes hands as if the program had closed all and opened its own.
-        unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&other), fd) };
-        let here = (&raw const fd as usize) & !(pages.page - 1);
-        let mut found = 0;
-        assert!(pages.open());
-        assert!(pages.present(here, here + pages.page, |_, _| found += 1));
-        assert_eq!(found, 1);
-        // SAFETY: the number is the test's own now.
-        assert_eq!(unsafe { libc::close(fd) }, 0, "it wasn't closed");
+    fn a_thread_apart_has_no_descriptor_of_the_others_and_closes_none_of_theirs() {
+        let file = std::fs::File::open("/proc/self/status").expect("open");
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let apart = std::thread::spawn(move || {
+            assert!(apart());
+            // SAFETY: a question.
+            unsafe { libc::fcntl(fd, libc::F_GETFD) }
+        });
+        assert_eq!(apart.join().expect("joined"), -1);
+        // SAFETY: a question.
+        assert_ne!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1);
     }
 }

@@ -26,7 +26,7 @@ const PATIENCE: u32 = 100;
 const SEARCH_SHARE: i64 = 400;
 const MOST_SAVED_NS: i64 = 5_000_000;
 /// How often the line of statistics is written, and the memory looked at.
-const WRITE_NS: u64 = 250_000_000;
+const WRITE_NS: u64 = 50_000_000;
 const MEMORY_NS: u64 = 5_000_000_000;
 /// The host's thread-local storage counts, too.
 const STACK: usize = 512 << 10;
@@ -65,7 +65,6 @@ pub fn on_load() {
 
 unsafe extern "C" fn in_child() {
     calls::quietly(|| {
-        pages::close_inherited();
         let mappings = TABLE.inherit();
         stats::inherit(mappings);
         if IS_STARTED.swap(false, Ordering::AcqRel) {
@@ -196,6 +195,9 @@ fn clock(which: libc::clockid_t) -> u64 {
 extern "C" fn run(_: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: names this thread.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"foreload-mmap".as_ptr()) };
+    if !pages::apart() {
+        stats::off(Off::Descriptors);
+    }
     let pages = if stats::is_off() { None } else { Pages::new() };
     match pages.zip(watches()) {
         Some((pages, watches)) => {
@@ -265,11 +267,10 @@ impl<'a> Poll<'a> {
     /// Looks once, and sleeps; false: it can't look any more.
     fn turn(&mut self) -> bool {
         let news = NEWS.load(Ordering::Acquire);
-        let is_open = self.pages.open();
         let (mut all, mut live) = (Tally::default(), 0);
         self.is_ahead = false;
         for (at, place) in TABLE.places.iter().enumerate() {
-            match self.look(at, place).filter(|_| is_open) {
+            match self.look(at, place) {
                 Some(Some(tally)) => {
                     add(&mut all, &tally);
                     live += 1;
@@ -289,7 +290,8 @@ impl<'a> Poll<'a> {
         self.quiet = if all.touched_bytes == self.touched { self.quiet.saturating_add(1) } else { 0 };
         self.touched = all.touched_bytes;
         stats::tally(&all, cpu);
-        if now.saturating_sub(self.written_at) >= WRITE_NS || live == 0 {
+        let is_news = self.quiet < 4 && now.saturating_sub(self.written_at) >= WRITE_NS;
+        if is_news || live == 0 {
             self.written_at = now;
             stats::write();
         }

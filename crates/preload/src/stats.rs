@@ -28,6 +28,8 @@ pub enum Off {
     Pages,
     /// The system gave no thread.
     Thread,
+    /// Or no descriptors of the thread's own.
+    Descriptors,
 }
 
 impl Off {
@@ -38,11 +40,12 @@ impl Off {
             Off::Window => Some("FORELOAD_MMAP_WINDOW is no number of bytes"),
             Off::Pages => Some("/proc/self/pagemap can't be read"),
             Off::Thread => Some("no thread could be started"),
+            Off::Descriptors => Some("a thread can have no descriptors of its own here"),
         }
     }
 
     fn of(number: u32) -> Self {
-        [Off::Detector, Off::Window, Off::Pages, Off::Thread]
+        [Off::Detector, Off::Window, Off::Pages, Off::Thread, Off::Descriptors]
             .into_iter()
             .find(|off| *off as u32 == number)
             .unwrap_or(Off::Not)
@@ -206,7 +209,7 @@ mod tests {
         let text = line();
         assert_eq!(text.bytes().len(), LINE);
         assert!(text.is_whole());
-        for why in [Off::Detector, Off::Window, Off::Pages, Off::Thread] {
+        for why in [Off::Detector, Off::Window, Off::Pages, Off::Thread, Off::Descriptors] {
             assert_eq!(Off::of(why as u32), why);
             assert!(why.why().is_some_and(|text| text.len() < 80));
         }

@@ -22,6 +22,7 @@ from foreload.cli.failure import report
 from foreload.cli.index import index
 from foreload.cli.plan import plan
 from foreload.cli.preview import preview
+from foreload.cli.run import run
 from foreload.cli.simulate import simulate
 from foreload.cli.top import top
 
@@ -43,6 +44,8 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _verbs in _PANELS.items():
     for _verb in _verbs:
         app.command(rich_help_panel=_panel)(_verb)
+# What stands behind the program is the program's.
+app.command(rich_help_panel="This machine", context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(agent, name="agent", rich_help_panel="This machine")
 app.add_typer(cache, name="cache", rich_help_panel="This machine")
 

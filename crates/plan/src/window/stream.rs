@@ -20,8 +20,11 @@ pub(super) struct Stream {
     start: u64,
     front: u64,
     grown: u64,
-    /// Up to here was asked for, where that is beyond the front.
+    /// By how much it grew backwards: a large copy may begin at its end.
+    back: u64,
+    /// Up to here was asked for, where that is beyond the front; and from here on, where that is before the start.
     asked: u64,
+    asked_from: u64,
     /// The first start of the stride, the distances since, and how long the parts before this one are: the longest of the last few.
     first: u64,
     count: u64,
@@ -40,7 +43,9 @@ impl Stream {
         start: 0,
         front: 0,
         grown: 0,
+        back: 0,
         asked: 0,
+        asked_from: 0,
         first: 0,
         count: 0,
         extent: 0,
@@ -60,6 +65,7 @@ impl Stream {
             start: span.from,
             front: span.to,
             grown: span.len(),
+            asked_from: span.from,
             first,
             count,
             touched_at: now,
@@ -73,15 +79,17 @@ impl Stream {
 
     /// Bytes asked for that haven't been touched.
     pub(super) const fn outstanding(&self) -> u64 {
-        self.asked.saturating_sub(self.front) + self.asked_starts * self.asked_each
+        self.asked.saturating_sub(self.front)
+            + self.start.saturating_sub(self.asked_from)
+            + self.asked_starts * self.asked_each
     }
 
-    /// How far the part lies from these bytes, if they belong to it.
+    /// How far the part's ends lie from these bytes, if they belong to it. What lies well within it was touched before, and is another pass.
     pub(super) const fn gap(&self, span: Span, granule: u64) -> Option<u64> {
         let gap = if span.from < self.start {
             self.start.saturating_sub(span.to)
         } else {
-            span.from.saturating_sub(self.front)
+            span.from.abs_diff(self.front)
         };
         if gap <= NEAR_GRANULES * granule {
             Some(gap)
@@ -95,9 +103,13 @@ impl Stream {
         self.touched_at = now;
         let before = self.front;
         self.front = self.front.max(span.to);
+        let mut used = self.asked.min(self.front).saturating_sub(before);
         if span.from < self.start {
-            // Backwards: that proves nothing of what lies ahead.
+            // That proves nothing of what lies ahead.
+            self.back += self.start - span.from;
+            used += self.start.saturating_sub(self.asked_from.max(span.from));
             self.start = span.from;
+            self.asked_from = self.asked_from.min(span.from);
         } else {
             self.grown += span.len();
         }
@@ -107,12 +119,17 @@ impl Stream {
             vain = self.asked_starts * self.asked_each;
             (self.count, self.asked_starts) = (0, 0);
         }
-        (self.asked.min(self.front).saturating_sub(before), vain)
+        (used, vain)
     }
 
     /// Takes over the part that lies right behind this one. What of it this one had asked for.
     pub(super) fn join(&mut self, next: &Stream) -> u64 {
         let before = self.front;
+        if next.back > 0 {
+            // Read backwards, in pieces that are each read forwards.
+            self.back += next.back + (self.front - self.start);
+            self.asked_from = self.asked_from.min(next.asked_from);
+        }
         self.front = self.front.max(next.front);
         self.grown += next.grown;
         self.touched_at = self.touched_at.max(next.touched_at);
@@ -178,7 +195,9 @@ impl Stream {
             start: span.from,
             front: span.to,
             grown: span.len(),
+            back: 0,
             asked: 0,
+            asked_from: span.from,
             count: self.count + count,
             extent: (self.front - self.start).max(self.extent - self.extent / 8),
             asked_starts: self.asked_starts - passed,
@@ -197,7 +216,8 @@ impl Stream {
     /// Gives up what is outstanding: so much was in vain.
     pub(super) fn leave(&mut self) -> u64 {
         let vain = self.outstanding();
-        (self.asked, self.asked_starts, self.grown) = (0, 0, 0);
+        (self.asked, self.asked_from, self.asked_starts) = (0, self.start, 0);
+        (self.grown, self.back) = (0, 0);
         vain
     }
 
@@ -244,20 +264,56 @@ impl Stream {
         Some(Span { from, to })
     }
 
+    /// What lies before the part, if it is to be asked for: down to `least`, where another part ends.
+    pub(super) fn back(&mut self, least: u64, proof: u64, window: u64, room: u64) -> Option<Span> {
+        if self.back < proof {
+            return None;
+        }
+        let window = window.min(self.back);
+        let (from, to) = (
+            self.start.saturating_sub(window).max(least),
+            self.asked_from.min(self.start),
+        );
+        let wanted = to.saturating_sub(from);
+        if wanted == 0 || (wanted < super::LEAST_ASK.min(window / 4) && from > least) {
+            return None;
+        }
+        let from = to - wanted.min(room);
+        (self.asked_from, self.has_asked) = (from, true);
+        Some(Span { from, to })
+    }
+
+    /// Where the part ends, if that is before `place`.
+    pub(super) fn ends_before(&self, place: u64) -> Option<u64> {
+        (self.is_followed() && self.front <= place).then_some(self.front)
+    }
+
+    /// Where the part begins.
+    pub(super) const fn begins(&self) -> u64 {
+        self.start
+    }
+
     /// Whether it is worth a look.
     pub(super) const fn is_watched(&self, now: u64, proof: u64) -> bool {
         self.is_followed() && (now - self.touched_at <= FRESH_BYTES || self.outstanding() > 0 || self.count >= proof)
     }
 
     /// Where the part may grow, and where the next ones may begin.
-    pub(super) fn watched(&self, granule: u64, window: u64) -> [Span; 2] {
+    pub(super) fn watched(&self, granule: u64, window: u64) -> [Span; 3] {
         let growth = Span {
             from: self.front.saturating_sub(granule),
             to: self.asked.max(self.front + self.grown.min(window)) + BEYOND,
         };
+        let before = Span {
+            from: self
+                .asked_from
+                .min(self.start.saturating_sub(self.back.min(window)))
+                .saturating_sub(BEYOND),
+            to: if self.back > 0 { self.start + granule } else { 0 },
+        };
         let stride = self.stride();
         if stride.unsigned_abs() <= NEAR_GRANULES * granule {
-            return [growth, Span::default()];
+            return [growth, before, Span::default()];
         }
         let at = |count: u64| self.start.saturating_add_signed(stride.saturating_mul(count as i64));
         let (one, last) = (at(1), at(self.asked_starts + 1));
@@ -266,6 +322,6 @@ impl Stream {
             from: one.min(last).saturating_sub(around),
             to: one.max(last) + self.extent.max(self.front - self.start) + around,
         };
-        [growth, starts]
+        [growth, before, starts]
     }
 }

@@ -1,0 +1,147 @@
+"""The library that is loaded into an unmodified program to fetch ahead of what it maps: where it is, whether it fits, and what it is told.
+
+`crates/preload` is the library; the two agree on the variables below and on a number, the ABI. Nothing here runs a program: `foreload run` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import itertools
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from foreload.errors import InvalidError, NotFoundError
+
+#: What the library answers that knows these variables.
+ABI = 2
+#: How it can look, and what is named so in the paper and isn't built.
+DETECTORS, UNBUILT = ("poll", "off"), ("guard", "mprotect")
+LIBRARY = Path(__file__).parent.parent / "_preload.so"
+#: Its statistics: a line of so many bytes for each process.
+LINE_BYTES = 512
+#: What it has room for.
+_MOST_PATTERNS = 4096
+#: Files of one pattern that are looked at for links.
+_MOST_LINKS = 1000
+_PT_INTERP = 3
+
+
+def environment(
+    patterns: Iterable[str],
+    *,
+    detector: str = "poll",
+    window: int | None = None,
+    stats: Path | None = None,
+    given: Mapping[str, str] = os.environ,
+    library: Path = LIBRARY,
+) -> dict[str, str]:
+    """The variables of a program that is to be helped.
+
+    Args:
+        patterns: Which files, by their paths.
+        detector: One of `DETECTORS`.
+        window: Bytes that a stream is read ahead at most; None: the library's default.
+        stats: A file for its statistics.
+        given: The variables that the program has anyway.
+        library: The library.
+
+    Raises:
+        InvalidError: A pattern is empty or no path, the detector isn't there, or the library is another version's.
+        NotFoundError: There is no library.
+    """
+    check(library)
+    if detector not in DETECTORS:
+        why = "isn't built yet" if detector in UNBUILT else "is none"
+        raise InvalidError(f"--detector={detector} {why}; there are {' and '.join(DETECTORS)}")
+    told = ":".join(dict.fromkeys(itertools.chain.from_iterable(map(_real, patterns))))
+    if not told:
+        raise InvalidError("--mmap: say which files are mapped, such as --mmap '*.safetensors'")
+    if len(os.fsencode(told)) > _MOST_PATTERNS:
+        raise InvalidError(f"--mmap: patterns and the files they link to take more than {_MOST_PATTERNS} bytes; give fewer, or the directory that the files are in")
+    before = [each for each in given.get("LD_PRELOAD", "").replace(" ", ":").split(":") if each and each != str(library)]
+    found = {
+        **given,
+        "LD_PRELOAD": ":".join([str(library), *before]),
+        "FORELOAD_MMAP": told,
+        "FORELOAD_MMAP_DETECTOR": detector,
+    }
+    for name, value in (("FORELOAD_MMAP_WINDOW", window), ("FORELOAD_MMAP_STATS", stats and stats.absolute())):
+        found.pop(name, None)
+        if value is not None:
+            found[name] = str(value)
+    return found
+
+
+def check(library: Path = LIBRARY) -> None:
+    """Refuses a library that isn't there, isn't this version's, or can't be named to the loader.
+
+    Raises:
+        InvalidError: It is another version's, or its path has what parts paths.
+        NotFoundError: It isn't there.
+    """
+    if not library.exists():
+        raise NotFoundError(f"{library} isn't there: this installation has no preload library")
+    if set(str(library)) & {":", " "}:
+        raise InvalidError(f"{library}: the loader takes no path with a colon or a blank; install foreload elsewhere")
+    try:
+        number = ctypes.CDLL(str(library)).foreload_preload_abi_version()
+    except (OSError, AttributeError) as error:
+        raise InvalidError(f"{library} is no preload library: {error}") from None
+    if number != ABI:
+        raise InvalidError(f"{library} is another version's (ABI {number}, and not {ABI}): install foreload again")
+
+
+def check_program(program: Path) -> None:
+    """Refuses a program that the library can't be loaded into, where its file says so.
+
+    Raises:
+        InvalidError: It is linked statically, or against another C library or architecture than the library.
+    """
+    with program.open("rb") as file:
+        head = file.read(64)
+        if head[:4] != b"\x7fELF" or len(head) < 64:
+            # A script: its interpreter isn't looked for.
+            return
+        with LIBRARY.open("rb") as ours:
+            if head[4:6] != (own := ours.read(64))[4:6] or head[18:20] != own[18:20]:
+                raise InvalidError(f"{program} is for another architecture than foreload, so nothing can be loaded into it")
+        (at,), (each, count) = struct.unpack_from("=Q", head, 32), struct.unpack_from("=HH", head, 54)
+        file.seek(at)
+        table = file.read(each * count)
+        parts = [struct.unpack_from("=IIQQQQ", table, n * each) for n in range(len(table) // max(each, 1))]
+        loaders = []
+        for kind, _, offset, _, _, length in parts:
+            if kind == _PT_INTERP:
+                file.seek(offset)
+                loaders.append(file.read(min(length, 4096)).rstrip(b"\0"))
+    if not loaders:
+        raise InvalidError(f"{program} is linked statically, so nothing can be loaded into it; foreload.mmap.prefetch fetches whole files besides")
+    if b"musl" in loaders[0]:
+        raise InvalidError(f"{program} is linked against musl, and the preload library against glibc, so it can't be loaded")
+
+
+def _real(pattern: str) -> Iterator[str]:
+    """The pattern, and what it means where links lead elsewhere: the kernel tells of a mapping the file's own path."""
+    pattern = pattern.strip()
+    if not pattern:
+        return
+    place = os.path.expanduser(pattern)  # noqa: PTH111 (a pattern isn't a path)
+    if place.startswith(("./", "../")):
+        place = os.path.abspath(place)  # noqa: PTH100
+    if not place.startswith("/"):
+        yield _told(place)
+    # The part without wildcards may be a link, and so may each file.
+    fixed = os.path.dirname(place[: next((at for at, letter in enumerate(place) if letter in "*?["), len(place))])  # noqa: PTH120
+    rest = place[len(fixed) :].lstrip("/")
+    yield _told(f"{Path(fixed).resolve()}/{rest}".replace("//", "/"))
+    for found in itertools.islice(glob.iglob(place, recursive=True), _MOST_LINKS):  # noqa: PTH207
+        if Path(found).is_symlink():
+            yield _told(glob.escape(str(Path(found).resolve())))
+
+
+def _told(pattern: str) -> str:
+    # Colons part patterns.
+    return pattern.replace(":", "?")

@@ -1,0 +1,60 @@
+"""`foreload run`: a program as it is, with what it maps fetched ahead of it."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreload.cli import options
+
+Mmap = Annotated[
+    list[str],
+    typer.Option(
+        "--mmap",
+        metavar="GLOB",
+        help="Files that are read by mapping, such as '*.safetensors' or '/data/**/*.mdb'; repeatable.",
+    ),
+]
+Detector = Annotated[
+    str,
+    typer.Option(metavar="poll|off", help="How the program's progress is found out: by its page table, or not at all."),
+]
+Window = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Bytes that are fetched ahead at most, for each stream of reads. Default: 32 MiB; 0: only looks."),
+]
+Stats = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write what was done there: a line of JSON for each process.")
+]
+Words = Annotated[list[str], typer.Argument(metavar="CMD [ARGS]...", help="The program.")]
+
+
+def run(
+    words: Words,
+    mmap: Mmap,
+    detector: Detector = "poll",
+    window: Window = None,
+    stats: Stats = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A failure to start it as one JSON object.")] = False,
+) -> None:
+    """Runs a program and fetches what it maps ahead of it, without a change to it. Its exit status is the program's."""
+    from foreload._mapped import preload
+    from foreload._settings.sizes import parse_bytes
+    from foreload.errors import NotFoundError
+
+    options.check_writable(stats, "--stats")
+    nbytes = None if window is None else parse_bytes(window, "--window")
+    variables = preload.environment(mmap, detector=detector, window=nbytes, stats=stats)
+    program = shutil.which(words[0])
+    if program is None:
+        raise NotFoundError(f"{words[0]}: no such program")
+    preload.check_program(Path(program))
+    if stats is not None:
+        stats.write_text("")
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os.execve(program, words, variables)
