@@ -24,7 +24,7 @@ from bench.rows import cost, faults, proofs, reuse, startup, throughput
 from bench.rows.cold import FIRST_MOST, cold
 from bench.rows.forms import forms
 from bench.rows.gateway import gateway
-from bench.rows.mapped import mapped
+from bench.rows.mapped import mapped, unmodified
 from bench.rows.mlperf import retinanet
 from bench.rows.nodes import SHARES, nodes
 from bench.rows.shards import shards
@@ -199,6 +199,29 @@ FIGURES = [
             "random records, warm: known order / kernel": Bar(most=1.05),
         },
         mapped,
+    ),
+    Figure(
+        "mapped-run",
+        "mapped files on a store of 5 ms, read by programs as they are under `foreload run --mmap`",
+        {
+            **{f"weights, {who}: bare read / run": Bar(least=0.9) for who in ("1 process", "4 processes")},
+            **{f"weights, {who}: 8 MiB window / run": Bar(least=1.0) for who in ("1 process", "4 processes")},
+            **{f"weights, {who}: bytes fetched / file": Bar(most=1.05) for who in ("1 process", "4 processes")},
+            "records in order: kernel / run": Bar(least=8),
+            "records in order: 8 MiB window / run": Bar(least=0.95),
+            "records in order: bytes fetched / useful": Bar(most=1.05),
+            "every 8th record: kernel / run": Bar(least=5),
+            "every 8th record: 8 MiB window / run": Bar(least=2.5),
+            "every 8th record: bytes fetched / useful": Bar(most=2.3),
+            "random records: kernel / run": Bar(least=1.0),
+            "random records: bytes fetched / by the kernel": Bar(most=1.15),
+            "records in order, warm: run / kernel": Bar(most=1.05),
+            "detection only: share of a core": Bar(most=0.01),
+            "detection only: bytes fetched / by the kernel": Bar(most=1.0),
+            # Student's t for 95 % and 20 pairs.
+            "detection only: its mean lies so many standard errors from 0": Bar(most=2.093),
+        },
+        unmodified,
     ),
     Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
     Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),

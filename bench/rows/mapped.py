@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -40,7 +41,12 @@ PIECE, AT_ONCE = 1 << 20, 32
 
 def order(pattern: str, count: int) -> list[int]:
     """Which records are read, one after the other."""
-    return list(range(0, count, 8)) if pattern == "eighth" else random.Random(3).sample(range(count), count // 16)
+    steps = {"sequence": 1, "eighth": 8}
+    return (
+        list(range(0, count, steps[pattern]))
+        if pattern in steps
+        else random.Random(3).sample(range(count), count // 16)
+    )
 
 
 def _key(number: int) -> bytes:
@@ -121,6 +127,8 @@ class _Rig:
         import safetensors.numpy
 
         self.stage, self.files, self.home = stage, stage.directory(), stage.directory()
+        #: What the preload library says of the last run, a line for each process.
+        self.stats: list[dict[str, Any]] = []
         self.environment = stage.environment(self.home)
         #: What all runs of the same work must find.
         self.found: dict[tuple[str, str], int] = {}
@@ -156,9 +164,20 @@ class _Rig:
             yield target, read
 
     def run(
-        self, program: str, way: str, *, processes: int = 1, wide: bool = False, warm: bool = False, fresh: bool = False
+        self,
+        program: str,
+        way: str,
+        *,
+        processes: int = 1,
+        wide: bool = False,
+        warm: bool = False,
+        fresh: bool = False,
+        window: int | None = None,
     ) -> tuple[float, float]:
-        """Seconds until all processes are through, and bytes from the store; with `warm` of the second time on one mount, with `fresh` with an index made anew."""
+        """Seconds until all processes are through, and bytes from the store.
+
+        With `warm` of the second time on one mount, with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream.
+        """
         name = "data.mdb" if program == "records" else "model.safetensors"
         if fresh:
             for index in (self.home / "cache" / "indexes").glob("*"):
@@ -166,13 +185,20 @@ class _Rig:
         with self.mounted(wide) as (target, read):
             for _ in range(1 + warm):
                 before = read()
-                seconds = self._once(program, target / name, way, processes)
+                seconds = self._once(program, target / name, way, processes, window)
             return seconds, float(read() - before)
 
-    def _once(self, program: str, path: Path, way: str, processes: int) -> float:
+    def _once(self, program: str, path: Path, way: str, processes: int, window: int | None) -> float:
+        from foreload._mapped import preload
+
+        stats = self.home / "stats"
+        stats.write_text("")
+        environment = self.environment
+        if window is not None:
+            environment = preload.environment([path.name], window=window, stats=stats, given=environment)
         command = [sys.executable, "-m", "bench.rows.mapped", program, str(path), way]
         running = [
-            subprocess.Popen(command, env=self.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for _ in range(processes)
         ]
         try:
@@ -186,6 +212,7 @@ class _Rig:
             for each in running:
                 each.kill()
                 each.wait()
+        self.stats = [json.loads(line) for line in stats.read_text().splitlines()]
         found = {json.loads(line)["found"] for line in said}
         expected = self.found.setdefault((program, way.partition("-")[0] if program == "records" else ""), min(found))
         if found != {expected}:
@@ -239,6 +266,77 @@ def mapped(stage: Stage) -> Result:
         "compared": "sums and checksums of all runs with each other",
     }
     return result
+
+
+#: What the library reads ahead unless it is told something else.
+_AHEAD = 32 << 20
+#: Runs with and without detection alone.
+_PAIRS = 20
+
+
+def unmodified(stage: Stage) -> Result:
+    """The same weights and records for programs that nobody has changed, under the preload library."""
+    result = Result()
+    rig = _Rig(stage)
+    size = (rig.files / "model.safetensors").stat().st_size
+    readings: dict[str, list[float]] = {}
+
+    def add(name: str, value: float) -> None:
+        readings.setdefault(name, []).append(value)
+
+    for _ in range(min(stage.pairs, 3)):
+        best = rig.run("bare", "bare")[0]
+        for processes in (1, 4):
+            what = f"weights, {processes} process{'es' * (processes > 1)}"
+            kernel = rig.run("weights", "kernel", processes=processes)[0]
+            wide = rig.run("weights", "kernel", processes=processes, wide=True)[0]
+            ours, read = rig.run("weights", "kernel", processes=processes, window=_AHEAD)
+            add(f"{what}: bare read / run", best / ours)
+            add(f"{what}: kernel / run", kernel / ours)
+            add(f"{what}: 8 MiB window / run", wide / ours)
+            add(f"{what}: bytes fetched / file", read / size)
+        for pattern, name in (
+            ("sequence", "records in order"),
+            ("eighth", "every 8th record"),
+            ("random", "random records"),
+        ):
+            useful = len(order(pattern, rig.records)) * RECORD_BYTES
+            kernel, kernel_read = rig.run("records", f"{pattern}-kernel")
+            wide = rig.run("records", f"{pattern}-kernel", wide=True)[0]
+            ours, read = rig.run("records", f"{pattern}-kernel", window=_AHEAD)
+            add(f"{name}: kernel / run", kernel / ours)
+            add(f"{name}: 8 MiB window / run", wide / ours)
+            add(f"{name}: bytes fetched / useful", read / useful)
+            add(f"{name}: bytes fetched / by the kernel", read / kernel_read)
+        warm = rig.run("records", "sequence-kernel", warm=True)[0]
+        add(
+            "records in order, warm: run / kernel",
+            rig.run("records", "sequence-kernel", warm=True, window=_AHEAD)[0] / warm,
+        )
+    _only_looked(rig, _PAIRS if stage.pairs > 1 else 2, add)
+    for name, values in readings.items():
+        result.read(name, *values)
+    result.settings = {
+        "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
+        "data": f"{size / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
+        "run": f"the same program with the environment of `foreload run --mmap`, detector poll, a window of {_AHEAD >> 20} MiB",
+        "detection only": f"every 8th record with a window of 0, which looks each 10 ms; {_PAIRS} pairs in turn",
+        "compared": "sums and checksums of all runs with each other",
+    }
+    return result
+
+
+def _only_looked(rig: _Rig, pairs: int, add: Callable[[str, float], None]) -> None:
+    """What looking alone costs."""
+    differences = []
+    for _ in range(pairs):
+        kernel, kernel_read = rig.run("records", "eighth-kernel")
+        seconds, read = rig.run("records", "eighth-kernel", window=0)
+        differences.append(seconds - kernel)
+        add("detection only: share of a core", rig.stats[0]["cpu_s"] / seconds)
+        add("detection only: bytes fetched / by the kernel", read / kernel_read)
+    mean, error = statistics.mean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+    add("detection only: its mean lies so many standard errors from 0", abs(mean) / error if error else 0.0)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ bring. Where it is known what will be read, its pages can be asked for before, a
 in one file (LMDB, `.npy`, Arrow) that are read in a sampler's order; [`advise`][foreload.mmap.advise] for any other order. Nothing is copied: what was
 fetched lies in the page cache, for all processes of the machine, and is fetched once whoever asks for it. The program that maps the file stays as it is.
 
-The four kinds of files are found by what they begin with; of any other, ranges of bytes can be given. What paper 003 (*Data supply for memory-mapped files*) does for programs
-whose order isn't known is not here.
+The four kinds of files are found by what they begin with; of any other, ranges of bytes can be given. Programs that nobody changes, and whose order isn't known, as in paper 003
+(*Data supply for memory-mapped files*), run under `foreload run --mmap`.
 """
 
 from __future__ import annotations

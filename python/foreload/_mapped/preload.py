@@ -60,8 +60,12 @@ def environment(
     if not told:
         raise InvalidError("--mmap: say which files are mapped, such as --mmap '*.safetensors'")
     if len(os.fsencode(told)) > _MOST_PATTERNS:
-        raise InvalidError(f"--mmap: patterns and the files they link to take more than {_MOST_PATTERNS} bytes; give fewer, or the directory that the files are in")
-    before = [each for each in given.get("LD_PRELOAD", "").replace(" ", ":").split(":") if each and each != str(library)]
+        raise InvalidError(
+            f"--mmap: patterns and the files they link to take more than {_MOST_PATTERNS} bytes; give fewer, or the directory that the files are in"
+        )
+    before = [
+        each for each in given.get("LD_PRELOAD", "").replace(" ", ":").split(":") if each and each != str(library)
+    ]
     found = {
         **given,
         "LD_PRELOAD": ":".join([str(library), *before]),
@@ -107,7 +111,9 @@ def check_program(program: Path) -> None:
             return
         with LIBRARY.open("rb") as ours:
             if head[4:6] != (own := ours.read(64))[4:6] or head[18:20] != own[18:20]:
-                raise InvalidError(f"{program} is for another architecture than foreload, so nothing can be loaded into it")
+                raise InvalidError(
+                    f"{program} is for another architecture than foreload, so nothing can be loaded into it"
+                )
         (at,), (each, count) = struct.unpack_from("=Q", head, 32), struct.unpack_from("=HH", head, 54)
         file.seek(at)
         table = file.read(each * count)
@@ -118,9 +124,13 @@ def check_program(program: Path) -> None:
                 file.seek(offset)
                 loaders.append(file.read(min(length, 4096)).rstrip(b"\0"))
     if not loaders:
-        raise InvalidError(f"{program} is linked statically, so nothing can be loaded into it; foreload.mmap.prefetch fetches whole files besides")
+        raise InvalidError(
+            f"{program} is linked statically, so nothing can be loaded into it; foreload.mmap.prefetch fetches whole files besides"
+        )
     if b"musl" in loaders[0]:
-        raise InvalidError(f"{program} is linked against musl, and the preload library against glibc, so it can't be loaded")
+        raise InvalidError(
+            f"{program} is linked against musl, and the preload library against glibc, so it can't be loaded"
+        )
 
 
 def _real(pattern: str) -> Iterator[str]:

@@ -24,7 +24,10 @@ Detector = Annotated[
 ]
 Window = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Bytes that are fetched ahead at most, for each stream of reads. Default: 32 MiB; 0: only looks."),
+    typer.Option(
+        metavar="SIZE",
+        help="Bytes that are fetched ahead at most, for each stream of reads. Default: 32 MiB; 0: only looks.",
+    ),
 ]
 Stats = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what was done there: a line of JSON for each process.")
@@ -38,7 +41,7 @@ def run(
     detector: Detector = "poll",
     window: Window = None,
     stats: Stats = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A failure to start it as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A failure to start it as one JSON object.")] = False,  # noqa: ARG001 (`main` looks for it)
 ) -> None:
     """Runs a program and fetches what it maps ahead of it, without a change to it. Its exit status is the program's."""
     from foreload._mapped import preload
@@ -57,4 +60,4 @@ def run(
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    os.execve(program, words, variables)
+    os.execve(program, words, variables)  # noqa: S606 (the program takes our place)

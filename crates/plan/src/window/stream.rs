@@ -312,7 +312,8 @@ impl Stream {
             to: if self.back > 0 { self.start + granule } else { 0 },
         };
         let stride = self.stride();
-        if stride.unsigned_abs() <= NEAR_GRANULES * granule {
+        if self.count < 2 || stride.unsigned_abs() <= NEAR_GRANULES * granule {
+            // One distance is anybody's guess: a look for each of those that are random would cost more than a stride that is found later.
             return [growth, before, Span::default()];
         }
         let at = |count: u64| self.start.saturating_add_signed(stride.saturating_mul(count as i64));
