@@ -1,11 +1,11 @@
 //! What a program that maps a file will touch next, from what it has touched.
 //!
 //! Nobody tells how far such a program is; its page table does. Whoever looks there from time to time passes on what was touched since
-//! ([`Detector::touched`]), and is told what to fetch ([`Detector::next`]) and where to look first the next time ([`Detector::watch`]). What was only fetched isn't touched: a
+//! ([`Detector::touched`], [`Detector::looked`]), and is told what to fetch ([`Detector::next`]) and where to look first the next time ([`Detector::watch`]). What was only fetched isn't touched: a
 //! page that the program didn't ask for is in no page table.
 //!
 //! A file is read by several *streams* at once. One is a *part*, bytes that were touched without a gap, and what is known of the parts before it: a part that grows is read
-//! on, as far ahead as it has grown, forwards or backwards, for a large copy may begin at its end; parts that begin at equal distances make a *stride*, and the next ones are fetched, as many ahead as were seen. So a stream
+//! on, as far ahead as it has grown and what it grows by in a few looks, forwards or backwards, for a large copy may begin at its end; parts that begin at equal distances make a *stride*, and the next ones are fetched, as many ahead as were seen. So a stream
 //! that proves nothing costs nothing, and one that ends has fetched at most as much in vain as it had read. What was fetched in vain is counted, too, and where it is much a stream has to prove more.
 //!
 //! Everything is a pure function of the calls. Time is counted in bytes touched: a program that pauses has not left a stream, one that reads elsewhere has. Nothing is allocated, for the preload
@@ -13,12 +13,16 @@
 
 mod stream;
 
+use core::time::Duration;
 use stream::Stream;
 
 /// Streams that are followed at once; of more, those touched last.
 pub const STREAMS: usize = 24;
 /// Bytes that a part must grow by before it is read on: below it, random reads of records would be read on, too.
 const PROOF: u64 = 512 << 10;
+/// The same for a program of which so much was read ahead and used.
+const PROOF_TRUSTED: u64 = 192 << 10;
+const TRUSTED: u64 = 32 << 20;
 /// Equal distances before a stride is believed. Two are no proof where little lies between the parts.
 const PROOF_STRIDES: u64 = 3;
 /// What may be fetched in vain before anything is judged.
@@ -190,15 +194,34 @@ impl Detector {
         let mut grown = *stream;
         self.tally.used_bytes += used;
         for other in &mut self.streams {
-            if grown.reaches(other, granule, strides) {
-                self.tally.used_bytes += grown.join(other);
-                *other = Stream::NONE;
+            if grown.reaches(other, granule) {
+                if other.is_stride(strides) {
+                    self.tally.used_bytes += grown.settle(other);
+                } else {
+                    self.tally.used_bytes += grown.join(other);
+                    *other = Stream::NONE;
+                }
             }
         }
         if let Some(stream) = self.streams.get_mut(at) {
             *stream = grown;
         }
         self.judge(vain);
+    }
+
+    /// A look is over, so long after the one before: all that was touched since has been passed on.
+    pub fn looked(&mut self, elapsed: Duration) {
+        self.streams.iter_mut().for_each(|stream| stream.looked(elapsed));
+    }
+
+    /// Bytes that a part must grow by now. Of a program that has read much on, and little of it in vain, less is asked for.
+    fn proof(&self) -> u64 {
+        let is_trusted = self.tally.used_bytes >= TRUSTED && self.tally.vain_bytes <= self.tally.used_bytes / 16;
+        if is_trusted {
+            self.proof.min(PROOF_TRUSTED)
+        } else {
+            self.proof
+        }
     }
 
     /// What to fetch next, if anything; to be called until it says nothing. No more than `most_bytes` are on their way for this file.
@@ -211,7 +234,7 @@ impl Detector {
             .checked_sub(self.outstanding_bytes())
             .filter(|&room| room > 0)?;
         for at in 0..STREAMS {
-            let (now, window) = (self.tally.touched_bytes, self.window.min(most_bytes));
+            let (now, window, proof) = (self.tally.touched_bytes, self.window.min(most_bytes), self.proof());
             let begins = self.streams.get(at)?.begins();
             let before = self.streams.iter().filter_map(|other| other.ends_before(begins)).max();
             let stream = self.streams.get_mut(at)?;
@@ -227,8 +250,8 @@ impl Detector {
             let was_asked = stream.has_asked;
             let found = stream
                 .ahead(self.bytes, self.proof_strides, window, self.granule, room)
-                .or_else(|| stream.on(self.bytes, self.proof, window, room))
-                .or_else(|| stream.back(before.unwrap_or(0), self.proof, window, room));
+                .or_else(|| stream.on(self.bytes, proof, window, room))
+                .or_else(|| stream.back(before.unwrap_or(0), proof, window, room));
             if let Some(span) = found {
                 self.tally.streams += u64::from(!was_asked);
                 self.tally.asked_bytes = self.tally.asked_bytes.saturating_add(span.len());

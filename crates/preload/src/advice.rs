@@ -17,7 +17,13 @@ pub fn ask(place: &Place, turn: u64, mapping: &Mapping, span: Span, step: u64, p
     while from < end && place.is_live(turn) {
         let len = (step - (from + file) % step).min(end - from);
         // SAFETY: advice to fetch changes no memory, whatever lies there.
-        let failed = unsafe { libc::madvise((mapping.at + from as usize) as *mut libc::c_void, len as usize, libc::MADV_WILLNEED) };
+        let failed = unsafe {
+            libc::madvise(
+                (mapping.at + from as usize) as *mut libc::c_void,
+                len as usize,
+                libc::MADV_WILLNEED,
+            )
+        };
         (calls, bytes) = (calls + 1, bytes + u64::from(failed == 0) * len);
         from += len;
     }

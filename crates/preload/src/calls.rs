@@ -24,10 +24,18 @@ static REMAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Looks up the calls behind ours: the C library's, or those of another library that interposes.
 pub fn find() {
-    let calls: [(&AtomicPtr<c_void>, &CStr); 4] = [(&MAP, c"mmap"), (&UNMAP, c"munmap"), (&PROTECT, c"mprotect"), (&REMAP, c"mremap")];
+    let calls: [(&AtomicPtr<c_void>, &CStr); 4] = [
+        (&MAP, c"mmap"),
+        (&UNMAP, c"munmap"),
+        (&PROTECT, c"mprotect"),
+        (&REMAP, c"mremap"),
+    ];
     for (place, name) in calls {
         // SAFETY: a look-up by a name that ends with a zero.
-        place.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }, Ordering::Release);
+        place.store(
+            unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) },
+            Ordering::Release,
+        );
     }
 }
 
@@ -66,7 +74,14 @@ unsafe fn map(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd:
 /// # Safety
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+pub unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
     // SAFETY: the caller's.
     unsafe { map(at, len, protection, flags, fd, offset) }
 }
@@ -76,7 +91,14 @@ pub unsafe extern "C" fn mmap(at: *mut c_void, len: size_t, protection: c_int, f
 /// # Safety
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+pub unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
     // SAFETY: the caller's; `off_t` has 64 bits where this is built.
     unsafe { map(at, len, protection, flags, fd, offset) }
 }
@@ -121,7 +143,13 @@ pub unsafe extern "C" fn mprotect(at: *mut c_void, len: size_t, protection: c_in
 /// # Safety
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn mremap(at: *mut c_void, len: size_t, new_len: size_t, flags: c_int, new_at: *mut c_void) -> *mut c_void {
+pub unsafe extern "C" fn mremap(
+    at: *mut c_void,
+    len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new_at: *mut c_void,
+) -> *mut c_void {
     let known = TABLE.forget(at as usize, len.max(1));
     if flags & libc::MREMAP_FIXED != 0 {
         TABLE.forget(new_at as usize, new_len);

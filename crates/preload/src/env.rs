@@ -48,7 +48,9 @@ fn keep(once: &Once, text: &[u8]) -> bool {
 
 /// Reads them; whether there is something to do.
 pub fn read() -> bool {
-    let Some(patterns) = variable(c"FORELOAD_MMAP") else { return false };
+    let Some(patterns) = variable(c"FORELOAD_MMAP") else {
+        return false;
+    };
     let wanted = match variable(c"FORELOAD_MMAP_DETECTOR") {
         None | Some(b"poll") => true,
         Some(b"off") => return false,

@@ -66,7 +66,10 @@ fn matches(pattern: &[u8], path: &[u8]) -> bool {
         }
         // A double star before a slash stands for whole directories.
         let is_directories = pattern.get(*behind - 1) == Some(&b'/');
-        *begin += match path.get(*begin..).and_then(|rest| rest.iter().position(|&byte| byte == b'/')) {
+        *begin += match path
+            .get(*begin..)
+            .and_then(|rest| rest.iter().position(|&byte| byte == b'/'))
+        {
             Some(slash) if is_directories => slash + 1,
             None if is_directories => return false,
             _ => 1,

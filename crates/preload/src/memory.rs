@@ -39,7 +39,8 @@ fn file(path: &[&[u8]], into: &mut Text<4096>) -> bool {
 
 /// The value of `name` in lines of names and values.
 fn value<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name))
+    text.split(|&byte| byte == b'\n')
+        .find_map(|line| line.strip_prefix(name))
 }
 
 /// Bytes that may be on their way: part of what is available, and of what the control group may have.
@@ -81,7 +82,9 @@ fn group_bytes() -> Option<u64> {
                 least = Some(bytes.min(least.unwrap_or(u64::MAX)));
             }
             // The group above; in a container the names of those above aren't there, and the root is its own.
-            let Some(slash) = path.iter().rposition(|&byte| byte == b'/') else { break };
+            let Some(slash) = path.iter().rposition(|&byte| byte == b'/') else {
+                break;
+            };
             path = path.get(..slash).unwrap_or(&[]);
         }
     }
@@ -93,7 +96,9 @@ pub fn step(major: u32, minor: u32) -> u64 {
     let mut path = Text::<64>::new();
     let _ = write!(path, "/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     let mut text = Text::new();
-    let said = read(&mut path, &mut text).then(|| number(text.bytes())?.checked_mul(1024)).flatten();
+    let said = read(&mut path, &mut text)
+        .then(|| number(text.bytes())?.checked_mul(1024))
+        .flatten();
     said.filter(|&bytes| bytes > 0).unwrap_or(USUAL_STEP).min(MOST_STEP)
 }
 

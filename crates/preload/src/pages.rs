@@ -72,7 +72,10 @@ pub fn apart() -> bool {
     if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
         return false;
     }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the place is as large as the call fills it.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     for fd in 0..limit.rlim_cur.clamp(1024, MOST_FDS) {
@@ -86,7 +89,9 @@ impl Pages {
     /// Finds out how pages can be looked at; none: in no way.
     pub fn new() -> Option<Self> {
         // SAFETY: a question.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok().filter(|&page| page > 0)?;
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+            .ok()
+            .filter(|&page| page > 0)?;
         // Our own stack is there.
         let here = (&raw const page as usize) & !(page - 1);
         // SAFETY: a path that ends with a zero.
@@ -94,10 +99,13 @@ impl Pages {
         if fd < 0 {
             return None;
         }
-        [Way::Scan, Way::Read].into_iter().map(|way| Pages { way, page, fd }).find(|pages| {
-            let mut found = false;
-            pages.present(here, here + page, |_, _| found = true) && found
-        })
+        [Way::Scan, Way::Read]
+            .into_iter()
+            .map(|way| Pages { way, page, fd })
+            .find(|pages| {
+                let mut found = false;
+                pages.present(here, here + page, |_, _| found = true) && found
+            })
     }
 
     /// Bytes of a page.
@@ -161,7 +169,9 @@ fn scan(fd: c_int, from: usize, to: usize, mut found: impl FnMut(usize, usize)) 
         };
         // SAFETY: both places are as large as they say, and outlive the call.
         let count = unsafe { libc::ioctl(fd, PAGEMAP_SCAN as _, &raw mut asked) };
-        let Ok(count) = usize::try_from(count) else { return false };
+        let Ok(count) = usize::try_from(count) else {
+            return false;
+        };
         for run in runs.iter().take(count) {
             found(run.start as usize, run.end as usize);
         }
@@ -183,7 +193,16 @@ mod tests {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let len = 300 * page;
         // SAFETY: new memory, given back below.
-        let at = unsafe { libc::mmap(core::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let at = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
         // SAFETY: it is ours. Else one touch brings 2 MiB.
         unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
         let touched: Vec<usize> = (0..300).filter(|nth| nth % 3 == 0 || *nth > 200).collect();
@@ -194,11 +213,16 @@ mod tests {
         for way in [Way::Scan, Way::Read] {
             let pages = Pages { way, page, fd };
             let mut found = Vec::new();
-            let is_known = pages.present(at as usize, at as usize + len, |from, to| found.extend((from..to).step_by(page)));
+            let is_known = pages.present(at as usize, at as usize + len, |from, to| {
+                found.extend((from..to).step_by(page))
+            });
             if way == Way::Scan && !is_known {
                 continue; // an older kernel
             }
-            let found: Vec<usize> = found.into_iter().map(|address| (address - at as usize) / page).collect();
+            let found: Vec<usize> = found
+                .into_iter()
+                .map(|address| (address - at as usize) / page)
+                .collect();
             assert_eq!(found, touched, "{way:?}");
         }
         // SAFETY: it is ours.

@@ -5,6 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
+use core::time::Duration;
 use foreload_plan::window::Tally;
 use libc::c_int;
 
@@ -121,7 +122,14 @@ fn follow(mapping: &Mapping) {
     NEWS.fetch_add(1, Ordering::Release);
     if !start() {
         // SAFETY: the number outlives the call.
-        unsafe { libc::syscall(libc::SYS_futex, NEWS.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                NEWS.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                1,
+            )
+        };
     }
 }
 
@@ -189,7 +197,9 @@ fn clock(which: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the place is as large as the call fills it.
     unsafe { libc::clock_gettime(which, &raw mut time) };
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+    (time.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.tv_nsec as u64)
 }
 
 extern "C" fn run(_: *mut libc::c_void) -> *mut libc::c_void {
@@ -231,6 +241,8 @@ struct Poll<'a> {
     /// What may be searched, in nanoseconds; less than 0: it was too much.
     search_ns: i64,
     looked_at: u64,
+    /// How long the look before was ago when this one began.
+    elapsed_ns: u64,
     written_at: u64,
     memory_at: u64,
     touched: u64,
@@ -257,6 +269,7 @@ impl<'a> Poll<'a> {
             budget: memory::budget(),
             search_ns: MOST_SAVED_NS,
             looked_at: now,
+            elapsed_ns: 0,
             written_at: now,
             memory_at: now,
             touched: 0,
@@ -268,6 +281,8 @@ impl<'a> Poll<'a> {
     fn turn(&mut self) -> bool {
         let news = NEWS.load(Ordering::Acquire);
         let (mut all, mut live) = (Tally::default(), 0);
+        let begun = clock(libc::CLOCK_MONOTONIC);
+        self.elapsed_ns = begun.saturating_sub(self.looked_at);
         self.is_ahead = false;
         for (at, place) in TABLE.places.iter().enumerate() {
             match self.look(at, place) {
@@ -284,10 +299,13 @@ impl<'a> Poll<'a> {
         }
         add(&mut all, &self.ended);
         let (now, cpu) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_THREAD_CPUTIME_ID));
-        let since = now.saturating_sub(self.looked_at) as i64;
-        self.search_ns = (self.search_ns + since / SEARCH_SHARE).min(MOST_SAVED_NS);
-        self.looked_at = now;
-        self.quiet = if all.touched_bytes == self.touched { self.quiet.saturating_add(1) } else { 0 };
+        self.search_ns = (self.search_ns + self.elapsed_ns as i64 / SEARCH_SHARE).min(MOST_SAVED_NS);
+        self.looked_at = begun;
+        self.quiet = if all.touched_bytes == self.touched {
+            self.quiet.saturating_add(1)
+        } else {
+            0
+        };
         self.touched = all.touched_bytes;
         stats::tally(&all, cpu);
         let is_news = self.quiet < 4 && now.saturating_sub(self.written_at) >= WRITE_NS;
@@ -314,7 +332,15 @@ impl<'a> Poll<'a> {
         };
         let time = if live == 0 { core::ptr::null() } else { &raw const time };
         // SAFETY: the number and the time outlive the call. A mapping that came meanwhile has changed the number.
-        unsafe { libc::syscall(libc::SYS_futex, NEWS.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, news, time) };
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                NEWS.as_ptr(),
+                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                news,
+                time,
+            )
+        };
         if NEWS.load(Ordering::Acquire) != news {
             self.quiet = 0;
             self.search_ns = self.search_ns.max(MOST_SAVED_NS / 5);
@@ -361,6 +387,7 @@ impl<'a> Poll<'a> {
             }
             self.search_ns -= clock(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(before) as i64;
         }
+        watch.looked(Duration::from_nanos(self.elapsed_ns));
         let page = self.pages.page() as u64;
         while let Some(span) = watch.next(self.budget) {
             advice::ask(place, turn, &watch.mapping, span, watch.step, page);

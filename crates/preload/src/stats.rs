@@ -106,8 +106,20 @@ pub fn tally(all: &Tally, cpu_ns: u64) {
 
 /// A forked child begins with nothing but the mappings that it has.
 pub fn inherit(mappings: usize) {
-    let counters = [&UNFOLLOWED, &SCANS, &CALLS, &ASKED, &CPU_NS, &STREAMS, &TOUCHED, &USED, &VAIN];
-    counters.into_iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
+    let counters = [
+        &UNFOLLOWED,
+        &SCANS,
+        &CALLS,
+        &ASKED,
+        &CPU_NS,
+        &STREAMS,
+        &TOUCHED,
+        &USED,
+        &VAIN,
+    ];
+    counters
+        .into_iter()
+        .for_each(|counter| counter.store(0, Ordering::Relaxed));
     FILES.store(mappings as u64, Ordering::Relaxed);
     AT.store(-1, Ordering::Relaxed);
 }
@@ -134,7 +146,15 @@ fn line() -> Text<LINE> {
     };
     let _ = write!(text, r#"{{"pid": {pid}, "program": ""#);
     let name = name.iter().take_while(|byte| !matches!(byte, 0 | b'\n'));
-    name.for_each(|&byte| text.push(if byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || byte == b' ' { core::slice::from_ref(&byte) } else { b"?" }));
+    name.for_each(|&byte| {
+        text.push(
+            if byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || byte == b' ' {
+                core::slice::from_ref(&byte)
+            } else {
+                b"?"
+            },
+        )
+    });
     let _ = write!(text, r#"", "detector": "{detector}", "off": "#);
     let _ = match off {
         Some(why) => write!(text, r#""{why}""#),
@@ -165,7 +185,9 @@ fn line() -> Text<LINE> {
 /// Takes a line of the file for this process.
 pub fn begin() {
     let mut path = env::stats_path();
-    let Some(path) = (!path.bytes().is_empty()).then(|| path.c()).flatten() else { return };
+    let Some(path) = (!path.bytes().is_empty()).then(|| path.c()).flatten() else {
+        return;
+    };
     let line = line();
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
     // SAFETY: a path that ends with a zero.
@@ -174,7 +196,12 @@ pub fn begin() {
         return;
     }
     // SAFETY: the bytes are there. An append is one with the place that it was made at.
-    let (written, end) = unsafe { (libc::write(fd, line.bytes().as_ptr().cast(), LINE), libc::lseek(fd, 0, libc::SEEK_CUR)) };
+    let (written, end) = unsafe {
+        (
+            libc::write(fd, line.bytes().as_ptr().cast(), LINE),
+            libc::lseek(fd, 0, libc::SEEK_CUR),
+        )
+    };
     if written == LINE as isize && end >= LINE as i64 {
         AT.store(end - LINE as i64, Ordering::Release);
     }
@@ -186,7 +213,9 @@ pub fn begin() {
 pub fn write() {
     let at = AT.load(Ordering::Acquire);
     let mut path = env::stats_path();
-    let Some(path) = (at >= 0).then(|| path.c()).flatten() else { return };
+    let Some(path) = (at >= 0).then(|| path.c()).flatten() else {
+        return;
+    };
     let line = line();
     // SAFETY: a path that ends with a zero.
     let fd = unsafe { libc::open(path, libc::O_WRONLY | libc::O_CLOEXEC) };
@@ -215,6 +244,9 @@ mod tests {
         }
         assert_eq!(Off::of(99), Off::Not);
         let text = String::from_utf8(text.bytes().to_vec()).expect("text");
-        assert!(text.starts_with(r#"{"pid": "#) && text.trim_end().ends_with('}') && text.ends_with('\n'), "{text}");
+        assert!(
+            text.starts_with(r#"{"pid": "#) && text.trim_end().ends_with('}') && text.ends_with('\n'),
+            "{text}"
+        );
     }
 }

@@ -59,7 +59,9 @@ impl Place {
     };
 
     fn take(&self, from: u32, to: u32) -> bool {
-        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.state
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// The mapping that is followed here, if one is, and which one it is.
@@ -124,8 +126,13 @@ impl Table {
         place.at.store(mapping.at, Ordering::Relaxed);
         place.len.store(mapping.len, Ordering::Relaxed);
         place.offset.store(mapping.offset, Ordering::Relaxed);
-        place.device.store(u64::from(mapping.major) << 32 | u64::from(mapping.minor), Ordering::Relaxed);
-        place.is_populated.store(u32::from(mapping.is_populated), Ordering::Relaxed);
+        place.device.store(
+            u64::from(mapping.major) << 32 | u64::from(mapping.minor),
+            Ordering::Relaxed,
+        );
+        place
+            .is_populated
+            .store(u32::from(mapping.is_populated), Ordering::Relaxed);
         place.state.store(LIVE, Ordering::Release);
         true
     }
@@ -198,7 +205,10 @@ mod tests {
         assert_eq!(table.forget(500, 500), None);
         assert_eq!(table.forget(2999, 1), Some(mapping(2000, 1000)));
         assert_eq!(live(&table), [1000, 3000]);
-        assert!(table.add(&mapping(9000, 1)), "its place is the thread's until that has let go");
+        assert!(
+            table.add(&mapping(9000, 1)),
+            "its place is the thread's until that has let go"
+        );
         assert_eq!(live(&table), [1000, 3000, 9000]);
         table.release(&table.places[1]);
         assert!(table.add(&mapping(8000, 1)));

@@ -3,6 +3,7 @@
 //! Touches are known by granules of 64 KiB, for a fault maps what is in memory around it. A granule with a page in the page table is touched; it was touched anew if it had none before. The thread looks where streams are expected
 //! each time (`hot`), and elsewhere for as long as it may (`search`): first at what was never touched, which costs next to nothing, and then at what was, for the kernel may have taken it back.
 
+use core::time::Duration;
 use foreload_plan::window::{Detector, STREAMS, Span, Tally};
 
 use crate::pages::Pages;
@@ -108,6 +109,11 @@ impl Watch {
         self.detector.tally()
     }
 
+    /// A look is over.
+    pub fn looked(&mut self, elapsed: Duration) {
+        self.detector.looked(elapsed);
+    }
+
     /// What to fetch next.
     pub fn next(&mut self, most_bytes: u64) -> Option<Span> {
         self.detector.next(most_bytes)
@@ -131,7 +137,13 @@ impl Watch {
     /// Looks where streams are expected; false: it can't be said.
     pub fn hot(&mut self, pages: &Pages) -> bool {
         for stream in 0..STREAMS {
-            for span in self.detector.watch(stream).into_iter().flatten().filter(|span| !span.is_empty()) {
+            for span in self
+                .detector
+                .watch(stream)
+                .into_iter()
+                .flatten()
+                .filter(|span| !span.is_empty())
+            {
                 let run = Run {
                     from: (self.mapping.at + span.from as usize - self.base) / GRANULE,
                     to: (self.mapping.at + span.to as usize - self.base).div_ceil(GRANULE),
@@ -149,7 +161,13 @@ impl Watch {
         if core::mem::take(&mut self.is_populated) {
             // What is there already is nobody's touch.
             let before = core::mem::replace(&mut self.detector, Detector::new(0, GRANULE as u64, 0));
-            let is_known = self.look(pages, Run { from: 0, to: self.granules });
+            let is_known = self.look(
+                pages,
+                Run {
+                    from: 0,
+                    to: self.granules,
+                },
+            );
             self.detector = before;
             return is_known;
         }
@@ -179,7 +197,11 @@ impl Watch {
     /// The first granule from `at` on that was touched, or that wasn't.
     fn until(&self, mut at: usize, stop: usize, is_touched: bool) -> usize {
         while at < stop {
-            let word = if is_touched { self.word(at / BITS) } else { !self.word(at / BITS) };
+            let word = if is_touched {
+                self.word(at / BITS)
+            } else {
+                !self.word(at / BITS)
+            };
             let rest = word >> (at % BITS);
             if rest != 0 {
                 return (at + rest.trailing_zeros() as usize).min(stop);

@@ -1,6 +1,7 @@
 //! One stream through a file: the part that grows, and the distances at which parts begin.
 
 use super::Span;
+use core::time::Duration;
 
 /// Errors of a start that a stride allows for, in granules: touches are known to one granule, and the distance to a part of one.
 const ERROR_HALF_GRANULES: u64 = 3;
@@ -8,6 +9,11 @@ const ERROR_HALF_GRANULES: u64 = 3;
 const NEAR_GRANULES: u64 = 2;
 /// A stream is left when so much was touched elsewhere, and twice what it has outstanding.
 const LEFT_BYTES: u64 = 16 << 20;
+/// How far a part is read ahead: what it grows by in so many looks, and at least so far. More would only stand in the way of what another stream is waiting for.
+const PACES: u64 = 5;
+/// No store that programs wait for is as fast as this, 2.5 GB/s; to ask for what is there costs a program that reads from memory a few hundredths of its time.
+const QUICK_BYTES_PER_US: u64 = 2500;
+const LEAST_WINDOW: u64 = 4 << 20;
 /// How far behind its end a part's next touch is looked for, besides what was fetched.
 const BEYOND: u64 = 512 << 10;
 /// A stream that has proved nothing is looked at while no more than this was touched since.
@@ -32,6 +38,11 @@ pub(super) struct Stream {
     /// Starts beyond this part's that were asked for, with how many bytes each.
     asked_starts: u64,
     asked_each: u64,
+    /// What it grew by since the last look, and by at most in the looks before, of which the last counts most.
+    fresh: u64,
+    pace: u64,
+    /// Whether it grew faster than from any store: what it touches is in memory.
+    is_quick: bool,
     /// The bytes that had been touched in the file when this stream was touched last.
     pub(super) touched_at: u64,
     /// Whether something was ever asked for.
@@ -51,6 +62,9 @@ impl Stream {
         extent: 0,
         asked_starts: 0,
         asked_each: 0,
+        fresh: 0,
+        pace: 0,
+        is_quick: false,
         touched_at: 0,
         has_asked: false,
     };
@@ -68,6 +82,7 @@ impl Stream {
             asked_from: span.from,
             first,
             count,
+            fresh: span.len(),
             touched_at: now,
             ..Stream::NONE
         }
@@ -101,6 +116,7 @@ impl Stream {
     /// The part has grown by these bytes. What had been asked for: of it, and in vain.
     pub(super) fn grow(&mut self, span: Span, now: u64) -> (u64, u64) {
         self.touched_at = now;
+        self.fresh += span.len();
         let before = self.front;
         self.front = self.front.max(span.to);
         let mut used = self.asked.min(self.front).saturating_sub(before);
@@ -122,6 +138,29 @@ impl Stream {
         (used, vain)
     }
 
+    /// A look is over, so long after the one before: how fast the part grows.
+    pub(super) fn looked(&mut self, elapsed: Duration) {
+        let millionths = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        self.is_quick = self.fresh > millionths.saturating_mul(QUICK_BYTES_PER_US).max(LEAST_WINDOW);
+        self.pace = self.fresh.max(self.pace - self.pace / 8);
+        self.fresh = 0;
+    }
+
+    /// How far ahead is enough: what is touched in the next few looks.
+    fn enough(&self, window: u64) -> u64 {
+        window.min((PACES * self.pace).max(LEAST_WINDOW))
+    }
+
+    /// The part has reached the head of a stride: what it had asked for there is that one's.
+    pub(super) fn settle(&mut self, next: &mut Stream) -> u64 {
+        let used = self.asked.min(next.front).saturating_sub(self.front.max(next.start));
+        if self.asked > self.front {
+            next.asked = next.asked.max(self.asked);
+            self.asked = self.front;
+        }
+        used
+    }
+
     /// Takes over the part that lies right behind this one. What of it this one had asked for.
     pub(super) fn join(&mut self, next: &Stream) -> u64 {
         let before = self.front;
@@ -138,13 +177,14 @@ impl Stream {
         used
     }
 
-    /// Whether `next` begins where this part ends, and is not the head of a stride.
-    pub(super) const fn reaches(&self, next: &Stream, granule: u64, proof: u64) -> bool {
-        next.is_followed()
-            && next.start > self.start
-            && next.front > self.front
-            && next.start <= self.front + granule
-            && next.count < proof
+    /// Whether `next` begins where this part ends.
+    pub(super) const fn reaches(&self, next: &Stream, granule: u64) -> bool {
+        next.is_followed() && next.start > self.start && next.front > self.front && next.start <= self.front + granule
+    }
+
+    /// Whether it is a stride that is believed.
+    pub(super) const fn is_stride(&self, proof: u64) -> bool {
+        self.count >= proof
     }
 
     /// The mean distance of the starts. The last one alone is known to a granule only, which is too little to meet the tenth next.
@@ -196,11 +236,17 @@ impl Stream {
             front: span.to,
             grown: span.len(),
             back: 0,
-            asked: 0,
+            // Of a long part only the beginning was asked for.
+            asked: if used > 0 && self.extent > self.asked_each {
+                span.from + self.asked_each
+            } else {
+                0
+            },
             asked_from: span.from,
             count: self.count + count,
             extent: (self.front - self.start).max(self.extent - self.extent / 8),
             asked_starts: self.asked_starts - passed,
+            fresh: self.fresh + span.len(),
             touched_at: now,
             ..*self
         };
@@ -224,7 +270,7 @@ impl Stream {
     /// The next part of the stride, if it is to be asked for.
     pub(super) fn ahead(&mut self, bytes: u64, proof: u64, window: u64, granule: u64, room: u64) -> Option<Span> {
         let stride = self.stride();
-        if self.count < proof || self.extent >= stride.unsigned_abs() {
+        if self.is_quick || self.count < proof || self.extent >= stride.unsigned_abs() {
             return None;
         }
         let next = self.asked_starts + 1;
@@ -234,7 +280,7 @@ impl Stream {
         // A start is known to a granule, so the distance to a granule's part, and the nth next start to n of these.
         let margin = (granule * next / self.count).min(granule);
         let from = self.start.checked_add_signed(stride.checked_mul(next as i64)?)?;
-        let to = (from + self.extent + margin).min(bytes);
+        let to = (from + self.extent.min(self.enough(window)) + margin).min(bytes);
         let span = Span {
             from: from.saturating_sub(margin),
             to,
@@ -248,13 +294,18 @@ impl Stream {
 
     /// What lies behind the part, if it is to be asked for.
     pub(super) fn on(&mut self, bytes: u64, proof: u64, window: u64, room: u64) -> Option<Span> {
-        // A part of a stride ends where the others did.
+        // A part of a stride is as long as the others were, unless it goes on.
+        let is_known = self.count >= super::PROOF_STRIDES && self.grown < self.extent;
         let is_usual = self.count >= super::PROOF_STRIDES && self.grown <= 2 * self.extent;
-        if self.grown < proof || is_usual {
+        if self.is_quick || !is_known && (self.grown < proof || is_usual) {
             return None;
         }
-        let window = window.min(self.grown);
-        let (from, to) = (self.asked.max(self.front), (self.front + window).min(bytes));
+        let window = self.enough(window);
+        let (from, reach) = (
+            self.asked.max(self.front),
+            if is_known { self.extent - self.grown } else { self.grown },
+        );
+        let to = (self.front + window.min(reach)).min(bytes);
         let wanted = to.saturating_sub(from);
         if wanted == 0 || (wanted < super::LEAST_ASK.min(window / 4) && to < bytes) {
             return None;
@@ -266,10 +317,10 @@ impl Stream {
 
     /// What lies before the part, if it is to be asked for: down to `least`, where another part ends.
     pub(super) fn back(&mut self, least: u64, proof: u64, window: u64, room: u64) -> Option<Span> {
-        if self.back < proof {
+        if self.is_quick || self.back < proof {
             return None;
         }
-        let window = window.min(self.back);
+        let window = self.enough(window).min(self.back);
         let (from, to) = (
             self.start.saturating_sub(window).max(least),
             self.asked_from.min(self.start),
