@@ -68,12 +68,9 @@ unsafe extern "C" fn in_child() {
     calls::quietly(|| {
         let mappings = TABLE.inherit();
         stats::inherit(mappings);
-        if IS_STARTED.swap(false, Ordering::AcqRel) {
-            // The child has one thread, and this is it.
-            if !WATCHES.load(Ordering::Acquire).is_null() {
-                watches().into_iter().flatten().for_each(Watch::end);
-            }
-        }
+        IS_STARTED.store(false, Ordering::Release);
+        // The parent's thread may have been in the middle of it: it is left where it is, and nothing of it is unmapped, for the child may have something else there.
+        WATCHES.store(core::ptr::null_mut(), Ordering::Release);
         if mappings > 0 {
             start();
         }

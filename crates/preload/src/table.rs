@@ -48,15 +48,17 @@ pub struct Place {
 }
 
 impl Place {
-    const EMPTY: Place = Place {
-        state: AtomicU32::new(FREE),
-        turn: AtomicU64::new(0),
-        at: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        offset: AtomicU64::new(0),
-        device: AtomicU64::new(0),
-        is_populated: AtomicU32::new(0),
-    };
+    const fn empty() -> Self {
+        Place {
+            state: AtomicU32::new(FREE),
+            turn: AtomicU64::new(0),
+            at: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            offset: AtomicU64::new(0),
+            device: AtomicU64::new(0),
+            is_populated: AtomicU32::new(0),
+        }
+    }
 
     fn take(&self, from: u32, to: u32) -> bool {
         self.state
@@ -111,7 +113,7 @@ pub static TABLE: Table = Table::new();
 impl Table {
     pub const fn new() -> Self {
         Table {
-            places: [const { Place::EMPTY }; PLACES],
+            places: [const { Place::empty() }; PLACES],
             taken: AtomicUsize::new(0),
         }
     }

@@ -294,18 +294,15 @@ impl Stream {
 
     /// What lies behind the part, if it is to be asked for.
     pub(super) fn on(&mut self, bytes: u64, proof: u64, window: u64, room: u64) -> Option<Span> {
-        // A part of a stride is as long as the others were, unless it goes on.
-        let is_known = self.count >= super::PROOF_STRIDES && self.grown < self.extent;
+        // A part of a stride is as long as the others were, unless it goes on; of a long one only the beginning was asked for.
+        let is_known = self.count >= super::PROOF_STRIDES && self.grown < self.extent && self.extent > self.asked_each;
         let is_usual = self.count >= super::PROOF_STRIDES && self.grown <= 2 * self.extent;
         if self.is_quick || !is_known && (self.grown < proof || is_usual) {
             return None;
         }
-        let window = self.enough(window);
-        let (from, reach) = (
-            self.asked.max(self.front),
-            if is_known { self.extent - self.grown } else { self.grown },
-        );
-        let to = (self.front + window.min(reach)).min(bytes);
+        let reach = if is_known { self.extent - self.grown } else { self.grown };
+        let window = self.enough(window).min(reach);
+        let (from, to) = (self.asked.max(self.front), (self.front + window).min(bytes));
         let wanted = to.saturating_sub(from);
         if wanted == 0 || (wanted < super::LEAST_ASK.min(window / 4) && to < bytes) {
             return None;

@@ -326,6 +326,18 @@ fn two_threads_that_share_out_each_tensor_are_read_ahead() {
 }
 
 #[test]
+fn a_part_proves_something_before_it_is_read_on() {
+    for (kibibytes, is_asked) in [(192, false), (448, false), (512, true)] {
+        let mut detector = Detector::new(1 << 30, GRANULE, WINDOW);
+        detector.touched(Span {
+            from: 1 << 20,
+            to: (1 << 20) + (kibibytes << 10),
+        });
+        assert_eq!(detector.next(BUDGET).is_some(), is_asked, "{kibibytes} KiB");
+    }
+}
+
+#[test]
 fn a_footer_that_is_touched_again_and_again_resets_nothing() {
     let bytes = 1 << 30;
     let footer = Span {
