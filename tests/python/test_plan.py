@@ -770,3 +770,30 @@ def test_calibrate_without_a_data_set_measures_the_machine(run: Command) -> None
     assert run.fails("calibrate", "s3://data/fixed", "--decode", "hashlib:absent")[0] == 2
     assert "'mydec' is not of the form MODULE:FUNCTION" in run.fails("calibrate", "s3://x/y", "--decode", "mydec")[1]
     assert json.dumps(found)
+
+
+def test_nodes_that_read_what_they_keep_are_planned_and_what_can_t_be_is_refused() -> None:
+    def planned(lengths: Any = None, **change: Any) -> Any:
+        given = {
+            "nodes": 4,
+            "ram": "100MB",
+            "batch": 64,
+            "step_time": 0.01,
+            "epochs": 3,
+            "calibration": dataclasses.replace(SLOW, network_mb_s=1100.0),
+            **change,
+        }
+        return foreload.plan([100_000] * 2_000 if lengths is None else lengths, **given)
+
+    cards, local = planned(), planned(assign="local")
+    assert local.mb_by_source.peer < 0.4 * cards.mb_by_source.peer
+    assert local.requests <= 1.01 * 2_000
+    for change, told in (
+        ({"assign": "here"}, r"plan\(assign=...\): 'here' is none"),
+        ({"assign": "local", "calibration": None}, "say what the network between them brings"),
+        ({"assign": "local", "batch": 66}, "4 nodes don't divide a batch of 66"),
+    ):
+        with pytest.raises(InvalidError, match=told):
+            planned(**change)
+    # A node alone keeps all that it reads.
+    assert planned(assign="local", nodes=1, calibration=None).nodes == 1

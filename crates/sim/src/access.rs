@@ -7,9 +7,11 @@
 //! An epoch's samples are laid out once, as four bytes each, while any node is in it ([`Epochs`]); a simulation streams
 //! over them.
 
-use crate::{Error, Scenario, Watch};
+use crate::scenario::Assign;
+use crate::{Error, Scenario, Setup, Watch};
 use foreload_plan::{
     DigestBuilder,
+    homes::favourite,
     order::{EpochOrder, Order},
     spec::{OrderKind, OrderSpec, Tail},
 };
@@ -138,6 +140,82 @@ pub(crate) fn spec(scenario: &Scenario, samples: u32) -> OrderSpec {
 
 /// What changes an epoch's layout before it is read.
 pub type Rearrange<'a> = Box<dyn Fn(u32, Vec<u32>) -> Vec<u32> + 'a>;
+
+/// Deals each batch of an epoch out anew: a sample goes to its home, as long as every node gets as many as before, and the rest to whoever has room.
+pub fn deal(home: &[u16], nodes: usize, batch: usize, mut samples: Vec<u32>) -> Vec<u32> {
+    let mut rest = Vec::with_capacity(batch);
+    let mut slot = vec![0usize; nodes];
+    let mut filled = vec![false; batch];
+    let mut dealt = vec![0u32; batch];
+    for (b, chunk) in samples.chunks_mut(batch).enumerate() {
+        let start = b * batch;
+        // The first slot of this batch that belongs to each node.
+        for (node, s) in slot.iter_mut().enumerate() {
+            *s = (node + nodes - start % nodes) % nodes;
+        }
+        filled[..chunk.len()].fill(false);
+        rest.clear();
+        for sample in chunk.iter() {
+            let s = slot
+                .get_mut(usize::from(home[*sample as usize]))
+                .filter(|s| **s < chunk.len());
+            match s {
+                Some(s) => {
+                    (dealt[*s], filled[*s]) = (*sample, true);
+                    *s += nodes;
+                }
+                None => rest.push(*sample),
+            }
+        }
+        let mut rest = rest.iter();
+        for (i, sample) in chunk.iter_mut().enumerate() {
+            *sample = if filled[i] {
+                dealt[i]
+            } else {
+                *rest.next().expect("as many samples as slots")
+            };
+        }
+    }
+    samples
+}
+
+/// Whether samples go to the nodes that keep them.
+///
+/// # Errors
+/// When they are to, and share objects, of which nodes keep stretches.
+pub fn is_local(setup: &Setup<'_>) -> Result<bool, Error> {
+    match (setup.scenario.training.assign, &setup.sizes.places) {
+        (Assign::Cards, _) => Ok(false),
+        (Assign::Local, None) => Ok(true),
+        (Assign::Local, Some(_)) => Err(Error::invalid(
+            "training.assign",
+            "\"local\" deals whole objects: it isn't there for samples in shards",
+        )),
+    }
+}
+
+/// Gives samples to the nodes that keep them, as the engine deals them; none: they are dealt out like cards.
+///
+/// # Errors
+/// As [`is_local`], and when the run was ended.
+pub fn local<'a>(setup: &Setup<'_>) -> Result<Option<Rearrange<'a>>, Error> {
+    if !is_local(setup)? {
+        return Ok(None);
+    }
+    let ids: Vec<u64> = (0..setup.access.nodes()).map(u64::from).collect();
+    let home = |sample: u32| {
+        setup.access.watch().tire(setup.access.nodes() / 8);
+        setup.access.watch().look()?;
+        Ok(favourite(sample.into(), &ids).map_or(u16::MAX, |home| home as u16))
+    };
+    let homes = (0..setup.access.samples())
+        .map(home)
+        .collect::<Result<Vec<u16>, Error>>()?;
+    let batch = (setup.access.batch() as usize).min(homes.len());
+    Ok(Some(Box::new(move |_, samples| {
+        deal(&homes, ids.len(), batch, samples)
+    })))
+}
 
 /// Laid-out epochs, kept while a node is in them.
 pub struct Epochs<'a> {

@@ -21,7 +21,7 @@ mod placement;
 mod requests;
 mod staging;
 
-use crate::access::Epochs;
+use crate::access::{self, Epochs};
 use crate::paper::pipeline::Counts;
 use crate::random::Random;
 use crate::source::{Ordered, SharedSource};
@@ -128,7 +128,7 @@ impl<'a> Run<'a> {
     }
 
     fn run(mut self) -> Result<Outcome, Error> {
-        let mut epochs = Epochs::new(self.setup.access, None);
+        let mut epochs = Epochs::new(self.setup.access, access::local(self.setup)?);
         loop {
             let ready = self.ready.peek().map(|Reverse((at, _))| at.0);
             match (ready, self.source.next_end()) {

@@ -45,7 +45,9 @@ pub use policy::{POLICIES, Policy};
 pub use pricing::cost_json;
 pub use random::Random;
 pub use report::{Fabric, MbBySource, Outcome, Report};
-pub use scenario::{Cluster, Dataset, Deli, Drive, Fault, Negative, Scenario, Share, Source, Tier, TierKind, Training};
+pub use scenario::{
+    Assign, Cluster, Dataset, Deli, Drive, Fault, Negative, Scenario, Share, Source, Tier, TierKind, Training,
+};
 pub use sizes::Sizes;
 pub use totals::{Compute, Totals};
 pub use watch::{Progress, Watch};

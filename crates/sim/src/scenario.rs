@@ -119,9 +119,23 @@ pub struct Training {
     /// Seed of the order.
     #[serde(default)]
     pub seed: u64,
+    /// Which node reads which sample of a global batch.
+    #[serde(default)]
+    pub assign: Assign,
     /// Seconds that a node computes on its share of one global batch, besides `cluster.compute_mb_s`.
     #[serde(default)]
     pub step_s: f64,
+}
+
+/// Which node reads which sample of a global batch. The papers' policies deal it out like cards, whatever is said here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Assign {
+    /// They deal it out like cards.
+    #[default]
+    Cards,
+    /// Each has what it keeps, as far as all have equally many ([`foreload_plan::deal`]).
+    Local,
 }
 
 fn keyed() -> String {
@@ -344,6 +358,19 @@ impl Scenario {
                 "cluster.compute_mb_s",
                 "needed, or training.step_s: without either, training takes no time",
             ));
+        }
+        if self.training.assign == Assign::Local {
+            let why = match (
+                self.cluster.network_mb_s,
+                self.training.global_batch % self.cluster.nodes.max(1),
+            ) {
+                (None, _) => "\"local\" is for nodes that share their caches; give cluster.network_mb_s",
+                (_, 1..) => "\"local\" needs a training.global_batch that cluster.nodes divides",
+                (Some(_), 0) => "",
+            };
+            if !why.is_empty() {
+                return Err(Error::invalid("training.assign", why));
+            }
         }
         if self.tier.iter().filter(|t| t.kind == TierKind::Staging).count() > 1 {
             return Err(Error::invalid("tier", "there is one staging tier at most"));

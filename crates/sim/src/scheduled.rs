@@ -16,6 +16,7 @@ use crate::source::{Ordered, SharedSource};
 use crate::{Compute, Error, MbBySource, Outcome, Policy, Setup, TierKind, access};
 use foreload_plan::action::{Action, Command, Event, Failure, Handle, Item, Source, Via};
 use foreload_plan::catalog::{Catalog, Objects, Place, Shards};
+use foreload_plan::deal::Deal;
 use foreload_plan::flow::ConcurrencySettings;
 use foreload_plan::homes::Member;
 use foreload_plan::job::{Reads, Set};
@@ -98,7 +99,7 @@ pub fn scheduler(
         order: Order::new(&access::spec(setup.scenario, setup.sizes.samples()))?,
         world: setup.hardware.nodes,
         uneven: true,
-        deal: None,
+        deal: deal(setup)?,
         ranking: ranking.cloned(),
         ranks: vec![node],
         ram_bytes: None,
@@ -106,6 +107,12 @@ pub fn scheduler(
         epochs: Some(setup.access.epochs()),
     };
     Ok(Scheduler::for_one(settings, &reads)?)
+}
+
+/// Who reads what, where that follows from what nodes keep.
+fn deal(setup: &Setup<'_>) -> Result<Option<Deal>, Error> {
+    let nodes = || (0..setup.hardware.nodes).map(u64::from).collect();
+    Ok(access::is_local(setup)?.then(|| Deal::new(nodes(), 0)))
 }
 
 /// What each node reads most often, where the policy goes by that.

@@ -152,6 +152,7 @@ def plan(
     nodes: int = 1,
     disk: int | str = 0,
     epochs: int = 10,
+    assign: str | None = None,
     prices: str | PathLike[str] = "gcs",
     calibration: str | PathLike[str] | Speeds | None = None,
     objects: int | None = None,
@@ -167,6 +168,7 @@ def plan(
         nodes: Machines.
         disk: Disk for Foreload on each node.
         epochs: Epochs of the run.
+        assign: `"local"`: samples go to the nodes that keep them, as `DataLoader(assign="local")` has it.
         prices: `gcs`, `s3`, `azure`, or the path of a sheet of your own.
         calibration: A file that `foreload calibrate` wrote, or speeds. Default: those of `foreload.speeds.Speeds`.
         objects: Objects to list. Default: of a data set those it has, otherwise one for each sample.
@@ -177,7 +179,7 @@ def plan(
 
     Raises:
         InvalidError: A number can't be, the data set has fewer samples than a batch, the batch fewer than there are nodes, or the memory
-            doesn't hold a node's share of it.
+            doesn't hold a node's share of it; or `assign` can't be obeyed.
     """
     from foreload import speeds as speeds_module
 
@@ -191,8 +193,10 @@ def plan(
         step_s=_numbers.amount("plan(step_time=...)", step_time, _LEAST_STEP_S, speeds_module.MOST_SECONDS),
         epochs=_numbers.count("plan(epochs=...)", epochs, 1, _MOST_RUN),
         speeds=speeds,
+        is_local=assign is not None and nodes > 1,
     )
     _check_batch(site, len(lengths))
+    _check_assign(site, assign, shards=places is not None)
     _check_ram(site, lengths)
     if objects is not None:
         listed = _numbers.count("plan(objects=...)", objects)
@@ -214,6 +218,7 @@ class Site:
         step_s: Seconds that it is computed on.
         epochs: Length of the run.
         speeds: How fast the machines are.
+        is_local: Whether samples go to the nodes that keep them.
     """
 
     nodes: int
@@ -223,6 +228,7 @@ class Site:
     step_s: float
     epochs: int
     speeds: Speeds
+    is_local: bool = False
 
     def scenario(
         self, sizes: Path, samples: int, mean_bytes: float, epochs: int | None = None, drive: str = "fast"
@@ -248,7 +254,12 @@ class Site:
             "name": "plan",
             "drive": drive,
             "dataset": {"sizes_file": str(sizes)},
-            "training": {"epochs": epochs or self.epochs, "global_batch": self.batch, "step_s": self.step_s},
+            "training": {
+                "epochs": epochs or self.epochs,
+                "global_batch": self.batch,
+                "assign": "local" if self.is_local else "cards",
+                "step_s": self.step_s,
+            },
             "cluster": {
                 "nodes": self.nodes,
                 "compute_mb_s": speeds.loop_mb_s,
@@ -560,6 +571,24 @@ def _check_batch(site: Site, samples: int) -> None:
         raise InvalidError(
             f"plan(nodes=...): {site.nodes:,} nodes can't share a batch of {site.batch:,} samples; give at most {site.batch} nodes, or a larger batch "
             "with its step"
+        )
+
+
+def _check_assign(site: Site, assign: str | None, *, shards: bool) -> None:
+    """Refuses what no loader does."""
+    if assign not in (None, "local"):
+        raise InvalidError(f"plan(assign=...): {assign!r} is none; give 'local', or nothing")
+    if not site.is_local:
+        return
+    if shards:
+        raise InvalidError("plan(assign=...): 'local' deals whole objects: it isn't there for samples in shards")
+    if site.speeds.network_mb_s is None:
+        raise InvalidError(
+            "plan(assign=...): 'local' is for nodes that share their caches; say what the network between them brings (--network, or network_mb_s of the speeds)"
+        )
+    if site.batch % site.nodes:
+        raise InvalidError(
+            f"plan(assign=...): 'local' is simulated for nodes that have equally many samples; {site.nodes:,} nodes don't divide a batch of {site.batch:,}"
         )
 
 

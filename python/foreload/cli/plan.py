@@ -56,6 +56,15 @@ StepTime = Annotated[
     ),
 ]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Length of the run.", rich_help_panel=_CLUSTER)]
+Assign = Annotated[
+    str | None,
+    typer.Option(
+        "--assign",
+        metavar="local",
+        help="Samples go to the nodes that keep them; by default they are dealt out like cards.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 Calibration = Annotated[
     Path | None,
     typer.Option(
@@ -102,6 +111,7 @@ def plan(
     batch: Batch = None,
     step_time: StepTime = 0.1,
     epochs: Epochs = 10,
+    assign: Assign = None,
     prices: Prices = "gcs",
     scenario: Save = None,
     calibration: Calibration = None,
@@ -136,6 +146,7 @@ def plan(
             batch=min(_BATCH, len(dataset)) if batch is None else batch,
             step_time=step_time,
             epochs=epochs,
+            assign=assign,
             prices=prices,
             calibration=speeds,
             progress=progress,

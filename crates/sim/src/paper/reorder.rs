@@ -2,7 +2,10 @@
 
 use super::pipeline::Counts;
 use super::store::{Found, Homes, Shelves, Store};
-use crate::{Consumer, Error, Outcome, Policy, Random, Setup, TierKind, access::Rearrange};
+use crate::{
+    Consumer, Error, Outcome, Policy, Random, Setup, TierKind,
+    access::{Rearrange, deal},
+};
 
 /// Locality-aware loading (Yang & Cong): within each global batch, samples go to the node that keeps them, as long as every
 /// node gets as many as before; the rest is dealt out to whoever has room.
@@ -14,46 +17,9 @@ pub fn local_first<'a>(homes: &Homes, nodes: u32, batch: u32) -> Rearrange<'a> {
         if epoch == 0 {
             samples
         } else {
-            rearrange(&table, nodes as usize, batch, samples)
+            deal(&table, nodes as usize, batch, samples)
         }
     })
-}
-
-fn rearrange(home: &[u16], nodes: usize, batch: usize, mut samples: Vec<u32>) -> Vec<u32> {
-    let mut rest = Vec::with_capacity(batch);
-    let mut slot = vec![0usize; nodes];
-    let mut filled = vec![false; batch];
-    let mut dealt = vec![0u32; batch];
-    for (b, chunk) in samples.chunks_mut(batch).enumerate() {
-        let start = b * batch;
-        // The first slot of this batch that belongs to each node.
-        for (node, s) in slot.iter_mut().enumerate() {
-            *s = (node + nodes - start % nodes) % nodes;
-        }
-        filled[..chunk.len()].fill(false);
-        rest.clear();
-        for sample in chunk.iter() {
-            let s = slot
-                .get_mut(usize::from(home[*sample as usize]))
-                .filter(|s| **s < chunk.len());
-            match s {
-                Some(s) => {
-                    (dealt[*s], filled[*s]) = (*sample, true);
-                    *s += nodes;
-                }
-                None => rest.push(*sample),
-            }
-        }
-        let mut rest = rest.iter();
-        for (i, sample) in chunk.iter_mut().enumerate() {
-            *sample = if filled[i] {
-                dealt[i]
-            } else {
-                *rest.next().expect("as many samples as slots")
-            };
-        }
-    }
-    samples
 }
 
 /// DeepIO's optimistic mode: in order until RAM is full; from then on, what isn't cached is replaced by a sample that the node has.
@@ -248,7 +214,7 @@ mod tests {
         // Batches of 4 over 3 nodes; samples 0..6 live on node (sample / 2), the rest nowhere.
         let home: Vec<u16> = (0..10).map(|k| if k < 6 { k / 2 } else { u16::MAX }).collect();
         let before = vec![5, 0, 8, 2, 1, 3, 9, 4, 6, 7];
-        let after = rearrange(&home, 3, 4, before.clone());
+        let after = deal(&home, 3, 4, before.clone());
         for (b, a) in before.chunks(4).zip(after.chunks(4)) {
             let (mut b, mut a) = (b.to_vec(), a.to_vec());
             b.sort_unstable();

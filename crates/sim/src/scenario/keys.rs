@@ -52,6 +52,7 @@ const TRAINING: Keys = &[
     ("epochs", COUNT),
     ("global_batch", COUNT),
     ("order", Kind::OneOf(&["keyed", "sequential"])),
+    ("assign", Kind::OneOf(&["cards", "local"])),
     ("seed", ANY),
     ("step_s", SECONDS),
 ];

@@ -132,6 +132,10 @@ fn a_word_that_is_none_of_a_keys_words_is_told_which_there_are() {
             r#"training.order: "random" is not one of keyed, sequential"#,
         ),
         (
+            "training.assign=locally",
+            r#"training.assign: "locally" is not one of cards, local; did you mean "local"?"#,
+        ),
+        (
             "drive=engines",
             r#"drive: "engines" is not one of auto, fast, engine; did you mean "engine"?"#,
         ),

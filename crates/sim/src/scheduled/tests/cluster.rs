@@ -170,3 +170,46 @@ fn what_is_kept_by_access_counts_is_what_the_paper_s_model_keeps() {
         });
     }
 }
+
+#[test]
+fn nodes_that_read_what_they_keep_send_each_other_little_in_both_models() {
+    let set = |assign: &'static str, drive: &'static str| {
+        vec![
+            "tier.staging.capacity_mb=60",
+            "tier.ram.capacity_mb=90",
+            "tier.disk.capacity_mb=0",
+            "training.global_batch=160",
+            assign,
+            drive,
+        ]
+    };
+    let ran = |assign, drive: &'static str| {
+        let mut found = None;
+        with_scenario(SMALL, &set(assign, "drive=auto"), |setup| {
+            let outcome = match drive {
+                "engine" => run(setup, Policy::Foreload, false).expect("runs").outcome,
+                _ => foreload::run(setup).expect("runs"),
+            };
+            assert!(outcome.supported, "{:?}", outcome.reason);
+            found = Some((
+                outcome.mb_by_source,
+                outcome.requests as f64 / f64::from(setup.sizes.samples()),
+            ));
+        });
+        found.expect("was run")
+    };
+    let mut peer = Vec::new();
+    for drive in ["engine", "fast"] {
+        let ((cards, _), (local, requests)) =
+            (ran("training.assign=cards", drive), ran("training.assign=local", drive));
+        assert!(
+            local.peer < 0.25 * cards.peer,
+            "{drive}: {} MB, and {} dealt out like cards",
+            local.peer,
+            cards.peer
+        );
+        assert!(requests <= 1.01, "{drive}: {requests} requests for each sample");
+        peer.push(local.peer);
+    }
+    assert!((peer[0] / peer[1] - 1.0).abs() < 0.1, "{peer:?} MB");
+}
