@@ -3,7 +3,7 @@
 use super::*;
 use crate::carriers::{Bundle, Carrier, Carriers, Landed, Part};
 use crate::scatter::{Check, Scatter};
-use foreload_plan::action::{Load, Piece, Source as From};
+use foreload_plan::action::{BUNDLED_BYTES, Load, Piece, Source as From};
 use foreload_plan::blocks::Content;
 use foreload_store::{Error, ErrorKind};
 
@@ -151,7 +151,10 @@ pub(super) fn run(test: impl Future<Output = ()>) {
 
 #[test]
 fn each_sample_of_a_bundle_comes_or_is_said_to_be_missing_by_itself() {
-    let lens: Vec<u64> = (0..14).map(|at| 1 + at * 1001).chain([16_383, 16_384]).collect();
+    let lens: Vec<u64> = (0..14)
+        .map(|at| 1 + at * 1001)
+        .chain([BUNDLED_BYTES - 1, BUNDLED_BYTES])
+        .collect();
     let mut place = Place::new(limits(), &lens);
     run(async {
         let mut asker = Asker::new(&place);
