@@ -187,11 +187,11 @@ def test_a_node_that_others_do_not_come_to_goes_on_alone(nodes: Any) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("assign", [None, "local"])
+@pytest.mark.parametrize(("assign", "policy"), [(None, None), ("local", None), (None, "frequency")])
 def test_ranks_that_die_and_nodes_that_go_and_come_go_on_where_they_were_and_find_their_caches(
-    nodes: Any, bucket: Any, assign: str | None
+    nodes: Any, bucket: Any, assign: str | None, policy: str | None
 ) -> None:
-    run = nodes(5, 1, whole=60, epochs=60, pause_s=0.1, saves=True, dies=12, assign=assign)
+    run = nodes(5, 1, whole=60, epochs=60, pause_s=0.1, saves=True, dies=12, assign=assign, policy=policy)
     data = fl.open("s3://data/fixed")
     bucket.reset()
     # Four nodes begin; a rank dies and is started again; then a node is lost, and two others come.
