@@ -21,21 +21,23 @@ import builtins
 import difflib
 import glob
 import os
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from foreload import _core
+from foreload._data.dataset import Dataset
 from foreload._data.dataset import open as _open
+from foreload._mapped.ahead import Ahead
 from foreload._mapped.layout import Layout, layout
+from foreload._mapped.order import ordered
 from foreload._settings.memory import available_bytes
 from foreload._settings.sizes import format_bytes, parse_bytes
-from foreload.errors import ChangedError, InvalidError, NotFoundError
+from foreload.errors import ChangedError, CorruptError, ForkedError, InvalidError, NotFoundError
 
 __all__ = ["Advice", "LmdbIndex", "Prefetch", "advise", "prefetch", "wrap_sampler"]
 
@@ -49,8 +51,10 @@ _FOREVER = 1e9
 _PAGE = 4096
 #: Names that are looked at for one key, in their order.
 _ASKS = 20
-#: Of what lies between values so much is fetched ahead: what is more is free pages, and no tree.
-_MOST_TREE = 1 << 30
+#: Of what lies between values so much is fetched ahead, as a share of the values and besides: what is more is free pages, and no tree.
+_TREE_SHARE, _SOME_TREE = 0.25, 1 << 20
+#: How often a file is looked at that is another one meanwhile.
+_LOOKS = 3
 
 
 def _window(window: int | str | None) -> int:
@@ -76,7 +80,11 @@ class Prefetch:
                 "came; give tensors= or ranges= that are needed, or advise(), which goes ahead of the reader by a few"
             )
         self._files = files
-        self._ahead = _core.ReadAhead(list(files), list(ranges), _window(window))
+        self._ahead = Ahead(files, ranges, _window(window))
+        ends = [0] * len(files)
+        for number, first, length in ranges:
+            ends[number] = max(ends[number], first + length)
+        self._ends = ends
 
     @property
     def fetched(self) -> int:
@@ -98,7 +106,8 @@ class Prefetch:
             Whether it is over.
 
         Raises:
-            OSError: A file couldn't be read.
+            OSError: A file couldn't be read, or was cut short meanwhile.
+            ForkedError: It was begun before this process was forked.
         """
         left = _FOREVER if timeout is None else max(0.0, timeout)
         while True:
@@ -108,8 +117,16 @@ class Prefetch:
             left -= step
             if error is not None:
                 raise OSError(f"{', '.join(map(str, self._files))}: {error}")
+            if is_over:
+                self._check()
             if is_over or left <= 0:
                 return is_over
+
+    def _check(self) -> None:
+        """What lies behind a file's end can be read as well as not at all, so only its size tells that it was cut short."""
+        for file, end in zip(self._files, self._ends, strict=True):
+            if (size := file.stat().st_size) < end:
+                raise OSError(f"{file} was cut short while it was fetched: it has {size} bytes, and {end} were wanted")
 
     def stop(self) -> None:
         """Asks for nothing more. What is there stays."""
@@ -123,7 +140,11 @@ class Prefetch:
 
     def __repr__(self) -> str:
         named = self._files[0] if len(self._files) == 1 else f"{len(self._files)} files"
-        return f"<prefetch of {named}: {format_bytes(self.fetched)} of {format_bytes(self.nbytes)}>"
+        try:
+            there = format_bytes(self.fetched)
+        except ForkedError:
+            there = "an unknown part"
+        return f"<prefetch of {named}: {there} of {format_bytes(self.nbytes)}>"
 
 
 def prefetch(
@@ -206,7 +227,7 @@ class Advice:
             raise InvalidError(f"ahead={ahead}: give 1 or more")
         self._count, self._ahead = len(ranges), ahead + len(before)
         whole = [(0, int(first), int(length)) for first, length in chain(before, ranges)]
-        self._pages = _core.ReadAhead([path], whole, _window(window), self._ahead)
+        self._pages = Ahead([path], whole, _window(window), self._ahead)
 
     def __len__(self) -> int:
         return self._count
@@ -256,15 +277,32 @@ class LmdbIndex:
     def __init__(self, path: Place, database: str = "") -> None:
         place = Path(path)
         self.path = place / "data.mdb" if place.is_dir() else place
-        try:
-            self._data = _open(self.path, "lmdb", database=database)
-        except ChangedError:
-            self._data = _open(self.path, "lmdb", database=database, refresh=True)
+        self._data = self._opened(database)
         self._numbers: dict[bytes, int] | None = None
         self._asked = 0
 
+    def _opened(self, database: str) -> Dataset:
+        for look in builtins.range(_LOOKS):
+            before = _stamp(self.path)
+            try:
+                return _open(self.path, "lmdb", database=database, refresh=look > 0)
+            except (CorruptError, InvalidError) as error:
+                # Of a file that grows the pages seem to lie behind its end.
+                is_new = isinstance(error, ChangedError) or _stamp(self.path) != before
+                if is_new and look < _LOOKS - 1:
+                    continue
+                if "lies outside its object" in str(error):
+                    raise CorruptError(f"{self.path} is damaged: {error}") from None
+                raise
+        raise AssertionError("the last look raises")
+
     def __len__(self) -> int:
         return len(self._data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return self._data.nbytes
 
     def key(self, nth: int) -> bytes:
         """The key at this place in the order of keys."""
@@ -307,41 +345,56 @@ class LmdbIndex:
         return self.at(self._numbers[key])
 
 
-class _Wrapped:
-    """A sampler's order, with the pages of what it names fetched ahead."""
+class _Parts:
+    """Where a file has what a sampler names; looked up again when it is another file."""
 
-    def __init__(
-        self,
-        sampler: Any,
-        path: Path,
-        places: Callable[[Any], tuple[int, int]],
-        ahead: int,
-        before: Sequence[tuple[int, int]],
-    ) -> None:
-        self.sampler, self._path, self._places, self._ahead, self._before = sampler, path, places, ahead, before
+    def __init__(self, place: Path, key: Callable[[Any], Any] | None, ahead: int, database: str) -> None:
+        self._place, self._key, self._ahead, self._database = place, key, ahead, database
+        self._look()
 
-    def __len__(self) -> int:
-        return len(self.sampler)
+    def _look(self) -> None:
+        place = self._place
+        self._stamp = _stamp(place)
+        is_lmdb = place.suffix in (".mdb", ".lmdb") or (place / "data.mdb").is_file()
+        found: LmdbIndex | Layout = LmdbIndex(place, self._database) if is_lmdb else layout(place)
+        self._found = found
+        self._names = {} if isinstance(found, LmdbIndex) else dict(zip(found.names, found.parts, strict=False))
+        self._before = _least_tree(found) if isinstance(found, LmdbIndex) else [found.head]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "sampler":
-            raise AttributeError(name)
-        return getattr(self.sampler, name)
+    def begin(self, samples: Sequence[Any]) -> Advice:
+        """Has what samples name fetched in this order."""
+        if _stamp(self._place) != self._stamp:
+            self._look()
+        places = [self._at(sample) for sample in samples]
+        return Advice(self._found.path, places, self._ahead, before=self._before)
 
-    def __iter__(self) -> Iterator[Any]:
-        order = list(self.sampler)
-        batched = bool(order) and isinstance(order[0], (list, tuple))
-        samples = list(chain.from_iterable(order)) if batched else order
-        places = [self._places(sample) for sample in samples]
-        advice = Advice(self._path, places, self._ahead, before=self._before)
-        begun = 0
+    def _at(self, sample: Any) -> tuple[int, int]:
+        what, found = sample if self._key is None else self._key(sample), self._found
         try:
-            for each in order:
-                advice.reached(begun)
-                begun += len(each) if batched else 1
-                yield each
-        finally:
-            advice.stop()
+            if isinstance(found, LmdbIndex):
+                return found.range(what) if isinstance(what, (bytes, str)) else found.at(int(what))
+            return self._names[what] if isinstance(what, str) else found.parts[int(what)]
+        except (KeyError, IndexError):
+            raise KeyError(f"{found.path} has nothing by the name {what!r}") from None
+
+
+def _stamp(place: Path) -> tuple[int, ...]:
+    """What is another one when a file is written or replaced."""
+    try:
+        said = (place / "data.mdb" if place.is_dir() else place).stat()
+    except FileNotFoundError:
+        # Who opens it says more of that.
+        return ()
+    return said.st_ino, said.st_size, said.st_mtime_ns
+
+
+def _least_tree(index: LmdbIndex) -> list[tuple[int, int]]:
+    """The parts of a tree, without those that are too long for one: pages that were freed have no value either."""
+    gaps = index.tree()
+    most = min(index.nbytes * _TREE_SHARE + _SOME_TREE, available_bytes() * _WINDOW_SHARE)
+    shortest = sorted(gaps, key=lambda gap: gap[1])
+    fit = bisect_right(list(accumulate(length for _, length in shortest)), most)
+    return sorted(shortest[:fit])
 
 
 def wrap_sampler(
@@ -349,7 +402,8 @@ def wrap_sampler(
 ) -> Any:
     """Wraps a sampler (or a batch sampler), so that the pages of what it names are fetched before they are touched.
 
-    The order stays as it is. It is taken from the sampler as a whole when an epoch begins.
+    The order stays as it is. It is taken from the sampler as a whole when an epoch begins, and so is the file, if it is another one by then. A sampler with a
+    state has one here, too.
 
         >>> sampler = foreload.mmap.wrap_sampler(RandomSampler(data), "train.lmdb", key=lambda i: b"%08d" % i)  # doctest: +SKIP
         >>> DataLoader(data, 32, sampler=sampler, num_workers=4)                                                # doctest: +SKIP
@@ -369,17 +423,4 @@ def wrap_sampler(
         InvalidError: The file is of no kind that is known.
         KeyError: When it is iterated: the file has nothing by that name.
     """
-    place = Path(path)
-    is_lmdb = place.suffix in (".mdb", ".lmdb") or (place / "data.mdb").is_file()
-    found: LmdbIndex | Layout = LmdbIndex(place, database) if is_lmdb else layout(place)
-    names = {} if isinstance(found, LmdbIndex) else dict(zip(found.names, found.parts, strict=False))
-
-    def places(sample: Any) -> tuple[int, int]:
-        what = sample if key is None else key(sample)
-        if isinstance(found, LmdbIndex):
-            return found.range(what) if isinstance(what, (bytes, str)) else found.at(int(what))
-        return names[what] if isinstance(what, str) else found.parts[int(what)]
-
-    before = found.tree() if isinstance(found, LmdbIndex) else [found.head]
-    few = sum(length for _, length in before) <= _MOST_TREE
-    return _Wrapped(sampler, found.path, places, ahead, before if few else [])
+    return ordered(sampler, _Parts(Path(path), key, ahead, database).begin)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import digits
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+import foreload.mmap
 from foreload.torch import Dataset, Sampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
@@ -53,3 +60,26 @@ def test_a_state_taken_after_an_epoch_goes_on_with_the_next(data: Any, workers: 
     other = make(data, num_workers=workers)
     other.load_state_dict(loader.state_dict())
     assert [rows(other, 1) for _ in range(2)] == [digits.epoch_of(plain.sampler, epoch) for epoch in (1, 2)]
+
+
+SAMPLERS: dict[str, Any] = {
+    "with a state": lambda: StatefulDistributedSampler(range(40), 2, 1, seed=3),  # type: ignore[arg-type] # it has a length
+    "without": lambda: RandomSampler(range(40), generator=torch.Generator().manual_seed(4)),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_sampler_that_is_wrapped_goes_on_as_by_itself(tmp_path: Path, kind: str, workers: int, at: int) -> None:
+    path = tmp_path / "rows.npy"
+    np.save(path, np.arange(40))
+
+    def found(wrap: Any) -> list[Any]:
+        loaders = [StatefulDataLoader(range(40), 4, sampler=wrap(SAMPLERS[kind]()), num_workers=workers) for _ in "12"]
+        first = iter(loaders[0])
+        head = [batch.tolist() for batch in islice(first, at)]
+        loaders[1].load_state_dict(loaders[0].state_dict())
+        return head + [[batch.tolist() for batch in loaders[1]] for _ in range(2)]
+
+    assert found(lambda sampler: foreload.mmap.wrap_sampler(sampler, path)) == found(lambda sampler: sampler)

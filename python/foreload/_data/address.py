@@ -44,7 +44,7 @@ def index_file(index: str | os.PathLike[str]) -> str:
         InvalidError: It is a directory.
     """
     address = absolute(index)
-    path = _path_of(address)
+    path = path_of(address)
     if path is None:
         return address
     if not Path(path).exists():
@@ -61,7 +61,7 @@ def check_directory(url: str) -> None:
     Raises:
         InvalidError: It is one.
     """
-    path = _path_of(url)
+    path = path_of(url)
     if path is not None and not _core.split_url(url)[1] and Path(path).is_file():
         raise InvalidError(
             f"open: {path} is a single file; name its directory, or a file that says what the samples are: a shard (.tar), a list of shards (.json), an LMDB file (.mdb, .lmdb) or a manifest "
@@ -119,7 +119,7 @@ def _stands_for(names: str, key: str) -> bool:
         raise InvalidError(f"open: {error}") from None
 
 
-def _path_of(url: str) -> str | None:
+def path_of(url: str) -> str | None:
     """The path that a URL names, if it does."""
     scheme, found, rest = url.partition("://")
     if not found:
@@ -129,7 +129,7 @@ def _path_of(url: str) -> str | None:
 
 def _form(root: str) -> str:
     """One form for all ways to write a root."""
-    path = _path_of(root)
+    path = path_of(root)
     if path is not None:
         return f"file://{os.path.realpath(path)}"
     scheme, _, rest = root.partition("://")

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from foreload import _core
 from foreload._data import address as _address
 from foreload._data import lots as _lots
+from foreload._data import written as _written
 from foreload._node import agent as _agent
 from foreload._node.credentials import Credentials, Provider
 from foreload._node.job import Reader
@@ -117,6 +118,7 @@ def opened(
         )
     address = _address.absolute(url)
     _address.check_directory(address)
+    _written.settle(_address.path_of(address), format)
     given = _environment.as_text(storage_options or {})
     call = {
         "url": address,

@@ -52,7 +52,7 @@ def layout(path: str | os.PathLike[str]) -> Layout:
     """
     path = Path(path)
     with path.open("rb") as file:
-        nbytes, start = path.stat().st_size, file.read(8)
+        nbytes, start = os.fstat(file.fileno()).st_size, file.read(8)
         if start[:6] == b"\x93NUMPY":
             return _npy(path, file, nbytes)
         if start[:6] == _ARROW:
