@@ -286,14 +286,11 @@ class LmdbIndex:
             before = _stamp(self.path)
             try:
                 return _open(self.path, "lmdb", database=database, refresh=look > 0)
-            except (CorruptError, InvalidError) as error:
+            except CorruptError as error:
                 # Of a file that grows the pages seem to lie behind its end.
                 is_new = isinstance(error, ChangedError) or _stamp(self.path) != before
-                if is_new and look < _LOOKS - 1:
-                    continue
-                if "lies outside its object" in str(error):
-                    raise CorruptError(f"{self.path} is damaged: {error}") from None
-                raise
+                if not is_new or look == _LOOKS - 1:
+                    raise
         raise AssertionError("the last look raises")
 
     def __len__(self) -> int:

@@ -259,7 +259,7 @@ def test_a_loader_of_ours_goes_on_where_its_state_was_taken(values: Path, worker
 
 
 def test_a_forked_child_leaves_what_its_parent_fetches_alone(tmp_path: Path) -> None:
-    """Its lock is nearly always taken here by the thread that the child doesn't have."""
+    """Its lock may be taken by the thread that the child doesn't have."""
     path = tmp_path / "some.bin"
     path.write_bytes(bytes(1 << 20))
     for _ in range(100):

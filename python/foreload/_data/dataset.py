@@ -24,7 +24,7 @@ from foreload._data import written as _written
 from foreload._node import agent as _agent
 from foreload._node.credentials import Credentials, Provider
 from foreload._node.job import Reader
-from foreload._node.source import Progress, Source
+from foreload._node.source import Opened, Progress, Source
 from foreload._settings import environment as _environment
 from foreload._settings import numbers as _numbers
 from foreload._settings.order import kind_of
@@ -132,26 +132,36 @@ def opened(
     }
     credentials = None if credential_provider is None else Credentials(credential_provider)
     source = Source(_agent.cache_directory(cache_dir), call, credentials, progress=progress)
-    try:
-        whole = source.opened()
-    except CorruptError as error:
-        if index is None:
-            raise
-        raise type(error)(
-            f"index {os.fspath(index)}: {error}; `foreload index URL --update --out FILE` writes a new one"
-        ) from None
-    except NotFoundError as error:
-        if index is not None or not _address.looks_like_an_object(address):
-            raise
-        raise NotFoundError(
-            f"{error}; a data set is a directory or prefix: if {address} is a single object, name its directory, or a manifest that lists it"
-        ) from None
+    whole = _whole(source, address, index)
     if index is not None:
         _address.check_root(address, whole.index)
     for note, warns in whole.index.notes():
         if warns:
             _LOG.warning("%s: %s", address, note)
     return Dataset(source)
+
+
+def _whole(source: Source, address: str, index: str | os.PathLike[str] | None) -> Opened:
+    """The data set, or an error that says what it is about."""
+    try:
+        return source.opened()
+    except CorruptError as error:
+        if index is None:
+            raise
+        raise type(error)(
+            f"index {os.fspath(index)}: {error}; `foreload index URL --update --out FILE` writes a new one"
+        ) from None
+    except InvalidError as error:
+        # What an LMDB file says of itself, which it is too short for.
+        if "lies outside its object" in str(error):
+            raise CorruptError(f"{address} is damaged, or was written meanwhile: {error}") from None
+        raise
+    except NotFoundError as error:
+        if index is not None or not _address.looks_like_an_object(address):
+            raise
+        raise NotFoundError(
+            f"{error}; a data set is a directory or prefix: if {address} is a single object, name its directory, or a manifest that lists it"
+        ) from None
 
 
 def _check_types(

@@ -46,7 +46,7 @@ class Ordered:
         return getattr(self.sampler, name)
 
     def __iter__(self) -> Iterator[Any]:
-        drawn = _Drawn(self.sampler)
+        drawn, is_over = _Drawn(self.sampler), False
         order = self._order()
         drawn.ends()
         is_batched = bool(order) and isinstance(order[0], (list, tuple))
@@ -60,10 +60,10 @@ class Ordered:
                 self._handed_out()
                 yield each
             self._ended()
-            drawn = None
+            is_over = True
         finally:
             going.stop()
-            if drawn is not None:
+            if not is_over:
                 drawn.only(handed_out)
 
     def _order(self) -> list[Any]:
