@@ -301,7 +301,7 @@ def test_a_file_near_the_size_of_memory_is_refused(tmp_path: Path) -> None:
 
 
 LITTLE = """
-    import os, random, sys, zlib
+    import os, random, sys, time, zlib
     import foreload.mmap as fm
     directory, count = sys.argv[1], int(sys.argv[2])
     path = directory + "/data.mdb"
@@ -319,6 +319,8 @@ LITTLE = """
         for n in fm.wrap_sampler(order, path, key):
             first, length = index.range(key(n))
             found = zlib.crc32(os.pread(file.fileno(), length, first), found)
+            # Slower than the store.
+            time.sleep(0.002)
     print(found)
 """
 

@@ -121,7 +121,8 @@ def test_workers_find_what_they_find_without_it(values: Path, method: str, persi
     wanted = passes(plain)
 
     def found() -> list[list[Any]]:
-        sampler = fm.wrap_sampler(RandomSampler(Plain(), generator=seeded()), values, key)
+        # So few that there is something left to fetch when an epoch is left.
+        sampler = fm.wrap_sampler(RandomSampler(Plain(), generator=seeded()), values, key, ahead=4)
         options: dict[str, Any] = {"persistent_workers": persistent, "prefetch_factor": 3}
         loader: Any = DataLoader(
             kind(values), 7, sampler=sampler, collate_fn=list, num_workers=2, multiprocessing_context=method, **options
