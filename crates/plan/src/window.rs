@@ -10,8 +10,15 @@
 //!
 //! Everything is a pure function of the calls. Time is counted in bytes touched: a program that pauses has not left a stream, one that reads elsewhere has. Nothing is allocated, for the preload
 //! library decides with this inside other programs.
+//!
+//! [`watch`] makes touches out of looks at a page table, which [`pagemap`] knows how to ask, and [`pace`] says how often. [`glob`] says which files are meant. Both who looks from inside a program (the preload library) and who looks from
+//! outside (`foreload attach`) use all of them.
 
+pub mod glob;
+pub mod pace;
+pub mod pagemap;
 mod stream;
+pub mod watch;
 
 use core::time::Duration;
 use stream::Stream;
@@ -74,6 +81,16 @@ pub struct Tally {
     pub vain_bytes: u64,
     /// Streams that something was asked for.
     pub streams: u64,
+}
+
+impl core::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.touched_bytes += other.touched_bytes;
+        self.asked_bytes += other.asked_bytes;
+        self.used_bytes += other.used_bytes;
+        self.vain_bytes += other.vain_bytes;
+        self.streams += other.streams;
+    }
 }
 
 /// Follows one mapping of a file.

@@ -20,7 +20,6 @@
 mod advice;
 mod calls;
 mod env;
-mod glob;
 mod memory;
 mod pages;
 mod poll;

@@ -1,64 +1,19 @@
-//! Which pages of this process are in its page table: those that it has touched, and what the kernel mapped around them.
+//! The page table of this process, and descriptors to look at it with.
 //!
-//! `PAGEMAP_SCAN` says it for a range in one call (Linux 6.7 and later); before, `/proc/self/pagemap` is read, eight bytes a page. Neither needs a privilege, or changes anything.
 //! The thread has a table of descriptors of its own ([`apart`]): a program may close all that are open, and gets each number that it expects.
 
-use core::mem::size_of;
-
+use foreload_plan::window::pagemap::{self, Kernel, PAGEMAP_SCAN, Scan};
 use libc::c_int;
 
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: u64 = 0xC060_6610;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-/// In an entry of pagemap.
-const PRESENT: u64 = 1 << 63;
-/// Runs that one call returns.
-const RUNS: usize = 64;
-/// Entries that are read at once.
-const ENTRIES: usize = 512;
 /// Descriptors that are closed one by one where that can't be done at once (before Linux 5.9).
 const MOST_FDS: u64 = 1 << 20;
 
-/// `struct pm_scan_arg` of linux/fs.h.
-#[repr(C)]
-#[derive(Default)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region` of linux/fs.h.
-#[repr(C)]
+/// A descriptor of `/proc/self/pagemap`, which stays open.
 #[derive(Clone, Copy)]
-struct Run {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
+pub struct Pagemap(c_int);
 
-/// How pages are looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    Scan,
-    Read,
-}
-
-/// A page table that can be looked at.
-pub struct Pages {
-    way: Way,
-    page: usize,
-    fd: c_int,
-}
+/// This process' page table.
+pub type Pages = pagemap::Pages<Pagemap>;
 
 /// Gives this thread descriptors of its own, of which none is open; false: the system doesn't.
 ///
@@ -85,111 +40,51 @@ pub fn apart() -> bool {
     true
 }
 
-impl Pages {
-    /// Finds out how pages can be looked at; none: in no way.
-    pub fn new() -> Option<Self> {
-        // SAFETY: a question.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
-            .ok()
-            .filter(|&page| page > 0)?;
-        // Our own stack is there.
-        let here = (&raw const page as usize) & !(page - 1);
-        // SAFETY: a path that ends with a zero.
-        let fd = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        if fd < 0 {
-            return None;
-        }
-        [Way::Scan, Way::Read]
-            .into_iter()
-            .map(|way| Pages { way, page, fd })
-            .find(|pages| {
-                let mut found = false;
-                pages.present(here, here + page, |_, _| found = true) && found
-            })
+/// Finds out how pages can be looked at; none: in no way.
+pub fn find() -> Option<Pages> {
+    // SAFETY: a question.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+        .ok()
+        .filter(|&page| page > 0)?;
+    // Our own stack is there.
+    let here = (&raw const page as usize) & !(page - 1);
+    // SAFETY: a path that ends with a zero.
+    let fd = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return None;
     }
-
-    /// Bytes of a page.
-    pub const fn page(&self) -> usize {
-        self.page
-    }
-
-    pub const fn way(&self) -> Way {
-        self.way
-    }
-
-    /// Calls `found` with the first address of each run of pages in the range that are there, and the one behind its last; false: it can't be said.
-    pub fn present(&self, from: usize, to: usize, found: impl FnMut(usize, usize)) -> bool {
-        match self.way {
-            Way::Scan => scan(self.fd, from, to, found),
-            Way::Read => self.read(from, to, found),
-        }
-    }
-
-    fn read(&self, from: usize, to: usize, mut found: impl FnMut(usize, usize)) -> bool {
-        let mut entries = [0_u64; ENTRIES];
-        let mut at = from;
-        while at < to {
-            let count = ((to - at) / self.page).min(ENTRIES);
-            let offset = (at / self.page * size_of::<u64>()) as libc::off_t;
-            // SAFETY: the place has room for so many.
-            let read = unsafe { libc::pread(self.fd, entries.as_mut_ptr().cast(), count * size_of::<u64>(), offset) };
-            let read = usize::try_from(read).unwrap_or(0) / size_of::<u64>();
-            if read == 0 {
-                return false;
-            }
-            for entry in entries.iter().take(read) {
-                if entry & PRESENT != 0 {
-                    found(at, at + self.page);
-                }
-                at += self.page;
-            }
-        }
-        true
-    }
+    Pages::find(Pagemap(fd), page, |pages| {
+        let mut found = false;
+        pages.present(here, here + page, |_, _| found = true) && found
+    })
 }
 
-fn scan(fd: c_int, from: usize, to: usize, mut found: impl FnMut(usize, usize)) -> bool {
-    const NONE: Run = Run {
-        start: 0,
-        end: 0,
-        categories: 0,
-    };
-    let mut runs = [NONE; RUNS];
-    let mut at = from as u64;
-    while at < to as u64 {
-        let mut asked = Scan {
-            size: size_of::<Scan>() as u64,
-            start: at,
-            end: to as u64,
-            vec: runs.as_mut_ptr() as u64,
-            vec_len: RUNS as u64,
-            category_mask: PAGE_IS_PRESENT,
-            return_mask: PAGE_IS_PRESENT,
-            ..Scan::default()
-        };
+impl Kernel for Pagemap {
+    fn scan(&self, scan: &mut Scan) -> Option<usize> {
         // SAFETY: both places are as large as they say, and outlive the call.
-        let count = unsafe { libc::ioctl(fd, PAGEMAP_SCAN as _, &raw mut asked) };
-        let Ok(count) = usize::try_from(count) else {
-            return false;
-        };
-        for run in runs.iter().take(count) {
-            found(run.start as usize, run.end as usize);
-        }
-        if asked.walk_end <= at {
-            return false;
-        }
-        at = asked.walk_end;
+        let count = unsafe { libc::ioctl(self.0, PAGEMAP_SCAN as _, core::ptr::from_mut(scan)) };
+        usize::try_from(count).ok()
     }
-    true
+
+    fn read(&self, offset: u64, entries: &mut [u64]) -> usize {
+        let bytes = size_of_val(entries);
+        // SAFETY: the place has room for so many.
+        let read = unsafe { libc::pread(self.0, entries.as_mut_ptr().cast(), bytes, offset as libc::off_t) };
+        usize::try_from(read).unwrap_or(0) / size_of::<u64>()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreload_plan::window::pagemap::Way;
 
     #[test]
     fn both_ways_find_the_pages_that_were_touched() {
-        let Pages { page, fd, .. } = Pages::new().expect("a page table");
+        // SAFETY: a question.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        // SAFETY: a path that ends with a zero.
+        let fd = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let len = 300 * page;
         // SAFETY: new memory, given back below.
@@ -211,7 +106,9 @@ mod tests {
             unsafe { at.cast::<u8>().add(nth * page).write_volatile(1) };
         }
         for way in [Way::Scan, Way::Read] {
-            let pages = Pages { way, page, fd };
+            let Some(pages) = Pages::find(Pagemap(fd), page, |pages| pages.way() == way) else {
+                panic!("{way:?}")
+            };
             let mut found = Vec::new();
             let is_known = pages.present(at as usize, at as usize + len, |from, to| {
                 found.extend((from..to).step_by(page))
@@ -227,6 +124,11 @@ mod tests {
         }
         // SAFETY: it is ours.
         unsafe { libc::munmap(at, len) };
+    }
+
+    #[test]
+    fn a_way_is_found_here() {
+        assert!(find().is_some());
     }
 
     #[test]

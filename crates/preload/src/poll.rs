@@ -1,31 +1,23 @@
 //! The thread that looks which pages were touched, and asks for those that come next.
 //!
-//! It is started by the first mapping whose path matches, sleeps without a wake-up while there is none, and looks each 5 ms while it reads ahead, each 10 ms while something is read, and ever more seldom while nothing is. Where no stream is expected it looks only for
-//! as long as a quarter of a percent of a core allows. Everything that it knows is its own: interposed calls reach it by the [table](crate::table) alone.
+//! It is started by the first mapping whose path matches, sleeps without a wake-up while there is none, and looks as often as [`foreload_plan::window::pace`] says. Everything that it knows is its own: interposed calls reach it by the [table](crate::table) alone.
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use core::time::Duration;
-use foreload_plan::window::Tally;
+use foreload_plan::window::pace::Pace;
+use foreload_plan::window::{Tally, glob};
 use libc::c_int;
 
 use crate::pages::{self, Pages};
 use crate::stats::{self, Off};
 use crate::table::{Mapping, PLACES, Place, TABLE};
 use crate::text::Text;
-use crate::watch::{GRANULE, Watch};
-use crate::{advice, calls, env, glob, memory};
+use crate::watch::Watch;
+use crate::{advice, calls, env, memory};
 
 /// Mappings below this aren't worth it.
 const LEAST_BYTES: u64 = 1 << 20;
-/// Between two looks: while something is on its way, twice that while something is read, and at most.
-const LOOK_NS: u64 = 5_000_000;
-const MOST_LOOK_NS: u64 = 100_000_000;
-/// Looks without a touch before they become rarer.
-const PATIENCE: u32 = 100;
-/// One nanosecond of searching in so many, and how much of it may be saved up.
-const SEARCH_SHARE: i64 = 400;
-const MOST_SAVED_NS: i64 = 5_000_000;
 /// How often the line of statistics is written, and the memory looked at.
 const WRITE_NS: u64 = 50_000_000;
 const MEMORY_NS: u64 = 5_000_000_000;
@@ -205,7 +197,7 @@ extern "C" fn run(_: *mut libc::c_void) -> *mut libc::c_void {
     if !pages::apart() {
         stats::off(Off::Descriptors);
     }
-    let pages = if stats::is_off() { None } else { Pages::new() };
+    let pages = if stats::is_off() { None } else { pages::find() };
     match pages.zip(watches()) {
         Some((pages, watches)) => {
             stats::way(pages.way());
@@ -235,23 +227,12 @@ struct Poll<'a> {
     ended: Tally,
     /// What streams have together, at most.
     budget: u64,
-    /// What may be searched, in nanoseconds; less than 0: it was too much.
-    search_ns: i64,
+    pace: Pace,
     looked_at: u64,
     /// How long the look before was ago when this one began.
-    elapsed_ns: u64,
+    elapsed: Duration,
     written_at: u64,
     memory_at: u64,
-    touched: u64,
-    quiet: u32,
-}
-
-fn add(all: &mut Tally, one: &Tally) {
-    all.touched_bytes += one.touched_bytes;
-    all.asked_bytes += one.asked_bytes;
-    all.used_bytes += one.used_bytes;
-    all.vain_bytes += one.vain_bytes;
-    all.streams += one.streams;
 }
 
 impl<'a> Poll<'a> {
@@ -264,13 +245,11 @@ impl<'a> Poll<'a> {
             is_ahead: false,
             ended: Tally::default(),
             budget: memory::budget(),
-            search_ns: MOST_SAVED_NS,
+            pace: Pace::new(),
             looked_at: now,
-            elapsed_ns: 0,
+            elapsed: Duration::ZERO,
             written_at: now,
             memory_at: now,
-            touched: 0,
-            quiet: 0,
         }
     }
 
@@ -279,12 +258,12 @@ impl<'a> Poll<'a> {
         let news = NEWS.load(Ordering::Acquire);
         let (mut all, mut live) = (Tally::default(), 0);
         let begun = clock(libc::CLOCK_MONOTONIC);
-        self.elapsed_ns = begun.saturating_sub(self.looked_at);
+        self.elapsed = Duration::from_nanos(begun.saturating_sub(self.looked_at));
         self.is_ahead = false;
         for (at, place) in TABLE.places.iter().enumerate() {
             match self.look(at, place) {
                 Some(Some(tally)) => {
-                    add(&mut all, &tally);
+                    all += tally;
                     live += 1;
                 }
                 Some(None) => {}
@@ -294,18 +273,12 @@ impl<'a> Poll<'a> {
                 }
             }
         }
-        add(&mut all, &self.ended);
+        all += self.ended;
         let (now, cpu) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_THREAD_CPUTIME_ID));
-        self.search_ns = (self.search_ns + self.elapsed_ns as i64 / SEARCH_SHARE).min(MOST_SAVED_NS);
+        self.pace.looked(self.elapsed, all.touched_bytes);
         self.looked_at = begun;
-        self.quiet = if all.touched_bytes == self.touched {
-            self.quiet.saturating_add(1)
-        } else {
-            0
-        };
-        self.touched = all.touched_bytes;
         stats::tally(&all, cpu);
-        let is_news = self.quiet < 4 && now.saturating_sub(self.written_at) >= WRITE_NS;
+        let is_news = !self.pace.is_quiet() && now.saturating_sub(self.written_at) >= WRITE_NS;
         if is_news || live == 0 {
             self.written_at = now;
             stats::write();
@@ -320,12 +293,10 @@ impl<'a> Poll<'a> {
 
     /// Until something is mapped, where nothing is; else until the next look.
     fn sleep(&mut self, live: usize, news: u32) {
-        let more = u64::from(self.quiet.saturating_sub(PATIENCE)).saturating_mul(LOOK_NS / 20);
-        let least = if self.is_ahead { LOOK_NS } else { 2 * LOOK_NS };
-        let wait = (least + more).min(MOST_LOOK_NS);
+        let wait = self.pace.wait(self.is_ahead);
         let time = libc::timespec {
             tv_sec: 0,
-            tv_nsec: wait as libc::c_long,
+            tv_nsec: wait.subsec_nanos() as libc::c_long,
         };
         let time = if live == 0 { core::ptr::null() } else { &raw const time };
         // SAFETY: the number and the time outlive the call. A mapping that came meanwhile has changed the number.
@@ -339,8 +310,7 @@ impl<'a> Poll<'a> {
             )
         };
         if NEWS.load(Ordering::Acquire) != news {
-            self.quiet = 0;
-            self.search_ns = self.search_ns.max(MOST_SAVED_NS / 5);
+            self.pace.renew();
         }
     }
 
@@ -353,7 +323,7 @@ impl<'a> Poll<'a> {
         }
         let watch = self.watches.get_mut(at)?;
         if live.is_none_or(|(turn, _)| turn != *watched) {
-            add(&mut self.ended, &watch.tally());
+            self.ended += watch.tally();
             watch.end();
             *watched = 0;
         }
@@ -377,14 +347,15 @@ impl<'a> Poll<'a> {
         if !watch.hot(&self.pages) {
             return None;
         }
-        if self.search_ns > 0 {
+        if self.pace.may_search() {
             let before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
             if !watch.search(&self.pages) || !watch.search_touched(&self.pages) {
                 return None;
             }
-            self.search_ns -= clock(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(before) as i64;
+            let spent = clock(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(before);
+            self.pace.searched(Duration::from_nanos(spent));
         }
-        watch.looked(Duration::from_nanos(self.elapsed_ns));
+        watch.looked(self.elapsed);
         let page = self.pages.page() as u64;
         while let Some(span) = watch.next(self.budget) {
             advice::ask(place, turn, &watch.mapping, span, watch.step, page);
@@ -393,5 +364,3 @@ impl<'a> Poll<'a> {
         Some(Some(watch.tally()))
     }
 }
-
-const _: () = assert!(GRANULE.is_power_of_two());

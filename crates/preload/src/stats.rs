@@ -6,9 +6,9 @@ use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use foreload_plan::window::Tally;
+use foreload_plan::window::pagemap::Way;
 
 use crate::env;
-use crate::pages::Way;
 use crate::text::Text;
 
 /// Bytes of a line, blanks and its end included.

@@ -3,6 +3,7 @@
 /// Whether one of the patterns, which colons part, matches a path.
 ///
 /// A pattern that doesn't begin with `/` matches below any directory: `*.mdb` matches all files that end so.
+#[must_use]
 pub fn any(patterns: &[u8], path: &[u8]) -> bool {
     patterns
         .split(|&byte| byte == b':')
