@@ -21,10 +21,12 @@ __all__ = [
     "SIMULATED_POLICIES",
     "STALL_S",
     "Agent",
+    "Attached",
     "Delivery",
     "Index",
     "Job",
     "Plan",
+    "ReadAhead",
     "Sample",
     "Slot",
     "__version__",
@@ -32,6 +34,7 @@ __all__ = [
     "cache_dir",
     "cost",
     "digest_of",
+    "give_up_after",
     "runtime_dir",
     "scenario",
     "scheme",
@@ -146,16 +149,38 @@ class Index:
         """The index file."""
 
 @final
+class Attached:
+    """A program that runs already, whose mapped files are fetched ahead of it, from outside.
+
+    Args:
+        pid: The process.
+        patterns: Which files, as the preload library reads it: patterns of paths, parted by colons.
+        window_bytes: Bytes that a stream is read ahead at most; 0: it is only looked. Default: 32 MiB.
+
+    Raises:
+        FileNotFoundError: There is no such process.
+        PermissionError: It may not be looked at.
+    """
+
+    def __new__(cls, pid: int, patterns: str, window_bytes: int | None = None) -> Attached: ...
+    def go(self, seconds: float) -> bool:
+        """Looks and fetches for so long; False: the program has ended. What a signal's handler raises ends it."""
+    def report(self) -> str:
+        """What was done for each of its processes, as JSON."""
+    def notes(self) -> list[str]:
+        """What there is to say since the last time: of files that can't be opened."""
+
+@final
 class ReadAhead:
     """A thread that has pages of files fetched in the order of some ranges, each (number of the file, first byte, bytes)."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         files: Sequence[str | PathLike[str]],
         ranges: Sequence[tuple[int, int, int]],
         window_bytes: int,
         allowed: int | None = None,
-    ) -> None: ...
+    ) -> ReadAhead: ...
     def allow(self, ranges: int) -> None:
         """So many ranges, counted from the first, may be asked for."""
     def stop(self) -> None:

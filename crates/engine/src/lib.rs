@@ -3,12 +3,13 @@
 //! [`agent`] is a process that serves clients over a Unix socket; each [`pool`] in it owns one scheduler of `foreload_plan`, serves the [`job`]s that read alike, and carries out what it orders:
 //! fetches through `foreload_store` into the cache arena ([`carriers`], [`slots`], [`scatter`]), reads and writes of [`disk`] tiers, deliveries to the
 //! [`connection`] that asked. Pools that read from one endpoint share its limit on requests ([`origin`]), and repetitions keep to it ([`turns`]). [`client`] is the other side of the [`protocol`]: it runs in the user's process, has no thread
-//! and no runtime, and maps the arenas. Nothing here decides what to fetch, when, or where to keep it.
+//! and no runtime, and maps the arenas. Apart from the agent, [`pages`] and [`attach`] fetch pages of mapped files into the page cache. Nothing here decides what to fetch, when, or where to keep it.
 
 // A line that can't be written would panic: see `log`.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod agent;
+pub mod attach;
 pub mod batches;
 pub mod calls;
 pub mod carriers;

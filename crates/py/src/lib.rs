@@ -1,11 +1,12 @@
 //! Python conversions over the engine's client; decides nothing.
 //!
 //! `foreload._core` is what `python/foreload` is built on: the connection to the agent ([`agent`]), jobs and their deliveries ([`job`]), memory
-//! seen from Python ([`buffer`]), the index ([`index`]), pages of mapped files ([`pages`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
+//! seen from Python ([`buffer`]), the index ([`index`]), pages of mapped files ([`pages`], [`attach`]), orders computed without an agent ([`plan`]) and the simulator ([`tools`]). Each
 //! function checks its arguments, releases the GIL for whatever may take time, and turns errors into the classes of
 //! `foreload.errors` ([`errors`]). The package's documentation of these classes is `_core.pyi`.
 
 mod agent;
+mod attach;
 mod buffer;
 mod defaults;
 mod errors;
@@ -22,6 +23,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::agent::Agent;
+    #[pymodule_export]
+    use crate::attach::Attached;
     #[pymodule_export]
     use crate::buffer::{Sample, Slot};
     #[pymodule_export]

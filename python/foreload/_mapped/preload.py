@@ -56,9 +56,7 @@ def environment(
     if detector not in DETECTORS:
         why = "isn't built yet" if detector in UNBUILT else "is none"
         raise InvalidError(f"--detector={detector} {why}; there are {' and '.join(DETECTORS)}")
-    told = ":".join(dict.fromkeys(itertools.chain.from_iterable(map(_real, patterns))))
-    if not told:
-        raise InvalidError("--mmap: say which files are mapped, such as --mmap '*.safetensors'")
+    told = named(patterns)
     if len(os.fsencode(told)) > _MOST_PATTERNS:
         raise InvalidError(
             f"--mmap: patterns and the files they link to take more than {_MOST_PATTERNS} bytes; give fewer, or the directory that the files are in"
@@ -76,6 +74,21 @@ def environment(
         found.pop(name, None)
         if value is not None:
             found[name] = str(value)
+    return found
+
+
+def named(patterns: Iterable[str]) -> str:
+    """Patterns as `window::glob` reads them, parted by colons, with what they mean where links lead elsewhere.
+
+    Args:
+        patterns: Which files, by their paths.
+
+    Raises:
+        InvalidError: There are none.
+    """
+    found = ":".join(dict.fromkeys(itertools.chain.from_iterable(map(_real, patterns))))
+    if not found:
+        raise InvalidError("--mmap: say which files are mapped, such as --mmap '*.safetensors'")
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from foreload.cli.agent import agent
+from foreload.cli.attach import attach
 from foreload.cli.bench import bench
 from foreload.cli.cache import cache
 from foreload.cli.calibrate import calibrate
@@ -46,6 +47,7 @@ for _panel, _verbs in _PANELS.items():
         app.command(rich_help_panel=_panel)(_verb)
 # What stands behind the program is the program's.
 app.command(rich_help_panel="This machine", context_settings={"allow_interspersed_args": False})(run)
+app.command(rich_help_panel="This machine")(attach)
 app.add_typer(agent, name="agent", rich_help_panel="This machine")
 app.add_typer(cache, name="cache", rich_help_panel="This machine")
 
