@@ -184,10 +184,11 @@ class _Rig:
         warm: bool = False,
         fresh: bool = False,
         window: int | None = None,
+        outside: bool = False,
     ) -> tuple[float, float]:
         """Seconds until all processes are through, and bytes from the store.
 
-        With `warm` of the second time on one mount, with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream.
+        With `warm` of the second time on one mount, with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream, and then with `outside` under `foreload attach` instead.
         """
         name = "data.mdb" if program == "records" else "model.safetensors"
         if fresh:
@@ -196,26 +197,29 @@ class _Rig:
         with self.mounted(wide) as (target, read):
             for _ in range(1 + warm):
                 before = read()
-                seconds = self._once(program, target / name, way, processes, window)
+                seconds = self._once(program, target / name, way, processes, window, outside)
             return seconds, float(read() - before)
 
-    def _once(self, program: str, path: Path, way: str, processes: int, window: int | None) -> float:
+    def _once(self, program: str, path: Path, way: str, processes: int, window: int | None, outside: bool) -> float:
         from foreload._mapped import preload
 
         stats = self.home / "stats"
         stats.write_text("")
         environment = self.environment
-        if window is not None:
+        if window is not None and not outside:
             environment = preload.environment([path.name], window=window, stats=stats, given=environment)
         command = [sys.executable, "-m", "bench.rows.mapped", program, str(path), way]
         running = [
             subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for _ in range(processes)
         ]
+        helpers = []
         try:
             for each in running:
                 assert each.stdout is not None
                 assert each.stdout.readline() == "ready\n", "it couldn't begin"
+            if outside:
+                helpers = [self._helper(each.pid, path, window, stats) for each in running]
             begun = time.perf_counter()
             for each in running:
                 assert each.stdin is not None
@@ -227,12 +231,34 @@ class _Rig:
             for each in running:
                 each.kill()
                 each.wait()
+            for helper in helpers:
+                # It ends with the program.
+                helper.wait()
         self.stats = [json.loads(line) for line in stats.read_text().splitlines()]
         found = {json.loads(line)["found"] for line in said}
         expected = self.found.setdefault((program, way.partition("-")[0] if program == "records" else ""), min(found))
         if found != {expected}:
             raise RuntimeError(f"{program} {way}: read {found}, and before {expected}")
         return max(seconds if processes > 1 else 0.0, *(json.loads(line)["seconds"] for line in said))
+
+    def _helper(self, pid: int, path: Path, window: int | None, stats: Path) -> subprocess.Popen[str]:
+        """`foreload attach`, at work."""
+        command = [sys.executable, "-m", "foreload", "attach", str(pid), "--mmap", path.name, "--stats", str(stats)]
+        stats.unlink(missing_ok=True)
+        helper = subprocess.Popen(
+            [*command, "--window", str(window or 0)],
+            env=self.environment,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 60
+        while not stats.exists():
+            if helper.poll() is not None or time.monotonic() > until:
+                helper.kill()
+                raise RuntimeError("`foreload attach` didn't begin")
+            time.sleep(0.01)
+        return helper
 
 
 def mapped(stage: Stage) -> Result:
@@ -323,6 +349,10 @@ def unmodified(stage: Stage) -> Result:
             add(f"{name}: 8 MiB window / run", wide / ours)
             add(f"{name}: bytes fetched / useful", read / useful)
             add(f"{name}: bytes fetched / by the kernel", read / kernel_read)
+            ours, read = rig.run("records", f"{pattern}-kernel", window=_AHEAD, outside=True)
+            add(f"{name}: kernel / attach", kernel / ours)
+            add(f"{name}: bytes fetched by attach / useful", read / useful)
+            add(f"{name}: attach's share of a core", rig.stats[0]["cpu_s"] / ours)
         warm = rig.run("records", "sequence-kernel", warm=True)[0]
         add(
             "records in order, warm: run / kernel",
@@ -336,6 +366,7 @@ def unmodified(stage: Stage) -> Result:
         "data": f"{size / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
         "weights": "safetensors.torch.load_file, and the sum of each tensor as numbers of eight bytes; of four processes until the last is through",
         "run": f"the same program with the environment of `foreload run --mmap`, detector poll, a window of {_AHEAD >> 20} MiB",
+        "attach": "`foreload attach` to the same program, begun before the file is mapped",
         "detection only": f"every 8th record with a window of 0, which looks each 10 ms; {_PAIRS} pairs in turn",
         "compared": "sums and checksums of all runs with each other",
     }
