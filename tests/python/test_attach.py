@@ -27,7 +27,7 @@ from bucket import SlowFs
 
 BYTES = 24 << 20
 RECORD, RECORDS = 196_608, 480
-SOON = 60
+SOON = 90.0
 #: Another user than root.
 NOBODY = 65534
 
