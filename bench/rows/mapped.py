@@ -174,6 +174,11 @@ class _Rig:
 
             yield target, read
 
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights' file."""
+        return (self.files / "model.safetensors").stat().st_size
+
     def run(
         self,
         program: str,
@@ -261,27 +266,42 @@ class _Rig:
         return helper
 
 
+def _store(rig: _Rig) -> dict[str, str]:
+    """What is read, and from where."""
+    return {
+        "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
+        "data": f"{rig.weights_bytes / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
+        "processes": "four begin together; in results before 146f6d5 one after the other",
+    }
+
+
+def _weights(
+    rig: _Rig, add: Callable[[str, float], None], program: str, way: str, name: str, window: int | None = None
+) -> None:
+    """Weights that one process loads, and four, by `way` and `window` against the kernel alone."""
+    best = rig.run("bare", "bare")[0]
+    for processes in (1, 4):
+        what = f"weights, {processes} process{'es' * (processes > 1)}"
+        kernel = rig.run(program, "kernel", processes=processes)[0]
+        wide = rig.run(program, "kernel", processes=processes, wide=True)[0]
+        ours, read = rig.run(program, way, processes=processes, window=window)
+        add(f"{what}: bare read / {name}", best / ours)
+        add(f"{what}: kernel / {name}", kernel / ours)
+        add(f"{what}: 8 MiB window / {name}", wide / ours)
+        add(f"{what}: bytes fetched / file", read / rig.weights_bytes)
+
+
 def mapped(stage: Stage) -> Result:
     """Weights that are loaded whole, and records in an order that is known."""
     result = Result()
     rig = _Rig(stage)
-    size = (rig.files / "model.safetensors").stat().st_size
     readings: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
         readings.setdefault(name, []).append(value)
 
     for _ in range(min(stage.pairs, 3)):
-        best = rig.run("bare", "bare")[0]
-        for processes in (1, 4):
-            what = f"weights, {processes} process{'es' * (processes > 1)}"
-            kernel = rig.run("weights", "kernel", processes=processes)[0]
-            wide = rig.run("weights", "kernel", processes=processes, wide=True)[0]
-            ours, read = rig.run("weights", "ahead", processes=processes)
-            add(f"{what}: bare read / prefetch", best / ours)
-            add(f"{what}: kernel / prefetch", kernel / ours)
-            add(f"{what}: 8 MiB window / prefetch", wide / ours)
-            add(f"{what}: bytes fetched / file", read / size)
+        _weights(rig, add, "weights", "ahead", "prefetch")
         for pattern, name in (("eighth", "every 8th record"), ("random", "random records")):
             useful = len(order(pattern, rig.records)) * RECORD_BYTES
             kernel = rig.run("records", f"{pattern}-kernel")[0]
@@ -299,8 +319,7 @@ def mapped(stage: Stage) -> Result:
     for name, values in readings.items():
         result.read(name, *values)
     result.settings = {
-        "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
-        "data": f"{size / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
+        **_store(rig),
         "weights": "safetensors.torch.load_file, and the sum of each tensor; of four processes until the last is through",
         "records": f"one after the other by their keys, each with its CRC-32; of random ones {len(order('random', rig.records))}",
         "bare read": f"{AT_ONCE} threads, {PIECE >> 20} MiB each, O_DIRECT",
@@ -319,23 +338,13 @@ def unmodified(stage: Stage) -> Result:
     """The same weights and records for programs that nobody has changed, under the preload library."""
     result = Result()
     rig = _Rig(stage)
-    size = (rig.files / "model.safetensors").stat().st_size
     readings: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
         readings.setdefault(name, []).append(value)
 
     for _ in range(min(stage.pairs, 3)):
-        best = rig.run("bare", "bare")[0]
-        for processes in (1, 4):
-            what = f"weights, {processes} process{'es' * (processes > 1)}"
-            kernel = rig.run("whole", "kernel", processes=processes)[0]
-            wide = rig.run("whole", "kernel", processes=processes, wide=True)[0]
-            ours, read = rig.run("whole", "kernel", processes=processes, window=_AHEAD)
-            add(f"{what}: bare read / run", best / ours)
-            add(f"{what}: kernel / run", kernel / ours)
-            add(f"{what}: 8 MiB window / run", wide / ours)
-            add(f"{what}: bytes fetched / file", read / size)
+        _weights(rig, add, "whole", "kernel", "run", window=_AHEAD)
         for pattern, name in (
             ("sequence", "records in order"),
             ("eighth", "every 8th record"),
@@ -362,8 +371,7 @@ def unmodified(stage: Stage) -> Result:
     for name, values in readings.items():
         result.read(name, *values)
     result.settings = {
-        "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
-        "data": f"{size / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
+        **_store(rig),
         "weights": "safetensors.torch.load_file, and the sum of each tensor as numbers of eight bytes; of four processes until the last is through",
         "run": f"the same program with the environment of `foreload run --mmap`, detector poll, a window of {_AHEAD >> 20} MiB",
         "attach": "`foreload attach` to the same program, begun before the file is mapped",
