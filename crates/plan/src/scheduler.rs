@@ -177,6 +177,7 @@ fn measure(reads: &Reads, split: &Split) -> (u64, u64) {
 }
 
 /// Why a read could not be planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blocked {
     /// No memory; something has to end first.
     Memory,

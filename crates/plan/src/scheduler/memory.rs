@@ -6,6 +6,7 @@
 //! put back, then kept blocks leave, then what its consumer has passed without asking for it is put back, and at last what others wait for whose turn
 //! ([`Turn`]) comes later.
 
+use super::flights::Asker;
 use super::residents::{Residents, State};
 use super::window::Entry;
 use super::{Blocked, Keep, Scheduler, Urgency};
@@ -161,9 +162,18 @@ impl Scheduler {
             false => self.where_to_keep(alone, actions),
         };
         let slot = self.slot_for(alone, stay, line, urgency)?;
+        let mut neighbours = Vec::new();
+        if let Err(blocked) = self.gather(alone, line, urgency, &mut neighbours) {
+            // Of a part of a block nothing else is reserved.
+            self.arena.give(slot);
+            neighbours
+                .into_iter()
+                .for_each(|(_, id)| self.residents.disinvite(id, &mut self.arena));
+            return Err(blocked);
+        }
         let id = self.residents.insert(alone.content, alone.laid(), slot, Via::Bucket);
         self.settle(id, stay);
-        self.fetch(id, alone, line, urgency);
+        self.fetch(id, alone, neighbours, asker);
         Ok(id)
     }
 
@@ -282,38 +292,50 @@ impl Scheduler {
             .leaves_cache(takes_s, bucket.wait_s(len), brings.0, brings.1, patience_s)
     }
 
-    /// Queues the fetch of a new resident: in parts when it is large or several ranges, with those of its block's other samples that are read soon when it is one of them.
-    fn fetch(&mut self, id: u32, unit: Unit, line: u64, urgency: Urgency) {
-        let asker = self.asker(line);
-        let is_large = unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2;
-        if is_large || unit.is_several {
+    /// Queues the fetch of a new resident: in parts when it is large or several ranges, together with its neighbours otherwise.
+    fn fetch(&mut self, id: u32, unit: Unit, neighbours: Vec<(Place, u32)>, asker: Asker) {
+        if self.is_in_parts(unit) {
             let stretches = self.library.stretches(unit.content);
             self.loads
                 .queue_parts(&stretches, id, &mut self.residents, asker, false);
             return;
         }
-        match unit.content.held() {
-            Held::Sample(sample) if urgency != Urgency::Alone => {
-                let group = self.gather((unit.place, id), sample, line);
-                self.loads.queue(&group, &mut self.residents, asker);
-            }
-            Held::Sample(_) | Held::Block(_) => {
-                self.loads.queue(&[(unit.place, id)], &mut self.residents, asker);
-            }
-        }
+        let mut group = neighbours;
+        group.push((unit.place, id));
+        group.sort_unstable_by_key(|(place, _)| place.offset);
+        self.loads.queue(&group, &mut self.residents, asker);
     }
 
-    /// A sample with those of its block that are not here and will be read soon, on either side until a gap is too wide for one request.
-    fn gather(&mut self, own: (Place, u32), sample: u64, line: u64) -> Vec<(Place, u32)> {
+    fn is_in_parts(&self, unit: Unit) -> bool {
+        unit.is_several || unit.place.len > self.settings.part_bytes + self.settings.part_bytes / 2
+    }
+
+    /// Residents for those neighbours of a sample in its block that are not here and will be read soon, on either side until a gap is too wide for one
+    /// request: into `group`.
+    ///
+    /// # Errors
+    /// When [`Scheduler::invite`] is blocked; `group` holds those before.
+    fn gather(
+        &mut self,
+        unit: Unit,
+        line: u64,
+        urgency: Urgency,
+        group: &mut Vec<(Place, u32)>,
+    ) -> Result<(), Blocked> {
+        let Held::Sample(sample) = unit.content.held() else {
+            return Ok(());
+        };
+        if urgency == Urgency::Alone || self.is_in_parts(unit) {
+            return Ok(());
+        }
         let (siblings, gap_bytes) = (self.library.siblings(sample), self.settings.gap_bytes);
-        let (mut start, mut end) = (own.0.offset, own.0.offset + own.0.len);
-        let mut group = vec![own];
+        let (mut start, mut end) = (unit.place.offset, unit.place.offset + unit.place.len);
         for next in sample + 1..siblings.end.min(sample + 1 + MOST_NEIGHBOURS) {
             let place = self.library.place(next);
             if place.offset - end > gap_bytes {
                 break;
             }
-            if let Some(id) = self.invite(next, place, line) {
+            if let Some(id) = self.invite(next, place, line, urgency)? {
                 end = place.offset + place.len;
                 group.push((place, id));
             }
@@ -323,33 +345,43 @@ impl Scheduler {
             if start - (place.offset + place.len) > gap_bytes {
                 break;
             }
-            if let Some(id) = self.invite(next, place, line) {
+            if let Some(id) = self.invite(next, place, line, urgency)? {
                 start = place.offset;
                 group.push((place, id));
             }
         }
-        group.sort_unstable_by_key(|(place, _)| place.offset);
-        group
+        Ok(())
     }
 
     /// A resident for a neighbour that is not here and comes along in a request, if it is read before staging turns over and few others are waited for like that.
-    fn invite(&mut self, sample: u64, place: Place, line: u64) -> Option<u32> {
+    ///
+    /// # Errors
+    /// It has room, but no free stretch of memory is long enough, and what is under way or planned is going to give some back. Without this neighbour the
+    /// request would be torn, and how many requests there are would depend on who gave memory back when.
+    fn invite(&mut self, sample: u64, place: Place, line: u64, urgency: Urgency) -> Result<Option<u32>, Blocked> {
         if place.len == 0 || self.residents.find(Content::sample(sample)).is_some() {
-            return None;
+            return Ok(None);
         }
         let expected = self.residents.expected_bytes + reserved_bytes(place.len) <= self.staging_bytes / 4;
         if !expected || !self.has_staging_room(place.len, Urgency::Ahead) || !self.read_soon(sample, line) {
-            return None;
+            return Ok(None);
         }
         if !self.make_staging_room(place.len, true, self.passing_bytes(Urgency::Ahead)) {
-            return None;
+            return Ok(None);
         }
-        let slot = self.take(place.len, self.stay_of(Content::sample(sample)))?;
+        let Some(slot) = self.take(place.len, self.stay_of(Content::sample(sample))) else {
+            let comes_back = match urgency {
+                Urgency::Ahead => self.windows.ahead > 0,
+                Urgency::Waited(_) | Urgency::Loose(_) => !self.loads.is_idle(),
+                Urgency::Guest | Urgency::Alone => false,
+            };
+            return if comes_back { Err(Blocked::Memory) } else { Ok(None) };
+        };
         let id = self
             .residents
             .insert(Content::sample(sample), (1, place.offset), slot, Via::Bucket);
         self.residents.expect(id);
-        Some(id)
+        Ok(Some(id))
     }
 
     /// Whether this node reads a sample again before staging turns over.

@@ -329,6 +329,12 @@ impl Residents {
         self.expected_bytes += reserved_bytes(self.get(id).slot.len);
     }
 
+    /// One that was to come along doesn't after all: nothing of it was loaded.
+    pub fn disinvite(&mut self, id: u32, arena: &mut Arena) {
+        self.wake(id);
+        self.drop_if_idle(id, arena);
+    }
+
     /// Nothing is expected any more. False: nothing was.
     pub fn forget_expected(&mut self, arena: &mut Arena) -> bool {
         let (any, mut at) = (self.expected_bytes > 0, self.passing.oldest);

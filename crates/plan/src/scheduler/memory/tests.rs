@@ -452,17 +452,39 @@ fn a_neighbour_comes_along_when_it_is_read_before_staging_turns_over() {
     );
     let line = hand.plan.windows.line_at(0, 2);
     let place = hand.plan.library.place(17);
-    let id = hand.plan.invite(17, place, line).expect("invited");
+    let invite = |hand: &mut Hand, sample, place| hand.plan.invite(sample, place, line, Urgency::Ahead);
+    let id = invite(&mut hand, 17, place).expect("there is memory").expect("invited");
     assert_eq!(hand.plan.residents.expected_bytes, 1024);
     assert!(hand.plan.residents.get(id).is_wanted());
     // Two are a quarter of staging.
     let place = hand.plan.library.place(13);
-    assert!(hand.plan.invite(13, place, line).is_some());
+    assert!(matches!(invite(&mut hand, 13, place), Ok(Some(_))));
     let place = hand.plan.library.place(21);
-    assert!(
-        hand.plan.invite(21, place, line).is_none(),
-        "too many would be waited for"
-    );
+    assert_eq!(invite(&mut hand, 21, place), Ok(None), "too many would be waited for");
+}
+
+#[test]
+fn a_neighbour_that_has_room_but_no_hole_is_waited_for_and_nothing_of_the_group_is_left_behind() {
+    let mut hand = strided();
+    hand.plan.windows.begin(0, 0);
+    let line = hand.plan.windows.line_at(0, 2);
+    // Samples have 1 KiB each. Half of all memory is free, and only one hole in it is as long.
+    let slots: Vec<Slot> = std::iter::from_fn(|| hand.plan.arena.take(512, Stay::Short)).collect();
+    for (at, slot) in slots.iter().enumerate() {
+        if at < 2 || at % 2 == 0 {
+            hand.plan.arena.give(*slot);
+        }
+    }
+    let (used, known) = (hand.used_bytes(), hand.plan.residents.count());
+    hand.plan.residents.kept_bytes = used;
+    hand.plan.windows.ahead = 1;
+    let resident = |hand: &mut Hand, urgency| hand.plan.resident_for(16, line, urgency, &mut Vec::new());
+    assert_eq!(resident(&mut hand, Urgency::Ahead), Err(Blocked::Memory));
+    assert_eq!((hand.used_bytes(), hand.plan.residents.count()), (used, known));
+    assert_eq!(hand.plan.residents.expected_bytes, 0);
+    // Another node asks, and nothing comes back by itself: it gets its sample alone.
+    assert!(resident(&mut hand, Urgency::Guest).is_ok());
+    assert_eq!(hand.used_bytes(), used + 1024);
 }
 
 #[test]
