@@ -298,6 +298,46 @@ mod tests {
     }
 
     #[test]
+    #[allow(unsafe_code, reason = "a file is mapped and touched")]
+    fn what_is_touched_from_the_first_moment_on_counts_and_nothing_before() {
+        use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("touched.bin");
+        let (len, half) = (4 << 20, 2 << 20);
+        std::fs::write(&path, vec![7; len]).expect("written");
+        let file = std::fs::File::open(&path).expect("opened");
+        // SAFETY: new memory, which nobody else knows of, and which is given back below.
+        let at = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
+        let at = at.expect("mapped").cast::<u8>();
+        let touch = |from: usize, to: usize| {
+            // SAFETY: it lies within the mapping.
+            let bytes = (from..to)
+                .step_by(4096)
+                .map(|offset| unsafe { at.add(offset).read_volatile() });
+            assert!(bytes.into_iter().all(|byte| byte == 7));
+        };
+        touch(0, half);
+        let mut attached = Attached::new(std::process::id(), b"*touched.bin".to_vec(), 0).expect("attached");
+        touch(half, len);
+        let begun = Instant::now();
+        let touched = |attached: &Attached| {
+            attached
+                .lines()
+                .first()
+                .map_or(0, |line| line.counts.tally.touched_bytes)
+        };
+        while touched(&attached) == 0 && begun.elapsed() < Duration::from_secs(20) {
+            attached.turn().expect("it runs");
+        }
+        // A fault brings what lies around it.
+        let around = 128 << 10;
+        assert!((half as u64 - around..=half as u64 + around).contains(&touched(&attached)));
+        // SAFETY: nobody uses it any more.
+        unsafe { munmap(at.cast(), len).expect("unmapped") };
+    }
+
+    #[test]
     fn a_thread_is_no_process() {
         let (say, hear) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

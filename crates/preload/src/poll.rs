@@ -18,8 +18,9 @@ use crate::{advice, calls, env, memory};
 
 /// Mappings below this aren't worth it.
 const LEAST_BYTES: u64 = 1 << 20;
-/// How often the line of statistics is written, and the memory looked at.
-const WRITE_NS: u64 = 50_000_000;
+/// How often the line of statistics is written while there is news, for each time costs as much as two looks, and once there is none; how often the memory is looked at.
+const WRITE_NS: u64 = 100_000_000;
+const WRITE_LAST_NS: u64 = 50_000_000;
 const MEMORY_NS: u64 = 5_000_000_000;
 /// The host's thread-local storage counts, too.
 const STACK: usize = 512 << 10;
@@ -231,6 +232,8 @@ struct Poll<'a> {
     looked_at: u64,
     /// How long the look before was ago when this one began.
     elapsed: Duration,
+    /// What the line of statistics says, and since when.
+    written: Tally,
     written_at: u64,
     memory_at: u64,
 }
@@ -248,6 +251,7 @@ impl<'a> Poll<'a> {
             pace: Pace::new(),
             looked_at: now,
             elapsed: Duration::ZERO,
+            written: Tally::default(),
             written_at: now,
             memory_at: now,
         }
@@ -278,9 +282,10 @@ impl<'a> Poll<'a> {
         self.pace.looked(self.elapsed, all.touched_bytes);
         self.looked_at = begun;
         stats::tally(&all, cpu);
-        let is_news = !self.pace.is_quiet() && now.saturating_sub(self.written_at) >= WRITE_NS;
-        if is_news || live == 0 {
-            self.written_at = now;
+        let patience = if self.pace.is_quiet() { WRITE_LAST_NS } else { WRITE_NS };
+        let is_due = all != self.written && now.saturating_sub(self.written_at) >= patience;
+        if is_due || live == 0 {
+            (self.written, self.written_at) = (all, now);
             stats::write();
         }
         if now.saturating_sub(self.memory_at) >= MEMORY_NS {

@@ -181,8 +181,11 @@ impl Process {
         }
         let len = (bytes as usize).next_multiple_of(page_size());
         let touched = vec![0; words(area.at, len)];
-        // What was touched before we came says nothing of where the program is.
-        let watch = Watch::begin(area.at, len, true, look.window_bytes, touched);
+        // What was touched before we came says nothing of where the program is. So it is seen at once: what is touched from now on counts.
+        let mut watch = Watch::begin(area.at, len, true, look.window_bytes, touched);
+        if let Some(pages) = &self.pages {
+            watch.search(pages);
+        }
         self.counts.mappings += 1;
         self.mapped.push(Mapped { area, file, watch });
     }
