@@ -197,6 +197,8 @@ FIGURES = [
             },
             "random records: bytes fetched / useful": Bar(most=1.05),
             "random records, warm: known order / kernel": Bar(most=1.05),
+            "random records, second epoch: first / second": Bar(least=0.95),
+            "weights, store's rate the limit: kernel / prefetch": Bar(least=0.97),
         },
         mapped,
     ),
@@ -216,6 +218,14 @@ FIGURES = [
             "random records: kernel / run": Bar(least=1.0),
             "random records: bytes fetched / by the kernel": Bar(most=1.15),
             "records in order, warm: run / kernel": Bar(most=1.05),
+            **{
+                f"{what}, {limit}": Bar(least=least)
+                for what in ("records in order", "every 8th record")
+                for limit, least in (
+                    ("second epoch: first / second", 0.95),
+                    ("store's rate the limit: kernel / run", 0.97),
+                )
+            },
             "detection only: share of a core": Bar(most=0.01),
             "detection only: bytes fetched / by the kernel": Bar(most=1.0),
             # Student's t for 95 % and 20 pairs.

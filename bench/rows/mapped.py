@@ -8,6 +8,7 @@ What the store was asked for is what its process has read.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from bench.stage import Stage
 
 DELAY_MS, REQUEST_MB_S, MB_S = 5.0, 100, 400.0
+#: A store that answers at once, and of which the rate is the limit.
+BOUND_MB_S = 150.0
 RECORDS, RECORD_BYTES = 4_000, 196_608
 #: What root may set instead, in KiB.
 WIDE = 8192
@@ -83,21 +86,67 @@ def whole(path: str, _: str) -> Callable[[], int]:
 
 def records(path: str, way: str) -> Callable[[], int]:
     """Records of an LMDB file, by their keys; the way is PATTERN-WAY."""
+
+    def work() -> int:
+        return _epochs(path, way)()
+
+    return work
+
+
+def again(path: str, way: str) -> Callable[[], int]:
+    """The same records a second time in one mapping, when the kernel has taken back what was read."""
+    epoch = _epochs(path, way)
+    epoch()
+    # What is fetched and looked at has come to rest.
+    time.sleep(1.0)
+    _take_back(path)
+    return epoch
+
+
+def _epochs(path: str, way: str) -> Callable[[], int]:
+    """Opens the file; each call reads the records."""
     import lmdb
 
     import foreload.mmap
 
     pattern, _, how = way.partition("-")
+    env = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=how != "ahead")
+    numbers: Any = order(pattern, env.stat()["entries"])
+    if how == "ahead":
+        numbers = foreload.mmap.wrap_sampler(numbers, path, _key)
 
-    def work() -> int:
-        with lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=how != "ahead") as env:
-            numbers: Any = order(pattern, env.stat()["entries"])
-            if how == "ahead":
-                numbers = foreload.mmap.wrap_sampler(numbers, path, _key)
-            with env.begin(buffers=True) as transaction:
-                return sum(zlib.crc32(transaction.get(_key(number))) for number in numbers)
+    def epoch() -> int:
+        with env.begin(buffers=True) as transaction:
+            return sum(zlib.crc32(transaction.get(_key(number))) for number in numbers)
 
-    return work
+    return epoch
+
+
+#: `MADV_PAGEOUT`.
+_PAGEOUT = 21
+
+
+def _take_back(path: str) -> None:
+    """Has the kernel take back what this process has mapped of a file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(path)]
+    (at, end), *more = [[int(part, 16) for part in each.split("-")] for each in mapped]
+    assert not more, "it is mapped once"
+    place, length = ctypes.c_void_p(at), ctypes.c_size_t(min(end - at, Path(path).stat().st_size))
+    there = (ctypes.c_ubyte * -(-length.value // mmap.PAGESIZE))()
+    fd = os.open(path, os.O_RDONLY)
+    # Some pages leave the page table, and stay in memory until they are no longer wanted there.
+    for _ in range(20):
+        libc.madvise(place, length, _PAGEOUT)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        libc.mincore(place, length, there)
+        left = sum(page & 1 for page in there)
+        if left <= len(there) / 100:
+            break
+        time.sleep(0.2)
+    else:
+        raise RuntimeError(f"the kernel keeps {left} of {len(there)} pages of {path}")
+    os.close(fd)
 
 
 def bare(path: str, _: str) -> Callable[[], int]:
@@ -113,7 +162,7 @@ def bare(path: str, _: str) -> Callable[[], int]:
     return work
 
 
-PROGRAMS = {"weights": weights, "whole": whole, "records": records, "bare": bare}
+PROGRAMS = {"weights": weights, "whole": whole, "records": records, "again": again, "bare": bare}
 
 
 def main(program: str, path: str, way: str) -> None:
@@ -157,12 +206,13 @@ class _Rig:
                         transaction.put(_key(number), dice.bytes(RECORD_BYTES))
 
     @contextmanager
-    def mounted(self, wide: bool) -> Iterator[tuple[Path, Callable[[], int]]]:
+    def mounted(self, wide: bool, bound: bool = False) -> Iterator[tuple[Path, Callable[[], int]]]:
         """The store, and what it has read so far."""
         from bench.stage import SlowFs
 
-        target, options = self.stage.directory(), ["--keep-cache", f"--request-mb-s={REQUEST_MB_S}"]
-        with SlowFs(self.files, target, delay_ms=DELAY_MS, mb_s=MB_S, options=options) as store:
+        target, options = self.stage.directory(), ["--keep-cache", f"--request-mb-s={0 if bound else REQUEST_MB_S}"]
+        delay_ms, mb_s = (0.0, BOUND_MB_S) if bound else (DELAY_MS, MB_S)
+        with SlowFs(self.files, target, delay_ms=delay_ms, mb_s=mb_s, options=options) as store:
             if wide:
                 device = target.stat().st_dev
                 window = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
@@ -186,6 +236,7 @@ class _Rig:
         *,
         processes: int = 1,
         wide: bool = False,
+        bound: bool = False,
         warm: bool = False,
         fresh: bool = False,
         window: int | None = None,
@@ -193,13 +244,13 @@ class _Rig:
     ) -> tuple[float, float]:
         """Seconds until all processes are through, and bytes from the store.
 
-        With `warm` of the second time on one mount, with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream, and then with `outside` under `foreload attach` instead.
+        With `bound` from a store of which the rate is the limit, with `warm` of the second time on one mount, with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream, and then with `outside` under `foreload attach` instead.
         """
-        name = "data.mdb" if program == "records" else "model.safetensors"
+        name = "data.mdb" if program in ("records", "again") else "model.safetensors"
         if fresh:
             for index in (self.home / "cache" / "indexes").glob("*"):
                 index.unlink()
-        with self.mounted(wide) as (target, read):
+        with self.mounted(wide, bound) as (target, read):
             for _ in range(1 + warm):
                 before = read()
                 seconds = self._once(program, target / name, way, processes, window, outside)
@@ -241,7 +292,8 @@ class _Rig:
                 helper.wait()
         self.stats = [json.loads(line) for line in stats.read_text().splitlines()]
         found = {json.loads(line)["found"] for line in said}
-        expected = self.found.setdefault((program, way.partition("-")[0] if program == "records" else ""), min(found))
+        work = ("records", way.partition("-")[0]) if program in ("records", "again") else (program, "")
+        expected = self.found.setdefault(work, min(found))
         if found != {expected}:
             raise RuntimeError(f"{program} {way}: read {found}, and before {expected}")
         return max(seconds if processes > 1 else 0.0, *(json.loads(line)["seconds"] for line in said))
@@ -272,6 +324,8 @@ def _store(rig: _Rig) -> dict[str, str]:
         "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
         "data": f"{rig.weights_bytes / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
         "processes": "four begin together; in results before 146f6d5 one after the other",
+        "store's rate the limit": f"no delay, and {BOUND_MB_S:g} MB/s in all",
+        "second epoch": "in the same mapping, when the kernel has taken its pages back",
     }
 
 
@@ -316,6 +370,11 @@ def mapped(stage: Stage) -> Result:
             add(f"{name}: bytes fetched / useful", read / useful)
         warm = rig.run("records", "random-kernel", warm=True)[0]
         add("random records, warm: known order / kernel", rig.run("records", "random-ahead", warm=True)[0] / warm)
+        # The first of these has its index, too.
+        first = rig.run("records", "random-ahead")[0]
+        add("random records, second epoch: first / second", first / rig.run("again", "random-ahead")[0])
+        bound = rig.run("weights", "kernel", bound=True)[0]
+        add("weights, store's rate the limit: kernel / prefetch", bound / rig.run("weights", "ahead", bound=True)[0])
     for name, values in readings.items():
         result.read(name, *values)
     result.settings = {
@@ -367,6 +426,13 @@ def unmodified(stage: Stage) -> Result:
             "records in order, warm: run / kernel",
             rig.run("records", "sequence-kernel", warm=True, window=_AHEAD)[0] / warm,
         )
+        for pattern, name in (("sequence", "records in order"), ("eighth", "every 8th record")):
+            first = rig.run("records", f"{pattern}-kernel", window=_AHEAD)[0]
+            second = rig.run("again", f"{pattern}-kernel", window=_AHEAD)[0]
+            add(f"{name}, second epoch: first / second", first / second)
+            kernel = rig.run("records", f"{pattern}-kernel", bound=True)[0]
+            ours = rig.run("records", f"{pattern}-kernel", bound=True, window=_AHEAD)[0]
+            add(f"{name}, store's rate the limit: kernel / run", kernel / ours)
     _only_looked(rig, _PAIRS if stage.pairs > 1 else 2, add)
     for name, values in readings.items():
         result.read(name, *values)
