@@ -59,27 +59,28 @@ def _key(number: int) -> bytes:
 def weights(path: str, way: str) -> Callable[[], int]:
     """A model's weights, loaded and looked at."""
     import torch
+
+    return _weights_summed(path, way, lambda tensor: tensor.sum(dtype=torch.int64))
+
+
+def whole(path: str, way: str) -> Callable[[], int]:
+    """The same, summed eight bytes at a time: a sum of single bytes takes longer than the store does."""
+    import torch
+
+    return _weights_summed(path, way, lambda tensor: tensor.view(torch.int64).sum())
+
+
+def _weights_summed(path: str, way: str, summed: Callable[[Any], Any]) -> Callable[[], int]:
     from safetensors.torch import load_file
 
     import foreload.mmap
 
     def work() -> int:
         ahead = foreload.mmap.prefetch(path) if way == "ahead" else None
-        found = sum(int(tensor.sum(dtype=torch.int64)) for tensor in load_file(path).values())
+        found = sum(int(summed(tensor)) for tensor in load_file(path).values())
         if ahead is not None:
             ahead.stop()
         return found
-
-    return work
-
-
-def whole(path: str, _: str) -> Callable[[], int]:
-    """The same, summed eight bytes at a time: a sum of single bytes takes longer than the store does."""
-    import torch
-    from safetensors.torch import load_file
-
-    def work() -> int:
-        return sum(int(tensor.view(torch.int64).sum()) for tensor in load_file(path).values())
 
     return work
 
@@ -330,18 +331,28 @@ def _store(rig: _Rig) -> dict[str, str]:
 
 
 def _weights(
-    rig: _Rig, add: Callable[[str, float], None], program: str, way: str, name: str, window: int | None = None
+    rig: _Rig,
+    add: Callable[[str, float], None],
+    program: str,
+    way: str,
+    *,
+    named: str,
+    window: int | None = None,
 ) -> None:
     """Weights that one process loads, and four, by `way` and `window` against the kernel alone."""
+    name = "prefetch" if way == "ahead" else "run"
     best = rig.run("bare", "bare")[0]
     for processes in (1, 4):
-        what = f"weights, {processes} process{'es' * (processes > 1)}"
+        what = f"{named}, {processes} process{'es' * (processes > 1)}"
         kernel = rig.run(program, "kernel", processes=processes)[0]
         wide = rig.run(program, "kernel", processes=processes, wide=True)[0]
+        warm = rig.run(program, "kernel", processes=processes, warm=True)[0]
         ours, read = rig.run(program, way, processes=processes, window=window)
         add(f"{what}: bare read / {name}", best / ours)
         add(f"{what}: kernel / {name}", kernel / ours)
         add(f"{what}: 8 MiB window / {name}", wide / ours)
+        # What is left of the time where all is in memory.
+        add(f"{what}: warm / {name}", warm / ours)
         add(f"{what}: bytes fetched / file", read / rig.weights_bytes)
 
 
@@ -355,7 +366,8 @@ def mapped(stage: Stage) -> Result:
         readings.setdefault(name, []).append(value)
 
     for _ in range(min(stage.pairs, 3)):
-        _weights(rig, add, "weights", "ahead", "prefetch")
+        _weights(rig, add, "weights", "ahead", named="weights")
+        _weights(rig, add, "whole", "ahead", named="weights by eight bytes")
         for pattern, name in (("eighth", "every 8th record"), ("random", "random records")):
             useful = len(order(pattern, rig.records)) * RECORD_BYTES
             kernel = rig.run("records", f"{pattern}-kernel")[0]
@@ -373,13 +385,13 @@ def mapped(stage: Stage) -> Result:
         # The first of these has its index, too.
         first = rig.run("records", "random-ahead")[0]
         add("random records, second epoch: first / second", first / rig.run("again", "random-ahead")[0])
-        bound = rig.run("weights", "kernel", bound=True)[0]
-        add("weights, store's rate the limit: kernel / prefetch", bound / rig.run("weights", "ahead", bound=True)[0])
+        bound = rig.run("whole", "kernel", bound=True)[0]
+        add("weights, store's rate the limit: kernel / prefetch", bound / rig.run("whole", "ahead", bound=True)[0])
     for name, values in readings.items():
         result.read(name, *values)
     result.settings = {
         **_store(rig),
-        "weights": "safetensors.torch.load_file, and the sum of each tensor; of four processes until the last is through",
+        "weights": "safetensors.torch.load_file, and the sum of each tensor, byte by byte or eight of them at a time; of four processes until the last is through",
         "records": f"one after the other by their keys, each with its CRC-32; of random ones {len(order('random', rig.records))}",
         "bare read": f"{AT_ONCE} threads, {PIECE >> 20} MiB each, O_DIRECT",
         "compared": "sums and checksums of all runs with each other",
@@ -403,7 +415,7 @@ def unmodified(stage: Stage) -> Result:
         readings.setdefault(name, []).append(value)
 
     for _ in range(min(stage.pairs, 3)):
-        _weights(rig, add, "whole", "kernel", "run", window=_AHEAD)
+        _weights(rig, add, "whole", "kernel", named="weights", window=_AHEAD)
         for pattern, name in (
             ("sequence", "records in order"),
             ("eighth", "every 8th record"),
