@@ -35,6 +35,11 @@ def test_nodes_need_a_secret_that_nobody_guesses(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     monkeypatch.setenv("FORELOAD_SECRET_FILE", str(tmp_path / "secret"))
     assert fl.Peers().word() == SECRET
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FORELOAD_SECRET_FILE", "~/secret")
+    assert fl.Peers().word() == SECRET
+    with pytest.raises(errors.InvalidError, match="fewer than 16 characters"):
+        fl.Peers(secret=" " * 32).word()
     monkeypatch.setenv("FORELOAD_SECRET", "another one, in the environment")
     assert fl.Peers().word() == "another one, in the environment"
     assert fl.Peers(secret=SECRET).word() == SECRET

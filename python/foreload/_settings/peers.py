@@ -74,16 +74,18 @@ class Peers:
         if found is None and (name := _environment.get("FORELOAD_SECRET_FILE")):
             what = f"the file {name}, which FORELOAD_SECRET_FILE names,"
             try:
-                found = Path(name).read_text("utf-8").strip()
-            except (OSError, ValueError) as error:
+                found = Path(name).expanduser().read_text("utf-8").strip()
+            except (OSError, ValueError, RuntimeError) as error:
                 raise InvalidError(f"{what} can't be read: {error}") from None
         if found is None:
             raise InvalidError(
                 "Cache(peers=...): nodes that share their caches need a secret. Set FORELOAD_SECRET to the same on all nodes, such as what "
                 "`openssl rand -hex 32` prints, or give Peers(secret=...)"
             )
-        if not isinstance(found, str) or len(found) < _LEAST_SECRET:
-            raise InvalidError(f"{what} has fewer than {_LEAST_SECRET} characters: anyone could guess it")
+        if not isinstance(found, str) or len(found.strip()) < _LEAST_SECRET:
+            raise InvalidError(
+                f"{what} has fewer than {_LEAST_SECRET} characters, blanks around it not counted: anyone could guess it"
+            )
         return found
 
     def address(self) -> str | None:
