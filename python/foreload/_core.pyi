@@ -97,7 +97,7 @@ class Agent:
         """Some samples of a data set as a data set of its own; answers like `open`."""
     def supply(self, job: int, epoch: int, samples: NDArray[np.uint64]) -> None:
         """The samples of an epoch of a job whose order is supplied."""
-    def attach(self, body: str) -> Job:
+    def attach(self, body: str, progress: Callable[[str, int, int | None], object] | None = None) -> Job:
         """Joins or starts a job."""
     def notices(self) -> list[tuple[str, str, int | None]]:
         """What the agent wants somebody to read since the last call: (kind, message, sample)."""

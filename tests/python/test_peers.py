@@ -424,10 +424,61 @@ def test_a_nodes_number_is_the_one_by_which_the_others_know_it(store: Store) -> 
 
 
 def test_ranks_that_do_not_all_come_read_nothing(store: Store) -> None:
-    one = meeting.Assignment(fl.Peers(**PEERS, wait_s=0.2), Ranks(0, 2, (0,)), "job", "a", "s3://data/fixed")
-    told = "s3://data/fixed: assign='local' needs all ranks to agree on who reads what before the first batch: rank 1 did not come"
+    local = "assign='local'"
+    one = meeting.Assignment(fl.Peers(**PEERS, wait_s=0.2), Ranks(0, 2, (0,)), "job", "a", "s3://data/fixed", local)
+    told = f"s3://data/fixed: {local} needs all ranks to agree on who reads what, or keeps it, before the first batch: rank 1 did not come"
     with pytest.raises(errors.InvalidError, match=re.escape(told)):
         one.agree()
+
+
+FREQUENT = ["policy='frequency', epochs=4", "policy='frequency', epochs=40"]
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_ranks_that_were_told_otherwise_are_named_at_once(
+    store: Store, caplog: pytest.LogCaptureFixture, odd: int
+) -> None:
+    """One that counts other epochs, and one that counts nothing and is at the other board."""
+    failed: dict[int, str] = {}
+
+    def agrees(rank: int, how: str) -> None:
+        one = meeting.Assignment(fl.Peers(**PEERS, wait_s=40), Ranks(rank, 3, (rank,)), "job", f"{rank}", "it", how)
+        try:
+            one.agree()
+        except errors.InvalidError as error:
+            failed[rank] = str(error)
+
+    def shares(rank: int) -> None:
+        one = meeting.Meeting(fl.Peers(**PEERS, wait_s=40), Ranks(rank, 3, (rank,)), "job", f"{rank}", "it")
+        one.meet(Agent(rank + 1))
+
+    def ended(threads: list[threading.Thread]) -> float:
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.monotonic() - begun
+
+    others = [rank for rank in range(3) if rank != odd]
+    counting = [threading.Thread(target=agrees, args=(rank, FREQUENT[0])) for rank in others]
+    assert ended([*counting, threading.Thread(target=agrees, args=(odd, FREQUENT[1]))]) < 20
+    named = sorted([f"rank {odd} with {FREQUENT[1]}", f"rank {others[0]} with {FREQUENT[0]}"])
+    assert len(failed) == 3
+    for text in failed.values():
+        assert all(each.removeprefix("rank 0 with ") in text for each in named), text
+        assert f"rank {odd}" in text
+    # A new start says something else.
+    store.clear()
+    failed.clear()
+    counting = [threading.Thread(target=agrees, args=(rank, FREQUENT[0])) for rank in others]
+    assert ended([*counting, threading.Thread(target=shares, args=(odd,))]) < 30
+    assert sorted(failed) == others
+    assert all(f"rank {odd} reads with the default policy, and rank" in text for text in failed.values())
+    assert any(
+        FREQUENT[0] in record.message and "shares its cache with no other" in record.message
+        for record in caplog.records
+    )
 
 
 def test_who_reads_what_is_the_loaders_to_say_and_of_whole_objects(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,18 +330,24 @@ impl Scheduler {
 
     /// The memory is what all jobs bring, as far as the carrier allows it. That of a job that nobody reads for stays until another one takes it over.
     fn share_memory(&mut self) {
-        let brought = self.windows.ram_bytes().saturating_add(self.spare_bytes);
-        let brought = brought.min(self.settings.ram_bytes);
+        let brought = self.brought_bytes();
         self.arena.grow(brought);
         self.ram_bytes = brought.min(self.most_bytes);
         let data = self.library.shelves().iter().map(|shelf| shelf.bytes).sum();
         self.staging_bytes = self.settings.staging_bytes(brought, self.windows.batch_bytes(), data);
-        self.claim_memory(brought);
+        self.claim_memory();
+    }
+
+    /// What jobs bring, and have left.
+    fn brought_bytes(&self) -> u64 {
+        let brought = self.windows.ram_bytes().saturating_add(self.spare_bytes);
+        brought.min(self.settings.ram_bytes)
     }
 
     /// Of several data sets each has a claim to as much of the RAM tier as its jobs bring, and as it has bytes: others leave room for what of it isn't there
-    /// yet, so that no job is worse off than with memory of its own.
-    fn claim_memory(&mut self, brought: u64) {
+    /// yet, so that no job is worse off than with memory of its own. Where it is known what of a data set this node keeps, its claim is to that.
+    fn claim_memory(&mut self) {
+        let brought = self.brought_bytes();
         let bytes = |node: u64| u128::from(self.library.shelf(node).bytes.max(1));
         let kept = u128::from(self.ram_bytes.saturating_sub(self.staging_bytes));
         // What a job brings for a data set that begins there.
@@ -356,8 +362,9 @@ impl Scheduler {
             let node = shelf.first_sample;
             let shares: u128 = readers().map(|reader| share(reader, node)).sum();
             let most = shares * kept / u128::from(brought.max(1));
-            let claim = shelf.bytes.min(u64::try_from(most).unwrap_or(u64::MAX));
-            (shelf.first_block, node, claim)
+            let claim = || shelf.bytes.min(u64::try_from(most).unwrap_or(u64::MAX));
+            let known = self.group.memory.get(&shelf.first_block).copied();
+            (shelf.first_block, node, known.unwrap_or_else(claim))
         });
         self.residents.claims(claims);
     }

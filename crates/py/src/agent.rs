@@ -141,9 +141,11 @@ impl Agent {
     }
 
     /// Joins or starts a job.
-    fn attach(&self, py: Python<'_>, body: &str) -> PyResult<Job> {
+    #[pyo3(signature = (body, progress=None))]
+    fn attach(&self, py: Python<'_>, body: &str, progress: Option<Py<PyAny>>) -> PyResult<Job> {
         let attach: Attach = serde_json::from_str(body).map_err(invalid)?;
-        let attached = waiting(py, |pulse| Attached::new(&self.client, attach, pulse))?;
+        let mut tell = teller(progress);
+        let attached = waiting(py, |pulse| Attached::watched(&self.client, attach, pulse, &mut tell))?;
         Ok(Job::new(attached))
     }
 

@@ -35,6 +35,8 @@ _LOG = logging.getLogger("foreload")
 _LOOK_S = 1.0
 #: Who lacks memory for so long, while nothing is loaded or written and only leases hold it, gets an error: who waits gives nothing back.
 _STARVED_S = 60.0
+#: How often is said what is waited for, in seconds.
+_SAY_S = 10.0
 #: This process' ends of jobs by their recipes' names, for what arrives from workers. A loader holds its own.
 _attachments: weakref.WeakValueDictionary[str, Attachment] = weakref.WeakValueDictionary()
 
@@ -71,6 +73,21 @@ class Recipe:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None, "meeting": None}
+
+
+class _Slowly:
+    """Says how far it is where attaching takes long, for no batch comes meanwhile."""
+
+    def __init__(self) -> None:
+        self._begun = self._told = time.monotonic()
+
+    def __call__(self, step: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if now - self._told < _SAY_S:
+            return
+        self._told = now
+        part = f", {100 * done // total} %" if total else ""
+        _LOG.warning("%s, before the first batch, for %.0f s so far%s", step, now - self._begun, part)
 
 
 def attachment(name: str) -> Attachment:
@@ -188,7 +205,8 @@ class Attachment:
 
     def _attach(self) -> _core.Job:
         opened = self.source.opened()
-        job = opened.agent.attach(json.dumps({"dataset": opened.number, "more": opened.more, **self.attach}))
+        body = json.dumps({"dataset": opened.number, "more": opened.more, **self.attach})
+        job = opened.agent.attach(body, _Slowly())
         for warning in json.loads(job.reply)["warnings"]:
             _LOG.warning("%s", warning)
         return job

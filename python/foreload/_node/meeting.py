@@ -7,7 +7,7 @@ alone.
 A store outlives its ranks where torchrun starts them again, on other nodes even. So each node says a number of its own that nobody knew before, and heeds only a list that has it.
 
 Where samples go to the nodes that keep them, or nodes keep what each of them reads most often, all ranks agree in the same way, before that, on which node each of them is (`Assignment`). Nobody goes
-on without the others then: ranks that deal differently would read samples twice.
+on without the others then: ranks that deal differently would read samples twice. So there are two boards, and who waits at one of them looks at the other: a rank that was told something else is there.
 
 | the store has | who says it |
 | --- | --- |
@@ -50,6 +50,8 @@ stores: list[Callable[[tuple[str, int] | None, bool, Callable[..., Any], Callabl
 _LOOK_S = 0.02
 #: Who has given up is believed after so long, in seconds.
 _GRACE_S = 5.0
+#: Where ranks agree on which node each of them is.
+_ASSIGN = "/assign"
 #: What is said of them.
 _GAVE_UP = "has given up"
 #: How often is said who is waited for, in seconds.
@@ -71,6 +73,7 @@ class _OneOfMany:
         name: The job's, the same on all nodes.
         place: The agent's cache directory.
         what: What is read, for messages.
+        how: What decides who keeps what, the same on all ranks, in words.
     """
 
     peers: Peers
@@ -78,6 +81,7 @@ class _OneOfMany:
     name: str
     place: str
     what: str = "what is read"
+    how: str = "the default policy"
 
     def _board(self, wait_s: float, part: str = "") -> _Board:
         """Where the others are met.
@@ -86,8 +90,10 @@ class _OneOfMany:
             wait_s: How long is waited for them.
             part: What about, if not the caches.
         """
-        name, is_host = self.name + part, self.ranks.rank == 0
-        return _Board(name, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=is_host)
+        is_host = self.ranks.rank == 0
+        board = _Board(self.name + part, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=is_host)
+        board.beside(self.name + ("" if part else _ASSIGN), self.ranks.rank, self.how)
+        return board
 
     def _host(self) -> str:
         """This machine's address, as the others reach it."""
@@ -104,6 +110,7 @@ class _OneOfMany:
             "secret": _number(self.peers.word()) % (1 << 20),
             "tls": self.peers.tls,
             "group": self.peers.group,
+            "how": self.how,
         }
 
 
@@ -139,7 +146,7 @@ class Meeting(_OneOfMany):
                 self._say_who_is_there(call)
             except (InvalidError, AloneError) as error:
                 # Others need not wait for it.
-                board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error)})
+                board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error), "how": self.how})
                 raise
             finally:
                 board.put(f"ready/{first}", {})
@@ -235,13 +242,8 @@ class Meeting(_OneOfMany):
 
 @dataclass
 class Assignment(_OneOfMany):
-    """Which node each rank of a job is on, where that decides who reads what, or who keeps it.
+    """Which node each rank of a job is on, where that decides who reads what, or who keeps it."""
 
-    Attributes:
-        why: What decides by it, as it was asked for.
-    """
-
-    why: str = "assign='local'"
     _nodes: list[int] = field(default_factory=list)
 
     def agree(self) -> list[int]:
@@ -254,7 +256,7 @@ class Assignment(_OneOfMany):
             rank = self.ranks.rank
             own = self._own(self._host(), [rank])
             try:
-                board = self._board(self.peers.wait_s, "/assign")
+                board = self._board(self.peers.wait_s, _ASSIGN)
                 # A store outlives its ranks under a launcher alone, which says how many processes there are.
                 if _launcher.place() is None and board.look(f"node/{rank}") is not None:
                     raise _twice(own)
@@ -262,11 +264,11 @@ class Assignment(_OneOfMany):
                     board.put(f"node/{rank}", own)
                     told = _agree(board, self.ranks.world, own, lambda _: None)
                 except (InvalidError, AloneError) as error:
-                    board.put(f"node/{rank}", {"ranks": [rank], "alone": str(error)})
+                    board.put(f"node/{rank}", {"ranks": [rank], "alone": str(error), "how": self.how})
                     raise
             except AloneError as error:
                 raise InvalidError(
-                    f"{self.what}: {self.why} needs all ranks to agree on who reads what before the first batch: {error}"
+                    f"{self.what}: {self.how} needs all ranks to agree on who reads what, or keeps it, before the first batch: {error}"
                 ) from None
             self._nodes = [node["id"] for node in told]
         return self._nodes
@@ -331,8 +333,11 @@ def _gather(board: _Board, world: int) -> list[dict[str, Any]]:
                 raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(tls=...): give all nodes the same")
             if node["group"] != nodes[0]["group"]:
                 raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(group=...): give all nodes the same")
+            if node["how"] != nodes[0]["how"]:
+                raise _otherwise(0, nodes[0]["how"], _first(node), node["how"])
         if not left:
             return nodes
+        board.look_beside(min(left))
         board.rest(f"rank {min(left)}")
 
 
@@ -349,7 +354,8 @@ def _follow(board: _Board, own: dict[str, Any], tell: Callable[[list[dict[str, A
                 tell(listed)
                 board.put(f"told/{_first(own)}", word)
                 told, nodes = word, listed
-        board.look_for_node(0)
+        if board.look_for_node(0) is None:
+            board.look_beside(0)
         if board.look(f"node/{_first(own)}") != own:
             raise _twice(own)
         board.rest("rank 0, or one that it waits for,")
@@ -360,6 +366,10 @@ def _twice(own: dict[str, Any]) -> AloneError:
     return AloneError(
         f"another process is data rank {_first(own)}, too: nodes share what they keep where each data rank has one process"
     )
+
+
+def _otherwise(one: int, ones: str, other: int, others: str) -> AloneError:
+    return AloneError(f"rank {one} reads with {ones}, and rank {other} with {others}: give all ranks the same")
 
 
 class _Board:
@@ -376,12 +386,34 @@ class _Board:
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
         self._store, self._name = stores[0](place, is_host, self._ask, self.rest), f"foreload/{name}"
 
+    def beside(self, name: str, rank: int, how: str) -> None:
+        """Where ranks are met that don't come here because they read otherwise.
+
+        Args:
+            name: The other board's.
+            rank: This process'.
+            how: How those read that come here.
+        """
+        self._beside, self._rank, self._how = f"foreload/{name}", rank, how
+
     def put(self, key: str, value: Any) -> None:
         self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(value)))
 
     def look(self, key: str) -> Any:
         """What somebody has said, or None."""
-        name = f"{self._name}/{key}"
+        return self._look(f"{self._name}/{key}")
+
+    def look_beside(self, rank: int) -> None:
+        """Whether a rank is at the other board.
+
+        Raises:
+            AloneError: It is, and so will not come here.
+        """
+        there = self._look(f"{self._beside}/node/{rank}")
+        if there is not None and there.get("how", self._how) != self._how:
+            raise _otherwise(rank, there["how"], self._rank, self._how)
+
+    def _look(self, name: str) -> Any:
         found = self._ask(lambda: self._store.get(name) if self._store.check([name]) else b"null")
         return json.loads(found)
 

@@ -126,12 +126,17 @@ class Run:
                 raise InvalidError(f"assign={assign!r} can't be obeyed here: {why}")
             _LOG.warning("Cache(peers=...) does nothing here: %s", why)
         elif cache.peers and ranks.world > len(ranks.local):
-            group = (cache.group(), ranks, ranks.group_of(self.plan.digest), dataset.source.cache_dir, dataset.url)
+            name = ranks.group_of(self.plan.digest)
+            how = _how(policy, epochs, assign)
+            group = (cache.group(), ranks, name, dataset.source.cache_dir, dataset.url, how)
             meeting = Meeting(*group)
-            if assign is not None:
+            if assign is not None or (policy == _FREQUENCY and epochs is not None):
                 self._assignment = Assignment(*group)
-            elif policy == _FREQUENCY and epochs is not None:
-                self._assignment = Assignment(*group, why=f"policy={_FREQUENCY!r}")
+        if policy == _FREQUENCY and epochs is None:
+            _LOG.warning(
+                "policy=%r keeps what is read most often in all epochs: give epochs=, too; without that it keeps what the default does",
+                _FREQUENCY,
+            )
         self.recipe = Recipe(dataset.source, attach, f"{session}-{self.plan.digest}-{ranks.world}", meeting)
         self._told: _core.Job | None = None
         self._process = os.getpid()
@@ -350,6 +355,15 @@ class Run:
             # The agent appends to it, too: a line is one write.
             with Path(path).open("ab", buffering=0) as log:
                 log.write(f"{json.dumps(line)}\n".encode())
+
+
+def _how(policy: Any, epochs: int | None, assign: str | None) -> str:
+    """What decides who keeps what, in words."""
+    if assign is not None:
+        return f"assign={assign!r}"
+    if policy == _FREQUENCY:
+        return f"policy={policy!r}, epochs={epochs}"
+    return "the default policy" if policy is None else f"policy={policy!r}"
 
 
 def check_belongs(state: dict[str, Any], order: Order) -> None:

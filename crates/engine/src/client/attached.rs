@@ -2,7 +2,7 @@
 
 use super::mailbox::Forgotten;
 use super::{Client, ClientError, Pulse, peer};
-use crate::calls::{Call, Reply};
+use crate::calls::{Call, Progress, Reply};
 use crate::protocol::{Ask, Say, Sent};
 use crate::slots::Mapping;
 use foreload_plan::action::Handle;
@@ -46,7 +46,20 @@ impl Attached {
     /// # Errors
     /// As [`Client::call`].
     pub fn new(client: &Arc<Client>, attach: crate::calls::Attach, pulse: Pulse<'_>) -> Result<Self, ClientError> {
-        let (reply, fds) = client.call(&Call::Attach(Box::new(attach)), pulse)?;
+        Self::watched(client, attach, pulse, &mut |_| ())
+    }
+
+    /// As [`Attached::new`], telling how far it is: where much is to be counted first, it takes long.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn watched(
+        client: &Arc<Client>,
+        attach: crate::calls::Attach,
+        pulse: Pulse<'_>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, ClientError> {
+        let (reply, fds) = client.call_with(&Call::Attach(Box::new(attach)), pulse, progress)?;
         let Reply::Attached {
             job,
             cache_bytes,

@@ -93,11 +93,14 @@ pub struct Ranking {
 /// Samples and nodes that a ranking is made of, at most: each pair takes up to five bytes.
 pub const MOST_RANKED: u64 = 1 << 28;
 
+/// Reads that are counted, at most, but for one epoch: two seconds. How often nodes read a sample in more of them differs by ever less.
+const MOST_COUNTED: u64 = 1 << 24;
+
 /// Positions between two looks at who is waiting.
 const CHUNK: u64 = 1 << 18;
 
 impl Ranking {
-    /// Ranks what the nodes read in so many epochs. O(positions x epochs), twice.
+    /// Ranks what the nodes read in so many epochs, or in the first of them that have [`MOST_COUNTED`] reads together. O(positions x epochs), twice.
     ///
     /// # Arguments
     /// - `nodes`: by rank, what tells its node from others.
@@ -125,6 +128,7 @@ impl Ranking {
             return Err(Error::TooManyRanked { pairs }.into());
         }
         let node_of: Vec<usize> = nodes.iter().map(|id| ids.partition_point(|known| known < id)).collect();
+        let epochs = u64::from(epochs).min((MOST_COUNTED / split.positions().max(1)).max(1)) as u32;
         let total = 2 * u64::from(epochs) * split.positions();
         let mut read = |pass: u64, each: &mut dyn FnMut(usize, u32)| {
             for epoch in 0..epochs {
@@ -245,6 +249,24 @@ mod tests {
             Err(Error::Zero { what: "patience" })
         });
         assert_eq!(ended, Err(Error::Zero { what: "patience" }));
+    }
+
+    #[test]
+    fn of_very_many_epochs_the_first_are_counted() {
+        let order = order(1 << 12, 64);
+        let split = Split::new(&order, 2).unwrap();
+        let told = |epochs| {
+            let mut most = 0;
+            let at = |_, total| {
+                most = total;
+                Ok::<_, Error>(())
+            };
+            (Ranking::new(&order, &split, &[1, 2], epochs, at).unwrap(), most)
+        };
+        let (ranking, reads) = told(u32::MAX);
+        assert_eq!(reads, 2 * MOST_COUNTED);
+        assert_eq!(told((MOST_COUNTED >> 12) as u32), (ranking, reads));
+        assert_eq!(told(3).1, 2 * 3 << 12);
     }
 
     #[test]

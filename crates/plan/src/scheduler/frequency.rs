@@ -22,6 +22,8 @@ pub(super) struct Frequent {
     pub kept: Bits,
     /// Of that, what is for its disks.
     pub slow: Bits,
+    /// Bytes of each of these data sets that are for its memory, by its first block.
+    pub memory: BTreeMap<u64, u64>,
 }
 
 impl Scheduler {
@@ -45,6 +47,7 @@ impl Scheduler {
             let part = |room: u64| (u128::from(room) * u128::from(bytes) / u128::from(all.max(1))) as u64;
             let nowhere = |shelf: &&Shelf| (shelf.first_block, Homes::nowhere(shelf.blocks.count()));
             found.homes.extend(shelves.iter().map(nowhere));
+            found.memory.extend(shelves.iter().map(|shelf| (shelf.first_block, 0)));
             let mut memory = part(self.ram_bytes.saturating_sub(self.staging_bytes));
             for (at, member) in members.iter().enumerate() {
                 for (block, shelf) in self.most_frequent(reader, &shelves, member.id, part(member.bytes)) {
@@ -55,8 +58,12 @@ impl Scheduler {
                         continue;
                     }
                     found.kept.set(block, true);
-                    match memory.checked_sub(reserved_bytes(shelf.len_of(block))) {
-                        Some(left) => memory = left,
+                    let len = reserved_bytes(shelf.len_of(block));
+                    match memory.checked_sub(len) {
+                        Some(left) => {
+                            memory = left;
+                            *found.memory.entry(shelf.first_block).or_default() += len;
+                        }
                         None => found.slow.set(block, true),
                     }
                 }

@@ -51,6 +51,8 @@ pub(super) struct Group {
     kept: Bits,
     /// Blocks that this node keeps and that aren't for its memory.
     slow: Bits,
+    /// Bytes for its memory of each data set of which it is known what this node keeps, by its first block.
+    pub memory: BTreeMap<u64, u64>,
     /// Whether this node's disks have room for all of it: then they keep what others keep, too, and nothing has to leave for something else when homes move.
     pub copies: bool,
     /// What tells this node from the others.
@@ -110,6 +112,7 @@ impl Scheduler {
             homes: BTreeMap::new(),
             kept: Bits::default(),
             slow: Bits::default(),
+            memory: BTreeMap::new(),
             copies: false,
             me,
         };
@@ -135,7 +138,9 @@ impl Scheduler {
                 .by_itself()
                 .map_or_else(Frequent::default, |own| self.frequent(&[own], own.id)),
         };
-        (self.group.homes, self.group.kept, self.group.slow) = (frequent.homes, frequent.kept, frequent.slow);
+        (self.group.homes, self.group.memory) = (frequent.homes, frequent.memory);
+        (self.group.kept, self.group.slow) = (frequent.kept, frequent.slow);
+        self.claim_memory();
         self.group.copies = false;
         if self.group.is_alone() {
             return;

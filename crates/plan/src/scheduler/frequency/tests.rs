@@ -3,9 +3,10 @@ use super::super::peers::Home;
 use crate::action::{Event, Source};
 use crate::arena::reserved_bytes;
 use crate::blocks::Content;
+use crate::catalog::Objects;
 use crate::error::Error;
 use crate::homes::Member;
-use crate::job::Reads;
+use crate::job::{Reads, Set};
 use crate::order::Order;
 use crate::placement::frequency::Ranking;
 use crate::policy::Policy;
@@ -205,4 +206,66 @@ fn where_nothing_was_counted_all_is_as_frequent() {
     });
     let homes = homes(&hand);
     assert!(homes.contains(&Home::Here) && homes.contains(&Home::Peer(1)) && !homes.contains(&Home::Nowhere));
+}
+
+/// Two data sets, of which each node reads one: `rank` the first or the second.
+fn of_two_sets(rank: u32) -> Hand {
+    let half = SAMPLES / 2;
+    let reads = counted(rank);
+    let spec = OrderSpec {
+        kind: OrderKind::Strided { stride: half },
+        ..reads.order.spec().clone()
+    };
+    let order = Order::new(&spec).expect("an order");
+    let set = |name| Set::new(name, Arc::new(Objects(vec![LEN; half as usize])));
+    let reads = Reads {
+        order,
+        sets: vec![set(0), set(1)],
+        ..reads
+    };
+    let split = reads.check().expect("a split");
+    let ranking = Ranking::new(&reads.order, &split, &IDS, 5, |_, _| Ok::<_, Error>(())).expect("a ranking");
+    let settings = crate::settings::Settings {
+        staging_bytes: Some(16 << 10),
+        ..settings(Policy::Frequency, 32 << 10)
+    };
+    Hand::bare(
+        settings,
+        &Reads {
+            ranking: Some(Arc::new(ranking)),
+            ..reads
+        },
+    )
+}
+
+#[test]
+fn memory_is_for_what_a_node_reads_whichever_data_set_that_is_of() {
+    let room = (16 << 10) / reserved_bytes(LEN);
+    let member = |at: usize| {
+        let bytes = 16 << 10;
+        (at as u16, Member { id: IDS[at], bytes })
+    };
+    for rank in [0, 1] {
+        let mut hand = of_two_sets(rank);
+        hand.step(Event::Peers {
+            me: IDS[rank as usize],
+            members: vec![member(0), member(1)],
+        });
+        hand.start(0, rank, 0, 0);
+        for batch in 0..SAMPLES / 4 {
+            let request = batch + 1;
+            hand.want_of((0, rank), request, 0, batch);
+            hand.land_all();
+            hand.give_back(request);
+        }
+        assert_eq!(hand.plan.residents.kept_samples, room, "rank {rank}");
+        // What it keeps is claimed and nothing besides, whatever the budget was meanwhile.
+        hand.step(Event::Budget { ram_bytes: 24 << 10 });
+        hand.step(Event::Budget { ram_bytes: 32 << 10 });
+        let own = Content::block(u64::from(rank) * SAMPLES / 2);
+        assert_eq!(hand.plan.residents.claimed_by_others(own), 0);
+        let other = Content::block(u64::from(1 - rank) * SAMPLES / 2);
+        let missing = 16 * reserved_bytes(LEN) - hand.plan.residents.kept_bytes;
+        assert_eq!(hand.plan.residents.claimed_by_others(other), missing);
+    }
 }
