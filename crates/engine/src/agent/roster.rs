@@ -52,15 +52,14 @@ impl Agent {
             return Err(Trouble::new("invalid", message));
         }
         // Ranks of one job join it by its word, even if they measured the machine's memory at different moments: the first one's budget
-        // holds. A job that nobody is attached to is taken over by the next one with the same plan, whatever its word.
+        // holds. A job that nobody is attached to is taken over by the next one with the same plan, whatever its word. Workers that were started before
+        // the ranks had agreed on their nodes don't know these, and their rank has attached by the time they read.
         let ours = |job: &&Rc<Job>| {
             let (a, b) = (&job.attach, &attach);
             *job.word.borrow() == b.session
-                && (
-                    a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven, &a.deal, &a.nodes,
-                ) == (
-                    b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven, &b.deal, &b.nodes,
-                )
+                && (b.nodes.is_none() || a.nodes == b.nodes)
+                && (a.dataset, &a.more, &a.order, a.world, &a.ranks, a.uneven, &a.deal)
+                    == (b.dataset, &b.more, &b.order, b.world, &b.ranks, b.uneven, &b.deal)
         };
         let lingering = |job: &&Rc<Job>| {
             let same_word = Attach {
