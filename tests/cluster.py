@@ -72,6 +72,7 @@ class Work:
         policy: As the loader's.
         late: Whether a batch is compared once the loop has it, and not while it waits for it.
         group: How many nodes share with each other at most; 0: all.
+        torchs: Whether torch's own loader reads, by our data set and sampler.
         stock: A directory, of which torch's own loader reads files instead, into the same batches as without `assign`; empty: none.
     """
 
@@ -101,6 +102,7 @@ class Work:
     policy: Any = None
     group: int = 0
     late: bool = False
+    torchs: bool = False
     stock: str = ""
 
 

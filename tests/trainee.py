@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 import foreload as fl
 from foreload._node import launcher
-from foreload.torch import DataLoader
+from foreload.torch import DataLoader, Dataset, Sampler
 
 
 class Model:
@@ -118,6 +118,40 @@ class _Files:
         return number, raw if self.late else zlib.crc32(raw)
 
 
+class Torchs:
+    """Torch's own loader over our data set, in the order of our sampler."""
+
+    def __init__(self, opened: Any, work: Work, world: int, cache: fl.Cache) -> None:
+        from torch.utils.data import DataLoader as Stock
+
+        self.batch_size = work.whole // world if work.whole else work.batch
+        self.sampler = Sampler(
+            opened,
+            shuffle=True,
+            seed=5,
+            epochs=work.epochs,
+            batch_size=self.batch_size,
+            drop_last=bool(work.whole),
+            policy=work.policy,
+        )
+        data = Dataset(opened, decode=_look, cache=cache)
+        self._loader: Any = Stock(
+            data, self.batch_size, sampler=self.sampler, collate_fn=_values, num_workers=work.workers
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Any:
+        return iter(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.sampler.state_dict()
+
+    def stats(self) -> dict[str, Any]:
+        return self.sampler.run().stats()
+
+
 class Trainee:
     """A rank."""
 
@@ -139,6 +173,15 @@ class Trainee:
         work, opened = self.work, fl.open(self.work.url)
         self.before = self._before(opened) if work.beside else None
         disk = None if work.disk is None else f"{work.disk}/{os.environ['GROUP_RANK']}:{work.disk_bytes}"
+        cache = fl.Cache(
+            ram=work.ram,
+            disk=disk,
+            staging=work.staging or None,
+            batches=work.batches or None,
+            peers=self._peers(),
+        )
+        if work.torchs:
+            return Torchs(opened, work, self.world, cache)
         return DataLoader(
             opened,
             work.whole // self.world if work.whole else work.batch,
@@ -148,13 +191,7 @@ class Trainee:
             decode=_see if work.trains else _take if work.late else _look,
             collate_fn=_values,
             num_workers=work.workers,
-            cache=fl.Cache(
-                ram=work.ram,
-                disk=disk,
-                staging=work.staging or None,
-                batches=work.batches or None,
-                peers=self._peers(),
-            ),
+            cache=cache,
             epochs=work.epochs,
             local_ranks=[self.rank] if work.apart else None,
             assign=None if self.rank == work.alone else work.assign,

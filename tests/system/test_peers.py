@@ -245,9 +245,18 @@ def most_frequent(plan: Any, nodes: int, ranks: int, epochs: int) -> list[list[i
     return [sorted(own, key=lambda sample, own=own: -own[sample]) for own in reads]
 
 
-@pytest.mark.parametrize(("count", "ranks", "ram"), [(3, 1, "16MB"), (2, 2, "16MB"), (2, 1, "64MB")])
+@pytest.mark.parametrize(
+    ("count", "ranks", "ram", "workers", "torchs"),
+    [
+        (3, 1, "16MB", 0, False),
+        (2, 2, "16MB", 0, False),
+        (2, 1, "64MB", 0, False),
+        # Its workers are there before the ranks have agreed on their nodes.
+        (2, 1, "16MB", 2, True),
+    ],
+)
 def test_nodes_that_keep_what_they_read_most_often_ask_the_bucket_for_what_no_node_keeps(
-    nodes: Any, monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, ram: str
+    nodes: Any, monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, ram: str, workers: int, torchs: bool
 ) -> None:
     samples, epochs, world = 1200, 5, count * ranks
     with Bucket(synthetic=[f"many:{samples}x30KB"], anonymous=True) as bucket:
@@ -263,6 +272,8 @@ def test_nodes_that_keep_what_they_read_most_often_ask_the_bucket_for_what_no_no
             staging="4MB",
             batches="1MB",
             policy="frequency",
+            workers=workers,
+            torchs=torchs,
         )
         run.start()
         stats = run.wait()[::ranks]
@@ -286,6 +297,34 @@ def test_nodes_that_keep_what_they_read_most_often_ask_the_bucket_for_what_no_no
     # What is kept comes once; of the rest some is there still when the next epoch begins.
     assert len(kept) + 0.8 * others <= found <= len(kept) + others + late, (found, len(kept), others, late, stats)
     assert (others == 0) == (ram == "64MB"), (room, len(kept), found)
+
+
+@pytest.mark.parametrize("policy", [None, "frequency"])
+def test_what_memory_and_disks_hold_leaves_the_bucket_once_however_little_memory_is_left(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str | None
+) -> None:
+    samples = 600
+    with Bucket(synthetic=[f"many:{samples}x10-60KB"], anonymous=True) as bucket:
+        for name, value in bucket.environment().items():
+            monkeypatch.setenv(name, value)
+        run = nodes(
+            2,
+            1,
+            url="s3://bench/many",
+            batch=6,
+            epochs=5,
+            ram="14MB",
+            disk=str(tmp_path / "tiers"),
+            disk_bytes="40MB",
+            policy=policy,
+        )
+        run.start()
+        stats = run.wait()
+    assert all(one["peer_hits"] > 0 for one in stats), stats
+    # Nodes wait for each other's memory, and nobody is turned away for what is on its way from the other one.
+    assert sum(one["peer_misses"] for one in stats) <= samples // 100, stats
+    late = sum(one["peer_failures"] + one["peer_misses"] for one in stats)
+    assert samples <= sum(one["requests"] - one["hedges"] for one in stats) <= samples + late, stats
 
 
 @pytest.mark.parametrize("assign", [None, "local"])

@@ -584,7 +584,7 @@ impl Residents {
     }
 
     /// Lets the oldest leave that rests. Held ones met on the way, which a consumer holds for long, become newest; one on its way to a disk tier will rest
-    /// soon, so unless it is `urgent` its turn is waited for. False: there is none.
+    /// soon, so unless it is `urgent` its turn is waited for. What a peer is to bring isn't: the peer may wait for memory here. False: there is none.
     pub fn drop_resting(&mut self, urgent: bool, arena: &mut Arena) -> bool {
         while self.resting > 0 {
             let id = self.passing.oldest;
@@ -593,7 +593,8 @@ impl Residents {
                 self.drop_if_idle(id, arena);
                 return true;
             }
-            if !urgent && (oldest.writes > 0 || oldest.to_tier.is_some()) {
+            let rests_soon = oldest.writes > 0 || oldest.to_tier.is_some() && oldest.via != Via::Peer;
+            if !urgent && rests_soon {
                 return false;
             }
             self.unlink(id);

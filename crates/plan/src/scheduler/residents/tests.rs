@@ -288,6 +288,29 @@ fn what_is_on_its_way_to_a_disk_is_waited_for_unless_it_is_urgent() {
 }
 
 #[test]
+fn what_a_peer_is_to_bring_for_a_disk_holds_up_nobody_else() {
+    let (mut residents, mut arena) = residents();
+    let [bucket, peer] = [(1, Via::Bucket), (2, Via::Peer)].map(|(block, via)| {
+        let id = loading(&mut residents, &mut arena, block);
+        (residents.get_mut(id).via, residents.get_mut(id).to_tier) = (via, Some(0));
+        id
+    });
+    ready(&mut residents, &mut arena, 3);
+    assert!(!residents.drop_resting(false, &mut arena), "the bucket brings it soon");
+    residents.get_mut(bucket).to_tier = None;
+    arrive(&mut residents, bucket);
+    residents.let_go(bucket, &mut arena);
+    assert!(residents.drop_resting(false, &mut arena));
+    assert!(residents.drop_resting(false, &mut arena));
+    assert!(!is_there(&residents, 1) && is_there(&residents, 2) && !is_there(&residents, 3));
+    // It is there, and being written.
+    arrive(&mut residents, peer);
+    residents.get_mut(peer).writes = 1;
+    ready(&mut residents, &mut arena, 4);
+    assert!(!residents.drop_resting(false, &mut arena));
+}
+
+#[test]
 fn of_kept_ones_the_oldest_that_nothing_holds_is_evicted_and_using_one_makes_it_new() {
     let (mut residents, mut arena) = residents();
     let ids = [1, 2, 3, 4].map(|block| kept(&mut residents, &mut arena, block));
