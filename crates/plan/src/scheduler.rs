@@ -25,6 +25,7 @@ mod race;
 mod requests;
 mod residents;
 mod tiers;
+mod waits;
 mod window;
 
 use crate::action::{Action, Event, Failure, Source};

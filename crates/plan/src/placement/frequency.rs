@@ -266,7 +266,7 @@ mod tests {
         let (ranking, reads) = told(u32::MAX);
         assert_eq!(reads, 2 * MOST_COUNTED);
         assert_eq!(told((MOST_COUNTED >> 12) as u32), (ranking, reads));
-        assert_eq!(told(3).1, 2 * 3 << 12);
+        assert_eq!(told(3).1, 6 << 12);
     }
 
     #[test]

@@ -18,11 +18,11 @@
 //! | bundles | - | - | of what is below 64 KiB each, up to 32 and 256 KiB |
 
 use super::flights::{Asker, Pending};
+use super::waits::Waits;
 use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome, Source, Told};
 use crate::flow::{Breaker, Concurrency, Demand, Twins};
 use crate::model::{Estimate, Pinned};
 use crate::settings::{Settings, TierSettings};
-use std::collections::VecDeque;
 
 /// How many requests may be in flight.
 enum Limit {
@@ -35,7 +35,7 @@ enum Limit {
 /// What waits for a job, and what is in the air for it.
 struct Queue {
     job: u32,
-    waits: VecDeque<Pending>,
+    waits: Waits,
     flying_bytes: u64,
     flying: u32,
 }
@@ -210,7 +210,7 @@ impl Lane {
         let at = at.unwrap_or_else(|| {
             self.queues.push(Queue {
                 job,
-                waits: VecDeque::new(),
+                waits: Waits::default(),
                 flying_bytes: 0,
                 flying: 0,
             });
@@ -222,14 +222,7 @@ impl Lane {
     /// Waits for its turn, behind all of its job that is needed as soon. What is read ahead comes in its order and is the last.
     pub fn push(&mut self, pending: Pending) {
         self.lines.note(&pending);
-        let waits = &mut self.queue(pending.job).waits;
-        let is_last = waits.back().is_none_or(|last| last.line <= pending.line);
-        let at = if is_last {
-            waits.len()
-        } else {
-            waits.partition_point(|other| other.line <= pending.line)
-        };
-        waits.insert(at, pending);
+        self.queue(pending.job).waits.push(pending);
     }
 
     /// What waits to bring a resident, if anything does, is needed as soon as that.
@@ -242,13 +235,7 @@ impl Lane {
             return;
         };
         let brings = |pending: &Pending| pending.parts.iter().any(|part| part.handle.index == resident);
-        let first = waits.partition_point(|other| other.line < line);
-        let found = waits
-            .iter()
-            .skip(first)
-            .take_while(|other| other.line == line)
-            .position(brings);
-        if let Some(mut pending) = found.and_then(|at| waits.remove(first + at)) {
+        if let Some(mut pending) = waits.take(line, brings) {
             pending.line = asker.line;
             self.push(pending);
         }
@@ -257,16 +244,14 @@ impl Lane {
     /// Waits as the first of its job: what failed, or was sent on from another lane, comes before what is new.
     pub fn push_first(&mut self, pending: Pending) {
         self.lines.note(&pending);
-        self.queue(pending.job).waits.push_front(pending);
+        self.queue(pending.job).waits.push_first(pending);
     }
 
     /// Takes some of what waits.
     pub fn take_if(&mut self, is_taken: impl Fn(&Pending) -> bool) -> Vec<Pending> {
         let mut taken = Vec::new();
         for queue in &mut self.queues {
-            let (gone, rest) = std::mem::take(&mut queue.waits).into_iter().partition(&is_taken);
-            queue.waits = rest;
-            let gone: VecDeque<Pending> = gone;
+            let gone = queue.waits.take_if(&is_taken);
             gone.iter().for_each(|pending| self.lines.forget(pending));
             taken.extend(gone);
         }
