@@ -69,8 +69,11 @@ fn serve(readers: &mut [Reader; PLACES], checkpoints: Checkpoints, hit: Hit) {
             step: memory::step(mapping.major, mapping.minor).max(page),
         };
     }
-    if let Some(span) = reader.front.hit(hit.checkpoint) {
+    if let Some(span) = reader.front.hit(hit.page * page) {
         stats::triggered();
         advice::ask(place, turn, &mapping, span, reader.step, page);
+    }
+    if reader.front.is_on_its_way() {
+        trap::put(hit.place, place, turn, reader.front.start().unwrap_or(0));
     }
 }

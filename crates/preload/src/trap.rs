@@ -3,6 +3,8 @@
 //! One page at each *distance* is closed when a file is mapped. Who touches it gets a `SIGSEGV`, whose [handler](crate::signals) asks [`passed`]: the page is opened, the checkpoint that was hit before is closed again, so that the next pass is
 //! seen, too, and the [optimizer](crate::optimizer) is told. The instruction is tried again, and finds the page.
 //!
+//! One checkpoint more is where the optimizer [`put`]s it, to see sooner where a pass begins.
+//!
 //! A page is closed by `mprotect`, or by a guard marker in its page-table entry, which splits no mapping. Only mappings that are read and neither written nor executed have checkpoints, and never the mapping whole.
 //!
 //! No lock is taken, for a handler must wait for nobody. What makes that safe:
@@ -13,7 +15,7 @@
 //! - A fault may be on its way while all of a mapping is opened: it is tried again until that is done, and where the address can be read by then.
 //! - A checkpoint that is hit although it is open, and again and again, is no trap of ours: the program gets its signal.
 
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use libc::{c_int, c_long};
 
@@ -41,6 +43,9 @@ struct Arm {
     /// Checkpoints that are closed, or were.
     count: AtomicU64,
     repeats: AtomicU32,
+    /// Where one more is, that is moved: its first byte (0: nowhere). And whether it is open.
+    moved: AtomicU64,
+    is_moved_open: AtomicBool,
 }
 
 static ARMS: [Arm; PLACES] = [const {
@@ -49,6 +54,8 @@ static ARMS: [Arm; PLACES] = [const {
         open: AtomicU64::new(0),
         count: AtomicU64::new(0),
         repeats: AtomicU32::new(0),
+        moved: AtomicU64::new(0),
+        is_moved_open: AtomicBool::new(false),
     }
 }; PLACES];
 
@@ -107,7 +114,8 @@ pub struct Hit {
     /// The place of its mapping, and which of the mappings that were there.
     pub place: usize,
     pub turn: u32,
-    pub checkpoint: u64,
+    /// Which page of the mapping it is.
+    pub page: u64,
 }
 
 const TURN_BITS: u32 = 24;
@@ -115,14 +123,14 @@ const TURN_BITS: u32 = 24;
 impl Hit {
     const fn packed(self) -> u64 {
         let turn = self.turn as u64 & ((1 << TURN_BITS) - 1);
-        1 << 63 | (self.place as u64) << 56 | turn << 32 | self.checkpoint & (u32::MAX as u64)
+        1 << 63 | (self.place as u64) << 56 | turn << 32 | self.page & (u32::MAX as u64)
     }
 
     const fn of(packed: u64) -> Self {
         Hit {
             place: (packed >> 56) as usize & (PLACES - 1),
             turn: (packed >> 32) as u32 & ((1 << TURN_BITS) - 1),
-            checkpoint: packed & (u32::MAX as u64),
+            page: packed & (u32::MAX as u64),
         }
     }
 
@@ -183,12 +191,14 @@ pub fn arm(mapping: &Mapping) -> bool {
         lift_others();
         return false;
     }
-    let wanted = checkpoints.count(mapping.len as u64).min(u64::from(u32::MAX >> 1) - 1);
+    let most = (u64::from(u32::MAX) * pages::size() as u64).min(mapping.len as u64);
+    let wanted = checkpoints.count(most).min(u64::from(u32::MAX >> 1) - 1);
     let count = take(wanted);
     let Some(nth) = TABLE.add_prepared(mapping, |nth| {
         if let Some(arm) = ARMS.get(nth) {
             arm.open.store(0, Ordering::Relaxed);
             arm.repeats.store(0, Ordering::Relaxed);
+            arm.moved.store(0, Ordering::Relaxed);
             arm.count.store(count, Ordering::Relaxed);
         }
     }) else {
@@ -275,12 +285,12 @@ pub fn passed(address: usize, code: c_int) -> bool {
         let hit = is_there(place).and_then(|(turn, mapping)| pass(arm, &mapping, address).map(|hit| (turn, hit)));
         arm.busy.fetch_sub(1, Ordering::SeqCst);
         if let Some((turn, hit)) = hit {
-            if let Passed::First(checkpoint) = hit {
+            if let Passed::First(byte) = hit {
                 stats::trapped();
                 tell(Hit {
                     place: nth,
                     turn: turn as u32,
-                    checkpoint,
+                    page: byte / pages::size() as u64,
                 });
             }
             return hit != Passed::Not;
@@ -318,7 +328,7 @@ fn is_readable(address: usize) -> bool {
 /// What has come of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Passed {
-    /// The checkpoint was closed, and is open.
+    /// The checkpoint at this byte was closed, and is open.
     First(u64),
     /// It was open already, or another thread has closed it again: it is open.
     Again,
@@ -327,8 +337,10 @@ enum Passed {
 }
 
 fn pass(arm: &Arm, mapping: &Mapping, address: usize) -> Option<Passed> {
-    let checkpoints = env::checkpoints()?;
-    let number = checkpoints.at((address - mapping.at) as u64, pages::size() as u64)?;
+    let (checkpoints, byte) = (env::checkpoints()?, (address - mapping.at) as u64);
+    let Some(number) = checkpoints.at(byte, pages::size() as u64) else {
+        return pass_moved(arm, mapping, byte);
+    };
     if number >= arm.count.load(Ordering::Relaxed) {
         return None;
     }
@@ -336,11 +348,7 @@ fn pass(arm: &Arm, mapping: &Mapping, address: usize) -> Option<Passed> {
     let checkpoint = number as u32 + 1;
     let mut now = arm.open.load(Ordering::Acquire);
     if Open::of(now).has(checkpoint) {
-        if arm.repeats.fetch_add(1, Ordering::Relaxed) >= MOST_REPEATS {
-            arm.repeats.store(0, Ordering::Relaxed);
-            return Some(Passed::Not);
-        }
-        return open(place(number), pages::size()).then_some(Passed::Again);
+        return Some(again(arm, place(number)));
     }
     arm.repeats.store(0, Ordering::Relaxed);
     if !open(place(number), pages::size()) {
@@ -357,12 +365,70 @@ fn pass(arm: &Arm, mapping: &Mapping, address: usize) -> Option<Passed> {
                 closed.for_each(|checkpoint| {
                     close(place(u64::from(checkpoint) - 1));
                 });
-                return Some(Passed::First(number));
+                return Some(Passed::First(number * checkpoints.distance()));
             }
             Err(other) if Open::of(other).has(checkpoint) => return Some(Passed::Again),
             Err(other) => now = other,
         }
     }
+}
+
+/// An open checkpoint was hit.
+fn again(arm: &Arm, place: usize) -> Passed {
+    if arm.repeats.fetch_add(1, Ordering::Relaxed) >= MOST_REPEATS {
+        arm.repeats.store(0, Ordering::Relaxed);
+        return Passed::Not;
+    }
+    if open(place, pages::size()) {
+        Passed::Again
+    } else {
+        Passed::Not
+    }
+}
+
+/// The same for the checkpoint that is moved, if this is its page.
+fn pass_moved(arm: &Arm, mapping: &Mapping, byte: u64) -> Option<Passed> {
+    let (moved, page) = (arm.moved.load(Ordering::Acquire), pages::size());
+    if moved == 0 || byte < moved || byte - moved >= page as u64 {
+        return None;
+    }
+    let place = mapping.at + moved as usize;
+    if arm.is_moved_open.swap(true, Ordering::AcqRel) {
+        return Some(again(arm, place));
+    }
+    arm.repeats.store(0, Ordering::Relaxed);
+    Some(if open(place, page) {
+        Passed::First(moved)
+    } else {
+        Passed::Not
+    })
+}
+
+/// Puts the checkpoint that is moved to this byte of a mapping (0: nowhere), closed, while the mapping is there. Only the optimizer does.
+pub fn put(nth: usize, place: &Place, turn: u64, to: u64) {
+    let Some(arm) = ARMS.get(nth) else { return };
+    let from = arm.moved.load(Ordering::Relaxed);
+    if from == to && (to == 0 || !arm.is_moved_open.load(Ordering::Acquire)) {
+        return;
+    }
+    arm.busy.fetch_add(1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    if let Some((_, mapping)) = place.live().filter(|(now, _)| *now == turn) {
+        let whole = mapping.len.next_multiple_of(pages::size()) as u64;
+        // First open, then elsewhere: whoever is stopped at the old place meanwhile finds that it can be read.
+        if from != 0 && from != to {
+            open(mapping.at + from as usize, pages::size());
+        }
+        if to == 0 || to >= whole {
+            arm.moved.store(0, Ordering::Release);
+        } else {
+            // Whoever is stopped at the new one finds it noted.
+            arm.moved.store(to, Ordering::Release);
+            arm.is_moved_open.store(false, Ordering::Release);
+            close(mapping.at + to as usize);
+        }
+    }
+    arm.busy.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// Puts a hit into the queue, and wakes the optimizer.
@@ -466,7 +532,7 @@ mod tests {
         let hit = Hit {
             place: 127,
             turn: 0xab_cdef,
-            checkpoint: 0xffff_fff0,
+            page: 0xffff_fff0,
         };
         assert_eq!(Hit::of(hit.packed()), hit);
         assert!(hit.is_of(0x12_34ab_cdef) && !hit.is_of(0xab_cdee));
