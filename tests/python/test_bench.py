@@ -208,3 +208,25 @@ def test_less_loading_time_is_that_of_both_epochs() -> None:
     }
     assert deli.less(runs, "default") == pytest.approx(99.0)
     assert deli.less(runs, "disk") is None
+
+
+def test_the_runs_of_paper_003_have_names_of_their_own_and_sizes_that_fit() -> None:
+    mapped = load("bench.papers.mapped")
+    from foreload._mapped import preload
+
+    runs = mapped.planned(["four", "sweep", "processes"])
+    assert len({(run.part, run.name) for run in runs}) == len(runs)
+    assert {run.part for run in runs} == {"four", "sweep", "processes"}
+    for distance, size in mapped.SWEEP:
+        preload.check_detector("mprotect", None, distance << 20, size << 20)
+    names = [run.name for run in mapped.planned(["four"])]
+    assert {"baseline", "mprotect, detection only", "mprotect, prefetch", "poll, prefetch", "warm cache"} <= set(names)
+    results = {
+        "four": {
+            name: [{"seconds": seconds, "fetched": 1.0}]
+            for name, seconds in (("baseline", 30.0), ("mprotect, prefetch", 10.5), ("warm cache", 10.0))
+        }
+    }
+    (line,) = (line for line in mapped.table(results) if "mprotect, prefetch" in line)
+    assert "1.050" in line
+    assert "-65%" in line

@@ -60,11 +60,13 @@ def file(original: Path, tmp_path: Path) -> Iterator[Path]:
         yield target / original.name
 
 
-def run(file: Path, stats: Path, before: Callable[[], None] | None = None, **more: str) -> dict[str, Any]:
+def run(
+    file: Path, stats: Path, before: Callable[[], None] | None = None, detector: str = "poll", **more: str
+) -> dict[str, Any]:
     """Runs the program under the library, in a process that has done `before`; its line of statistics."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(file)],
-        env={**preload.environment(["*.bin"], stats=stats), **more},
+        env={**preload.environment(["*.bin"], detector=detector, stats=stats), **more},
         preexec_fn=before,
         capture_output=True,
         text=True,
@@ -84,6 +86,7 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _SET_NO_NEW_PRIVS, _SET_SECCOMP = 38, 22
 IOCTL, PREAD, MADVISE, CLONE, UNSHARE, CLONE3, CLOSE_RANGE = 16, 17, 28, 56, 272, 435, 436
 PAGEMAP_SCAN, WILLNEED = 0xC0606610, 3
+MPROTECT, PROT_NONE, GUARD_INSTALL = 10, 0, 102
 
 
 def denied(*rules: tuple[int, int, tuple[int, int] | None]) -> Callable[[], None]:
@@ -146,6 +149,39 @@ def test_without_descriptors_of_its_own_it_leaves_the_program_s_alone(file: Path
 def test_before_linux_5_9_descriptors_are_parted_by_another_call(file: Path, tmp_path: Path) -> None:
     line = run(file, tmp_path / "stats", denied((CLOSE_RANGE, errno.ENOSYS, None)))
     assert line["off"] is None
+
+
+TRAPS = pytest.mark.parametrize("detector", ["mprotect", *(["guard"] if preload.has_guard_pages() else [])])
+
+
+@TRAPS
+def test_without_a_thread_nothing_is_trapped(file: Path, tmp_path: Path, detector: str) -> None:
+    calls = denied((CLONE3, errno.ENOSYS, None), (CLONE, errno.EAGAIN, None))
+    line = run(file, tmp_path / "stats", calls, detector)
+    assert (line["off"], line["traps"]) == ("no thread could be started", 0)
+
+
+@TRAPS
+def test_without_descriptors_of_its_own_the_thread_ends_the_traps(file: Path, tmp_path: Path, detector: str) -> None:
+    calls = denied((CLOSE_RANGE, errno.ENOSYS, None), (UNSHARE, errno.EPERM, None))
+    line = run(file, tmp_path / "stats", calls, detector)
+    assert "descriptors" in line["off"]
+    assert line["asked_bytes"] == 0
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOMEM, errno.EINVAL])
+@TRAPS
+def test_pages_that_can_not_be_closed_stay_as_they_are(file: Path, tmp_path: Path, detector: str, error: int) -> None:
+    call, value = (MPROTECT, PROT_NONE) if detector == "mprotect" else (MADVISE, GUARD_INSTALL)
+    line = run(file, tmp_path / "stats", denied((call, error, (2, value))), detector)
+    assert ("can't be protected" if detector == "mprotect" else "Linux 6.15") in line["off"]
+    assert (line["checkpoints"], line["traps"]) == (0, 0)
+
+
+@TRAPS
+def test_advice_that_is_refused_leaves_detection(file: Path, tmp_path: Path, detector: str) -> None:
+    line = run(file, tmp_path / "stats", denied((MADVISE, errno.EPERM, (2, WILLNEED))), detector)
+    assert (line["off"], line["asked_bytes"], line["traps"]) == (None, 0, BYTES // preload.DISTANCE)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -223,10 +259,13 @@ int main(int argc, char **argv) {
 """
 
 
+@pytest.mark.parametrize("detector", ["poll", "mprotect", "guard"])
 @pytest.mark.parametrize("runtime", ["-shared-libasan", "-static-libasan"])
 def test_a_program_of_the_address_sanitizer_runs_and_its_own_mistakes_are_found(
-    file: Path, tmp_path: Path, runtime: str
+    file: Path, tmp_path: Path, runtime: str, detector: str
 ) -> None:
+    if detector == "guard" and not preload.has_guard_pages():
+        pytest.skip("no guard pages in mapped files before Linux 6.15")
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs gcc")
@@ -241,7 +280,7 @@ def test_a_program_of_the_address_sanitizer_runs_and_its_own_mistakes_are_found(
     if built.returncode:
         pytest.skip("gcc has no sanitizer here")
     stats = tmp_path / "stats"
-    environment = preload.environment(["*.bin"], stats=stats)
+    environment = preload.environment(["*.bin"], detector=detector, stats=stats)
 
     def program(*more: str) -> subprocess.CompletedProcess[str]:
         command = [str(tmp_path / "main"), str(file), *more]
@@ -250,7 +289,11 @@ def test_a_program_of_the_address_sanitizer_runs_and_its_own_mistakes_are_found(
     done = program()
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) == sum(file.read_bytes())
-    assert json.loads(stats.read_text().splitlines()[0])["used_bytes"] > BYTES // 2
+    line = json.loads(stats.read_text().splitlines()[0])
+    if detector == "poll":
+        assert line["used_bytes"] > BYTES // 2
+    else:
+        assert (line["traps"], line["asked_bytes"]) == (BYTES // preload.DISTANCE, BYTES)
     wrong = program("wrong")
     assert wrong.returncode != 0
     assert "heap-buffer-overflow" in wrong.stderr

@@ -623,8 +623,9 @@ def test_the_command_runs_a_program_and_ends_as_that_does(store: Path, tmp_path:
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     for words, code, said in (
         (("--mmap", "", "--", "true"), 2, "say which files"),
-        (("--mmap", "x", "--detector", "guard", "--", "true"), 2, "guard isn't built yet"),
         (("--mmap", "x", "--detector", "magic", "--", "true"), 2, "magic is none"),
+        (("--mmap", "x", "--detector", "mprotect", "--distance", "13MiB", "--", "true"), 2, "quarter of --size"),
+        (("--mmap", "x", "--size", "much", "--", "true"), 2, "--size"),
         (("--mmap", "x", "--window", "much", "--", "true"), 2, "--window"),
         (("--mmap", "x", "--stats", tmp_path / "no" / "file", "--", "true"), 2, "no directory"),
         (("--mmap", "x", "--", "no-such-program"), 3, "no such program"),
@@ -666,7 +667,7 @@ def test_a_library_of_another_version_or_none_is_refused(tmp_path: Path) -> None
         pytest.skip("no compiler")
     (tmp_path / "old.c").write_text("int foreload_preload_abi_version(void) { return 1; }\n")
     subprocess.run([compiler, "-shared", tmp_path / "old.c", "-o", tmp_path / "old.so"], check=True)
-    with pytest.raises(InvalidError, match=r"ABI 1, and not 2"):
+    with pytest.raises(InvalidError, match=r"ABI 1, and not 3"):
         preload.check(tmp_path / "old.so")
     (tmp_path / "b c").mkdir()
     shutil.copy(tmp_path / "old.so", tmp_path / "b c")

@@ -14,6 +14,7 @@
 //! [`watch`] makes touches out of looks at a page table, which [`pagemap`] knows how to ask, and [`pace`] says how often. [`glob`] says which files are meant. Both who looks from inside a program (the preload library) and who looks from
 //! outside (`foreload attach`) use all of them.
 
+pub mod checkpoint;
 pub mod glob;
 pub mod pace;
 pub mod pagemap;

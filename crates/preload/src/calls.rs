@@ -9,8 +9,8 @@ use std::ffi::CStr;
 
 use libc::{c_int, c_void, off_t, size_t};
 
-use crate::poll;
-use crate::table::TABLE;
+use crate::table::Mapping;
+use crate::{env, follow};
 
 type Map = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, off_t) -> *mut c_void;
 type Unmap = unsafe extern "C" fn(*mut c_void, size_t) -> c_int;
@@ -51,9 +51,13 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     found
 }
 
+fn ended(at: usize, len: usize) -> Option<Mapping> {
+    quietly(|| follow::ended(at, len))
+}
+
 unsafe fn map(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
     if flags & libc::MAP_FIXED != 0 {
-        TABLE.forget(at as usize, len);
+        ended(at as usize, len);
     }
     let real = MAP.load(Ordering::Acquire);
     let mapped = if real.is_null() {
@@ -64,7 +68,7 @@ unsafe fn map(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd:
         unsafe { transmute::<*mut c_void, Map>(real)(at, len, protection, flags, fd, offset) }
     };
     if mapped != libc::MAP_FAILED && fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
-        quietly(|| poll::mapped(mapped as usize, len, protection, flags, fd, offset as u64));
+        quietly(|| follow::mapped(mapped as usize, len, protection, flags, fd, offset as u64));
     }
     mapped
 }
@@ -109,7 +113,7 @@ pub unsafe extern "C" fn mmap64(
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn munmap(at: *mut c_void, len: size_t) -> c_int {
-    TABLE.forget(at as usize, len);
+    ended(at as usize, len);
     let real = UNMAP.load(Ordering::Acquire);
     if real.is_null() {
         // SAFETY: the arguments are the caller's.
@@ -125,9 +129,10 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: size_t) -> c_int {
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn mprotect(at: *mut c_void, len: size_t, protection: c_int) -> c_int {
-    if protection & libc::PROT_READ == 0 || protection & libc::PROT_EXEC != 0 {
-        // Nobody reads data there any more.
-        TABLE.forget(at as usize, len);
+    let is_data = protection & libc::PROT_READ != 0 && protection & libc::PROT_EXEC == 0;
+    // Nobody reads data there any more; or the program protects pages itself, and we must not besides.
+    if !is_data || env::detector().is_trap() {
+        ended(at as usize, len);
     }
     let real = PROTECT.load(Ordering::Acquire);
     if real.is_null() {
@@ -150,9 +155,9 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     new_at: *mut c_void,
 ) -> *mut c_void {
-    let known = TABLE.forget(at as usize, len.max(1));
+    let known = ended(at as usize, len.max(1));
     if flags & libc::MREMAP_FIXED != 0 {
-        TABLE.forget(new_at as usize, new_len);
+        ended(new_at as usize, new_len);
     }
     let real = REMAP.load(Ordering::Acquire);
     let moved = if real.is_null() {
@@ -163,7 +168,7 @@ pub unsafe extern "C" fn mremap(
         unsafe { transmute::<*mut c_void, Remap>(real)(at, len, new_len, flags, new_at) }
     };
     if let Some(known) = known.filter(|known| moved != libc::MAP_FAILED && known.at == at as usize) {
-        quietly(|| poll::moved(&known, moved as usize, new_len));
+        quietly(|| follow::moved(&known, moved as usize, new_len));
     }
     moved
 }

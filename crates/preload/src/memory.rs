@@ -1,6 +1,6 @@
 //! What the machine says of itself, in small files: how much memory may be used, and what one call fetches.
 //!
-//! Where a file can't be read, what is usual is assumed. Only the thread asks.
+//! Where a file can't be read, what is usual is assumed. Only the thread asks, but for how many parts an address space may have.
 
 use core::fmt::Write;
 
@@ -12,6 +12,9 @@ const SHARE: u64 = 10;
 /// What one call fetches where the device doesn't say: the kernel's own default. And at most, for longer is no faster.
 const USUAL_STEP: u64 = 128 << 10;
 const MOST_STEP: u64 = 2 << 20;
+
+/// Parts of an address space where the kernel doesn't say how many there may be: its default.
+const USUAL_PARTS: u64 = 65_530;
 
 /// Reads the beginning of a small file.
 fn read<const N: usize>(path: &mut Text<N>, into: &mut Text<4096>) -> bool {
@@ -100,6 +103,13 @@ pub fn step(major: u32, minor: u32) -> u64 {
         .then(|| number(text.bytes())?.checked_mul(1024))
         .flatten();
     said.filter(|&bytes| bytes > 0).unwrap_or(USUAL_STEP).min(MOST_STEP)
+}
+
+/// How many parts this process' address space may have, by what is set for all processes.
+pub fn most_parts() -> u64 {
+    let mut text = Text::new();
+    let said = file(&[b"/proc/sys/vm/max_map_count"], &mut text).then(|| number(text.bytes()));
+    said.flatten().unwrap_or(USUAL_PARTS)
 }
 
 #[cfg(test)]

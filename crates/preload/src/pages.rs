@@ -40,12 +40,16 @@ pub fn apart() -> bool {
     true
 }
 
+/// Bytes of a page.
+pub fn size() -> usize {
+    // SAFETY: a question.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) });
+    page.ok().filter(|&page| page > 0).unwrap_or(4096)
+}
+
 /// Finds out how pages can be looked at; none: in no way.
 pub fn find() -> Option<Pages> {
-    // SAFETY: a question.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
-        .ok()
-        .filter(|&page| page > 0)?;
+    let page = size();
     // Our own stack is there.
     let here = (&raw const page as usize) & !(page - 1);
     // SAFETY: a path that ends with a zero.

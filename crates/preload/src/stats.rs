@@ -9,8 +9,11 @@ use foreload_plan::window::Tally;
 use foreload_plan::window::pagemap::Way;
 
 use crate::env;
+use crate::follow::clock;
 use crate::text::Text;
 
+/// How long the end of a process waits for its line to be taken.
+const MOST_WAIT_NS: u64 = 100_000_000;
 /// Bytes of a line, blanks and its end included.
 const LINE: usize = 512;
 
@@ -30,25 +33,47 @@ pub enum Off {
     Thread,
     /// Or no descriptors of the thread's own.
     Descriptors,
+    /// Checkpoints are further apart than the policy allows, or a number is none.
+    Checkpoints,
+    /// Another handler of `SIGSEGV` than the one that we know is in place.
+    Handler,
+    /// The system has no guard pages in mappings of files.
+    Guard,
+    /// Or it doesn't protect pages.
+    Protect,
 }
+
+/// All reasons.
+const ALL: [Off; 9] = [
+    Off::Detector,
+    Off::Window,
+    Off::Pages,
+    Off::Thread,
+    Off::Descriptors,
+    Off::Checkpoints,
+    Off::Handler,
+    Off::Guard,
+    Off::Protect,
+];
 
 impl Off {
     const fn why(self) -> Option<&'static str> {
         match self {
             Off::Not => None,
-            Off::Detector => Some("FORELOAD_MMAP_DETECTOR: this library has poll and off"),
+            Off::Detector => Some("FORELOAD_MMAP_DETECTOR is none of poll, mprotect, guard and off"),
             Off::Window => Some("FORELOAD_MMAP_WINDOW is no number of bytes"),
             Off::Pages => Some("/proc/self/pagemap can't be read"),
             Off::Thread => Some("no thread could be started"),
             Off::Descriptors => Some("a thread can have no descriptors of its own here"),
+            Off::Checkpoints => Some("FORELOAD_MMAP_DISTANCE is over a quarter of FORELOAD_MMAP_SIZE"),
+            Off::Handler => Some("the program has set its SIGSEGV handler past sigaction"),
+            Off::Guard => Some("no guard pages in mapped files before Linux 6.15"),
+            Off::Protect => Some("pages can't be protected"),
         }
     }
 
     fn of(number: u32) -> Self {
-        [Off::Detector, Off::Window, Off::Pages, Off::Thread, Off::Descriptors]
-            .into_iter()
-            .find(|off| *off as u32 == number)
-            .unwrap_or(Off::Not)
+        ALL.into_iter().find(|off| *off as u32 == number).unwrap_or(Off::Not)
     }
 }
 
@@ -64,6 +89,13 @@ static STREAMS: AtomicU64 = AtomicU64::new(0);
 static TOUCHED: AtomicU64 = AtomicU64::new(0);
 static USED: AtomicU64 = AtomicU64::new(0);
 static VAIN: AtomicU64 = AtomicU64::new(0);
+/// Of the detectors that trap.
+static CHECKPOINTS: AtomicU64 = AtomicU64::new(0);
+static TRAPS: AtomicU64 = AtomicU64::new(0);
+static TRIGGERS: AtomicU64 = AtomicU64::new(0);
+/// Whether this process is about to take its line, and has.
+static IS_BEGUN: AtomicBool = AtomicBool::new(false);
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 /// Where this process' line is; less than 0: nowhere.
 static AT: AtomicI64 = AtomicI64::new(-1);
 
@@ -104,6 +136,26 @@ pub fn tally(all: &Tally, cpu_ns: u64) {
     CPU_NS.store(cpu_ns, Ordering::Relaxed);
 }
 
+/// So many checkpoints more have been protected since the beginning.
+pub fn armed(checkpoints: u64) {
+    CHECKPOINTS.fetch_add(checkpoints, Ordering::Relaxed);
+}
+
+/// One was hit.
+pub fn trapped() {
+    TRAPS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// And something was fetched for it.
+pub fn triggered() {
+    TRIGGERS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the thread has taken.
+pub fn took(cpu_ns: u64) {
+    CPU_NS.store(cpu_ns, Ordering::Relaxed);
+}
+
 /// A forked child begins with nothing but the mappings that it has.
 pub fn inherit(mappings: usize) {
     let counters = [
@@ -116,11 +168,16 @@ pub fn inherit(mappings: usize) {
         &TOUCHED,
         &USED,
         &VAIN,
+        &CHECKPOINTS,
+        &TRAPS,
+        &TRIGGERS,
     ];
     counters
         .into_iter()
         .for_each(|counter| counter.store(0, Ordering::Relaxed));
     FILES.store(mappings as u64, Ordering::Relaxed);
+    IS_BEGUN.store(false, Ordering::Relaxed);
+    HAS_BEGUN.store(false, Ordering::Relaxed);
     AT.store(-1, Ordering::Relaxed);
 }
 
@@ -141,6 +198,7 @@ fn line() -> Text<LINE> {
     let off = Off::of(OFF.load(Ordering::Relaxed)).why();
     let detector = match off {
         Some(_) => "off",
+        None if env::detector().is_trap() => env::detector().name(),
         None if IS_READ.load(Ordering::Relaxed) => "poll, by reading pagemap",
         None => "poll",
     };
@@ -160,9 +218,7 @@ fn line() -> Text<LINE> {
         Some(why) => write!(text, r#""{why}""#),
         None => write!(text, "null"),
     };
-    for (name, counter) in [
-        ("mappings", &FILES),
-        ("not_followed", &UNFOLLOWED),
+    let looked: &[(&str, &AtomicU64)] = &[
         ("streams", &STREAMS),
         ("touched_bytes", &TOUCHED),
         ("asked_bytes", &ASKED),
@@ -170,7 +226,17 @@ fn line() -> Text<LINE> {
         ("vain_bytes", &VAIN),
         ("scans", &SCANS),
         ("calls", &CALLS),
-    ] {
+    ];
+    let trapped: &[(&str, &AtomicU64)] = &[
+        ("checkpoints", &CHECKPOINTS),
+        ("traps", &TRAPS),
+        ("triggers", &TRIGGERS),
+        ("asked_bytes", &ASKED),
+        ("calls", &CALLS),
+    ];
+    let all = [("mappings", &FILES), ("not_followed", &UNFOLLOWED)];
+    let more = if env::detector().is_trap() { trapped } else { looked };
+    for (name, counter) in all.iter().chain(more) {
         let _ = write!(text, r#", "{name}": {}"#, counter.load(Ordering::Relaxed));
     }
     let cpu_us = CPU_NS.load(Ordering::Relaxed) / 1000;
@@ -182,8 +248,16 @@ fn line() -> Text<LINE> {
     text
 }
 
-/// Takes a line of the file for this process.
+/// Takes a line of the file for this process, unless it has one.
 pub fn begin() {
+    if IS_BEGUN.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    take_line();
+    HAS_BEGUN.store(true, Ordering::Release);
+}
+
+fn take_line() {
     let mut path = env::stats_path();
     let Some(path) = (!path.bytes().is_empty()).then(|| path.c()).flatten() else {
         return;
@@ -207,6 +281,19 @@ pub fn begin() {
     }
     // SAFETY: the descriptor was opened here.
     unsafe { libc::close(fd) };
+}
+
+/// Writes what has come of it when the process ends, which may be before the thread has begun.
+pub fn end() {
+    if FILES.load(Ordering::Relaxed) + UNFOLLOWED.load(Ordering::Relaxed) > 0 {
+        begin();
+        let until = clock(libc::CLOCK_MONOTONIC) + MOST_WAIT_NS;
+        while !HAS_BEGUN.load(Ordering::Acquire) && clock(libc::CLOCK_MONOTONIC) < until {
+            // SAFETY: gives the core to the thread, which is at it.
+            unsafe { libc::sched_yield() };
+        }
+        write();
+    }
 }
 
 /// Writes this process' line again, if it has one.
@@ -238,7 +325,7 @@ mod tests {
         let text = line();
         assert_eq!(text.bytes().len(), LINE);
         assert!(text.is_whole());
-        for why in [Off::Detector, Off::Window, Off::Pages, Off::Thread, Off::Descriptors] {
+        for why in ALL {
             assert_eq!(Off::of(why as u32), why);
             assert!(why.why().is_some_and(|text| text.len() < 80));
         }

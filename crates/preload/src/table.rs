@@ -35,6 +35,13 @@ pub struct Mapping {
     pub is_populated: bool,
 }
 
+impl Mapping {
+    /// Whether this address is one of its bytes.
+    pub const fn holds(&self, address: usize) -> bool {
+        address >= self.at && address - self.at < self.len
+    }
+}
+
 /// A place in the table.
 pub struct Place {
     state: AtomicU32,
@@ -72,21 +79,30 @@ impl Place {
         if self.state.load(Ordering::Acquire) != LIVE {
             return None;
         }
+        let mapping = self.mapping();
+        self.is_live(turn).then_some((turn, mapping))
+    }
+
+    fn mapping(&self) -> Mapping {
         let device = self.device.load(Ordering::Relaxed);
-        let mapping = Mapping {
+        Mapping {
             at: self.at.load(Ordering::Relaxed),
             len: self.len.load(Ordering::Relaxed),
             offset: self.offset.load(Ordering::Relaxed),
             major: (device >> 32) as u32,
             minor: device as u32,
             is_populated: self.is_populated.load(Ordering::Relaxed) != 0,
-        };
-        self.is_live(turn).then_some((turn, mapping))
+        }
     }
 
     /// Whether this mapping is still followed.
     pub fn is_live(&self, turn: u64) -> bool {
         self.state.load(Ordering::Acquire) == LIVE && self.turn.load(Ordering::Acquire) == turn
+    }
+
+    /// Whether this is an address of a mapping that has ended and that nobody has let go of.
+    pub fn is_ending(&self, address: usize) -> bool {
+        self.state.load(Ordering::Acquire) == DEAD && self.mapping().holds(address)
     }
 
     /// The thread has let go of a mapping that has ended: the place may be taken again.
@@ -120,9 +136,13 @@ impl Table {
 
     /// Follows a mapping; false: all places are taken.
     pub fn add(&self, mapping: &Mapping) -> bool {
-        let Some(place) = self.places.iter().find(|place| place.take(FREE, FILLING)) else {
-            return false;
-        };
+        self.add_prepared(mapping, |_| ()).is_some()
+    }
+
+    /// The same, with something to do before anybody sees it there; the place's number.
+    pub fn add_prepared(&self, mapping: &Mapping, prepare: impl FnOnce(usize)) -> Option<usize> {
+        let mut places = self.places.iter().enumerate();
+        let (nth, place) = places.find(|(_, place)| place.take(FREE, FILLING))?;
         self.taken.fetch_add(1, Ordering::AcqRel);
         place.turn.fetch_add(1, Ordering::AcqRel);
         place.at.store(mapping.at, Ordering::Relaxed);
@@ -135,19 +155,38 @@ impl Table {
         place
             .is_populated
             .store(u32::from(mapping.is_populated), Ordering::Relaxed);
+        prepare(nth);
         place.state.store(LIVE, Ordering::Release);
-        true
+        Some(nth)
+    }
+
+    /// Whether any that is followed overlaps with these bytes.
+    pub fn has(&self, at: usize, len: usize) -> bool {
+        self.taken.load(Ordering::Acquire) > 0 && self.places.iter().any(|place| place.overlaps(at, len))
     }
 
     /// Ends all that overlap with these bytes; the last of them.
     pub fn forget(&self, at: usize, len: usize) -> Option<Mapping> {
+        self.forget_each(at, len, |_, _, _| ())
+    }
+
+    /// The same, and something done for each of them, by its number.
+    pub fn forget_each(&self, at: usize, len: usize, each: impl Fn(usize, &Place, &Mapping)) -> Option<Mapping> {
         if self.taken.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let over = self.places.iter().filter(|place| place.overlaps(at, len));
-        over.filter_map(|place| {
+        let over = self
+            .places
+            .iter()
+            .enumerate()
+            .filter(|(_, place)| place.overlaps(at, len));
+        over.filter_map(|(nth, place)| {
             let (turn, mapping) = place.live()?;
-            (place.is_live(turn) && place.take(LIVE, DEAD)).then_some(mapping)
+            let is_ours = place.is_live(turn) && place.take(LIVE, DEAD);
+            is_ours.then(|| {
+                each(nth, place, &mapping);
+                mapping
+            })
         })
         .last()
     }
@@ -157,6 +196,17 @@ impl Table {
         if place.release() {
             self.taken.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    /// What a child makes of its parent's where it follows none of them: each that a thread of the parent hadn't let go of is passed on, and all places are free.
+    pub fn clear(&self, each: impl Fn(&Mapping)) {
+        for place in &self.places {
+            if matches!(place.state.load(Ordering::Acquire), LIVE | DEAD) {
+                each(&place.mapping());
+            }
+            place.state.store(FREE, Ordering::Release);
+        }
+        self.taken.store(0, Ordering::Release);
     }
 
     /// What a child makes of its parent's: mappings stay, and what is in them was touched by the parent. How many there are.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import itertools
+import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +17,12 @@ from pathlib import Path
 from foreload.errors import InvalidError, NotFoundError
 
 #: What the library answers that knows these variables.
-ABI = 2
-#: How it can look, and what is named so in the paper and isn't built.
-DETECTORS, UNBUILT = ("poll", "off"), ("guard", "mprotect")
+ABI = 3
+#: How it can look; the second and the third stop the program at checkpoints, as paper 003 does.
+DETECTORS = ("poll", "mprotect", "guard", "off")
+TRAPS = ("mprotect", "guard")
+#: Bytes between two checkpoints, and fetched at a time; the library's own defaults.
+DISTANCE, SIZE = 8 << 20, 50 << 20
 LIBRARY = Path(__file__).parent.parent / "_preload.so"
 #: Its statistics: a line of so many bytes for each process.
 LINE_BYTES = 512
@@ -27,6 +31,7 @@ _MOST_PATTERNS = 4096
 #: Files of one pattern that are looked at for links.
 _MOST_LINKS = 1000
 _PT_INTERP = 3
+_MADV_GUARD_INSTALL = 102
 
 
 def environment(
@@ -34,6 +39,8 @@ def environment(
     *,
     detector: str = "poll",
     window: int | None = None,
+    distance: int | None = None,
+    size: int | None = None,
     stats: Path | None = None,
     given: Mapping[str, str] = os.environ,
     library: Path = LIBRARY,
@@ -43,19 +50,19 @@ def environment(
     Args:
         patterns: Which files, by their paths.
         detector: One of `DETECTORS`.
-        window: Bytes that a stream is read ahead at most; None: the library's default.
+        window: Bytes that a stream is read ahead at most; None: the library's default. For `poll`.
+        distance: Bytes between two checkpoints; None: the library's default. For `mprotect` and `guard`, as `size` is.
+        size: Bytes that are fetched at a time; 0: nothing.
         stats: A file for its statistics.
         given: The variables that the program has anyway.
         library: The library.
 
     Raises:
-        InvalidError: A pattern is empty or no path, the detector isn't there, or the library is another version's.
+        InvalidError: A pattern is empty or no path, the detector isn't there or doesn't work here, a size isn't for it or doesn't fit, or the library is another version's.
         NotFoundError: There is no library.
     """
     check(library)
-    if detector not in DETECTORS:
-        why = "isn't built yet" if detector in UNBUILT else "is none"
-        raise InvalidError(f"--detector={detector} {why}; there are {' and '.join(DETECTORS)}")
+    check_detector(detector, window, distance, size)
     told = named(patterns)
     if len(os.fsencode(told)) > _MOST_PATTERNS:
         raise InvalidError(
@@ -72,11 +79,60 @@ def environment(
         # A program of the address sanitizer refuses to run behind any library that was loaded before its own; ours calls on into that.
         "ASAN_OPTIONS": ":".join(filter(None, ["verify_asan_link_order=0", given.get("ASAN_OPTIONS")])),
     }
-    for name, value in (("FORELOAD_MMAP_WINDOW", window), ("FORELOAD_MMAP_STATS", stats and stats.absolute())):
+    for name, value in (
+        ("FORELOAD_MMAP_WINDOW", window),
+        ("FORELOAD_MMAP_DISTANCE", distance),
+        ("FORELOAD_MMAP_SIZE", size),
+        ("FORELOAD_MMAP_STATS", stats and stats.absolute()),
+    ):
         found.pop(name, None)
         if value is not None:
             found[name] = str(value)
     return found
+
+
+def check_detector(detector: str, window: int | None, distance: int | None, size: int | None) -> None:
+    """Refuses a detector that isn't there or doesn't work here, and sizes that it has no use for or that don't fit.
+
+    Raises:
+        InvalidError: As said.
+    """
+    if detector not in DETECTORS:
+        raise InvalidError(f"--detector={detector} is none; there are {', '.join(DETECTORS)}")
+    if detector not in TRAPS:
+        if distance is not None or size is not None:
+            raise InvalidError(
+                f"--distance and --size are of the detectors {' and '.join(TRAPS)}, and not of {detector}"
+            )
+        return
+    if window is not None:
+        raise InvalidError(
+            f"--window is of the detector poll; --size is what {detector} fetches at a time (0: nothing)"
+        )
+    distance, size = DISTANCE if distance is None else distance, SIZE if size is None else size
+    if distance < 1 or distance % mmap.PAGESIZE:
+        raise InvalidError(f"--distance={distance}: must be a multiple of a page, {mmap.PAGESIZE} bytes")
+    if size and distance > size // 4:
+        raise InvalidError(
+            f"--distance={distance}: must be no more than a quarter of --size={size}, or no checkpoint may lie in its last quarter, where the next bytes are asked for"
+        )
+    if detector == "guard" and not has_guard_pages():
+        raise InvalidError(
+            f"--detector=guard: this kernel ({os.uname().release}) has no guard pages in mapped files, which Linux 6.15 has; --detector=poll works on any"
+        )
+
+
+def has_guard_pages() -> bool:
+    """Whether a page of a mapped file can be made a guard page here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, length = ctypes.c_void_p, ctypes.c_size_t(mmap.PAGESIZE)
+    with LIBRARY.open("rb") as file:
+        at = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), ctypes.c_long(0))
+    if at in (None, ctypes.c_void_p(-1).value):
+        return False
+    failed = libc.madvise(ctypes.c_void_p(at), length, _MADV_GUARD_INSTALL)
+    libc.munmap(ctypes.c_void_p(at), length)
+    return bool(failed == 0)
 
 
 def named(patterns: Iterable[str]) -> str:

@@ -20,13 +20,29 @@ Mmap = Annotated[
 ]
 Detector = Annotated[
     str,
-    typer.Option(metavar="poll|off", help="How the program's progress is found out: by its page table, or not at all."),
+    typer.Option(
+        metavar="poll|mprotect|guard|off",
+        help="How the program's progress is found out: by its page table, by pages that it can't touch unseen (paper 003's way, which not every program bears), or not at all.",
+    ),
 ]
 Window = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Bytes that are fetched ahead at most, for each stream of reads. Default: 32 MiB; 0: only looks.",
+        help="poll: bytes that are fetched ahead at most, for each stream of reads. Default: 32 MiB; 0: only looks.",
+    ),
+]
+Distance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="mprotect, guard: bytes from one checkpoint to the next, a quarter of --size at most. Default: 8 MiB.",
+    ),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="mprotect, guard: bytes that are fetched at a time. Default: 50 MiB; 0: only looks."
     ),
 ]
 Stats = Annotated[
@@ -40,6 +56,8 @@ def run(
     mmap: Mmap,
     detector: Detector = "poll",
     window: Window = None,
+    distance: Distance = None,
+    size: Size = None,
     stats: Stats = None,
     as_json: Annotated[bool, typer.Option("--json", help="A failure to start it as one JSON object.")] = False,  # noqa: ARG001 (`main` looks for it)
 ) -> None:
@@ -48,9 +66,18 @@ def run(
     from foreload._settings.sizes import parse_bytes
     from foreload.errors import NotFoundError
 
+    def parse(text: str | None, name: str) -> int | None:
+        return None if text is None else parse_bytes(text, name)
+
     options.check_writable(stats, "--stats")
-    nbytes = None if window is None else parse_bytes(window, "--window")
-    variables = preload.environment(mmap, detector=detector, window=nbytes, stats=stats)
+    variables = preload.environment(
+        mmap,
+        detector=detector,
+        window=parse(window, "--window"),
+        distance=parse(distance, "--distance"),
+        size=parse(size, "--size"),
+        stats=stats,
+    )
     program = shutil.which(words[0])
     if program is None:
         raise NotFoundError(f"{words[0]}: no such program")
