@@ -481,6 +481,70 @@ def test_ranks_that_were_told_otherwise_are_named_at_once(
     )
 
 
+def test_a_rank_that_is_not_its_nodes_first_is_named_as_well(store: Store) -> None:
+    """Ranks 0 to 2 are one node; rank 1 was told nothing, and waits for rank 0 to meet the others."""
+    failed: dict[int, str] = {}
+
+    def agrees(rank: int) -> None:
+        place = Ranks(rank, 4, (0, 1, 2) if rank < 3 else (3,))
+        one = meeting.Assignment(fl.Peers(**PEERS, wait_s=40), place, "job", "a", "it", FREQUENT[0])
+        try:
+            one.agree()
+        except errors.InvalidError as error:
+            failed[rank] = str(error)
+
+    def shares() -> None:
+        one = meeting.Meeting(fl.Peers(**PEERS, wait_s=40), Ranks(1, 4, (0, 1, 2)), "job", "a", "it")
+        one.meet(Agent(2))
+
+    threads = [threading.Thread(target=agrees, args=(rank,)) for rank in (0, 2, 3)]
+    threads.append(threading.Thread(target=shares))
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begun < 30
+    assert sorted(failed) == [0, 2, 3]
+    assert all("rank 1 reads with the default policy" in text for text in failed.values()), failed
+
+
+def test_what_an_earlier_start_was_told_is_no_reason_to_end_this_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start of other epochs has met, and its words are still in the store."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def start(how: str) -> None:
+        def one(rank: int) -> None:
+            given = (fl.Peers(**PEERS, wait_s=30), Ranks(rank, 2, (rank,)), "job", f"{rank}", "it", how)
+            # The second is late by more than a second.
+            time.sleep(2.5 * rank)
+            meeting.Assignment(*given).agree()
+            meeting.Meeting(*given).meet(agents[rank])
+
+        agents = [Agent(1), Agent(2)]
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(len(agent.told[-1]["members"]) == 2 for agent in agents), how
+
+    for how in FREQUENT:
+        start(how)
+
+
+def test_the_default_policy_is_the_default_by_whichever_name() -> None:
+    from foreload._run.run import _how
+
+    same = [(None, None), (None, 4), ("foreload", 3), ("frequency", None)]
+    assert {_how(policy, epochs, None) for policy, epochs in same} == {"the default policy"}
+    others = [_how("frequency", 4, None), _how("frequency", 5, None), _how("lru", None, None), _how(None, 4, "local")]
+    assert len({*others, "the default policy"}) == 5
+
+
 def test_who_reads_what_is_the_loaders_to_say_and_of_whole_objects(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORELOAD_SECRET", SECRET)
     data = fl.open("s3://data/fixed")

@@ -17,6 +17,7 @@ on without the others then: ranks that deal differently would read samples twice
 | `go`: that | rank 0: all agents do |
 | `moved` | whose agent was replaced, for the others to look again when their next pass begins |
 | `ready/R` | R's node has met the others, or has given up |
+| `how/R` | what rank R was told decides who keeps what; anew each second, while it waits |
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ _ASSIGN = "/assign"
 _GAVE_UP = "has given up"
 #: How often is said who is waited for, in seconds.
 _SAY_S = 10.0
+#: Who waits says so as often, in seconds.
+_BEAT_S = 1.0
 #: A store that says nothing for so long has lost its host, in seconds.
 _ANSWER_S = 10.0
 
@@ -139,14 +142,16 @@ class Meeting(_OneOfMany):
         try:
             board = self._board(self.peers.wait_s)
             if self.ranks.rank != first:
-                board.get(f"ready/{first}", f"rank {first}, the first of this node,")
+                while board.look(f"ready/{first}") is None:
+                    board.look_beside(first)
+                    board.rest(f"rank {first}, the first of this node,")
                 return
             try:
                 self._share(board, call, first)
                 self._say_who_is_there(call)
             except (InvalidError, AloneError) as error:
                 # Others need not wait for it.
-                board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error), "how": self.how})
+                board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error)})
                 raise
             finally:
                 board.put(f"ready/{first}", {})
@@ -264,7 +269,7 @@ class Assignment(_OneOfMany):
                     board.put(f"node/{rank}", own)
                     told = _agree(board, self.ranks.world, own, lambda _: None)
                 except (InvalidError, AloneError) as error:
-                    board.put(f"node/{rank}", {"ranks": [rank], "alone": str(error), "how": self.how})
+                    board.put(f"node/{rank}", {"ranks": [rank], "alone": str(error)})
                     raise
             except AloneError as error:
                 raise InvalidError(
@@ -288,8 +293,15 @@ def _agree(
         world: The number of ranks.
         own: What this one has said; who has rank 0 makes the list.
         tell: Is told of a list before that is the one that counts.
+
+    Raises:
+        AloneError: They can't be met, or were told otherwise. What a start before this one was told is in no list that counts.
     """
-    return _lead(board, world, own, tell) if 0 in own["ranks"] else _follow(board, own, tell)
+    nodes = _lead(board, world, own, tell) if 0 in own["ranks"] else _follow(board, own, tell)
+    for node in nodes:
+        if node["how"] != nodes[0]["how"]:
+            raise _otherwise(0, nodes[0]["how"], _first(node), node["how"])
+    return nodes
 
 
 def _lead(
@@ -333,8 +345,6 @@ def _gather(board: _Board, world: int) -> list[dict[str, Any]]:
                 raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(tls=...): give all nodes the same")
             if node["group"] != nodes[0]["group"]:
                 raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(group=...): give all nodes the same")
-            if node["how"] != nodes[0]["how"]:
-                raise _otherwise(0, nodes[0]["how"], _first(node), node["how"])
         if not left:
             return nodes
         board.look_beside(min(left))
@@ -382,6 +392,9 @@ class _Board:
             raise AloneError("nodes find each other through torch's store: import foreload.torch")
         self._begun, self._wait_s, self._what = time.monotonic(), wait_s, what
         self._told_s = self._begun
+        # Who this is isn't said while the store is looked for.
+        self._rank: int | None = None
+        self._beat_s, self._seen = self._begun, dict[int, Any]()
         # All ask one store.
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
         self._store, self._name = stores[0](place, is_host, self._ask, self.rest), f"foreload/{name}"
@@ -395,6 +408,12 @@ class _Board:
             how: How those read that come here.
         """
         self._beside, self._rank, self._how = f"foreload/{name}", rank, how
+        self._beat()
+
+    def _beat(self) -> None:
+        """Says how this rank reads, in words that nobody has said before: it is here."""
+        self._beat_s = time.monotonic()
+        self.put(f"how/{self._rank}", {"how": self._how, "nonce": secrets.token_hex(4)})
 
     def put(self, key: str, value: Any) -> None:
         self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(value)))
@@ -409,9 +428,14 @@ class _Board:
         Raises:
             AloneError: It is, and so will not come here.
         """
-        there = self._look(f"{self._beside}/node/{rank}")
-        if there is not None and there.get("how", self._how) != self._how:
-            raise _otherwise(rank, there["how"], self._rank, self._how)
+        there = self._look(f"{self._beside}/how/{rank}")
+        # What a start before this one has left doesn't change any more.
+        known = self._seen.setdefault(rank, there)
+        if there != known and there["how"] != self._how:
+            # It has looked here by then, and sees that this one is here, too.
+            time.sleep(_BEAT_S)
+            self._beat()
+            raise _otherwise(rank, there["how"], self._rank or 0, self._how)
 
     def _look(self, name: str) -> Any:
         found = self._ask(lambda: self._store.get(name) if self._store.check([name]) else b"null")
@@ -445,6 +469,8 @@ class _Board:
             who: Is waited for.
         """
         now = time.monotonic()
+        if self._rank is not None and now - self._beat_s > _BEAT_S:
+            self._beat()
         if now >= self._begun + self._wait_s:
             raise AloneError(
                 f"{who} did not come in {self._wait_s:g} s. Give all ranks the same arguments, and peers with them; or more time, Peers(wait_s=...)"

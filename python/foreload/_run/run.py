@@ -46,6 +46,7 @@ _STATE_VERSION = 1
 _STATE_VERSION_BEYOND = 2
 #: The policy whose nodes keep what each of them reads most often.
 _FREQUENCY = "frequency"
+_DEFAULT = "foreload"
 #: Samples of a batch, and epochs, are 32 bits in the plan.
 _MOST = (1 << 32) - 1
 
@@ -361,9 +362,10 @@ def _how(policy: Any, epochs: int | None, assign: str | None) -> str:
     """What decides who keeps what, in words."""
     if assign is not None:
         return f"assign={assign!r}"
-    if policy == _FREQUENCY:
+    if policy == _FREQUENCY and epochs is not None:
         return f"policy={policy!r}, epochs={epochs}"
-    return "the default policy" if policy is None else f"policy={policy!r}"
+    # Without epochs it keeps what the default does.
+    return "the default policy" if policy in (None, _DEFAULT, _FREQUENCY) else f"policy={policy!r}"
 
 
 def check_belongs(state: dict[str, Any], order: Order) -> None:
