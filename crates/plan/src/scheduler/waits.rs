@@ -1,14 +1,16 @@
-//! What waits in a lane for one job: what is to come first, and then everything in the order in which it is needed.
+//! What waits in a lane for one job: what is to come first, because it failed or came back, and then everything else; of both what is needed soonest.
 //!
 //! Nearly all of it comes in that order. But a rank that begins elsewhere, or another node that needs something sooner, puts what it needs before all that was read ahead, which may be a hundred thousand loads. So they are kept in a tree, and not in a
 //! row in which each of them would be moved for each that comes before.
 
 use super::flights::Pending;
-use std::collections::{BTreeMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 #[derive(Default)]
 pub(super) struct Waits {
-    first: VecDeque<Pending>,
+    /// By the line that needs it, and of those for one line the last that came.
+    first: BTreeMap<(u64, Reverse<u64>), Pending>,
     /// By the line that needs it, and of those for one line by when they came.
     needed: BTreeMap<(u64, u64), Pending>,
     came: u64,
@@ -25,12 +27,12 @@ impl Waits {
 
     /// What is next.
     pub fn front(&self) -> Option<&Pending> {
-        let needed = || self.needed.first_key_value().map(|(_, pending)| pending);
-        self.first.front().or_else(needed)
+        let first = self.first.first_key_value().map(|(_, pending)| pending);
+        first.or_else(|| self.needed.first_key_value().map(|(_, pending)| pending))
     }
 
     pub fn pop_front(&mut self) -> Option<Pending> {
-        let first = self.first.pop_front();
+        let first = self.first.pop_first().map(|(_, pending)| pending);
         first.or_else(|| self.needed.pop_first().map(|(_, pending)| pending))
     }
 
@@ -40,9 +42,10 @@ impl Waits {
         self.needed.insert((pending.line, self.came), pending);
     }
 
-    /// Waits before all others.
+    /// Waits before all others that aren't first, too, and needed sooner. Where all of a source fails, as a file system that falls silent, what somebody waits for is tried again before what was read ahead.
     pub fn push_first(&mut self, pending: Pending) {
-        self.first.push_front(pending);
+        self.came += 1;
+        self.first.insert((pending.line, Reverse(self.came)), pending);
     }
 
     /// Takes the first of those that a line needs of which `is_it` says so.
@@ -55,17 +58,16 @@ impl Waits {
     /// Takes all of which `is_taken` says so, in their order: mostly none of very many.
     pub fn take_if(&mut self, is_taken: impl Fn(&Pending) -> bool) -> Vec<Pending> {
         let mut taken = Vec::new();
-        for _ in 0..self.first.len() {
-            match self.first.pop_front() {
-                Some(pending) if is_taken(&pending) => taken.push(pending),
-                pending => self.first.extend(pending),
-            }
-        }
-        let gone = self.needed.iter().filter(|(_, pending)| is_taken(pending));
-        let gone: Vec<(u64, u64)> = gone.map(|(&key, _)| key).collect();
-        taken.extend(gone.iter().filter_map(|key| self.needed.remove(key)));
+        taken.extend(taken_of(&mut self.first, &is_taken));
+        taken.extend(taken_of(&mut self.needed, &is_taken));
         taken
     }
+}
+
+fn taken_of<K: Copy + Ord>(waits: &mut BTreeMap<K, Pending>, is_taken: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+    let gone = waits.iter().filter(|(_, pending)| is_taken(pending));
+    let gone: Vec<K> = gone.map(|(&key, _)| key).collect();
+    gone.iter().filter_map(|key| waits.remove(key)).collect()
 }
 
 #[cfg(test)]
@@ -110,8 +112,8 @@ mod tests {
         for (line, object) in [(5, 0), (7, 1), (5, 2), (3, 3), (7, 4)] {
             waits.push(pending(line, object));
         }
-        waits.push_first(pending(9, 5));
         waits.push_first(pending(1, 6));
+        waits.push_first(pending(9, 5));
         assert_eq!((waits.len(), waits.is_empty()), (7, false));
         assert_eq!(waits.front().map(|pending| pending.object), Some(6));
         let taken = waits.take(5, |pending| pending.object != 0).expect("it waits");

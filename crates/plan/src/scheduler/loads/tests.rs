@@ -328,7 +328,7 @@ fn what_failed_before_it_was_asked_for_comes_before_what_is_read_ahead() {
     assert_eq!(hand.objects(), [6]);
     hand.now_ns = 10;
     hand.want(1, 0, 0);
-    hand.fail(6, Failure::Unavailable);
+    // Nor does it wait for the second try of what is needed later.
     hand.fail(6, Failure::Unavailable);
     assert!(
         hand.objects()[0] < 4,
