@@ -29,6 +29,12 @@ def sums(data: Any) -> list[int]:
     return [zlib.crc32(fixed(number_of(data.key(sample)))) for sample in range(len(data))]
 
 
+def synthetic_sums(bucket: Bucket, name: str, samples: int) -> list[int]:
+    """The checksums of synthetic objects, as the bucket itself gives them."""
+    addresses = [f"{bucket.endpoint}/bench/{name}/{number:08}.bin" for number in range(samples)]
+    return [zlib.crc32(urllib.request.urlopen(address, timeout=20).read()) for address in addresses]
+
+
 def look(run: Nodes) -> int:
     """Compares ids and bytes of all batches with the plan; the samples that were read."""
     data = fl.open("s3://data/fixed")
@@ -280,9 +286,8 @@ def test_nodes_that_keep_what_they_read_most_often_ask_the_bucket_for_what_no_no
         data = fl.open("s3://bench/many")
         plan = DataLoader(data, 24 // world, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=world).run.plan
         whole = DataLoader(data, 24, shuffle=True, seed=5, drop_last=True, dp_rank=0, dp_size=1).run.plan
-        addresses = [f"{bucket.endpoint}/bench/many/{number:08}.bin" for number in range(samples)]
-        sums = [zlib.crc32(urllib.request.urlopen(address, timeout=20).read()) for address in addresses]
-    assert run.look_at_all(sums, whole) == {world}
+        expected = synthetic_sums(bucket, "many", samples)
+    assert run.look_at_all(expected, whole) == {world}
     (room,) = {int(found) // count for found in re.findall(r"keep up to (\d+) bytes together", run.output())}
     kept = {sample for own in most_frequent(plan, count, ranks, epochs) for sample in own[: room // 30_016]}
     batches = [
@@ -320,6 +325,9 @@ def test_what_memory_and_disks_hold_leaves_the_bucket_once_however_little_memory
         )
         run.start()
         stats = run.wait()
+        plan = DataLoader(fl.open("s3://bench/many"), 6, shuffle=True, seed=5, dp_rank=0, dp_size=2).run.plan
+        read = run.look(synthetic_sums(bucket, "many", samples), plan)
+    assert sum(one["samples"] for one in stats) == read
     assert all(one["peer_hits"] > 0 for one in stats), stats
     # Nodes wait for each other's memory, and nobody is turned away for what is on its way from the other one.
     assert sum(one["peer_misses"] for one in stats) <= samples // 100, stats
