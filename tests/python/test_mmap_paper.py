@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -510,45 +509,6 @@ def test_what_the_guide_says_does_not_work_does_not(files: Path, tmp_path: Path,
     plain = run(PREAMBLE + "import os\n" + code, files / "plain.bin", tmp_path / "out", pattern="", detector=None)
     assert plain.returncode == 0
     assert plain.stdout != out
-
-
-def test_java_reads_and_keeps_its_own_faults_and_can_not_write_from_the_map(
-    files: Path, tmp_path: Path, detector: str
-) -> None:
-    java = shutil.which("java")
-    if java is None or subprocess.run([java, "--version"], capture_output=True, check=False).returncode:
-        pytest.skip("no Java")
-    (tmp_path / "Main.java").write_text(
-        """
-        import java.io.*; import java.nio.*; import java.nio.channels.*;
-        public class Main {
-            static int length(String s) { return s.length(); }
-            public static void main(String[] a) throws Exception {
-                MappedByteBuffer m;
-                try (RandomAccessFile f = new RandomAccessFile(a[0], "r")) {
-                    m = f.getChannel().map(FileChannel.MapMode.READ_ONLY, 0, f.length());
-                }
-                java.util.zip.CRC32 crc = new java.util.zip.CRC32();
-                int thrown = 0;
-                byte[] part = new byte[1 << 16];
-                while (m.hasRemaining()) {
-                    m.get(part, 0, Math.min(part.length, m.remaining()));
-                    crc.update(part);
-                    // In compiled code this is a fault of Java's own.
-                    for (int i = 0; i < 1000; i++) try { length(i % 2 == 0 ? null : "x"); } catch (NullPointerException e) { thrown++; }
-                }
-                System.out.println(crc.getValue() + " " + thrown);
-                m.position(3 << 20);
-                try (FileOutputStream o = new FileOutputStream(a[1])) { System.out.println(o.getChannel().write(m)); }
-                catch (IOException e) { System.out.println("refused"); }
-            } }
-        """
-    )
-    words = ("-Xmx256m", tmp_path / "Main.java", files / "plain.bin", tmp_path / "out")
-    done = under(Path(java), *words, detector=detector, stats=tmp_path / "stats")
-    crc = zlib.crc32((files / "plain.bin").read_bytes())
-    assert (done.returncode, done.stdout) == (0, f"{crc} {BYTES // (1 << 16) * 500}\nrefused\n"), done.stderr
-    assert max(line["traps"] for line in lines(tmp_path / "stats")) >= 24
 
 
 def test_a_child_finds_all_pages_open_and_the_parent_goes_on(store: Path, tmp_path: Path, detector: str) -> None:

@@ -507,63 +507,6 @@ def test_a_program_that_is_killed_has_its_line(store: Path, tmp_path: Path) -> N
     assert line["cpu_s"] > 0
 
 
-def test_other_programs_run_as_before(tmp_path: Path, files: Path) -> None:
-    """Java, and Go, which calls the system itself."""
-    environment = preload.environment(["*.bin"])
-    java, go = shutil.which("java"), shutil.which("go")
-    if java is None and go is None:
-        pytest.skip("neither Java nor Go is here")
-    (tmp_path / "Main.java").write_text(
-        """
-        import java.io.*; import java.nio.*; import java.nio.channels.*;
-        public class Main { public static void main(String[] a) throws Exception {
-            try (RandomAccessFile f = new RandomAccessFile(a[0], "r"); FileOutputStream o = new FileOutputStream(a[1])) {
-                MappedByteBuffer m = f.getChannel().map(FileChannel.MapMode.READ_ONLY, 0, f.length());
-                long n = 0; while (m.hasRemaining()) n += o.getChannel().write(m);
-                System.out.println(n);
-            } } }
-        """
-    )
-    (tmp_path / "main.go").write_text(
-        """
-        package main
-        import ("fmt"; "os"; "syscall")
-        func main() {
-            f, _ := os.Open(os.Args[1]); i, _ := f.Stat()
-            m, err := syscall.Mmap(int(f.Fd()), 0, int(i.Size()), syscall.PROT_READ, syscall.MAP_SHARED)
-            if err != nil { panic(err) }
-            if err := os.WriteFile(os.Args[2], m, 0600); err != nil { panic(err) }
-            fmt.Println(len(m)) }
-        """
-    )
-    commands = []
-    if java is not None and subprocess.run([java, "--version"], capture_output=True, check=False).returncode == 0:
-        commands.append([java, str(tmp_path / "Main.java")])
-    if go is not None:
-        built = subprocess.run(
-            [go, "build", "-o", str(tmp_path / "main"), str(tmp_path / "main.go")],
-            env={**os.environ, "GOCACHE": str(tmp_path / "go"), "GOFLAGS": "-mod=mod", "GO111MODULE": "off"},
-            capture_output=True,
-            check=False,
-        )
-        if built.returncode == 0:
-            commands.append([str(tmp_path / "main")])
-    if not commands:
-        pytest.skip("neither Java nor Go works here")
-    for command in commands:
-        out = tmp_path / "out"
-        done = subprocess.run(
-            [*command, str(files / "plain.bin"), str(out)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SOON,
-            check=False,
-        )
-        assert (done.returncode, done.stdout) == (0, f"{BYTES}\n"), (command, done.stderr)
-        assert out.read_bytes() == (files / "plain.bin").read_bytes()
-
-
 # -- the library and the command -------------------------------------------------------------------------------------
 
 
