@@ -589,6 +589,43 @@ def test_root_helps_a_program_whose_files_have_other_names_elsewhere(files: Path
         assert attached.ended()[1] == ""
 
 
+@pytest.mark.needs("root", "userns")
+def test_a_file_that_is_told_with_another_device_where_it_is_mapped_is_followed(files: Path, tmp_path: Path) -> None:
+    """As on Btrfs, and on an overlay whose upper part is on another file system."""
+    code = """
+    libc = ctypes.CDLL(None, use_errno=True)
+    def mount(what, where, kind, options):
+        assert libc.mount(what.encode(), where.encode(), kind.encode(), 0, options.encode()) == 0, os.strerror(ctypes.get_errno())
+    lower, place = sys.argv[1:]
+    assert libc.unshare(0x20000) == 0  # CLONE_NEWNS
+    assert libc.mount(b"none", b"/", None, ctypes.c_ulong(0x44000), None) == 0  # MS_REC | MS_PRIVATE
+    mount("tmpfs", place, "tmpfs", "size=64m")
+    for name in ("upper", "work", "all"):
+        os.mkdir(f"{place}/{name}")
+    with open(lower + "/plain.bin", "rb") as plain, open(place + "/upper/upper.bin", "wb") as upper:
+        upper.write(plain.read())
+    mount("overlay", place + "/all", "overlay", f"lowerdir={lower},upperdir={place}/upper,workdir={place}/work")
+    m = mapped(place + "/all/upper.bin")
+    stat, told = os.stat(place + "/all/upper.bin"), [line.split() for line in open("/proc/self/maps") if "upper.bin" in line]
+    assert told[-1][3] != f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}", "this kernel tells both the same"
+    wait()
+    touch(m)
+    wait()
+    """
+    place = tmp_path / "place"
+    place.mkdir()
+    with (
+        Program(code, files, place) as program,
+        Attached(program.pid, tmp_path, "--mmap", "*upper.bin", "--json") as attached,
+    ):
+        attached.follows()
+        program.go()
+        program.ready()
+        until(lambda: attached.lines()[0]["touched_bytes"] > BYTES / 2)
+        program.ended()
+        assert attached.ended()[1] == ""
+
+
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -536,6 +536,38 @@ def test_what_an_earlier_start_was_told_is_no_reason_to_end_this_one(
         start(how)
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_what_an_earlier_start_was_told_hides_nobody_who_was_told_otherwise_now(
+    store: Store, monkeypatch: pytest.MonkeyPatch, odd: int
+) -> None:
+    """All met, and one of them starts again with the default policy: its words of before are where the other waits for it."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    failed: dict[int, str] = {}
+
+    def one(rank: int, again: bool) -> None:
+        is_odd = again and rank == odd
+        given = (fl.Peers(**PEERS, wait_s=30), Ranks(rank, 2, (rank,)), "job", f"{rank}", "it")
+        try:
+            if not is_odd:
+                meeting.Assignment(*given, FREQUENT[0]).agree()
+            meeting.Meeting(*given, "the default policy" if is_odd else FREQUENT[0]).meet(Agent(rank + 1))
+        except errors.InvalidError as error:
+            failed[rank] = str(error)
+
+    for again in (False, True):
+        assert not failed
+        begun = time.monotonic()
+        threads = [threading.Thread(target=one, args=(rank, again)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert time.monotonic() - begun < 15
+    assert list(failed) == [1 - odd]
+    assert f"rank {odd} reads with the default policy, and rank {1 - odd} with {FREQUENT[0]}" in failed[1 - odd]
+
+
 def test_the_default_policy_is_the_default_by_whichever_name() -> None:
     from foreload._run.run import _how
 

@@ -16,6 +16,7 @@ mod frequency;
 #[cfg(test)]
 mod hand;
 mod index;
+mod jump;
 mod lanes;
 mod loads;
 mod memory;
@@ -578,11 +579,15 @@ impl Scheduler {
         let window = self.windows.of(place);
         let within = self.windows.has_started(place) && (window.head()..=window.end()).contains(&step);
         if within && !window.is_over_from(step) {
+            let skips = step > window.head();
             self.skip(place, step);
             self.windows.advance(place);
             self.windows.of_mut(place).newest = step;
+            if skips {
+                self.give_way(place, self.windows.head_line(place), actions);
+            }
         } else {
-            self.empty(place);
+            self.empty(place, actions);
             self.windows.begin(place, step);
         }
         if let Some(reader) = self.windows.reader_at_mut(place) {
@@ -594,7 +599,7 @@ impl Scheduler {
     fn leave(&mut self, job: u32, rank: u32, actions: &mut Vec<Action>) {
         if let Some(place) = self.windows.place_of(job, rank) {
             self.cancel_requests(place, actions);
-            self.empty(place);
+            self.empty(place, actions);
         }
     }
 
@@ -657,10 +662,11 @@ impl Scheduler {
     }
 
     /// Closes a rank's window.
-    fn empty(&mut self, place: usize) {
+    fn empty(&mut self, place: usize, actions: &mut Vec<Action>) {
         self.skip(place, u64::MAX);
         self.residents.forget_expected(&mut self.arena);
         self.windows.end(place);
+        self.give_way(place, u64::MAX, actions);
     }
 
     /// A rank's reads before `end` are over. What is there of them rests: whoever starts again may want it.

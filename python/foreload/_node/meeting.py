@@ -143,8 +143,7 @@ class Meeting(_OneOfMany):
             board = self._board(self.peers.wait_s)
             if self.ranks.rank != first:
                 while board.look(f"ready/{first}") is None:
-                    board.look_beside(first)
-                    board.rest(f"rank {first}, the first of this node,")
+                    board.rest(f"rank {first}, the first of this node,", first)
                 return
             try:
                 self._share(board, call, first)
@@ -325,7 +324,7 @@ def _lead(
             # What a start before this one had left may have been listed.
             if any(board.look(f"node/{_first(node)}") != node for node in waiting):
                 break
-            board.rest(f"rank {_first(waiting[0])}")
+            board.rest(f"rank {_first(waiting[0])}", _first(waiting[0]))
 
 
 def _gather(board: _Board, world: int) -> list[dict[str, Any]]:
@@ -347,8 +346,7 @@ def _gather(board: _Board, world: int) -> list[dict[str, Any]]:
                 raise AloneError(f"rank 0 and rank {_first(node)} differ in Peers(group=...): give all nodes the same")
         if not left:
             return nodes
-        board.look_beside(min(left))
-        board.rest(f"rank {min(left)}")
+        board.rest(f"rank {min(left)}", min(left))
 
 
 def _follow(board: _Board, own: dict[str, Any], tell: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
@@ -364,11 +362,10 @@ def _follow(board: _Board, own: dict[str, Any], tell: Callable[[list[dict[str, A
                 tell(listed)
                 board.put(f"told/{_first(own)}", word)
                 told, nodes = word, listed
-        if board.look_for_node(0) is None:
-            board.look_beside(0)
+        board.look_for_node(0)
         if board.look(f"node/{_first(own)}") != own:
             raise _twice(own)
-        board.rest("rank 0, or one that it waits for,")
+        board.rest("rank 0, or one that it waits for,", 0)
     return nodes
 
 
@@ -422,8 +419,8 @@ class _Board:
         """What somebody has said, or None."""
         return self._look(f"{self._name}/{key}")
 
-    def look_beside(self, rank: int) -> None:
-        """Whether a rank is at the other board.
+    def _look_beside(self, rank: int) -> None:
+        """Whether a rank is at the other board. What it has left at this one tells nothing: that may be of a start before this one.
 
         Raises:
             AloneError: It is, and so will not come here.
@@ -444,7 +441,7 @@ class _Board:
     def get(self, key: str, who: str) -> Any:
         """What somebody says; waits for it. A store's own way of waiting can't be interrupted."""
         while (found := self.look(key)) is None:
-            self.rest(who)
+            self.rest(who, 0)
         return found
 
     def look_for_node(self, first: int) -> Any:
@@ -462,15 +459,21 @@ class _Board:
             raise AloneError(why if _GAVE_UP in why else f"rank {first} {_GAVE_UP}: {why}")
         return None
 
-    def rest(self, who: str) -> None:
+    def rest(self, who: str, rank: int | None = None) -> None:
         """Before it is looked again.
 
         Args:
             who: Is waited for.
+            rank: Which rank that is, if it may be at the other board.
+
+        Raises:
+            AloneError: It is, or it was waited for long enough.
         """
         now = time.monotonic()
         if self._rank is not None and now - self._beat_s > _BEAT_S:
             self._beat()
+            if rank is not None:
+                self._look_beside(rank)
         if now >= self._begun + self._wait_s:
             raise AloneError(
                 f"{who} did not come in {self._wait_s:g} s. Give all ranks the same arguments, and peers with them; or more time, Peers(wait_s=...)"

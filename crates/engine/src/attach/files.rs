@@ -2,7 +2,7 @@
 //!
 //! A descriptor is shared by all mappings of its file, in whichever process, and closed with the last of them.
 
-use super::maps::{Area, FileId};
+use super::maps::{self, Area, FileId};
 use crate::pages;
 use foreload_plan::window::Span;
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, major, minor, open};
@@ -121,7 +121,8 @@ fn same(file: File, wanted: FileId) -> Option<Opened> {
         inode: stat.st_ino,
     };
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    (is_file && found == wanted).then(|| Opened {
+    // On Btrfs and on overlays of several file systems a mapping is told with another device than the file.
+    (is_file && (found == wanted || maps::told_of(&file) == Some(wanted))).then(|| Opened {
         bytes: u64::try_from(stat.st_size).unwrap_or(0),
         step: pages::step_of(&file),
         file,

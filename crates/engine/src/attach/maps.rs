@@ -1,8 +1,12 @@
 //! What another process has mapped: the lines of `/proc/PID/maps` that are data of files.
 
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param;
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::ptr;
 
 /// Bytes of a file that a process has mapped.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +67,20 @@ fn area(line: &[u8]) -> Option<Area> {
         },
         path: PathBuf::from(OsString::from_vec(plain(path))),
     })
+}
+
+/// How the kernel names a file to those who ask what is mapped: as it does where we map it ourselves.
+#[allow(unsafe_code, reason = "a file is mapped")]
+pub fn told_of(file: &File) -> Option<FileId> {
+    let len = param::page_size();
+    // SAFETY: new memory, which nobody touches, and which is given back below.
+    let at = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0) }.ok()?;
+    let told = std::fs::read("/proc/self/maps");
+    // SAFETY: nobody has seen it.
+    unsafe { munmap(at, len) }.ok()?;
+    areas(&told.ok()?)
+        .find(|area| area.at == at.addr())
+        .map(|area| area.file)
 }
 
 /// A path as it is: the kernel writes an end of line as `\012`, and says behind the path of a file that it has no name any more.

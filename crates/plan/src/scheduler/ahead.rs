@@ -291,6 +291,8 @@ impl Scheduler {
         let place = self.windows.parts(line).1;
         let id = self.resident_for(self.windows.on_node(place, sample), line, urgency, actions)?;
         self.residents.plan_use(id);
+        // It may wait for a rank that needs it later.
+        self.loads.lanes.hurry(id, self.asker(line));
         let it = &mut self
             .windows
             .line(line)

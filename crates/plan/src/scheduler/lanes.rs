@@ -50,8 +50,8 @@ struct Bundle {
     failures: u32,
 }
 
-/// The lines that what waits was queued for, by the resident that it brings, where others may need that sooner.
-#[derive(Default)]
+/// The lines that what waits was queued for, by the resident that it brings: another rank, or node, may need that sooner. None for a peer: where there are
+/// many, this would be more than what is read of them.
 struct Lines(Option<Vec<u64>>);
 
 impl Lines {
@@ -123,7 +123,7 @@ impl Lane {
             queues: Vec::new(),
             in_flight: 0,
             flying_bytes: 0,
-            lines: Lines::default(),
+            lines: Lines(Some(Vec::new())),
             bundles: None,
             limit,
             estimate,
@@ -169,6 +169,7 @@ impl Lane {
             bytes_per_s: 1e9,
         };
         Lane {
+            lines: Lines(None),
             bundles: Some(Vec::new()),
             most_bytes: PEER_BYTES,
             lacks: Some(Failure::Final),
@@ -235,10 +236,24 @@ impl Lane {
             return;
         };
         let brings = |pending: &Pending| pending.parts.iter().any(|part| part.handle.index == resident);
-        if let Some(mut pending) = waits.take(line, brings) {
+        // A large sample comes in several.
+        while let Some(mut pending) = waits.take(line, brings) {
             pending.line = asker.line;
-            self.push(pending);
+            self.lines.note(&pending);
+            waits.push(pending);
         }
+    }
+
+    /// What waits to bring a resident, if anything does, comes before all of its job that nobody stands still for.
+    pub fn come_first(&mut self, resident: u32, job: u32) {
+        let Some(line) = self.lines.of(resident) else { return };
+        let queue = self.queues.iter_mut().find(|queue| queue.job == job);
+        let Some(waits) = queue.map(|queue| &mut queue.waits) else {
+            return;
+        };
+        let brings = |pending: &Pending| pending.parts.iter().any(|part| part.handle.index == resident);
+        let found: Vec<Pending> = std::iter::from_fn(|| waits.take(line, brings)).collect();
+        found.into_iter().rev().for_each(|pending| waits.push_first(pending));
     }
 
     /// Waits as the first of its job: what failed, or was sent on from another lane, comes before what is new.
@@ -470,10 +485,10 @@ impl Lanes {
         }
     }
 
-    /// From now on others may need sooner what is read here, too.
-    pub fn share(&mut self) {
+    /// What waits to bring a resident, if anything does, comes before all of its job that nobody stands still for.
+    pub fn come_first(&mut self, resident: u32, job: u32) {
         for lane in self.disks.iter_mut().chain([&mut self.bucket]) {
-            lane.lines.0.get_or_insert_default();
+            lane.come_first(resident, job);
         }
     }
 
@@ -598,10 +613,6 @@ mod tests {
     fn what_others_need_sooner_than_it_was_planned_for_is_brought_forward_and_never_put_back() {
         let mut lanes = lanes(1);
         let hurry = |lane: &mut Lane, index, line| lane.hurry(index, Asker { job: 0, line });
-        push_at(&mut lanes.bucket, [(0, 5), (1, 10)]);
-        hurry(&mut lanes.bucket, 1, 0);
-        assert_eq!(order_of(&mut lanes.bucket), [0, 1], "nobody else reads here");
-        lanes.share();
         let lane = &mut lanes.bucket;
         push_at(lane, (0..8).map(|at| (at, 10 + u64::from(at / 2))));
         hurry(lane, 7, 11);
@@ -612,6 +623,10 @@ mod tests {
         assert_eq!(order_of(lane), [6, 0, 1, 2, 3, 7, 4, 5]);
         hurry(lane, 7, 0);
         assert_eq!(order_of(lane), Vec::<u64>::new());
+        // All that a large sample comes in.
+        push_at(lane, [(0, 1), (1, 5), (2, 9), (2, 9), (3, 9)]);
+        hurry(lane, 2, 3);
+        assert_eq!(order_of(lane), [0, 2, 2, 1, 3]);
         // What came back for want of something waits first, whatever it is for.
         push_at(lane, [(1, 10), (2, 20), (3, 30)]);
         let first = pending(Source::Bucket, 4, 100);

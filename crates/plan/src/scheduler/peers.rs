@@ -116,9 +116,6 @@ impl Scheduler {
             copies: false,
             me,
         };
-        if !self.group.is_alone() {
-            self.loads.lanes.share();
-        }
         self.find_homes();
         self.keep_ours();
     }

@@ -370,8 +370,9 @@ impl Scheduler {
             _ => {
                 self.residents.wait(resident, request);
                 let asker = self.asker(line);
-                if !self.group.is_alone() {
-                    self.loads.lanes.hurry(resident, asker);
+                match self.requests.awaited_since_ns(request) {
+                    Some(_) => self.loads.lanes.come_first(resident, asker.job),
+                    None => self.loads.lanes.hurry(resident, asker),
                 }
                 if self.windows.readers().len() > 1 {
                     self.loads.waited.entry(resident).or_insert(asker);
@@ -387,7 +388,14 @@ impl Scheduler {
         };
         open.awaited_ns.get_or_insert(self.now_ns);
         if open.missing == 0 {
-            self.deliver(id, actions);
+            return self.deliver(id, actions);
+        }
+        // Ranks that are far apart: what one of them was to read soon waits before what another stands still for.
+        let (job, targets) = (self.windows.job_at(open.place), open.targets.clone());
+        for target in targets.into_iter().rev() {
+            if let Some(resident) = self.resident_of(target) {
+                self.loads.lanes.come_first(resident, job);
+            }
         }
     }
 

@@ -25,6 +25,11 @@ use std::sync::Arc;
 const PLACE_BITS: u32 = 12;
 const MOST_PLACES: usize = 1 << PLACE_BITS;
 
+/// The place of a line.
+pub(super) fn place_of(line: u64) -> usize {
+    (line & ((1 << PLACE_BITS) - 1)) as usize
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     Unplanned,
@@ -471,7 +476,7 @@ impl Windows {
 
     /// Step and place of a line.
     pub fn parts(&self, line: u64) -> (u64, usize) {
-        (line >> PLACE_BITS, (line & ((1 << PLACE_BITS) - 1)) as usize)
+        (line >> PLACE_BITS, place_of(line))
     }
 
     /// How many steps its rank has before it comes to a line.
