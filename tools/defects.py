@@ -20,6 +20,7 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parent.parent
 PLAN = ["-p", "foreload-plan", "--test", "actors"]
+JUMP = ["-p", "foreload-plan", "--lib", "--", "jump::"]
 AGENT = ["-p", "foreload-engine", "--test", "agent", "--"]
 
 
@@ -64,11 +65,53 @@ DEFECTS = [
         (
             (
                 SCHEDULER,
-                "            self.empty(place);\n            self.windows.begin(place, step);",
-                "            for other in self.windows.places() {\n                self.empty(other);\n            }\n            self.windows.begin(place, step);",
+                "            self.empty(place, actions);\n            self.windows.begin(place, step);",
+                "            for other in self.windows.places() {\n                self.empty(other, actions);\n            }\n            self.windows.begin(place, step);",
             ),
         ),
         PLAN,
+    ),
+    Defect(
+        "a rank that begins elsewhere waits for what was read ahead where it was",
+        ((SCHEDULER, "        self.give_way(place, u64::MAX, actions);\n", ""),),
+        JUMP,
+    ),
+    Defect(
+        "a rank that goes on further down waits for what it passes over",
+        ((SCHEDULER, "            if skips {", "            if false && skips {"),),
+        JUMP,
+    ),
+    Defect(
+        "what a rank stands still for waits behind what another is to read soon",
+        (
+            (
+                REQUESTS,
+                "                    Some(_) => self.loads.lanes.come_first(resident, asker.job),",
+                "                    Some(_) => self.loads.lanes.hurry(resident, asker),",
+            ),
+            (
+                REQUESTS,
+                "                self.loads.lanes.come_first(resident, job);\n",
+                "                let _ = (resident, job);\n",
+            ),
+        ),
+        JUMP,
+    ),
+    Defect(
+        "what is planned again stays where it waited for who needs it later",
+        (("crates/plan/src/scheduler/ahead.rs", "        self.loads.lanes.hurry(id, self.asker(line));\n", ""),),
+        JUMP,
+    ),
+    Defect(
+        "what hangs for one job keeps another's loads from flying",
+        (
+            (
+                "crates/plan/src/scheduler/lanes.rs",
+                "        moves.map(|queue| queue.flying).sum()",
+                "        moves.map(|queue| queue.flying).sum::<u32>().max(self.in_flight)",
+            ),
+        ),
+        ["-p", "foreload-plan", "--lib", "--", "lanes::"],
     ),
     Defect(
         "a repetition takes the read that another one has claimed",

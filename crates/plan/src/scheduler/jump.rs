@@ -66,8 +66,10 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::super::hand::{Hand, reads, settings};
+    use crate::order::Order;
     use crate::policy::Policy;
     use crate::settings::Settings;
+    use crate::spec::{OrderKind, OrderSpec};
 
     /// Of 200 samples, in batches of four; eight requests at once, and so many reads are planned ahead.
     fn hand(ranks: u32, ram_bytes: u64, window_entries: u64) -> Hand {
@@ -184,14 +186,27 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_that_goes_back_shares_with_another_comes_when_the_first_of_both_needs_it() {
-        let mut hand = hand(2, ALL, 800);
-        hand.start(0, 0, 0, 40);
+    fn what_two_ranks_read_comes_when_the_first_of_them_needs_it() {
+        let mut reads = reads(&[100; 200], 2);
+        let order = OrderSpec {
+            kind: OrderKind::Keyed,
+            ..reads.order.spec().clone()
+        };
+        reads.order = Order::new(&order).expect("an order");
+        let settings = Settings {
+            window_entries: 800,
+            ..settings(Policy::Foreload, ALL)
+        };
+        let mut hand = Hand::bare(settings, &reads);
+        // All that one of them reads in the second epoch waits when the other begins with the first.
         hand.start(0, 1, 1, 0);
-        hand.start(0, 0, 0, 10);
+        hand.start(0, 0, 0, 0);
         let asked = asked(&mut hand, 200);
-        let turn = |sample: u64| asked.iter().position(|&it| it == sample).expect("it is asked for");
-        assert!(turn(40) < 20, "{asked:?}");
-        assert_eq!(asked.len(), 200);
+        let sooner: Vec<u64> = (0..50).flat_map(|batch| hand.read(1 + batch, 0, batch)).collect();
+        let turns = sooner
+            .iter()
+            .map(|sample| asked.iter().position(|it| it == sample).expect("it is asked for"));
+        assert_eq!(sooner.len(), 100);
+        assert!(turns.max() < Some(8 + 100), "{asked:?}");
     }
 }

@@ -38,6 +38,8 @@ struct Queue {
     waits: Waits,
     flying_bytes: u64,
     flying: u32,
+    /// When one of its loads ended, or took off alone.
+    moved_ns: u64,
 }
 
 /// Loads that one request brings.
@@ -79,6 +81,17 @@ impl Lines {
             }
             lines[at] = line;
         }
+    }
+}
+
+/// A job for which nothing has landed for so long, and for twice as long as all that flies for it should take, stands still.
+const STALLED_NS: u64 = 1_000_000_000;
+
+/// Whether something flies for a job, and nothing lands.
+fn stalls(now_ns: u64, estimate: Estimate) -> impl Fn(&Queue) -> bool {
+    move |queue| {
+        let due_ns = STALLED_NS + (2e9 * estimate.expected_s(queue.flying_bytes)) as u64;
+        queue.flying > 0 && now_ns.saturating_sub(queue.moved_ns) > due_ns
     }
 }
 
@@ -214,6 +227,7 @@ impl Lane {
                 waits: Waits::default(),
                 flying_bytes: 0,
                 flying: 0,
+                moved_ns: 0,
             });
             self.queues.len() - 1
         });
@@ -274,14 +288,21 @@ impl Lane {
     }
 
     /// The queue whose turn it is, of those whose first load may go.
-    fn turn(&mut self, may_go: impl Fn(&Pending) -> bool) -> Option<&mut Queue> {
-        let waiting = self.queues.iter_mut();
+    fn turn(&mut self, now_ns: u64, may_go: impl Fn(&Pending) -> bool) -> Option<&mut Queue> {
+        let (stalls, waiting) = (stalls(now_ns, self.estimate), self.queues.iter_mut());
         let waiting = waiting.filter(|queue| queue.waits.front().is_some_and(&may_go));
-        waiting.min_by_key(|queue| queue.flying_bytes)
+        waiting.min_by_key(|queue| (stalls(queue), queue.flying_bytes))
+    }
+
+    /// Loads in the air that keep others from flying. Those of a job for which nothing lands any more keep none of another job's, up to twice the limit in all: what that job reads may hang, and this not.
+    fn in_the_way(&self, now_ns: u64) -> u32 {
+        let stalls = stalls(now_ns, self.estimate);
+        let moves = self.queues.iter().filter(|queue| !stalls(queue));
+        moves.map(|queue| queue.flying).sum()
     }
 
     /// What goes along in the bundle that departed last, if anything does: what is next of what is small, too, and of which `fits` says so.
-    pub fn next_along(&mut self, fits: impl Fn(&Pending) -> bool) -> Option<Pending> {
+    pub fn next_along(&mut self, now_ns: u64, fits: impl Fn(&Pending) -> bool) -> Option<Pending> {
         let bundle = self.bundles.as_ref()?.last()?;
         let room = (BUNDLE_BYTES - bundle.bytes).min(self.most_bytes.saturating_sub(self.flying_bytes));
         if bundle.loads == BUNDLE_LOADS {
@@ -290,7 +311,7 @@ impl Lane {
         let (brought, estimate) = (bundle.bytes, self.estimate);
         let is_modest = |bytes: u64| bytes <= MODEST_BYTES && estimate.expected_s(bytes) < BRISK_S;
         let goes = |len: u64| len < SMALL_BYTES || len < BUNDLED_BYTES && is_modest(brought + len);
-        let next = self.turn(|next| next.len <= room && goes(next.len) && fits(next))?;
+        let next = self.turn(now_ns, |next| next.len <= room && goes(next.len) && fits(next))?;
         let next = next.waits.pop_front()?;
         self.lines.forget(&next);
         Some(next)
@@ -302,12 +323,22 @@ impl Lane {
     }
 
     /// The next load, if there is room for one more.
-    pub fn next(&mut self) -> Option<Pending> {
-        let (limit, in_flight) = (self.limit(), self.in_flight);
+    pub fn next(&mut self, now_ns: u64) -> Option<Pending> {
+        let (limit, in_flight, in_the_way) = (self.limit(), self.in_flight, self.in_the_way(now_ns));
         let room = self.most_bytes.saturating_sub(self.flying_bytes);
-        let next = self.turn(|_| true)?;
+        let is_stalled = stalls(now_ns, self.estimate);
+        let next = self.turn(now_ns, |_| true)?;
         let bytes = next.waits.front().map_or(0, |pending| pending.len);
-        if in_flight < limit && (in_flight == 0 || bytes <= room) {
+        let before = match is_stalled(next) {
+            true => in_flight,
+            // Whoever has nothing in the air may have one, so that it's seen whether that hangs, too.
+            false if next.flying == 0 => in_the_way,
+            false => in_the_way.max(in_flight.saturating_sub(limit)),
+        };
+        if before < limit && (in_flight == 0 || bytes <= room) {
+            if next.flying == 0 {
+                next.moved_ns = now_ns;
+            }
             let next = next.waits.pop_front()?;
             self.lines.forget(&next);
             return Some(next);
@@ -390,6 +421,7 @@ impl Lane {
         let queue = self.queue(ended.job);
         queue.flying -= 1;
         queue.flying_bytes -= ended.len;
+        queue.moved_ns = now_ns;
         if queue.flying == 0 && queue.waits.is_empty() && self.queues.len() > 1 {
             self.queues.retain(|queue| queue.job != ended.job);
         }
@@ -568,7 +600,7 @@ mod tests {
     }
 
     fn fly(lane: &mut Lane) -> Option<u64> {
-        let next = lane.next()?;
+        let next = lane.next(0)?;
         lane.depart(&next);
         Some(next.object)
     }
@@ -636,6 +668,70 @@ mod tests {
         let mut order = order_of(lane);
         order.sort_unstable();
         assert_eq!(order, [1, 2, 3, 4]);
+    }
+
+    fn of(job: u32, object: u32) -> Pending {
+        Pending {
+            job,
+            ..pending(Source::Bucket, object, 100)
+        }
+    }
+
+    fn flying_at(lane: &mut Lane, now_ns: u64) -> Option<(u32, u64)> {
+        let next = lane.next(now_ns)?;
+        lane.depart(&next);
+        Some((next.job, next.object))
+    }
+
+    #[test]
+    fn what_hangs_for_one_job_keeps_no_other_from_flying() {
+        let mut lanes = lanes(0);
+        let lane = &mut lanes.bucket;
+        (0..9).for_each(|object| lane.push(of(1, object)));
+        assert_eq!(
+            [0; 4].map(|at| flying_at(lane, at)),
+            [Some((1, 0)), Some((1, 1)), Some((1, 2)), None]
+        );
+        (0..9).for_each(|object| lane.push(of(2, object)));
+        assert_eq!(flying_at(lane, STALLED_NS), None, "it may be on its way");
+        let late = 2 * STALLED_NS;
+        let others: Vec<_> = std::iter::from_fn(|| flying_at(lane, late)).collect();
+        assert_eq!(others, [(2, 0), (2, 1), (2, 2)], "as many as without the others");
+        lane.ended(late + 1, late, &of(2, 0), DONE);
+        assert_eq!(
+            (flying_at(lane, late + 1), flying_at(lane, late + 1)),
+            (Some((2, 3)), None)
+        );
+        // Something lands: what was stalled counts again, and has its turn.
+        lane.ended(late + 2, 0, &of(1, 0), DONE);
+        assert_eq!(flying_at(lane, late + 2), None);
+        let ends = |lane: &mut Lane, job, object| lane.ended(late + 3, late, &of(job, object), DONE);
+        for (job, object) in [(2, 1), (2, 2), (2, 3)] {
+            ends(lane, job, object);
+        }
+        assert_eq!([(); 2].map(|()| flying_at(lane, late + 3)), [Some((2, 4)), None]);
+        ends(lane, 1, 1);
+        assert_eq!([(); 2].map(|()| flying_at(lane, late + 3)), [Some((1, 3)), None]);
+    }
+
+    #[test]
+    fn where_much_hangs_twice_as_many_fly_as_should_and_one_for_each_other_job() {
+        let mut lanes = lanes(0);
+        let lane = &mut lanes.bucket;
+        let all = |lane: &mut Lane, now_ns| std::iter::from_fn(|| flying_at(lane, now_ns)).collect::<Vec<_>>();
+        for job in 1..5 {
+            (0..9).for_each(|object| lane.push(of(job, object)));
+            let flying: &[(u32, u64)] = match job {
+                1 => &[(1, 0), (1, 1), (1, 2)],
+                2 => &[(2, 0), (2, 1), (2, 2)],
+                3 => &[(3, 0)],
+                _ => &[(4, 0)],
+            };
+            assert_eq!(all(lane, 10 * u64::from(job) * STALLED_NS), flying);
+        }
+        let now_ns = 40 * STALLED_NS;
+        lane.ended(now_ns, now_ns, &of(4, 0), DONE);
+        assert_eq!(all(lane, now_ns), [(4, 1)]);
     }
 
     #[test]

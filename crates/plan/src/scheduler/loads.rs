@@ -167,7 +167,7 @@ impl Scheduler {
     pub(super) fn issue(&mut self, actions: &mut Vec<Action>) {
         self.bring_forward();
         for source in self.loads.lanes.sources() {
-            while let Some(pending) = self.loads.lanes.of_mut(source).next() {
+            while let Some(pending) = self.loads.lanes.of_mut(source).next(self.now_ns) {
                 let Some(first) = self.still_to_fly(pending, actions) else {
                     continue;
                 };
@@ -191,7 +191,7 @@ impl Scheduler {
     fn next_along(&mut self, source: Source, shelf: u64) -> Option<Pending> {
         let library = &self.library;
         let is_on_shelf = |pending: &Pending| library.shelf_of(pending.parts.first.content).first_block == shelf;
-        self.loads.lanes.of_mut(source).next_along(is_on_shelf)
+        self.loads.lanes.of_mut(source).next_along(self.now_ns, is_on_shelf)
     }
 
     /// Tells the data set of a load from others.

@@ -79,7 +79,7 @@ impl Queue {
     }
 
     fn taken(&mut self) -> Vec<Pending> {
-        std::iter::from_fn(|| self.loads.lanes.bucket.next()).collect()
+        std::iter::from_fn(|| self.loads.lanes.bucket.next(0)).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-"""A loader that begins elsewhere than where it was: the first batch comes at once, and not behind all that was to be read ahead from there."""
+"""What comes first: the first batch of a loader that begins elsewhere, and not all that was to be read ahead from where it was; and one loader's batches while another's hang."""
 
 from __future__ import annotations
 
@@ -64,3 +64,24 @@ def test_the_first_batch_comes_before_what_was_to_be_read_ahead_elsewhere(
     next(iter(loader))
     assert time.monotonic() - begun < SOON_S
     assert slow.counters()["requests"]["get"] < COUNT / 2
+
+
+def test_what_hangs_for_one_loader_holds_up_no_other_of_the_same_agent(
+    home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bucket(synthetic=[f"hangs:{COUNT}x{SIZE}", "well:400x100000"], anonymous=True) as bucket:
+        for name, value in bucket.environment().items():
+            monkeypatch.setenv(name, value)
+        bucket.set_profile({"first_byte_ms": 20})
+        one, other = (
+            DataLoader(fl.open(f"s3://bench/{name}"), 8, shuffle=True, seed=1, cache=fl.Cache(ram="50MB"))
+            for name in ("hangs", "well")
+        )
+        batches = iter(one)
+        next(batches)
+        bucket.add_fault("hang", matching="hangs/", on=["get"])
+        # All that may be under way is what hangs.
+        time.sleep(3.0)
+        begun = time.monotonic()
+        assert sum(len(batch[0]) for batch in other) == 400
+        assert time.monotonic() - begun < SOON_S
