@@ -131,6 +131,9 @@ class Index:
     def key(self, sample: int) -> str:
         """What it is called: WebDataset's key in a shard, otherwise the object's key."""
 
+    def find(self, key: bytes) -> int | None:
+        """The number of the first value with a key, of an LMDB file with the order that LMDB has."""
+
     def place(self, sample: int) -> tuple[str, int, int, int, str | None]:
         """(key, first byte, bytes, object's size, etag); of several ranges the first."""
     def ranges(self, sample: int) -> list[tuple[str, int, int, int, str | None]]:

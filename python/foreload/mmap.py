@@ -21,7 +21,7 @@ import builtins
 import difflib
 import glob
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -49,8 +49,6 @@ _WINDOW = 128_000_000
 _MOST_SHARE, _WINDOW_SHARE = 0.8, 0.1
 _FOREVER = 1e9
 _PAGE = 4096
-#: Names that are looked at for one key, in their order.
-_ASKS = 20
 #: Of what lies between values so much is fetched ahead, as a share of the values and besides: what is more is free pages, and no tree.
 _TREE_SHARE, _SOME_TREE = 0.25, 1 << 20
 #: How often a file is looked at that is another one meanwhile.
@@ -279,7 +277,6 @@ class LmdbIndex:
         self.path = place / "data.mdb" if place.is_dir() else place
         self._data = self._opened(database)
         self._numbers: dict[bytes, int] | None = None
-        self._asked = 0
 
     def _opened(self, database: str) -> Dataset:
         for look in builtins.range(_LOOKS):
@@ -328,12 +325,10 @@ class LmdbIndex:
             KeyError: There is no such key.
         """
         key = key.encode() if isinstance(key, str) else bytes(key)
-        self._asked += 1
-        if self._numbers is None and self._asked * _ASKS < len(self):
-            # The names of a thousand keys are had sooner than those of all.
-            nth = bisect_left(builtins.range(len(self)), key, key=self.key)
-            if nth < len(self) and self.key(nth) == key:
-                return self.at(nth)
+        nth = self._data.source.opened().index.find(key)
+        if nth is not None:
+            return self.at(nth)
+        # In an order of the program's own, or not there.
         if self._numbers is None:
             numbers: dict[bytes, int] = {}
             for nth in range(len(self)):

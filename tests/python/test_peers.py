@@ -140,8 +140,12 @@ class Agent:
         self.told: list[dict[str, Any]] = []
         #: Whom it doesn't reach, by their ports.
         self.silent: list[int] = []
+        self.has_met = False
 
     def __call__(self, what: str, **fields: Any) -> dict[str, Any]:
+        if what == "met":
+            self.has_met = self.has_met or bool(fields)
+            return {"has": self.has_met}
         if what == "peers":
             self.told.append(fields)
         members = self.told[-1]["members"] if self.told else []
@@ -189,9 +193,12 @@ def test_nodes_tell_their_agents_of_all_and_again_when_one_has_moved(store: Stor
     assert [agent.ports for agent in agents] == [[1000, 2000, 3000]] * 3
     assert len({agent.told[-1]["me"] for agent in agents}) == 3
     # A rank that isn't its node's first waits for that one.
-    meeting.Meeting(fl.Peers(**PEERS, wait_s=1), Ranks(4, 6, (3, 4, 5)), "job", "c").meet(
-        lambda *_: pytest.fail("asks")
-    )
+    second = meeting.Meeting(fl.Peers(**PEERS, wait_s=1), Ranks(4, 6, (3, 4, 5)), "job", "c")
+    count = len(agents[2].told)
+    second.meet(agents[2])
+    assert len(agents[2].told) == count
+    # It waits no more when its agent is replaced: the first may have ended.
+    second.meet(Agent(3001))
     for one, agent in zip(met, agents, strict=True):
         count = len(agent.told)
         one.meet_again(agent)
@@ -534,6 +541,53 @@ def test_what_an_earlier_start_was_told_is_no_reason_to_end_this_one(
 
     for how in FREQUENT:
         start(how)
+
+
+def test_a_rank_waits_for_the_first_of_its_node_whatever_a_start_before_has_left_in_the_store(store: Store) -> None:
+    def start(first_comes_s: float) -> tuple[float, list[Agent]]:
+        agents = [Agent(1), Agent(2)]
+        places = [Ranks(0, 3, (0, 1)), Ranks(1, 3, (0, 1)), Ranks(2, 3, (2,))]
+        took: list[float] = []
+
+        def one(place: Ranks) -> None:
+            time.sleep(0 if place.rank == 1 else first_comes_s)
+            given = (fl.Peers(**PEERS, wait_s=20), place, "job", "a" if place.rank < 2 else "b")
+            meeting.Meeting(*given).meet(agents[0] if place.rank < 2 else agents[1])
+            if place.rank == 1:
+                took.append(time.monotonic() - begun)
+
+        threads = [threading.Thread(target=one, args=(place,)) for place in places]
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return took[0], agents
+
+    start(0)
+    took, agents = start(2)
+    assert took > 2
+    assert all(len(agent.told[-1]["members"]) == 2 for agent in agents)
+
+
+def test_who_waits_says_what_another_waits_to_read(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 2 has another seed: the others don't meet it, and rank 1 waits for rank 0 alone."""
+
+    def one(rank: int) -> None:
+        seed = 9 if rank == 2 else 1
+        given = (fl.Peers(**PEERS, wait_s=6), Ranks(rank, 3, (rank,)), f"job {seed}", f"{rank}", "it")
+        meeting.Meeting(*given, reads=f"s3://data/fixed, seed {seed}").meet(Agent(rank + 1))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = "\n".join(record.message for record in caplog.records)
+    other, ours = "s3://data/fixed, seed 9", "s3://data/fixed, seed 1"
+    assert f"rank 2 waits to read {other}, and rank 0 {ours}" in said
+    assert f"rank 2 waits to read {other}, and rank 1 {ours}" in said
+    assert f"waits to read {ours}, and rank 2 {other}" in said
 
 
 @pytest.mark.parametrize("odd", [0, 1])

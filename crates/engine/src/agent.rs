@@ -562,6 +562,17 @@ impl Agent {
                     Fds::None,
                 ))
             }
+            Call::Met { job, has } => {
+                let job = self.job(job)?;
+                if has {
+                    job.met.set(Some(connection.id));
+                }
+                let has = job
+                    .met
+                    .get()
+                    .is_some_and(|by| self.connections.borrow().contains_key(&by));
+                Ok((Reply::Met { has }, Fds::None))
+            }
             Call::Group { job } => {
                 let job = self.job(job)?;
                 let own = NodeReport {

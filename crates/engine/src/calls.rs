@@ -100,6 +100,14 @@ pub enum Call {
         /// The job.
         job: u32,
     },
+    /// Whether the first rank of this node has met the other nodes, or will go on without them; or that it has. It is so for as long as that rank is connected: what ranks of before had met says nothing of those that have come since.
+    Met {
+        /// The job.
+        job: u32,
+        /// It has.
+        #[serde(default)]
+        has: bool,
+    },
     /// What happened in a job so far.
     Stats {
         /// The job.
@@ -363,6 +371,11 @@ pub enum Reply {
         keeps_bytes: u64,
         /// Of those, who gave no answer that a peer gives: [`PeerAt::id`], and why not.
         silent: Vec<(u64, String)>,
+    },
+    /// Whether the nodes of a job have met.
+    Met {
+        /// They have.
+        has: bool,
     },
     /// Counters of a job.
     Stats(Box<Stats>),

@@ -58,6 +58,8 @@ pub struct Job {
     pub batches: RefCell<Batches>,
     /// What it needs of the memory to go on at all.
     pub least_bytes: u64,
+    /// The connection of the rank that has met the other nodes.
+    pub met: Cell<Option<u64>>,
     /// Connections attached.
     clients: Cell<u64>,
     life: Cell<Life>,
@@ -132,6 +134,7 @@ impl Job {
             pool,
             batches: RefCell::new(batches),
             least_bytes,
+            met: Cell::new(None),
             clients: Cell::new(0),
             life: Cell::new(Life::Running),
             stats: RefCell::default(),

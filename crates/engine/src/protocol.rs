@@ -8,7 +8,7 @@ use foreload_plan::action::{Handle, Via};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of the messages; both sides compare it first.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Frames above this are refused: 64 MiB is a batch of two million samples.
 pub const MAX_FRAME: usize = 64 << 20;
 /// More samples are not delivered at once: a frame has no room for them.

@@ -609,7 +609,6 @@ impl Scheduler {
         for rank in reader.ranks.clone() {
             self.leave(job, rank, actions);
         }
-        self.forget_queued(|pending| pending.job == job, actions);
     }
 
     /// A job is over, and its number may be used again. What it kept stays until its memory is needed, if others read it, too.

@@ -105,6 +105,11 @@ impl Index {
         Ok(self.0.object(found.object).map_err(invalid)?.key)
     }
 
+    /// The number of the first value with a key, of an LMDB file with the order that LMDB has.
+    fn find(&self, key: &[u8]) -> Option<u64> {
+        store::format::find_key(&self.0, key)
+    }
+
     /// (key, first byte, bytes, object's size, etag); of several ranges the first
     fn place(&self, sample: u64) -> PyResult<Place> {
         let found = self.0.sample(self.check(sample)?).map_err(invalid)?;

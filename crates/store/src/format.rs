@@ -24,6 +24,7 @@ mod wids;
 
 pub use build::build;
 pub use checksum::{checksum, with_checksums_of};
+pub use lmdb::find as find_key;
 pub use manifest::Columns;
 pub use notes::Note;
 pub use pattern::{split, split_file, stands_for};

@@ -1,7 +1,7 @@
 """How the nodes of a run find each other.
 
 Each node's first rank has the agent answer others, and says where in torch's store. The node of rank 0 makes a list of all, each tells its agent of them, and when all have, reading begins:
-so nothing is read before it is known who keeps it. The node's other ranks wait for the first. Nobody waits for longer than was asked for: a node that others don't come to goes on
+so nothing is read before it is known who keeps it. The node's other ranks wait for the first, which tells the agent. Nobody waits for longer than was asked for: a node that others don't come to goes on
 alone.
 
 A store outlives its ranks where torchrun starts them again, on other nodes even. So each node says a number of its own that nobody knew before, and heeds only a list that has it.
@@ -16,8 +16,8 @@ on without the others then: ranks that deal differently would read samples twice
 | `told/R`: that | the agent of R's node knows of all the others: before, it has nothing for them |
 | `go`: that | rank 0: all agents do |
 | `moved` | whose agent was replaced, for the others to look again when their next pass begins |
-| `ready/R` | R's node has met the others, or has given up |
 | `how/R` | what rank R was told decides who keeps what; anew each second, while it waits |
+| `foreload/at/R`, for all jobs | what it waits to read; the same |
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _GAVE_UP = "has given up"
 _SAY_S = 10.0
 #: Who waits says so as often, in seconds.
 _BEAT_S = 1.0
+#: Ranks that are looked at for what they wait for.
+_LOOKS_AT = 256
 #: A store that says nothing for so long has lost its host, in seconds.
 _ANSWER_S = 10.0
 
@@ -77,6 +79,7 @@ class _OneOfMany:
         place: The agent's cache directory.
         what: What is read, for messages.
         how: What decides who keeps what, the same on all ranks, in words.
+        reads: What is read, and in which order, the same on all ranks, in words.
     """
 
     peers: Peers
@@ -85,6 +88,7 @@ class _OneOfMany:
     place: str
     what: str = "what is read"
     how: str = "the default policy"
+    reads: str = ""
 
     def _board(self, wait_s: float, part: str = "") -> _Board:
         """Where the others are met.
@@ -95,7 +99,7 @@ class _OneOfMany:
         """
         is_host = self.ranks.rank == 0
         board = _Board(self.name + part, self.what, wait_s, self.ranks.world, self.peers.place(), is_host=is_host)
-        board.beside(self.name + ("" if part else _ASSIGN), self.ranks.rank, self.how)
+        board.beside(self.name + ("" if part else _ASSIGN), self.ranks.rank, self.how, self.reads)
         return board
 
     def _host(self) -> str:
@@ -128,6 +132,7 @@ class Meeting(_OneOfMany):
     _was_told: bool = False
     _moved: dict[str, Any] | None = None
     _is_alone: bool = False
+    _has_met: bool = False
 
     def meet(self, call: Call) -> None:
         """Tells the agent of the other nodes, once all of them are there.
@@ -142,8 +147,10 @@ class Meeting(_OneOfMany):
         try:
             board = self._board(self.peers.wait_s)
             if self.ranks.rank != first:
-                while board.look(f"ready/{first}") is None:
+                # One whose agent was replaced has waited before, and the first may have ended.
+                while not self._has_met and not call("met")["has"]:
                     board.rest(f"rank {first}, the first of this node,", first)
+                self._has_met = True
                 return
             try:
                 self._share(board, call, first)
@@ -153,7 +160,8 @@ class Meeting(_OneOfMany):
                 board.put(f"node/{first}", {"ranks": list(self.ranks.local), "alone": str(error)})
                 raise
             finally:
-                board.put(f"ready/{first}", {})
+                # In a restart that finds a store with all that ranks of before have said, only the agent knows who is there.
+                call("met", has=True)
         except (InvalidError, AloneError) as error:
             self._is_alone = True
             if self._was_told:
@@ -388,7 +396,8 @@ class _Board:
         if not stores:
             raise AloneError("nodes find each other through torch's store: import foreload.torch")
         self._begun, self._wait_s, self._what = time.monotonic(), wait_s, what
-        self._told_s = self._begun
+        self._told_s, self._ranks = self._begun, ranks
+        self._elsewhere: dict[int, Any] = {}
         # Who this is isn't said while the store is looked for.
         self._rank: int | None = None
         self._beat_s, self._seen = self._begun, dict[int, Any]()
@@ -396,24 +405,29 @@ class _Board:
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
         self._store, self._name = stores[0](place, is_host, self._ask, self.rest), f"foreload/{name}"
 
-    def beside(self, name: str, rank: int, how: str) -> None:
+    def beside(self, name: str, rank: int, how: str, reads: str) -> None:
         """Where ranks are met that don't come here because they read otherwise.
 
         Args:
             name: The other board's.
             rank: This process'.
             how: How those read that come here.
+            reads: What they read.
         """
-        self._beside, self._rank, self._how = f"foreload/{name}", rank, how
+        self._beside, self._rank, self._how, self._reads = f"foreload/{name}", rank, how, reads
         self._beat()
 
     def _beat(self) -> None:
         """Says how this rank reads, in words that nobody has said before: it is here."""
         self._beat_s = time.monotonic()
         self.put(f"how/{self._rank}", {"how": self._how, "nonce": secrets.token_hex(4)})
+        self._put(f"foreload/at/{self._rank}", {"reads": self._reads, "nonce": secrets.token_hex(4)})
 
     def put(self, key: str, value: Any) -> None:
-        self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(value)))
+        self._put(f"{self._name}/{key}", value)
+
+    def _put(self, name: str, value: Any) -> None:
+        self._ask(lambda: self._store.set(name, json.dumps(value)))
 
     def look(self, key: str) -> Any:
         """What somebody has said, or None."""
@@ -476,18 +490,32 @@ class _Board:
                 self._look_beside(rank)
         if now >= self._begun + self._wait_s:
             raise AloneError(
-                f"{who} did not come in {self._wait_s:g} s. Give all ranks the same arguments, and peers with them; or more time, Peers(wait_s=...)"
+                f"{who} did not come in {self._wait_s:g} s{self._who_is_elsewhere()}. Give all ranks the same arguments, and peers with them; or more time, Peers(wait_s=...)"
             )
-        if now - self._told_s > _SAY_S:
+        if now - self._told_s > min(_SAY_S, self._wait_s / 3):
             self._told_s = now
-            _LOG.warning(
-                "%s: waiting for %s, to share caches with its node, for %.0f s so far, and up to %g s",
-                self._what,
-                who.rstrip(","),
-                now - self._begun,
-                self._wait_s,
-            )
+            elsewhere = self._who_is_elsewhere()
+            if now - self._begun > _SAY_S:
+                _LOG.warning(
+                    "%s: waiting for %s, to share caches with its node, for %.0f s so far, and up to %g s%s",
+                    self._what,
+                    who.rstrip(","),
+                    now - self._begun,
+                    self._wait_s,
+                    elsewhere,
+                )
         time.sleep(self._pause_s)
+
+    def _who_is_elsewhere(self) -> str:
+        """Names a rank that waits to read something else, if one has said so since this was asked the last time: another seed, say."""
+        found = ""
+        for rank in range(min(self._ranks, _LOOKS_AT)):
+            said = self._look(f"foreload/at/{rank}")
+            before = self._elsewhere.setdefault(rank, said)
+            self._elsewhere[rank] = said
+            if not found and said != before and said["reads"] != self._reads:
+                found = f"; rank {rank} waits to read {said['reads']}, and rank {self._rank} {self._reads}"
+        return found
 
     @staticmethod
     def _ask(what: Callable[[], Any]) -> Any:
@@ -508,7 +536,9 @@ class _Board:
         if isinstance(error, AloneError):
             raise error
         if error is not None:
-            raise AloneError(f"torch's store doesn't answer: {error}")
+            raise AloneError(
+                f"torch's store doesn't answer, as when the process that keeps it, mostly rank 0, has ended; what that says is the reason: {error}"
+            )
         return found
 
 

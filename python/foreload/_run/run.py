@@ -129,7 +129,8 @@ class Run:
         elif cache.peers and ranks.world > len(ranks.local):
             name = ranks.group_of(self.plan.digest)
             how = _how(policy, epochs, assign)
-            group = (cache.group(), ranks, name, dataset.source.cache_dir, dataset.url, how)
+            reads = f"{dataset.url}, {_reads(order)}"
+            group = (cache.group(), ranks, name, dataset.source.cache_dir, dataset.url, how, reads)
             meeting = Meeting(*group)
             if assign is not None or (policy == _FREQUENCY and epochs is not None):
                 self._assignment = Assignment(*group)
@@ -356,6 +357,11 @@ class Run:
             # The agent appends to it, too: a line is one write.
             with Path(path).open("ab", buffering=0) as log:
                 log.write(f"{json.dumps(line)}\n".encode())
+
+
+def _reads(order: Order) -> str:
+    """What is read and in which order, for those who wait for someone who reads something else."""
+    return f"{order.samples} samples, seed {order.seed}, order {order.name!r}, global batches of {order.global_batch}"
 
 
 def _how(policy: Any, epochs: int | None, assign: str | None) -> str:

@@ -176,6 +176,29 @@ impl Cluster {
 }
 
 #[test]
+fn who_has_met_the_others_counts_for_as_long_as_it_is_connected() {
+    let cluster = Cluster::apart("img:12x20KB,classes=2,ext=jpg", "img", 2, |_, _| {});
+    let (node, job) = (&cluster.nodes[0], cluster.job(0).job);
+    let met = |client: &Client, has: bool| match client.call(&Call::Met { job, has }, &mut calm()) {
+        Ok((Reply::Met { has }, _)) => has,
+        other => panic!("{:?}", other.map(|(reply, _)| reply)),
+    };
+    let (first, second) = (node.another(), node.another());
+    assert!(!met(&second, false));
+    assert!(met(&first, true) && met(&second, false));
+    // A rank of before is gone: those of its start say nothing of this one.
+    drop(first);
+    let begun = Instant::now();
+    while met(&second, false) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it is gone");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(met(&second, true));
+    drop(second);
+    cluster.end();
+}
+
+#[test]
 fn nodes_that_hold_the_data_set_together_fetch_each_sample_once() {
     together(1);
 }
@@ -583,7 +606,13 @@ fn forger(heard: std::sync::mpsc::Sender<String>) -> SocketAddr {
 
 #[test]
 fn who_does_not_know_the_secret_gives_no_bytes_and_what_he_hears_gets_him_none() {
-    let mut cluster = Cluster::apart("img:100x10KB,classes=2,ext=jpg", "img", 2, |_, _| ());
+    // Together in a request, and one by one.
+    unknown("img:100x10KB,classes=2,ext=jpg");
+    unknown("img:100x80KB,classes=2,ext=jpg");
+}
+
+fn unknown(rule: &str) {
+    let mut cluster = Cluster::apart(rule, "img", 2, |_, _| ());
     cluster.meet(|_| SECRET);
     let (sender, heard) = std::sync::mpsc::channel();
     let true_address = std::mem::replace(&mut cluster.members[1].address, forger(sender));

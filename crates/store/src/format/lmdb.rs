@@ -10,7 +10,7 @@
 mod page;
 
 use crate::source::{ObjectMeta, Source, hex};
-use crate::{Error, Result};
+use crate::{Error, Index, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use page::{Meta, Page, Value};
 use std::ops::Range;
@@ -70,6 +70,37 @@ pub(crate) fn name_of(key: &[u8]) -> String {
             name
         }
     }
+}
+
+/// The key that has a name, if any has.
+#[must_use]
+fn key_of(name: &str) -> Option<Vec<u8>> {
+    let Some(digits) = name.strip_prefix("0x") else {
+        return Some(name.as_bytes().to_vec());
+    };
+    let digit = |digit: &u8| char::from(*digit).to_digit(16);
+    let pairs = digits.as_bytes().chunks(2);
+    pairs
+        .map(|pair| match pair {
+            [high, low] => u8::try_from(digit(high)? << 4 | digit(low)?).ok(),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The number of the first value with a key, where the values are in the order of their keys, as LMDB has them unless a program orders them its own way.
+#[must_use]
+pub fn find(index: &Index, key: &[u8]) -> Option<u64> {
+    let key_at = |at: u64| index.name(at).and_then(|name| key_of(&name)).unwrap_or_default();
+    let (mut from, mut to) = (0, index.len());
+    while from < to {
+        let middle = from + (to - from) / 2;
+        match key_at(middle).as_slice() < key {
+            true => from = middle + 1,
+            false => to = middle,
+        }
+    }
+    (from < index.len() && key_at(from) == key).then_some(from)
 }
 
 /// The name of a database: LMDB 1.0 writes it as C does, with a zero at its end.
