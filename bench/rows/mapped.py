@@ -188,6 +188,8 @@ class _Rig:
         import safetensors.numpy
 
         self.stage, self.files, self.home = stage, stage.directory(), stage.directory()
+        # Always the same: an index is known by its file's path.
+        self.target = stage.directory()
         #: What the preload library says of the last run, a line for each process.
         self.stats: list[dict[str, Any]] = []
         self.environment = stage.environment(self.home)
@@ -211,7 +213,7 @@ class _Rig:
         """The store, and what it has read so far."""
         from bench.stage import SlowFs
 
-        target, options = self.stage.directory(), ["--keep-cache", f"--request-mb-s={0 if bound else REQUEST_MB_S}"]
+        target, options = self.target, ["--keep-cache", f"--request-mb-s={0 if bound else REQUEST_MB_S}"]
         delay_ms, mb_s = (0.0, BOUND_MB_S) if bound else (DELAY_MS, MB_S)
         with SlowFs(self.files, target, delay_ms=delay_ms, mb_s=mb_s, options=options) as store:
             if wide:
@@ -323,6 +325,7 @@ def _store(rig: _Rig) -> dict[str, str]:
     """What is read, and from where."""
     return {
         "store": f"FUSE, {DELAY_MS:g} ms for each open and read, {REQUEST_MB_S} MB/s for each read and {MB_S:g} MB/s in all; mounted anew for each run; the kernel's window 128 KiB",
+        "index saved": "in results before 2026-11-28-mapped-9782ad4 it was made anew, for the store was mounted at another path",
         "data": f"{rig.weights_bytes / 1e6:.0f} MB of safetensors; an LMDB file of {rig.records:,} records of {RECORD_BYTES:,} bytes",
         "processes": "four begin together; in results before 146f6d5 one after the other",
         "store's rate the limit": f"no delay, and {BOUND_MB_S:g} MB/s in all",

@@ -562,6 +562,22 @@ def test_a_user_s_own_program_takes_no_privilege(files: Path, request: pytest.Fi
     assert (line["mappings"], line["not_followed"]) == (1, 1)
 
 
+def is_followed(code: str, pattern: str, files: Path, tmp_path: Path) -> None:
+    """Whether a program's file is followed that it maps by a name of its own, below a directory that it is given beside the files."""
+    place = tmp_path / "place"
+    place.mkdir()
+    with (
+        Program(code, files, place) as program,
+        Attached(program.pid, tmp_path, "--mmap", pattern, "--json") as attached,
+    ):
+        attached.follows()
+        program.go()
+        program.ready()
+        until(lambda: attached.lines()[0]["touched_bytes"] > BYTES / 2)
+        program.ended()
+        assert attached.ended()[1] == ""
+
+
 @pytest.mark.needs("root", "userns")
 def test_root_helps_a_program_whose_files_have_other_names_elsewhere(files: Path, tmp_path: Path) -> None:
     code = """
@@ -575,18 +591,7 @@ def test_root_helps_a_program_whose_files_have_other_names_elsewhere(files: Path
     touch(m)
     wait()
     """
-    place = tmp_path / "place"
-    place.mkdir()
-    with (
-        Program(code, files, place) as program,
-        Attached(program.pid, tmp_path, "--mmap", "*.bin", "--json") as attached,
-    ):
-        attached.follows()
-        program.go()
-        program.ready()
-        until(lambda: attached.lines()[0]["touched_bytes"] > BYTES / 2)
-        program.ended()
-        assert attached.ended()[1] == ""
+    is_followed(code, "*.bin", files, tmp_path)
 
 
 @pytest.mark.needs("root", "userns")
@@ -612,18 +617,7 @@ def test_a_file_that_is_told_with_another_device_where_it_is_mapped_is_followed(
     touch(m)
     wait()
     """
-    place = tmp_path / "place"
-    place.mkdir()
-    with (
-        Program(code, files, place) as program,
-        Attached(program.pid, tmp_path, "--mmap", "*upper.bin", "--json") as attached,
-    ):
-        attached.follows()
-        program.go()
-        program.ready()
-        until(lambda: attached.lines()[0]["touched_bytes"] > BYTES / 2)
-        program.ended()
-        assert attached.ended()[1] == ""
+    is_followed(code, "*upper.bin", files, tmp_path)
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
