@@ -9,6 +9,7 @@ import os
 import random
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,23 @@ def twice(write: Callable[[bytes, bytes], Any]) -> None:
             write(b"%d" % n, b"%06d" % value)
 
 
+def binary(write: Callable[[bytes, bytes], Any]) -> None:
+    dice = np.random.default_rng(3)
+    for n in range(2000):
+        write(dice.bytes(1 + n % 9) + b"%d" % n, b"%06d" % n)
+    for key in (b"0x", b"0x30", b"0", b"\xff\xfe", b"\n"):
+        write(key, key * 3)
+
+
+def counted(write: Callable[[bytes, bytes], Any]) -> None:
+    for n in range(0, 1 << 20, 601):
+        write(n.to_bytes(4, sys.byteorder), b"%06d" % n)
+
+
 CASES: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
+    "keys of all bytes": (binary, {}),
+    "keys in the order of numbers": (counted, {"integerkey": True}),
+    "keys in the order of their ends": (binary, {"reverse_key": True}),
     "empty": (lambda write: None, {}),
     "few": (few, {}),
     "large": (large, {}),
