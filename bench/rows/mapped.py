@@ -45,11 +45,9 @@ PIECE, AT_ONCE = 1 << 20, 32
 def order(pattern: str, count: int) -> list[int]:
     """Which records are read, one after the other."""
     steps = {"sequence": 1, "eighth": 8}
-    return (
-        list(range(0, count, steps[pattern]))
-        if pattern in steps
-        else random.Random(3).sample(range(count), count // 16)
-    )
+    if pattern in steps:
+        return list(range(0, count, steps[pattern]))
+    return random.Random(3).sample(range(count), count if pattern == "shuffled" else count // 16)
 
 
 def _key(number: int) -> bytes:
@@ -240,23 +238,24 @@ class _Rig:
         processes: int = 1,
         wide: bool = False,
         bound: bool = False,
-        warm: bool = False,
+        warm: bool | str = False,
         fresh: bool = False,
         window: int | None = None,
         outside: bool = False,
     ) -> tuple[float, float]:
         """Seconds until all processes are through, and bytes from the store.
 
-        With `bound` from a store of which the rate is the limit, with `warm` of the second time on one mount, with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream, and then with `outside` under `foreload attach` instead.
+        With `bound` from a store of which the rate is the limit, with `warm` of the second time on one mount (the first one by another way, where that is named), with `fresh` with an index made anew, with `window` under the preload library, which fetches no more than that ahead of a stream, and then with `outside` under `foreload attach` instead.
         """
         name = "data.mdb" if program in ("records", "again") else "model.safetensors"
         if fresh:
             for index in (self.home / "cache" / "indexes").glob("*"):
                 index.unlink()
         with self.mounted(wide, bound) as (target, read):
-            for _ in range(1 + warm):
-                before = read()
-                seconds = self._once(program, target / name, way, processes, window, outside)
+            if warm:
+                self._once(program, target / name, way if warm is True else warm, processes, window, outside)
+            before = read()
+            seconds = self._once(program, target / name, way, processes, window, outside)
             return seconds, float(read() - before)
 
     def _once(self, program: str, path: Path, way: str, processes: int, window: int | None, outside: bool) -> float:
@@ -385,6 +384,9 @@ def mapped(stage: Stage) -> Result:
             add(f"{name}: bytes fetched / useful", read / useful)
         warm = rig.run("records", "random-kernel", warm=True)[0]
         add("random records, warm: known order / kernel", rig.run("records", "random-ahead", warm=True)[0] / warm)
+        whole = rig.run("records", "shuffled-kernel", warm="shuffled-ahead")[0]
+        all_ahead = rig.run("records", "shuffled-ahead", warm="shuffled-ahead")[0]
+        add("all records in random order, warm: known order / kernel", all_ahead / whole)
         # The first of these has its index, too.
         first = rig.run("records", "random-ahead")[0]
         add("random records, second epoch: first / second", first / rig.run("again", "random-ahead")[0])

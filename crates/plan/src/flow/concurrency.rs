@@ -290,6 +290,11 @@ impl Concurrency {
         self.limit
     }
 
+    /// What the limit never exceeds.
+    pub fn most(&self) -> u32 {
+        self.settings.most
+    }
+
     /// The limit was reached: more requests were wanted. Only then does a rate say something about the limit.
     pub fn wanted_more(&mut self) {
         self.is_full = true;

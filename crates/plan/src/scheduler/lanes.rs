@@ -294,7 +294,7 @@ impl Lane {
         waiting.min_by_key(|queue| (stalls(queue), queue.flying_bytes))
     }
 
-    /// Loads in the air that keep others from flying. Those of a job for which nothing lands any more keep none of another job's, up to twice the limit in all: what that job reads may hang, and this not.
+    /// Loads in the air that keep others from flying. Those of a job for which nothing lands any more keep none of another job's, up to twice the limit in all, and what may be in flight at most: what that job reads may hang, and this not.
     fn in_the_way(&self, now_ns: u64) -> u32 {
         let stalls = stalls(now_ns, self.estimate);
         let moves = self.queues.iter().filter(|queue| !stalls(queue));
@@ -327,13 +327,18 @@ impl Lane {
         let (limit, in_flight, in_the_way) = (self.limit(), self.in_flight, self.in_the_way(now_ns));
         let room = self.most_bytes.saturating_sub(self.flying_bytes);
         let is_stalled = stalls(now_ns, self.estimate);
+        // With what hangs.
+        let beside = match &self.limit {
+            Limit::Found(concurrency) => concurrency.most().min(limit.saturating_mul(2)),
+            Limit::Set(_) => limit.saturating_mul(2),
+        };
         let next = self.turn(now_ns, |_| true)?;
         let bytes = next.waits.front().map_or(0, |pending| pending.len);
         let before = match is_stalled(next) {
             true => in_flight,
             // Whoever has nothing in the air may have one, so that it's seen whether that hangs, too.
-            false if next.flying == 0 => in_the_way,
-            false => in_the_way.max(in_flight.saturating_sub(limit)),
+            false if next.flying == 0 || in_flight < beside => in_the_way,
+            false => in_flight,
         };
         if before < limit && (in_flight == 0 || bytes <= room) {
             if next.flying == 0 {
@@ -687,6 +692,7 @@ mod tests {
     fn what_hangs_for_one_job_keeps_no_other_from_flying() {
         let mut lanes = lanes(0);
         let lane = &mut lanes.bucket;
+        lane.set_limit(3);
         (0..9).for_each(|object| lane.push(of(1, object)));
         assert_eq!(
             [0; 4].map(|at| flying_at(lane, at)),
@@ -718,6 +724,7 @@ mod tests {
     fn where_much_hangs_twice_as_many_fly_as_should_and_one_for_each_other_job() {
         let mut lanes = lanes(0);
         let lane = &mut lanes.bucket;
+        lane.set_limit(3);
         let all = |lane: &mut Lane, now_ns| std::iter::from_fn(|| flying_at(lane, now_ns)).collect::<Vec<_>>();
         for job in 1..5 {
             (0..9).for_each(|object| lane.push(of(job, object)));
@@ -732,6 +739,17 @@ mod tests {
         let now_ns = 40 * STALLED_NS;
         lane.ended(now_ns, now_ns, &of(4, 0), DONE);
         assert_eq!(all(lane, now_ns), [(4, 1)]);
+    }
+
+    #[test]
+    fn what_hangs_makes_no_more_fly_than_ever_may() {
+        let mut lanes = lanes(0);
+        let lane = &mut lanes.bucket;
+        let all = |lane: &mut Lane, now_ns| std::iter::from_fn(|| flying_at(lane, now_ns)).collect::<Vec<_>>();
+        (0..9).for_each(|object| lane.push(of(1, object)));
+        assert_eq!(all(lane, 0), [(1, 0), (1, 1), (1, 2)]);
+        (0..9).for_each(|object| lane.push(of(2, object)));
+        assert_eq!(all(lane, 9 * STALLED_NS), [(2, 0)], "but for one");
     }
 
     #[test]
