@@ -87,6 +87,9 @@ impl Lines {
 /// A job for which nothing has landed for so long, and for twice as long as all that flies for it should take, stands still.
 const STALLED_NS: u64 = 1_000_000_000;
 
+/// So many a job may have in the air whatever hangs for others: it's seen whether these hang, too.
+const A_FEW: u32 = 8;
+
 /// Whether something flies for a job, and nothing lands.
 fn stalls(now_ns: u64, estimate: Estimate) -> impl Fn(&Queue) -> bool {
     move |queue| {
@@ -336,8 +339,7 @@ impl Lane {
         let bytes = next.waits.front().map_or(0, |pending| pending.len);
         let before = match is_stalled(next) {
             true => in_flight,
-            // Whoever has nothing in the air may have one, so that it's seen whether that hangs, too.
-            false if next.flying == 0 || in_flight < beside => in_the_way,
+            false if next.flying < A_FEW || in_flight < beside => in_the_way,
             false => in_flight,
         };
         if before < limit && (in_flight == 0 || bytes <= room) {
@@ -721,35 +723,38 @@ mod tests {
     }
 
     #[test]
-    fn where_much_hangs_twice_as_many_fly_as_should_and_one_for_each_other_job() {
+    fn where_much_hangs_twice_as_many_fly_as_should_and_a_few_for_each_other_job() {
         let mut lanes = lanes(0);
         let lane = &mut lanes.bucket;
-        lane.set_limit(3);
-        let all = |lane: &mut Lane, now_ns| std::iter::from_fn(|| flying_at(lane, now_ns)).collect::<Vec<_>>();
-        for job in 1..5 {
-            (0..9).for_each(|object| lane.push(of(job, object)));
-            let flying: &[(u32, u64)] = match job {
-                1 => &[(1, 0), (1, 1), (1, 2)],
-                2 => &[(2, 0), (2, 1), (2, 2)],
-                3 => &[(3, 0)],
-                _ => &[(4, 0)],
-            };
-            assert_eq!(all(lane, 10 * u64::from(job) * STALLED_NS), flying);
+        lane.set_limit(10);
+        for (job, flies) in [(1, 10), (2, 10), (3, A_FEW), (4, A_FEW)] {
+            (0..20).for_each(|object| lane.push(of(job, object)));
+            let flying = all_at(lane, 10 * u64::from(job) * STALLED_NS);
+            assert_eq!(
+                flying,
+                (0..flies.into()).map(|object| (job, object)).collect::<Vec<_>>()
+            );
         }
         let now_ns = 40 * STALLED_NS;
         lane.ended(now_ns, now_ns, &of(4, 0), DONE);
-        assert_eq!(all(lane, now_ns), [(4, 1)]);
+        assert_eq!(all_at(lane, now_ns), [(4, A_FEW.into())]);
     }
 
     #[test]
-    fn what_hangs_makes_no_more_fly_than_ever_may() {
-        let mut lanes = lanes(0);
-        let lane = &mut lanes.bucket;
-        let all = |lane: &mut Lane, now_ns| std::iter::from_fn(|| flying_at(lane, now_ns)).collect::<Vec<_>>();
-        (0..9).for_each(|object| lane.push(of(1, object)));
-        assert_eq!(all(lane, 0), [(1, 0), (1, 1), (1, 2)]);
-        (0..9).for_each(|object| lane.push(of(2, object)));
-        assert_eq!(all(lane, 9 * STALLED_NS), [(2, 0)], "but for one");
+    fn what_hangs_makes_no_more_fly_than_ever_may_but_for_a_few() {
+        let settings = Settings {
+            concurrency: ConcurrencySettings::fixed(12),
+            ..Settings::default()
+        };
+        let mut lane = Lane::bucket(&settings);
+        (0..20).for_each(|object| lane.push(of(1, object)));
+        assert_eq!(all_at(&mut lane, 0).len(), 12);
+        (0..20).for_each(|object| lane.push(of(2, object)));
+        assert_eq!(all_at(&mut lane, 9 * STALLED_NS).len(), A_FEW as usize);
+    }
+
+    fn all_at(lane: &mut Lane, now_ns: u64) -> Vec<(u32, u64)> {
+        std::iter::from_fn(|| flying_at(lane, now_ns)).collect()
     }
 
     #[test]
