@@ -371,8 +371,8 @@ impl Scheduler {
                 self.residents.wait(resident, request);
                 let asker = self.asker(line);
                 match self.requests.awaited_since_ns(request) {
-                    Some(_) => self.loads.lanes.come_first(resident, asker.job),
-                    None => self.loads.lanes.hurry(resident, asker),
+                    Some(_) if self.group.is_alone() => self.loads.lanes.come_first(resident, asker.job),
+                    _ => self.loads.lanes.hurry(resident, asker),
                 }
                 if self.windows.readers().len() > 1 {
                     self.loads.waited.entry(resident).or_insert(asker);
@@ -390,7 +390,11 @@ impl Scheduler {
         if open.missing == 0 {
             return self.deliver(id, actions);
         }
-        // Ranks that are far apart: what one of them was to read soon waits before what another stands still for.
+        // Ranks that are far apart: what one of them was to read soon waits before what another stands still for. Where nodes share, what another one stands still
+        // for counts as much, and only its line tells that.
+        if !self.group.is_alone() {
+            return;
+        }
         let (job, targets) = (self.windows.job_at(open.place), open.targets.clone());
         for target in targets.into_iter().rev() {
             if let Some(resident) = self.resident_of(target) {
