@@ -86,8 +86,8 @@ DEFECTS = [
         (
             (
                 REQUESTS,
-                "                    Some(_) => self.loads.lanes.come_first(resident, asker.job),",
-                "                    Some(_) => self.loads.lanes.hurry(resident, asker),",
+                "Some(_) if self.group.is_alone() => self.loads.lanes.come_first(resident, asker.job)",
+                "Some(_) if self.group.is_alone() => self.loads.lanes.hurry(resident, asker)",
             ),
             (
                 REQUESTS,
