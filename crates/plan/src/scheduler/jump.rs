@@ -17,9 +17,16 @@ impl Scheduler {
     pub(super) fn give_way(&mut self, place: usize, line: u64, actions: &mut Vec<Action>) {
         let is_over = |pending: &Pending| pending.line < line && place_of(pending.line) == place;
         self.forget_queued(is_over, actions);
+        // The rank's own requests have ended. What another node asks for is as urgent as it was.
+        let residents = &self.residents;
+        let is_asked_for = |pending: &Pending| {
+            let mut parts = pending.parts.iter();
+            parts.any(|part| residents.waiters(part.handle.index).next().is_some())
+        };
         let mut waiting = Vec::new();
         for source in self.loads.lanes.sources() {
-            waiting.extend(self.loads.lanes.of_mut(source).take_if(is_over));
+            let lane = self.loads.lanes.of_mut(source);
+            waiting.extend(lane.take_if(|pending| is_over(pending) && !is_asked_for(pending)));
         }
         if waiting.is_empty() {
             return;
@@ -31,7 +38,6 @@ impl Scheduler {
                 .parts
                 .iter()
                 .filter_map(|part| next.get(&part.handle.index).copied().flatten());
-            // What no rank has before it, a request waits for: of its own, or of another node.
             if let Some(asker) = askers.min_by_key(|asker| (asker.job != pending.job, asker.line)) {
                 (pending.job, pending.line) = (asker.job, asker.line);
             }
@@ -149,6 +155,21 @@ mod tests {
         let mut hand = hand(1, 40 << 12, 150);
         hand.start(0, 0, 0, 40);
         assert_eq!(asked(&mut hand, 30), (0..8).chain(160..182).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_another_node_asks_for_stays_as_urgent_as_it_was() {
+        let mut hand = hand(1, ALL, 400);
+        hand.step(crate::action::Event::Serve {
+            request: 1,
+            job: 0,
+            samples: vec![100],
+            steps: 1,
+        });
+        hand.start(0, 0, 0, 40);
+        let expected: Vec<u64> = (0..8).chain([100]).chain(160..170).collect();
+        assert_eq!(asked(&mut hand, 19), expected);
+        assert_eq!(hand.delivered(1), [100]);
     }
 
     #[test]
