@@ -570,6 +570,16 @@ def test_a_rank_waits_for_the_first_of_its_node_whatever_a_start_before_has_left
     assert all(len(agent.told[-1]["members"]) == 2 for agent in agents)
 
 
+def test_a_store_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def none(_place: Any, _is_host: bool, _ask: Any, rest: Any) -> Any:
+        while True:
+            rest("the store of rank 0")
+
+    monkeypatch.setattr(meeting, "stores", [none])
+    meeting.Meeting(fl.Peers(**PEERS, wait_s=0.3), Ranks(1, 2, (1,)), "job", "a").meet(Agent(1))
+    assert "the store of rank 0 did not come in 0.3 s. Give all ranks" in caplog.text
+
+
 def test_who_waits_says_what_another_waits_to_read(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """Rank 2 has another seed: the others don't meet it, and rank 1 waits for rank 0 alone."""
 

@@ -509,6 +509,9 @@ class _Board:
     def _who_is_elsewhere(self) -> str:
         """Names a rank that waits to read something else, if one has said so since this was asked the last time: another seed, say."""
         found = ""
+        if self._rank is None:
+            # The store is looked for still.
+            return found
         for rank in range(min(self._ranks, _LOOKS_AT)):
             said = self._look(f"foreload/at/{rank}")
             before = self._elsewhere.setdefault(rank, said)
