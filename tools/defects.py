@@ -21,6 +21,7 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parent.parent
 PLAN = ["-p", "foreload-plan", "--test", "actors"]
 JUMP = ["-p", "foreload-plan", "--lib", "--", "jump::"]
+PATIENCE = ["-p", "foreload-plan", "--lib", "--", "patience::"]
 AGENT = ["-p", "foreload-engine", "--test", "agent", "--"]
 
 
@@ -39,6 +40,7 @@ SCHEDULER = "crates/plan/src/scheduler.rs"
 WINDOW = "crates/plan/src/scheduler/window.rs"
 LOADS = "crates/plan/src/scheduler/loads.rs"
 POOL = "crates/engine/src/pool.rs"
+PATIENT = "crates/plan/src/scheduler/patience.rs"
 PEERS = "crates/plan/src/scheduler/peers.rs"
 CLOUD = "crates/store/src/source/cloud.rs"
 SEAL = "crates/store/src/source/seal.rs"
@@ -309,6 +311,27 @@ DEFECTS = [
         "a request that was sent before its answer shows that the answer was read",
         ((SERVE, "self.unread.is_none() || self.said.is_empty() && is_silent(self.line.socket())", "true"),),
         ["-p", "foreload-engine", "--lib", "--", "peers::tests::loans"],
+    ),
+    Defect(
+        "what a rank needs from another node waits behind what is read ahead from that",
+        (
+            (
+                LOADS,
+                "Home::Peer(peer) => Some(peer),\n            Home::Here",
+                "Home::Peer(_) => None,\n            Home::Here",
+            ),
+        ),
+        PATIENCE,
+    ),
+    Defect(
+        "another node is given up on though it waits for a bucket that is slow for all",
+        ((PATIENT, "twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS)", "twice_ns.clamp(PATIENCE_NS, PATIENCE_NS)"),),
+        PATIENCE,
+    ),
+    Defect(
+        "what another node didn't bring in time comes when it was to be read ahead",
+        ((LOADS, "(part.content, self.soonest(part.handle.index, asker))", "(part.content, asker)"),),
+        PATIENCE,
     ),
 ]
 

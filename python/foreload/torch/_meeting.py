@@ -26,6 +26,8 @@ from foreload._settings import environment as _environment
 _ANSWER = dt.timedelta(seconds=10)
 #: Stores that this process keeps for the others, by its number and the port.
 _kept: dict[tuple[int, int], Any] = {}
+#: Connections to stores that others keep, by this process' number, the host and the port. A store looks up the name of each that connects, which may take it seconds.
+_reached: dict[tuple[int, str, int], Any] = {}
 
 
 def store(
@@ -50,6 +52,9 @@ def store(
     if place is not None:
         if is_host:
             return ask(lambda: _keep(*place))
+        known = ask(lambda: _known(*place))
+        if known is not None:
+            return known
         while not _is_there(*place):
             rest(f"rank 0 at {place[0]}:{place[1]}")
         return ask(lambda: _reach(*place))
@@ -67,7 +72,7 @@ def store(
             "start the ranks with torchrun, call torch.distributed.init_process_group() before the loader's first pass, or name a port of rank 0's machine "
             "with FORELOAD_MEET=host:port or Peers(meet=...)"
         )
-    return ask(lambda: _reach(host, port))
+    return ask(lambda: _known(host, port) or _reach(host, port))
 
 
 def _keep(host: str, port: int) -> Any:
@@ -84,13 +89,28 @@ def _keep(host: str, port: int) -> Any:
     return _kept[name]
 
 
+def _known(host: str, port: int) -> Any:
+    """The connection that there is already, if it answers."""
+    name = (os.getpid(), host, port)
+    # What doesn't answer, now or in time, is never asked again.
+    known = _reached.pop(name, None)
+    if known is not None:
+        with contextlib.suppress(Exception):
+            known.check(["foreload"])
+            _reached[name] = known
+            return known
+    return None
+
+
 def _reach(host: str, port: int) -> Any:
     """The store that another process keeps."""
     kind: Any = distributed
     try:
-        return kind.TCPStore(host, port, is_master=False, timeout=_ANSWER, wait_for_workers=False)
+        found = kind.TCPStore(host, port, is_master=False, timeout=_ANSWER, wait_for_workers=False)
     except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
         raise AloneError(f"torch's store at {host}:{port} doesn't answer: {error}") from None
+    _reached[os.getpid(), host, port] = found
+    return found
 
 
 def _is_there(host: str, port: int) -> bool:

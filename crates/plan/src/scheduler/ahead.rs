@@ -292,7 +292,7 @@ impl Scheduler {
         let id = self.resident_for(self.windows.on_node(place, sample), line, urgency, actions)?;
         self.residents.plan_use(id);
         // It may wait for a rank that needs it later.
-        self.loads.lanes.hurry(id, self.asker(line));
+        self.hurry(id, self.asker(line));
         let it = &mut self
             .windows
             .line(line)

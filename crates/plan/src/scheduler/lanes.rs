@@ -23,6 +23,7 @@ use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome,
 use crate::flow::{Breaker, Concurrency, Demand, Twins};
 use crate::model::{Estimate, Pinned};
 use crate::settings::{Settings, TierSettings};
+use std::collections::BTreeMap;
 
 /// How many requests may be in flight.
 enum Limit {
@@ -52,34 +53,24 @@ struct Bundle {
     failures: u32,
 }
 
-/// The lines that what waits was queued for, by the resident that it brings: another rank, or node, may need that sooner. None for a peer: where there are
-/// many, this would be more than what is read of them.
-struct Lines(Option<Vec<u64>>);
+/// The lines that what waits was queued for, by the resident that it brings: another rank, or node, may need that sooner.
+#[derive(Default)]
+struct Lines(BTreeMap<u32, u64>);
 
 impl Lines {
-    const NONE: u64 = u64::MAX;
-
     fn of(&self, resident: u32) -> Option<u64> {
-        let line = *self.0.as_ref()?.get(resident as usize)?;
-        (line != Lines::NONE).then_some(line)
+        self.0.get(&resident).copied()
     }
 
     fn note(&mut self, pending: &Pending) {
-        self.set(pending, pending.line);
+        for part in pending.parts.iter() {
+            self.0.insert(part.handle.index, pending.line);
+        }
     }
 
     fn forget(&mut self, pending: &Pending) {
-        self.set(pending, Lines::NONE);
-    }
-
-    fn set(&mut self, pending: &Pending, line: u64) {
-        let Some(lines) = &mut self.0 else { return };
         for part in pending.parts.iter() {
-            let at = part.handle.index as usize;
-            if lines.len() <= at {
-                lines.resize(at + 1, Lines::NONE);
-            }
-            lines[at] = line;
+            self.0.remove(&part.handle.index);
         }
     }
 }
@@ -139,7 +130,7 @@ impl Lane {
             queues: Vec::new(),
             in_flight: 0,
             flying_bytes: 0,
-            lines: Lines(Some(Vec::new())),
+            lines: Lines::default(),
             bundles: None,
             limit,
             estimate,
@@ -185,7 +176,6 @@ impl Lane {
             bytes_per_s: 1e9,
         };
         Lane {
-            lines: Lines(None),
             bundles: Some(Vec::new()),
             most_bytes: PEER_BYTES,
             lacks: Some(Failure::Final),
@@ -258,6 +248,12 @@ impl Lane {
             pending.line = asker.line;
             self.lines.note(&pending);
             waits.push(pending);
+        }
+        let first: Vec<Pending> = std::iter::from_fn(|| waits.take_first(line, brings)).collect();
+        for mut pending in first.into_iter().rev() {
+            pending.line = asker.line;
+            self.lines.note(&pending);
+            waits.push_first(pending);
         }
     }
 
@@ -517,9 +513,10 @@ impl Lanes {
         }
     }
 
-    /// What waits to bring a resident, if anything does, is needed as soon as that.
-    pub fn hurry(&mut self, resident: u32, asker: Asker) {
-        for lane in self.disks.iter_mut().chain([&mut self.bucket]) {
+    /// What waits to bring a resident, if anything does, is needed as soon as that. Of peers only one may have been asked for it.
+    pub fn hurry(&mut self, resident: u32, asker: Asker, peer: Option<u16>) {
+        let peer = peer.and_then(|peer| self.peers.get_mut(usize::from(peer)));
+        for lane in self.disks.iter_mut().chain([&mut self.bucket]).chain(peer) {
             lane.hurry(resident, asker);
         }
     }

@@ -7,6 +7,7 @@
 use super::Scheduler;
 use super::flights::{Asker, Flight, Flights, Part, Pending, Running, Write};
 use super::lanes::Lanes;
+use super::peers::Home;
 use super::race::{Ended, Fate, RETRIES, fate};
 use super::residents::{Residents, State};
 use crate::action::{Action, Command, Completion, Failure, Load, Outcome, Piece, Source, Via};
@@ -217,6 +218,30 @@ impl Scheduler {
         None
     }
 
+    /// What waits to bring a resident, if anything does, is needed as soon as that.
+    pub(super) fn hurry(&mut self, resident: u32, asker: Asker) {
+        let it = self.residents.get(resident);
+        if it.state != State::Loading {
+            return;
+        }
+        let peer = match self.home_of(it.content) {
+            Home::Peer(peer) => Some(peer),
+            Home::Here | Home::Nowhere => None,
+        };
+        self.loads.lanes.hurry(resident, asker, peer);
+    }
+
+    /// For whom a resident is to come, by now: somebody may have begun to wait for it who needs it sooner.
+    fn soonest(&self, resident: u32, asker: Asker) -> Asker {
+        let lines = self.residents.waiters(resident).filter_map(|id| {
+            let (place, guest) = self.requests.asker_of(id)?;
+            let is_of_job = self.windows.job_at(place) == asker.job;
+            is_of_job.then(|| guest.unwrap_or_else(|| self.windows.head_line(place)))
+        });
+        let line = lines.chain([asker.line]).min().unwrap_or(asker.line);
+        Asker { line, ..asker }
+    }
+
     /// What a job has begun to wait for comes in its own turn, where another job queued it first.
     fn bring_forward(&mut self) {
         let waited = std::mem::take(&mut self.loads.waited);
@@ -424,7 +449,7 @@ impl Scheduler {
 
     /// A part that its source failed to bring, or has no more, is to come from the bucket before all that waits.
     fn queue_first(&mut self, part: Part, asker: Asker, attempt: u8) {
-        let content = part.content;
+        let (content, asker) = (part.content, self.soonest(part.handle.index, asker));
         self.residents.had_from_bucket(part.handle.index);
         let is_large = part.len > self.settings.part_bytes + self.settings.part_bytes / 2;
         if part.is_whole() && (is_large || self.library.is_several(content)) {

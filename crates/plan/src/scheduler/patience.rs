@@ -5,7 +5,7 @@
 //!
 //! | when | why |
 //! | --- | --- |
-//! | a rank has done nothing for [`PATIENCE_NS`] but wait for it | whatever keeps the peer: it is too late |
+//! | a rank has done nothing for [`PATIENCE_NS`] but wait for it, and for twice as long as the bucket takes | whatever keeps the peer: it is too late. Where the bucket is slow for all, the peer waits for the same, and is ahead |
 //! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
 //!
 //! A load that races a twin is none of these: one of the two will bring it.
@@ -18,6 +18,8 @@ use crate::action::{Action, Failure, Source};
 
 /// A rank waits so long for a peer.
 pub(super) const PATIENCE_NS: u64 = 2_000_000_000;
+/// And no longer, however slow the bucket is.
+const MOST_PATIENCE_NS: u64 = 30_000_000_000;
 /// What takes longer isn't just a busy machine's turn.
 const OLD_NS: u64 = 50_000_000;
 /// A rank that has what it needs gives memory back within this time, or may be waiting for others that wait for it.
@@ -30,7 +32,8 @@ impl Scheduler {
             return;
         }
         let flights = self.loads.flights.loads();
-        let over = flights.filter_map(|(id, flight)| Some((id, self.is_over(flight)?)));
+        let bucket_takes_s = self.bucket_takes_s();
+        let over = flights.filter_map(|(id, flight)| Some((id, self.is_over(flight, bucket_takes_s)?)));
         for (id, too_late) in over.collect::<Vec<_>>() {
             let Some(flight) = self.loads.flights.load(id) else {
                 continue;
@@ -62,24 +65,38 @@ impl Scheduler {
     }
 
     /// Whether a load is a peer's that isn't waited for any longer, and then whether that is so because it comes too late.
-    fn is_over(&self, flight: &Flight) -> Option<bool> {
+    fn is_over(&self, flight: &Flight, bucket_takes_s: f64) -> Option<bool> {
         let age_ns = self.now_ns.saturating_sub(flight.issued_ns);
         let is_ours = matches!(flight.pending.source, Source::Peer(_)) && age_ns >= OLD_NS;
         if !is_ours || flight.rival().is_some() || flight.called_off || flight.cancelled {
             return None;
         }
-        let is_too_late = age_ns >= PATIENCE_NS && flight.pending.parts.iter().any(|part| self.is_too_late(part));
+        let from_bucket_s = self.loads.lanes.bucket.estimate.expected_s(flight.pending.len);
+        let twice_ns = (2e9 * from_bucket_s.max(bucket_takes_s)) as u64;
+        let patience_ns = twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS);
+        let is_late = |part| self.is_too_late(part, patience_ns);
+        let is_too_late = age_ns >= patience_ns && flight.pending.parts.iter().any(is_late);
         let is_ill = || !self.loads.lanes.of(flight.pending.source).is_open(self.now_ns);
         (is_too_late || is_ill()).then_some(is_too_late)
     }
 
     /// Whether somebody here has waited for a part for too long.
-    fn is_too_late(&self, part: &Part) -> bool {
+    fn is_too_late(&self, part: &Part, patience_ns: u64) -> bool {
         let too_long = |id| {
             let since_ns = self.requests.awaited_since_ns(id);
-            since_ns.is_some_and(|since_ns| self.now_ns.saturating_sub(since_ns) >= PATIENCE_NS)
+            since_ns.is_some_and(|since_ns| self.now_ns.saturating_sub(since_ns) >= patience_ns)
         };
         self.residents.waiters(part.handle.index).any(too_long)
+    }
+
+    /// How long the bucket takes by what is in the air from it now, of which half of the time is over on average: what came from it says that later.
+    fn bucket_takes_s(&self) -> f64 {
+        let flights = self.loads.flights.loads().map(|(_, flight)| flight);
+        let ages = flights
+            .filter(|flight| flight.pending.source == Source::Bucket)
+            .map(|flight| self.now_ns.saturating_sub(flight.issued_ns));
+        let (count, sum_ns) = ages.fold((0u64, 0u64), |(count, sum), age| (count + 1, sum + age));
+        2e-9 * sum_ns as f64 / count.max(1) as f64
     }
 }
 

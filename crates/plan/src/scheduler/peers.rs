@@ -212,13 +212,12 @@ impl Scheduler {
             return false;
         }
         let soonest_s = self.windows.needed_soonest_in_ns(line) / 1e9;
-        match lanes.other_peers_take_s(peer, len) {
-            // Where all are slow, it is the network, and what it brings needn't be paid for.
-            Some(others_s) => {
-                lane.estimate.expected_s(len) > SLOWER * others_s && leaves(soonest_s.clamp(LATE_S, SLOW_S))
-            }
-            None => leaves(SLOW_S),
-        }
+        // Where all are slow, it is the network, and what it brings needn't be paid for. Who is the only other one is held against the bucket.
+        let (others_s, patience_s) = match lanes.other_peers_take_s(peer, len) {
+            Some(others_s) => (others_s, soonest_s.clamp(LATE_S, SLOW_S)),
+            None => (lanes.bucket.estimate.expected_s(len), SLOW_S),
+        };
+        lane.estimate.expected_s(len) > SLOWER * others_s && leaves(patience_s)
     }
 
     /// A peer asks.

@@ -97,6 +97,11 @@ impl Requests {
         request.and_then(|request| request.awaited_ns)
     }
 
+    /// The place of the rank that asks, and the line that another node's is as urgent as.
+    pub fn asker_of(&self, id: u64) -> Option<(usize, Option<u64>)> {
+        self.open.get(&id).map(|request| (request.place, request.guest))
+    }
+
     /// Whether somebody does nothing but wait for what isn't there.
     pub fn are_awaited(&self) -> bool {
         self.open
@@ -372,7 +377,7 @@ impl Scheduler {
                 let asker = self.asker(line);
                 match self.requests.awaited_since_ns(request) {
                     Some(_) if self.group.is_alone() => self.loads.lanes.come_first(resident, asker.job),
-                    _ => self.loads.lanes.hurry(resident, asker),
+                    _ => self.hurry(resident, asker),
                 }
                 if self.windows.readers().len() > 1 {
                     self.loads.waited.entry(resident).or_insert(asker);

@@ -55,6 +55,13 @@ impl Waits {
         self.needed.remove(&key)
     }
 
+    /// The same of those that are to come first.
+    pub fn take_first(&mut self, line: u64, is_it: impl Fn(&Pending) -> bool) -> Option<Pending> {
+        let mut of_line = self.first.range((line, Reverse(u64::MAX))..=(line, Reverse(0)));
+        let (&key, _) = of_line.find(|(_, pending)| is_it(pending))?;
+        self.first.remove(&key)
+    }
+
     /// Takes all of which `is_taken` says so, in their order: mostly none of very many.
     pub fn take_if(&mut self, is_taken: impl Fn(&Pending) -> bool) -> Vec<Pending> {
         let mut taken = Vec::new();

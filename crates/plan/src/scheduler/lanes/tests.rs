@@ -80,15 +80,32 @@ fn what_others_need_sooner_than_it_was_planned_for_is_brought_forward_and_never_
     push_at(lane, [(0, 1), (1, 5), (2, 9), (2, 9), (3, 9)]);
     hurry(lane, 2, 3);
     assert_eq!(order_of(lane), [0, 2, 2, 1, 3]);
-    // What came back for want of something waits first, whatever it is for.
+    // What came back for want of something waits first, whatever it is for, and of that, too, comes first what is needed first.
     push_at(lane, [(1, 10), (2, 20), (3, 30)]);
-    let first = pending(Source::Bucket, 4, 100);
-    lane.push_first(Pending { line: 25, ..first });
+    for (index, line) in [(4, 25), (5, 25), (6, 24)] {
+        let first = pending(Source::Bucket, index, 100);
+        lane.push_first(Pending { line, ..first });
+    }
     hurry(lane, 3, 5);
     hurry(lane, 4, 1);
-    let mut order = order_of(lane);
-    order.sort_unstable();
-    assert_eq!(order, [1, 2, 3, 4]);
+    assert_eq!(order_of(lane), [4, 6, 5, 3, 1, 2]);
+    assert!(lane.lines.0.is_empty(), "nothing waits");
+}
+
+#[test]
+fn what_waits_for_a_peer_is_brought_forward_too() {
+    let mut lanes = lanes(1);
+    lanes.reach(2);
+    let asker = Asker { job: 0, line: 1 };
+    for peer in [1, 2] {
+        let lane = lanes.of_mut(Source::Peer(peer));
+        push_at(lane, [(0, 10), (1, 20), (2, 30)]);
+    }
+    lanes.hurry(2, asker, Some(1));
+    lanes.hurry(2, asker, Some(9));
+    lanes.hurry(2, asker, None);
+    assert_eq!(order_of(lanes.of_mut(Source::Peer(1))), [2, 0, 1]);
+    assert_eq!(order_of(lanes.of_mut(Source::Peer(2))), [0, 1, 2]);
 }
 
 fn of(job: u32, object: u32) -> Pending {

@@ -1,12 +1,14 @@
 use super::*;
-use crate::action::{Event, Failure};
+use crate::action::{Event, Failure, Load};
 use crate::blocks::Content;
 use crate::flow::{Breaker, ConcurrencySettings};
 use crate::homes::Member;
+use crate::order::Order;
 use crate::policy::Policy;
 use crate::scheduler::hand::{Hand, reads, settings};
 use crate::scheduler::peers::Home;
 use crate::settings::Settings;
+use crate::spec::{OrderKind, OrderSpec};
 
 /// A node of two with room for all, and samples that the other one keeps.
 fn hand() -> (Hand, Vec<u64>) {
@@ -18,6 +20,7 @@ fn hand_of(len: u64, peer_depth: u32) -> (Hand, Vec<u64>) {
     let settings = Settings {
         concurrency: ConcurrencySettings::fixed(100),
         peer_depth,
+        hedge_per_cent: 0,
         ..settings(Policy::Foreload, 256 * len)
     };
     let mut hand = Hand::bare(settings, &reads(&[len; 64], 1));
@@ -93,6 +96,65 @@ fn what_was_waited_for_before_its_turn_came_has_its_time_too() {
     assert_eq!(source_of(&hand, theirs[1]), Some(Source::Peer(1)));
     assert_eq!(tick_at(&mut hand, asked_at + PATIENCE_NS - 1), 0);
     assert_eq!(tick_at(&mut hand, asked_at + PATIENCE_NS), 1);
+}
+
+#[test]
+fn a_peer_is_waited_for_as_long_as_the_bucket_would_take() {
+    for (bucket_takes_ns, patience_ns) in [
+        (PATIENCE_NS / 2, PATIENCE_NS),
+        (2 * PATIENCE_NS, 4 * PATIENCE_NS),
+        (20 * PATIENCE_NS, MOST_PATIENCE_NS),
+    ] {
+        let (mut hand, theirs) = hand();
+        let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
+        ask(&mut hand, 1, &ours[..8]);
+        hand.now_ns = bucket_takes_ns;
+        hand.land_late(ours[0], bucket_takes_ns);
+        (1..8).for_each(|at| hand.land_late(ours[at], bucket_takes_ns));
+        let begun = hand.now_ns;
+        hand.want_samples(2, &theirs[..1]);
+        assert_eq!(tick_at(&mut hand, begun + patience_ns * 9 / 10), 0, "{bucket_takes_ns}");
+        assert_eq!(
+            tick_at(&mut hand, begun + patience_ns * 11 / 10),
+            1,
+            "{bucket_takes_ns}"
+        );
+    }
+}
+
+#[test]
+fn what_is_in_the_air_from_the_bucket_tells_how_long_it_takes_before_any_of_it_has_come() {
+    let (mut hand, theirs) = hand();
+    let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
+    ask(&mut hand, 1, &ours[..8]);
+    hand.want_samples(2, &theirs[..1]);
+    let (begun, most) = (hand.now_ns, MOST_PATIENCE_NS);
+    assert_eq!(tick_at(&mut hand, begun + 2 * PATIENCE_NS), 0);
+    assert_eq!(
+        tick_at(&mut hand, begun + most - 1),
+        0,
+        "the bucket has brought nothing in all that time"
+    );
+    assert_eq!(tick_at(&mut hand, begun + most), 1);
+}
+
+#[test]
+fn what_a_peer_did_not_bring_in_time_comes_when_who_waits_needs_it() {
+    let (mut hand, _) = hand_of(1000, 100);
+    // It was asked for ahead, and then by who needs it now.
+    hand.start(0, 0, 0, 0);
+    let flights = hand.plan.loads.flights.loads().map(|(_, flight)| &flight.pending);
+    let ahead = flights.filter(|it| it.source == Source::Peer(1));
+    let (line, last) = ahead.map(|it| (it.line, it.object)).max().expect("there are some");
+    assert!(line > hand.plan.windows.head_line(0));
+    hand.want_samples(1, &[last]);
+    tick_at(&mut hand, MOST_PATIENCE_NS);
+    hand.fail(last, Failure::Cancelled);
+    let asked = hand.plan.loads.flights.loads().map(|(_, flight)| &flight.pending);
+    let line = asked
+        .filter(|it| it.object == last && it.source == Source::Bucket)
+        .map(|it| it.line);
+    assert_eq!(line.collect::<Vec<_>>(), [hand.plan.windows.head_line(0)]);
 }
 
 #[test]
@@ -179,4 +241,44 @@ fn others_are_turned_away_where_memory_is_full_of_what_they_are_to_bring() {
             "{waits}"
         );
     }
+}
+
+#[test]
+fn what_a_rank_needs_from_a_peer_comes_before_what_another_rank_reads_ahead_from_it() {
+    let mut reads = reads(&[100_000; 200], 2);
+    let order = OrderSpec {
+        kind: OrderKind::Keyed,
+        ..reads.order.spec().clone()
+    };
+    reads.order = Order::new(&order).expect("an order");
+    let bytes = 2000 * 100_000;
+    let settings = Settings {
+        concurrency: ConcurrencySettings::fixed(100),
+        peer_depth: 1,
+        hedge_per_cent: 0,
+        window_entries: 800,
+        ..settings(Policy::Foreload, bytes)
+    };
+    let mut hand = Hand::bare(settings, &reads);
+    let member = |id| Member { id, bytes };
+    hand.step(Event::Peers {
+        me: 10,
+        members: vec![(0, member(10)), (1, member(20))],
+    });
+    // All that the other rank reads in this epoch waits, too, for the next one of this rank.
+    hand.start(0, 0, 0, 0);
+    hand.start(0, 1, 0, 0);
+    let mut landed = 0;
+    for batch in 0..8 {
+        hand.want_of((0, 1), batch, 0, batch);
+        while hand.answer(batch).is_none() {
+            let (peers, bucket): (Vec<&Load>, Vec<&Load>) =
+                hand.loads().partition(|load| load.source == Source::Peer(1));
+            let next = bucket.first().or(peers.first()).expect("it comes").object;
+            landed += u32::from(bucket.is_empty());
+            hand.land(next);
+        }
+    }
+    // What is in the air, and eight batches of both ranks at most.
+    assert!(landed <= 1 + 32, "{landed}");
 }

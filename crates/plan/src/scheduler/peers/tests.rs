@@ -299,11 +299,12 @@ fn a_group_that_changes_lets_go_of_what_others_keep_now() {
     );
 }
 
-/// Three others, of which each takes so long for what it is asked, at a pace of a batch each 20 ms; whether each is asked for a sample of the next line.
-fn asked_at(takes_s: [f64; 3], prepare: impl FnOnce(&mut Hand)) -> [bool; 3] {
+/// Others, of which each takes so long for what it is asked, at a pace of a batch each 20 ms; whether each is asked for a sample of the next line.
+fn asked_at<const OTHERS: usize>(takes_s: [f64; OTHERS], prepare: impl FnOnce(&mut Hand)) -> [bool; OTHERS] {
     let mut hand = hand(64, 16 << 10);
+    let numbers = std::array::from_fn(|at| 1 + at as u16);
     let member = |id| Member { id, bytes: 16 << 10 };
-    let others = [(1, 20), (2, 30), (3, 40)].map(|(number, id)| (number, member(id)));
+    let others = numbers.map(|number| (number, member(10 + 10 * u64::from(number))));
     let members = [vec![(0, member(ME))], others.to_vec()].concat();
     hand.step(Event::Peers { me: ME, members });
     hand.land_all();
@@ -317,7 +318,7 @@ fn asked_at(takes_s: [f64; 3], prepare: impl FnOnce(&mut Hand)) -> [bool; 3] {
     }
     prepare(&mut hand);
     let line = hand.plan.windows.line_at(0, 0);
-    [1, 2, 3].map(|peer| {
+    numbers.map(|peer| {
         let sample = of(&hand, 64, Home::Peer(peer))[0];
         hand.plan.peer_with(Content::block(sample), 1000, line) == Some(peer)
     })
@@ -353,6 +354,18 @@ fn a_peer_of_which_much_is_wanted_at_once_is_not_slower_than_others() {
         [true, true, false],
         "and one that is slower still is"
     );
+}
+
+#[test]
+fn the_only_other_one_is_slow_beside_the_bucket_and_not_for_a_long_queue() {
+    let queue = |hand: &mut Hand| {
+        let lane = hand.plan.loads.lanes.of_mut(Source::Peer(1));
+        (0..1000).for_each(|number| lane.push(pending(Source::Peer(1), number, 1000)));
+    };
+    assert_eq!(asked_at([0.01], queue), [true]);
+    assert_eq!(asked_at([0.04], queue), [false]);
+    assert_eq!(asked_at([0.04], |_| ()), [true], "that holds nobody up");
+    assert_eq!(asked_at([0.4], |_| ()), [false]);
 }
 
 /// Samples of these lengths of which another node keeps all that count, and what is asked of that when all are wanted at once: by bundle, each with its bytes.
