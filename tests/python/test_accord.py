@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from foreload import errors
+from foreload._node import meeting
 from foreload.torch import _accord
 from foreload.torch._accord import Accord
 from nowhere import run_of
@@ -158,6 +161,27 @@ def test_a_store_that_fails_ends_the_comparison_and_not_the_run(monkeypatch: pyt
 
     monkeypatch.setattr(_accord, "_store_of", lambda run: (Gone(), run.rank))
     Accord().had(run_of(100, 2, 5, {}), 0, 0, 1)
+
+
+def test_a_store_that_is_silent_holds_nobody_up_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, end = [], threading.Event()
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            end.wait()
+
+    monkeypatch.setattr(_accord, "_store_of", lambda run: (Silent(), run.rank))
+    monkeypatch.setattr(meeting, "_ANSWER_S", 0.2)
+    accord, begun = Accord(), time.monotonic()
+    for batch in range(1, 9):
+        accord.had(run_of(100, 2, 5, {}), 0, 0, batch)
+    assert time.monotonic() - begun < 0.4
+    end.set()
+    assert len(asked) == 1
+    assert "the ranks' plans and epochs are not compared: torch's store doesn't answer for 0.2 s" in caplog.text
 
 
 PROGRAM = """

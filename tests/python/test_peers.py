@@ -7,8 +7,10 @@ import importlib
 import itertools
 import pickle
 import re
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,62 @@ def test_nodes_tell_their_agents_of_all_and_again_when_one_has_moved(store: Stor
     assert agents[1].ports == [1000, 2001, 3000]
     met[2].meet_again(agents[2])
     assert agents[2].ports == [1000, 2001, 3000]
+
+
+def test_a_pass_waits_a_second_for_a_silent_store_and_then_no_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = [Agent(1000), Agent(2000)]
+    one, other = meet(fl.Peers(**PEERS), [(0,), (1,)], ["a", "b"], agents)
+    agents[1].port = 2001
+    other.meet(agents[1])
+    answers, check = threading.Event(), store.check
+
+    def silent(keys: list[str]) -> bool:
+        answers.wait()
+        return check(keys)
+
+    monkeypatch.setattr(store, "check", silent)
+    monkeypatch.setattr(meeting, "_SOON_S", 0.3)
+    took = []
+    for _ in range(4):
+        begun = time.monotonic()
+        one.meet_again(agents[0])
+        took.append(time.monotonic() - begun)
+    assert took[0] >= 0.3
+    assert max(took[0] - 0.3, *took[1:]) < 0.2, took
+    assert agents[0].ports == [1000, 2000]
+    pickle.dumps(one)
+    # It answers at last.
+    answers.set()
+    for _ in range(100):
+        one.meet_again(agents[0])
+        if agents[0].ports == [1000, 2001]:
+            break
+        time.sleep(0.05)
+    assert agents[0].ports == [1000, 2001]
+
+
+def test_loaders_of_two_threads_keep_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_meeting: Any = importlib.import_module("foreload.torch._meeting")
+    monkeypatch.setattr(torch_meeting, "_kept", {})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    at_once, kind = threading.Barrier(4), torch_meeting.distributed.TCPStore
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.2)
+        return kind(*args, **kwargs)
+
+    monkeypatch.setattr(torch_meeting.distributed, "TCPStore", slow)
+
+    def keep(_: int) -> Any:
+        at_once.wait()
+        return torch_meeting._keep("127.0.0.1", port)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(kept) for kept in pool.map(keep, range(4))}) == 1
 
 
 def test_a_node_that_gives_up_later_is_asked_no_more_by_who_hears_of_it(store: Store) -> None:

@@ -63,9 +63,13 @@ _BEAT_S = 1.0
 _LOOKS_AT = 256
 #: A store that says nothing for so long has lost its host, in seconds.
 _ANSWER_S = 10.0
+#: So long a pass waits to hear whether a node has moved, in seconds: mostly none has.
+_SOON_S = 1.0
 
 #: Calls the agent about the job: what, and with which fields.
 Call = Callable[..., dict[str, Any]]
+#: What all nodes say, and who moved last.
+_Found = tuple[list[dict[str, Any]], dict[str, Any] | None]
 
 
 @dataclass
@@ -133,6 +137,11 @@ class Meeting(_OneOfMany):
     _moved: dict[str, Any] | None = None
     _is_alone: bool = False
     _has_met: bool = False
+    #: What a look at where the others are now has found, once it has.
+    _look: queue.SimpleQueue[_Found | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_look": None}
 
     def meet(self, call: Call) -> None:
         """Tells the agent of the other nodes, once all of them are there.
@@ -207,6 +216,8 @@ class Meeting(_OneOfMany):
         board.put(f"node/{first}", own)
         self._address = found["address"]
         if self._nodes:
+            # What is being looked for is older.
+            self._look = None
             board.put("moved", {"nonce": own["nonce"]})
             self._look_again(board, call)
             return
@@ -214,20 +225,48 @@ class Meeting(_OneOfMany):
         self._nodes = _agree(board, self.ranks.world, own, lambda nodes: self._tell(call, nodes))
 
     def meet_again(self, call: Call) -> None:
-        """Tells the agent where the other nodes are now: the agent of one may have been replaced since. Waits for nobody.
+        """Tells the agent where the other nodes are now: the agent of one may have been replaced since.
+
+        Waits for nobody, and for a store that is silent a second at most. What that says later is told as the next pass begins.
 
         Args:
             call: Calls the agent about the job.
         """
-        if os.getpid() == self._process and self._nodes:
-            with contextlib.suppress(AloneError, InvalidError):
-                self._look_again(self._board(0.0), call)
+        if os.getpid() != self._process or not self._nodes:
+            return
+        look, patience_s = self._look, 0.0
+        if look is None:
+            look, patience_s = queue.SimpleQueue(), _SOON_S
+            self._look = look
+            threading.Thread(target=self._look_out, args=(look,), name="foreload-looks", daemon=True).start()
+        try:
+            found = look.get(timeout=patience_s) if patience_s else look.get_nowait()
+        except queue.Empty:
+            return
+        self._look = None
+        if found is not None:
+            with contextlib.suppress(InvalidError):
+                self._go_on(call, *found)
+
+    def _look_out(self, look: queue.SimpleQueue[_Found | None]) -> None:
+        found = None
+        with contextlib.suppress(AloneError, InvalidError):
+            found = self._find(self._board(0.0))
+        look.put(found)
 
     def _look_again(self, board: _Board, call: Call) -> None:
+        found = self._find(board)
+        if found is not None:
+            self._go_on(call, *found)
+
+    def _find(self, board: _Board) -> _Found | None:
+        """Where all are now, if one has moved."""
         moved = board.look("moved")
         if moved == self._moved:
-            return
-        nodes = [board.look(f"node/{_first(node)}") or node for node in self._nodes]
+            return None
+        return [board.look(f"node/{_first(node)}") or node for node in self._nodes], moved
+
+    def _go_on(self, call: Call, nodes: list[dict[str, Any]], moved: dict[str, Any] | None) -> None:
         self._tell(call, nodes)
         self._nodes, self._moved = nodes, moved
 
@@ -288,6 +327,10 @@ class Assignment(_OneOfMany):
 
 class AloneError(Exception):
     """The others can't be met: a node goes on by itself."""
+
+
+class SilentError(AloneError):
+    """The store says nothing."""
 
 
 def _agree(
@@ -387,6 +430,35 @@ def _otherwise(one: int, ones: str, other: int, others: str) -> AloneError:
     return AloneError(f"rank {one} reads with {ones}, and rank {other} with {others}: give all ranks the same")
 
 
+def ask(what: Callable[[], Any]) -> Any:
+    """Asks the store, in a thread: where its host is silent its own answer never comes, and no signal ends the wait for it.
+
+    Raises:
+        SilentError: It says nothing in time.
+        AloneError: It failed.
+    """
+    told: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def say() -> None:
+        try:
+            told.put((what(), None))
+        except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
+            told.put((None, error))
+
+    threading.Thread(target=say, name="foreload-meets", daemon=True).start()
+    try:
+        found, error = told.get(timeout=_ANSWER_S)
+    except queue.Empty:
+        raise SilentError(f"torch's store doesn't answer for {_ANSWER_S:g} s") from None
+    if isinstance(error, AloneError):
+        raise error
+    if error is not None:
+        raise AloneError(
+            f"torch's store doesn't answer, as when the process that keeps it, mostly rank 0, has ended; what that says is the reason: {error}"
+        )
+    return found
+
+
 class _Board:
     """Torch's store, under names of our own, for some time."""
 
@@ -403,7 +475,7 @@ class _Board:
         self._beat_s, self._seen = self._begun, dict[int, Any]()
         # All ask one store.
         self._pause_s = _LOOK_S * max(1.0, ranks / 256)
-        self._store, self._name = stores[0](place, is_host, self._ask, self.rest), f"foreload/{name}"
+        self._store, self._name = stores[0](place, is_host, ask, self.rest), f"foreload/{name}"
 
     def beside(self, name: str, rank: int, how: str, reads: str) -> None:
         """Where ranks are met that don't come here because they read otherwise.
@@ -427,7 +499,7 @@ class _Board:
         self._put(f"{self._name}/{key}", value)
 
     def _put(self, name: str, value: Any) -> None:
-        self._ask(lambda: self._store.set(name, json.dumps(value)))
+        ask(lambda: self._store.set(name, json.dumps(value)))
 
     def look(self, key: str) -> Any:
         """What somebody has said, or None."""
@@ -449,7 +521,7 @@ class _Board:
             raise _otherwise(rank, there["how"], self._rank or 0, self._how)
 
     def _look(self, name: str) -> Any:
-        found = self._ask(lambda: self._store.get(name) if self._store.check([name]) else b"null")
+        found = ask(lambda: self._store.get(name) if self._store.check([name]) else b"null")
         return json.loads(found)
 
     def get(self, key: str, who: str) -> Any:
@@ -518,30 +590,6 @@ class _Board:
             self._elsewhere[rank] = said
             if not found and said != before and said["reads"] != self._reads:
                 found = f"; rank {rank} waits to read {said['reads']}, and rank {self._rank} {self._reads}"
-        return found
-
-    @staticmethod
-    def _ask(what: Callable[[], Any]) -> Any:
-        """Asks the store, in a thread: where its host is silent its own answer never comes, and no signal ends the wait for it."""
-        told: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                told.put((what(), None))
-            except Exception as error:  # noqa: BLE001 (what a store raises when its host is gone differs between its kinds)
-                told.put((None, error))
-
-        threading.Thread(target=ask, name="foreload-meets", daemon=True).start()
-        try:
-            found, error = told.get(timeout=_ANSWER_S)
-        except queue.Empty:
-            raise AloneError(f"torch's store doesn't answer for {_ANSWER_S:g} s") from None
-        if isinstance(error, AloneError):
-            raise error
-        if error is not None:
-            raise AloneError(
-                f"torch's store doesn't answer, as when the process that keeps it, mostly rank 0, has ended; what that says is the reason: {error}"
-            )
         return found
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch.distributed
 
+from foreload._node.meeting import AloneError, SilentError, ask
 from foreload._run.run import Run
 from foreload.errors import InvalidError
 
@@ -72,13 +73,15 @@ class Accord:
         found = _store_of(run)
         if found is None:
             return
+        store, rank = found
         try:
-            self._compare_plan(*found, run)
-            self._compare_epoch(*found, run, placed, epoch, batches)
-        except RuntimeError as error:
-            # The group is being taken down, or its store can't do this.
+            self._compare_plan(_InTime(store), rank, run)
+            self._compare_epoch(_InTime(store), rank, run, placed, epoch, batches)
+        except AloneError as error:
+            # The group is being taken down, its store can't do this, or its host is silent, of which the ranks may notice nothing else.
             self._is_silent = True
-            _LOG.info("the ranks' plans and epochs are not compared: %s", error)
+            level = logging.WARNING if isinstance(error, SilentError) else logging.INFO
+            _LOG.log(level, "the ranks' plans and epochs are not compared: %s", error)
 
     def ended(self, batches: int) -> None:
         """A pass is over: the loop has had its last batches, or errors in their place."""
@@ -147,6 +150,16 @@ class Accord:
             other = _numbers_at(store, f"{stretch}/{epoch}/left")
             if other is not None and other[1] < batches:
                 raise _apart(other, (rank, batches), epoch)
+
+
+class _InTime:
+    """A store that is asked within a time: where its host is silent its own answer never comes."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: ask(lambda: getattr(self._store, name)(*given))
 
 
 def _store_of(run: Run) -> tuple[Any, int] | None:

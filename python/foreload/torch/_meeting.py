@@ -13,6 +13,7 @@ import contextlib
 import datetime as dt
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from foreload._settings import environment as _environment
 _ANSWER = dt.timedelta(seconds=10)
 #: Stores that this process keeps for the others, by its number and the port.
 _kept: dict[tuple[int, int], Any] = {}
+_keeping = threading.Lock()
 #: Connections to stores that others keep, by this process' number, the host and the port. A store looks up the name of each that connects, which may take it seconds.
 _reached: dict[tuple[int, str, int], Any] = {}
 
@@ -78,15 +80,17 @@ def store(
 def _keep(host: str, port: int) -> Any:
     """The store of this process at a port: made once, it is there as long as the process."""
     name = (os.getpid(), port)
-    if name not in _kept:
-        kind: Any = distributed
-        try:
-            _kept[name] = kind.TCPStore(host, port, is_master=True, timeout=_ANSWER, wait_for_workers=False)
-        except Exception as error:  # noqa: BLE001 (what it raises differs between its kinds)
-            raise AloneError(
-                f"rank 0 can't keep the nodes' store at {host}:{port}, which FORELOAD_MEET or Peers(meet=...) names: {error}"
-            ) from None
-    return _kept[name]
+    # Loaders of two threads may begin together.
+    with _keeping:
+        if name not in _kept:
+            kind: Any = distributed
+            try:
+                _kept[name] = kind.TCPStore(host, port, is_master=True, timeout=_ANSWER, wait_for_workers=False)
+            except Exception as error:  # noqa: BLE001 (what it raises differs between its kinds)
+                raise AloneError(
+                    f"rank 0 can't keep the nodes' store at {host}:{port}, which FORELOAD_MEET or Peers(meet=...) names: {error}"
+                ) from None
+        return _kept[name]
 
 
 def _known(host: str, port: int) -> Any:

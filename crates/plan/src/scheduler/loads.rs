@@ -7,6 +7,7 @@
 use super::Scheduler;
 use super::flights::{Asker, Flight, Flights, Part, Pending, Running, Write};
 use super::lanes::Lanes;
+use super::patience::MOST_PATIENCE_NS;
 use super::peers::Home;
 use super::race::{Ended, Fate, RETRIES, fate};
 use super::residents::{Residents, State};
@@ -343,6 +344,11 @@ impl Scheduler {
                 content_len: part.content_len,
             }
         });
+        // How long a peer is waited for isn't for a clock to say.
+        let time_ns = match pending.source {
+            Source::Peer(_) => self.settings.load_timeout_ns.max(MOST_PATIENCE_NS),
+            Source::Bucket | Source::Disk(_) => self.settings.load_timeout_ns,
+        };
         let load = Load {
             job: pending.job,
             source: pending.source,
@@ -351,7 +357,7 @@ impl Scheduler {
             len: pending.len,
             pieces: pieces.collect(),
             steps: self.windows.steps_left(pending.line),
-            deadline_ns: self.now_ns + self.settings.load_timeout_ns,
+            deadline_ns: self.now_ns + time_ns,
             attempt: pending.attempt,
             hedge: pending.twin_of.is_some(),
             bundle: pending.bundle,

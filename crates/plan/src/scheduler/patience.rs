@@ -19,7 +19,7 @@ use crate::action::{Action, Failure, Source};
 /// A rank waits so long for a peer.
 pub(super) const PATIENCE_NS: u64 = 2_000_000_000;
 /// And no longer, however slow the bucket is.
-const MOST_PATIENCE_NS: u64 = 30_000_000_000;
+pub(super) const MOST_PATIENCE_NS: u64 = 120_000_000_000;
 /// What takes longer isn't just a busy machine's turn.
 const OLD_NS: u64 = 50_000_000;
 /// A rank that has what it needs gives memory back within this time, or may be waiting for others that wait for it.

@@ -103,7 +103,8 @@ fn a_peer_is_waited_for_as_long_as_the_bucket_would_take() {
     for (bucket_takes_ns, patience_ns) in [
         (PATIENCE_NS / 2, PATIENCE_NS),
         (2 * PATIENCE_NS, 4 * PATIENCE_NS),
-        (20 * PATIENCE_NS, MOST_PATIENCE_NS),
+        (20 * PATIENCE_NS, 40 * PATIENCE_NS),
+        (100 * PATIENCE_NS, MOST_PATIENCE_NS),
     ] {
         let (mut hand, theirs) = hand();
         let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
@@ -120,6 +121,22 @@ fn a_peer_is_waited_for_as_long_as_the_bucket_would_take() {
             "{bucket_takes_ns}"
         );
     }
+}
+
+#[test]
+fn what_a_peer_is_asked_for_has_as_long_as_it_may_be_waited_for_and_what_the_bucket_is_has_its_own_time() {
+    let (mut hand, theirs) = hand();
+    let ours = (0..64).find(|sample| !theirs.contains(sample)).expect("there are some");
+    ask(&mut hand, 1, &[theirs[0], ours]);
+    let time_ns = |sample| {
+        hand.loads()
+            .find(|load| load.object == sample)
+            .map(|load| load.deadline_ns)
+    };
+    let begun = hand.now_ns;
+    assert_eq!(time_ns(theirs[0]), Some(begun + MOST_PATIENCE_NS));
+    assert_eq!(time_ns(ours), Some(begun + hand.plan.settings.load_timeout_ns));
+    assert!(hand.plan.settings.load_timeout_ns < MOST_PATIENCE_NS);
 }
 
 #[test]
