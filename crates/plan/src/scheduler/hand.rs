@@ -62,6 +62,17 @@ pub(super) fn reads(lengths: &[u64], world: u32) -> Reads {
     }
 }
 
+/// The same in the order that is drawn anew for each epoch, so that a rank reads in one what others read in another.
+pub(super) fn drawn(lengths: &[u64], world: u32) -> Reads {
+    let mut reads = reads(lengths, world);
+    let order = OrderSpec {
+        kind: OrderKind::Keyed,
+        ..reads.order.spec().clone()
+    };
+    reads.order = Order::new(&order).expect("an order");
+    reads
+}
+
 impl Hand {
     /// All ranks have started at the beginning.
     pub fn new(settings: Settings, reads: &Reads) -> Self {

@@ -71,11 +71,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hand::{Hand, reads, settings};
-    use crate::order::Order;
+    use super::super::hand::{Hand, drawn, reads, settings};
     use crate::policy::Policy;
     use crate::settings::Settings;
-    use crate::spec::{OrderKind, OrderSpec};
 
     /// Of 200 samples, in batches of four; eight requests at once, and so many reads are planned ahead.
     fn hand(ranks: u32, ram_bytes: u64, window_entries: u64) -> Hand {
@@ -208,12 +206,7 @@ mod tests {
 
     #[test]
     fn what_two_ranks_read_comes_when_the_first_of_them_needs_it() {
-        let mut reads = reads(&[100; 200], 2);
-        let order = OrderSpec {
-            kind: OrderKind::Keyed,
-            ..reads.order.spec().clone()
-        };
-        reads.order = Order::new(&order).expect("an order");
+        let reads = drawn(&[100; 200], 2);
         let settings = Settings {
             window_entries: 800,
             ..settings(Policy::Foreload, ALL)

@@ -3,12 +3,10 @@ use crate::action::{Event, Failure, Load};
 use crate::blocks::Content;
 use crate::flow::{Breaker, ConcurrencySettings};
 use crate::homes::Member;
-use crate::order::Order;
 use crate::policy::Policy;
-use crate::scheduler::hand::{Hand, reads, settings};
+use crate::scheduler::hand::{Hand, drawn, reads, settings};
 use crate::scheduler::peers::Home;
 use crate::settings::Settings;
-use crate::spec::{OrderKind, OrderSpec};
 
 /// A node of two with room for all, and samples that the other one keeps.
 fn hand() -> (Hand, Vec<u64>) {
@@ -262,12 +260,7 @@ fn others_are_turned_away_where_memory_is_full_of_what_they_are_to_bring() {
 
 #[test]
 fn what_a_rank_needs_from_a_peer_comes_before_what_another_rank_reads_ahead_from_it() {
-    let mut reads = reads(&[100_000; 200], 2);
-    let order = OrderSpec {
-        kind: OrderKind::Keyed,
-        ..reads.order.spec().clone()
-    };
-    reads.order = Order::new(&order).expect("an order");
+    let reads = drawn(&[100_000; 200], 2);
     let bytes = 2000 * 100_000;
     let settings = Settings {
         concurrency: ConcurrencySettings::fixed(100),
