@@ -54,7 +54,7 @@ impl Read {
     }
 
     /// Writes without telling the reader of its ETag.
-    fn write(&mut self, name: &str, bytes: &[u8]) -> String {
+    async fn write(&mut self, name: &str, bytes: &[u8]) -> String {
         match &self.place {
             Place::Bucket(bucket) => {
                 let etag = bucket.put("bench", &format!("data/{name}"), bytes.to_vec()).unwrap();
@@ -71,10 +71,7 @@ impl Read {
                     .unwrap()
                     .set_modified(time)
                     .unwrap();
-                futures::executor::block_on(self.source.head(name, soon()))
-                    .unwrap()
-                    .etag
-                    .unwrap()
+                self.source.head(name, soon()).await.unwrap().etag.unwrap()
             }
         }
     }
@@ -88,8 +85,8 @@ impl Read {
 }
 
 impl Carrier for Read {
-    fn put(&mut self, name: &str, bytes: &[u8]) {
-        let etag = self.write(name, bytes);
+    async fn put(&mut self, name: &str, bytes: &[u8]) {
+        let etag = self.write(name, bytes).await;
         self.etags.insert(name.into(), etag);
     }
 
@@ -110,7 +107,7 @@ impl Carrier for Read {
         drop(tokio::time::timeout(Duration::from_micros(300), fetch).await);
     }
 
-    fn spoil(&mut self, name: &str, how: Spoil) -> bool {
+    async fn spoil(&mut self, name: &str, how: Spoil) -> bool {
         let mut bytes = self.there(name);
         let half = bytes.len() / 2;
         match (how, &self.place) {
@@ -118,10 +115,10 @@ impl Carrier for Read {
             (Spoil::Gone, Place::Directory(root)) => fs::remove_file(root.join(name)).unwrap(),
             (Spoil::Exchanged, _) => {
                 bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
-                self.write(name, &bytes);
+                self.write(name, &bytes).await;
             }
             (Spoil::Cut, _) => {
-                self.write(name, &bytes[..half]);
+                self.write(name, &bytes[..half]).await;
             }
             // A source knows no checksums: an index does.
             (Spoil::Altered, _) => return false,

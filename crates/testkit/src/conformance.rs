@@ -35,7 +35,7 @@ pub const SPOILS: [Spoil; 4] = [Spoil::Gone, Spoil::Exchanged, Spoil::Cut, Spoil
 /// Brings bytes, as a suite sees it.
 pub trait Carrier {
     /// Takes `bytes` under a name, in place of what it had.
-    fn put(&mut self, name: &str, bytes: &[u8]);
+    fn put(&mut self, name: &str, bytes: &[u8]) -> impl Future<Output = ()>;
 
     /// Reads a range of what was put last under `name`.
     ///
@@ -47,7 +47,7 @@ pub trait Carrier {
     fn give_up(&self, name: &str) -> impl Future<Output = ()>;
 
     /// Spoils what was put; `false` for what this carrier can't notice, or what can't happen to it.
-    fn spoil(&mut self, name: &str, how: Spoil) -> bool;
+    fn spoil(&mut self, name: &str, how: Spoil) -> impl Future<Output = bool>;
 }
 
 /// Bytes that belong to `name`, and to no other.
@@ -77,7 +77,9 @@ const SIZES: [u64; 6] = [1, 777, 4096, MIB + 7, 4 * MIB, 4 * MIB + 12_345];
 /// breaks a promise, too.
 pub async fn obeys(carrier: &mut impl Carrier, notices: &[Spoil]) {
     for len in SIZES {
-        carrier.put(&format!("of {len}"), &bytes_of(&format!("of {len}"), len));
+        carrier
+            .put(&format!("of {len}"), &bytes_of(&format!("of {len}"), len))
+            .await;
     }
     ranges(carrier).await;
     many_at_once(carrier).await;
@@ -138,10 +140,10 @@ async fn gives_up(carrier: &impl Carrier) {
 async fn spoilt(carrier: &mut impl Carrier, how: Spoil, must: bool) {
     let (name, len) = (format!("to be {how:?}"), MIB + 999);
     let bytes = bytes_of(&name, len);
-    carrier.put(&name, &bytes);
+    carrier.put(&name, &bytes).await;
     let read = carrier.read(&name, 0..len).await;
     assert!(read.as_ref() == Ok(&bytes), "{name}: not read before it was");
-    let can = carrier.spoil(&name, how);
+    let can = carrier.spoil(&name, how).await;
     assert!(can == must, "{how:?}: the carrier says {can}, its test {must}");
     if can {
         let read = carrier.read(&name, 0..len).await;
@@ -155,7 +157,7 @@ async fn spoilt(carrier: &mut impl Carrier, how: Spoil, must: bool) {
             );
         }
         reads(carrier, 4096, 0..4096).await;
-        carrier.put(&name, &bytes);
+        carrier.put(&name, &bytes).await;
         let read = carrier.read(&name, 0..len).await;
         assert!(read.as_ref() == Ok(&bytes), "{how:?}: not read when it was put again");
     }

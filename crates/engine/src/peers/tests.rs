@@ -2,6 +2,7 @@
 
 mod bench;
 mod bundles;
+mod conformance;
 mod loans;
 mod requests;
 mod signs;
@@ -11,10 +12,12 @@ use super::serve::serve;
 use super::*;
 use ring::hmac;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::LocalSet;
@@ -87,12 +90,16 @@ fn hear(stream: &mut TcpStream) -> std::io::Result<Heard> {
     Ok(Heard { status, head, body })
 }
 
+/// First byte and length of each sample that is there.
+type Lendable = Arc<Mutex<HashMap<u64, (u64, u64)>>>;
+
 /// A thread that answers peers, and samples that lie one behind the other.
 struct Place {
     address: SocketAddr,
     arena: Arc<Shared>,
     /// First byte and length of each sample.
     slots: Vec<(u64, u64)>,
+    lendable: Lendable,
     /// What was given back.
     back: UnboundedReceiver<Handle>,
     withdrawn: Arc<AtomicU64>,
@@ -135,6 +142,7 @@ impl Place {
         for (sample, &(at, len)) in slots.iter().enumerate() {
             arena.write(at, &bytes(sample as u64, len)).expect("inside");
         }
+        let lendable: Lendable = Arc::new(Mutex::new((0..).zip(slots.iter().copied()).collect()));
         let address = listener.local_addr().expect("bound");
         let (questions, heard) = unbounded_channel();
         let (lent, back) = unbounded_channel();
@@ -143,7 +151,7 @@ impl Place {
         let opens = Arc::new(AtomicBool::new(false));
         let pool = Pool {
             arena: Arc::clone(&arena),
-            slots: slots.clone(),
+            lendable: Arc::clone(&lendable),
             pool_bytes,
             lent,
             withdrawn: Arc::clone(&withdrawn),
@@ -157,6 +165,7 @@ impl Place {
             address,
             arena,
             slots,
+            lendable,
             back,
             withdrawn,
             busy_ns,
@@ -166,6 +175,10 @@ impl Place {
             key: hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes()),
             next: Cell::new(1),
         }
+    }
+
+    fn lendable(&self) -> MutexGuard<'_, HashMap<u64, (u64, u64)>> {
+        self.lendable.lock().expect("whole")
     }
 
     fn connect(&self) -> TcpStream {
@@ -264,7 +277,7 @@ impl Drop for Place {
 /// Who lends what is there.
 struct Pool {
     arena: Arc<Shared>,
-    slots: Vec<(u64, u64)>,
+    lendable: Lendable,
     pool_bytes: u64,
     lent: UnboundedSender<Handle>,
     withdrawn: Arc<AtomicU64>,
@@ -315,7 +328,7 @@ impl Pool {
     }
 
     fn lend(&self, sample: u64) -> Option<Lent> {
-        let &(offset, len) = self.slots.get(sample as usize)?;
+        let &(offset, len) = self.lendable.lock().expect("whole").get(&sample)?;
         Some(Lent {
             arena: Arc::clone(&self.arena),
             offset,

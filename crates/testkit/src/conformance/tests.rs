@@ -43,7 +43,7 @@ impl Memory {
 }
 
 impl Carrier for Memory {
-    fn put(&mut self, name: &str, bytes: &[u8]) {
+    async fn put(&mut self, name: &str, bytes: &[u8]) {
         self.held.insert(name.into(), (bytes.to_vec(), bytes.to_vec()));
     }
 
@@ -96,7 +96,7 @@ impl Carrier for Memory {
         self.given_up.set(true);
     }
 
-    fn spoil(&mut self, name: &str, how: Spoil) -> bool {
+    async fn spoil(&mut self, name: &str, how: Spoil) -> bool {
         let there = &mut self.held.get_mut(name).expect("it was put").1;
         let half = there.len() / 2;
         match how {

@@ -22,7 +22,7 @@ impl Disk {
 }
 
 impl Carrier for Disk {
-    fn put(&mut self, name: &str, bytes: &[u8]) {
+    async fn put(&mut self, name: &str, bytes: &[u8]) {
         self.puts += 1;
         let key = key(self.puts);
         let place = self.tier.reserve(1, key, bytes.len() as u64).unwrap();
@@ -55,7 +55,7 @@ impl Carrier for Disk {
         assert_eq!(frames, 1);
     }
 
-    fn spoil(&mut self, name: &str, how: Spoil) -> bool {
+    async fn spoil(&mut self, name: &str, how: Spoil) -> bool {
         let entry = self.find(name).unwrap();
         let path = entry.segment.path().to_owned();
         let (start, len) = (u64::from(entry.record.offset) + RECORD_HEADER, entry.len());

@@ -211,6 +211,7 @@ fn proptest_no_bytes_get_a_sample_or_hold_the_connection() {
     let stranger = Place {
         key: hmac::Key::new(hmac::HMAC_SHA256, b"guessed by somebody else"),
         slots: place.slots.clone(),
+        lendable: Arc::clone(&place.lendable),
         arena: Arc::clone(&place.arena),
         withdrawn: Arc::default(),
         busy_ns: Arc::default(),
