@@ -22,6 +22,7 @@ HOME = Path(__file__).resolve().parent.parent
 PLAN = ["-p", "foreload-plan", "--test", "actors"]
 JUMP = ["-p", "foreload-plan", "--lib", "--", "jump::"]
 PATIENCE = ["-p", "foreload-plan", "--lib", "--", "patience::"]
+PARTS = ["-p", "foreload-engine", "--lib", "--", "bundles::"]
 AGENT = ["-p", "foreload-engine", "--test", "agent", "--"]
 
 
@@ -331,6 +332,27 @@ DEFECTS = [
     Defect(
         "what another node didn't bring in time comes when it was to be read ahead",
         ((LOADS, "(part.content, self.soonest(part.handle.index, asker))", "(part.content, asker)"),),
+        PATIENCE,
+    ),
+    Defect(
+        "a sample of another node that is called off is waited for as long as those that come with it",
+        (
+            (
+                COMING,
+                "(0..count).filter(is_off).for_each(|at| self.land(at, None));",
+                "let parts = || self.parts.borrow().iter().flatten().count();\n        (0..count).filter(is_off).filter(|_| parts() == actions.len()).for_each(|at| self.land(at, None));",
+            ),
+        ),
+        PARTS,
+    ),
+    Defect(
+        "another node is asked again at once whenever it was waited for in vain",
+        ((PATIENT, "if is_bucket_fast {", "if is_bucket_fast && bundle == Some(u64::MAX) {"),),
+        PATIENCE,
+    ),
+    Defect(
+        "another node that waits for the same slow bucket is left alone",
+        ((PATIENT, "if is_bucket_fast {", "if is_bucket_fast || len > 0 {"),),
         PATIENCE,
     ),
 ]

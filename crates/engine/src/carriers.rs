@@ -103,7 +103,7 @@ pub struct Landed {
 enum Message {
     Carry(Box<Order>, Instant),
     CarryAll(Box<Bundle>, Instant),
-    CallOff(Name),
+    CallOff(Name, u64),
     Host(Visit),
 }
 
@@ -143,10 +143,17 @@ impl<T: 'static> Outbox<T> {
     }
 }
 
+/// What of an order nobody waits for any more: its actions, which come back at once.
+#[derive(Default)]
+struct CalledOff {
+    actions: RefCell<Vec<u64>>,
+    more: Notify,
+}
+
 /// What one thread has under way.
 #[derive(Clone, Default)]
 struct Hands {
-    calls_off: Rc<RefCell<FxHashMap<Name, Rc<Notify>>>>,
+    orders: Rc<RefCell<FxHashMap<Name, Rc<CalledOff>>>>,
     /// For the scheduler's thread; `None`: it is this one.
     landed: Option<Outbox<Landed>>,
 }
@@ -162,18 +169,19 @@ impl Hands {
                 let called_off = self.expect_call(bundle.name);
                 tokio::task::spawn_local(carry_all(self.clone(), *bundle, since, called_off));
             }
-            Message::CallOff(name) => {
-                if let Some(called_off) = self.calls_off.borrow().get(&name) {
-                    called_off.notify_one();
+            Message::CallOff(name, action) => {
+                if let Some(called_off) = self.orders.borrow().get(&name) {
+                    called_off.actions.borrow_mut().push(action);
+                    called_off.more.notify_one();
                 }
             }
             Message::Host(begin) => begin(),
         }
     }
 
-    fn expect_call(&self, name: Name) -> Rc<Notify> {
-        let called_off = Rc::new(Notify::new());
-        self.calls_off.borrow_mut().insert(name, Rc::clone(&called_off));
+    fn expect_call(&self, name: Name) -> Rc<CalledOff> {
+        let called_off = Rc::new(CalledOff::default());
+        self.orders.borrow_mut().insert(name, Rc::clone(&called_off));
         called_off
     }
 
@@ -186,7 +194,7 @@ impl Hands {
     }
 }
 
-async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<Notify>) {
+async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<CalledOff>) {
     let Order {
         name,
         source,
@@ -199,9 +207,9 @@ async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<Notify
     let fetched = tokio::select! {
         biased;
         fetched = source.fetch_indexed(&object, range, deadline, &mut sink) => Some(fetched),
-        () = called_off.notified() => None,
+        () = called_off.more.notified() => None,
     };
-    hands.calls_off.borrow_mut().remove(&name);
+    hands.orders.borrow_mut().remove(&name);
     let connecting = match &fetched {
         Some(Ok(fetched)) => fetched.connecting,
         _ => Duration::ZERO,
@@ -216,7 +224,7 @@ async fn carry(hands: Hands, order: Order, since: Instant, called_off: Rc<Notify
     hands.land(&back, landed);
 }
 
-async fn carry_all(hands: Hands, bundle: Bundle, since: Instant, called_off: Rc<Notify>) {
+async fn carry_all(hands: Hands, bundle: Bundle, since: Instant, called_off: Rc<CalledOff>) {
     let Bundle {
         name,
         source,
@@ -225,14 +233,16 @@ async fn carry_all(hands: Hands, bundle: Bundle, since: Instant, called_off: Rc<
         deadline,
         back,
     } = bundle;
-    let mut coming = bundles::Coming::new(hands.clone(), back, &key, parts, since);
-    let ended = tokio::select! {
-        biased;
-        ended = coming.fetch(&source, &key, deadline) => Some(ended),
-        () = called_off.notified() => None,
-    };
-    hands.calls_off.borrow_mut().remove(&name);
-    coming.end(ended);
+    let coming = bundles::Coming::new(hands.clone(), back, &key, parts, since);
+    let mut fetching = std::pin::pin!(coming.fetch(&source, &key, deadline));
+    while coming.is_awaited() {
+        tokio::select! {
+            biased;
+            ended = &mut fetching => coming.end(ended),
+            () = called_off.more.notified() => coming.call_off(&called_off.actions.take()),
+        }
+    }
+    hands.orders.borrow_mut().remove(&name);
 }
 
 /// Carries what comes until nobody can send any more.
@@ -340,9 +350,9 @@ impl Carriers {
         Carrier { beside: next, bytes }
     }
 
-    /// Calls an order off; it comes back soon.
-    pub fn call_off(&self, name: Name, carrier: Carrier) {
-        let message = Message::CallOff(name);
+    /// Calls an action of an order off; it comes back soon, and others that go with it come as they would have.
+    pub fn call_off(&self, name: Name, action: u64, carrier: Carrier) {
+        let message = Message::CallOff(name, action);
         match carrier.beside {
             None => self.here.take(message),
             Some(at) => self.orders.put(&self.beside.borrow()[at].inbox, message),
@@ -511,11 +521,11 @@ mod tests {
                 let carrier = carriers.carry(order);
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 assert!(landed.try_recv().is_err(), "it hangs");
-                carriers.call_off((7, 99), carrier);
-                carriers.call_off(name, carrier);
+                carriers.call_off((7, 99), 99, carrier);
+                carriers.call_off(name, name.1, carrier);
                 let landed = tokio::time::timeout(Duration::from_secs(10), landed.recv()).await;
                 assert!(landed.expect("soon").expect("back").fetched.is_none());
-                carriers.call_off(name, carrier);
+                carriers.call_off(name, name.1, carrier);
             });
         }
     }

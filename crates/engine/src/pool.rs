@@ -433,7 +433,7 @@ impl Pool {
         state.guests.clear();
         state.cancels.values().for_each(|cancel| cancel.notify_one());
         for (&action, fetch) in &state.fetches {
-            self.carriers.call_off((self.id, action), fetch.carrier);
+            self.carriers.call_off((self.id, fetch.order), action, fetch.carrier);
         }
         for known in state.known.drain(..) {
             self.unprotect(&known);

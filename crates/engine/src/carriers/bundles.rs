@@ -1,12 +1,13 @@
 //! A bundle under way: where each of its parts stands.
 //!
-//! A part lands when its last byte has come, when it is said to be missing or isn't what was asked for, and at the latest when the answer ends or is called off. So each lands once.
+//! A part lands when its last byte has come, when it is said to be missing or isn't what was asked for, when it is called off, and at the latest when the answer ends. So each lands once.
 
 use super::{Hands, Landed, Part};
 use crate::peers::Said;
 use foreload_store::index::ObjectRef;
 use foreload_store::source::parts::{Parts, Verdict};
 use foreload_store::{Error, ErrorKind, Fetched, Result, Sink, Source};
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -22,11 +23,11 @@ pub(super) struct Coming<'a> {
     hands: Hands,
     back: UnboundedSender<Landed>,
     key: &'a str,
-    parts: Vec<Option<Open>>,
+    parts: RefCell<Vec<Option<Open>>>,
     since: Instant,
     /// What the request waited for a connection, and when it was sent.
-    connecting: Duration,
-    asked: Instant,
+    connecting: Cell<Duration>,
+    asked: Cell<Instant>,
 }
 
 impl<'a> Coming<'a> {
@@ -36,40 +37,53 @@ impl<'a> Coming<'a> {
             hands,
             back,
             key,
-            parts: parts.into_iter().map(open).collect(),
+            parts: RefCell::new(parts.into_iter().map(open).collect()),
             since,
-            connecting: Duration::ZERO,
-            asked: since,
+            connecting: Cell::default(),
+            asked: Cell::new(since),
         }
     }
 
     /// Asks for them, and takes what comes.
-    pub async fn fetch(&mut self, source: &Source, key: &str, deadline: Instant) -> Result<()> {
-        let expects = self.parts.iter().flatten().map(|open| open.part.len).sum();
+    pub async fn fetch(&self, source: &Source, key: &str, deadline: Instant) -> Result<()> {
+        let lens: Vec<u64> = self.parts.borrow().iter().flatten().map(|open| open.part.len).collect();
         let begun = Instant::now();
-        let mut answer = source.ask_parts(key, self.parts.len(), expects, deadline).await?;
-        self.connecting = answer.connecting();
-        self.asked = begun + self.connecting;
-        while answer.next(self).await? {}
+        let mut answer = source.ask_parts(key, lens.len(), lens.iter().sum(), deadline).await?;
+        self.connecting.set(answer.connecting());
+        self.asked.set(begun + answer.connecting());
+        while answer.next(&mut &*self).await? {}
         Ok(())
     }
 
-    /// What has not landed ends as the answer did; `None`: it was called off.
-    pub fn end(mut self, ended: Option<Result<()>>) {
-        let why = ended.map(|ended| match ended {
-            Ok(()) => (ErrorKind::Bug, "nothing was said of it".to_owned()),
-            Err(error) => (error.kind(), error.detail().to_owned()),
-        });
-        for at in 0..self.parts.len() {
-            let failed = why
-                .as_ref()
-                .map(|(kind, detail)| Err(Error::new(*kind, detail.clone())));
-            self.land(at, failed);
-        }
+    /// Whether there is one that has not landed.
+    pub fn is_awaited(&self) -> bool {
+        self.parts.borrow().iter().any(Option::is_some)
     }
 
-    fn land(&mut self, at: usize, fetched: Option<Result<Fetched>>) {
-        let Some(Open { part, .. }) = self.parts[at].take() else {
+    /// What has not landed ends as the answer did.
+    pub fn end(&self, ended: Result<()>) {
+        let (kind, detail) = match ended {
+            Ok(()) => (ErrorKind::Bug, "nothing was said of it".to_owned()),
+            Err(error) => (error.kind(), error.detail().to_owned()),
+        };
+        let count = self.parts.borrow().len();
+        (0..count).for_each(|at| self.land(at, Some(Err(Error::new(kind, detail.clone())))));
+    }
+
+    /// Nobody waits for some of them any more.
+    pub fn call_off(&self, actions: &[u64]) {
+        let count = self.parts.borrow().len();
+        let is_off = |at: &usize| {
+            let parts = self.parts.borrow();
+            parts[*at]
+                .as_ref()
+                .is_some_and(|open| actions.contains(&open.part.action))
+        };
+        (0..count).filter(is_off).for_each(|at| self.land(at, None));
+    }
+
+    fn land(&self, at: usize, fetched: Option<Result<Fetched>>) {
+        let Some(Open { part, .. }) = self.parts.borrow_mut()[at].take() else {
             return;
         };
         let object = ObjectRef {
@@ -83,50 +97,55 @@ impl<'a> Coming<'a> {
             object,
             sink: part.sink,
             fetched,
-            took: self.since.elapsed().saturating_sub(self.connecting),
+            took: self.since.elapsed().saturating_sub(self.connecting.get()),
         };
         self.hands.land(&self.back, landed);
     }
 }
 
-impl Parts for Coming<'_> {
+impl Parts for &Coming<'_> {
     fn told(&mut self, at: usize, verdict: Verdict) -> bool {
-        let first_byte = self.asked.elapsed();
-        let Some(open) = &mut self.parts[at] else { return false };
-        let failed = match verdict {
-            Verdict::Here { len, crc, was_fetched } if u64::from(len) == open.part.len => {
-                open.said = Some((Said { crc, was_fetched }, first_byte));
-                return true;
+        let first_byte = self.asked.get().elapsed();
+        let failed = {
+            let parts = &mut *self.parts.borrow_mut();
+            let Some(open) = &mut parts[at] else { return false };
+            match verdict {
+                Verdict::Here { len, crc, was_fetched } if u64::from(len) == open.part.len => {
+                    open.said = Some((Said { crc, was_fetched }, first_byte));
+                    return true;
+                }
+                Verdict::Here { len, .. } => {
+                    let message = format!("the peer has {len} bytes of {}", open.part.len);
+                    Error::corrupt(message)
+                }
+                Verdict::Missing => Error::new(ErrorKind::NotFound, "the peer hasn't got it"),
             }
-            Verdict::Here { len, .. } => {
-                let message = format!("the peer has {len} bytes of {}", open.part.len);
-                Error::corrupt(message)
-            }
-            Verdict::Missing => Error::new(ErrorKind::NotFound, "the peer hasn't got it"),
         };
         self.land(at, Some(Err(failed)));
         false
     }
 
     fn write(&mut self, at: usize, from: u64, frame: &[u8]) -> Result<()> {
-        match &mut self.parts[at] {
+        match &mut self.parts.borrow_mut()[at] {
             Some(open) => open.part.sink.write(from, frame),
             None => Ok(()),
         }
     }
 
     fn ended(&mut self, at: usize) {
-        let Some((said, first_byte)) = self.parts[at].as_ref().and_then(|open| open.said) else {
+        let known = |open: &Open| open.said.map(|said| (open.part.len, said));
+        let known = self.parts.borrow()[at].as_ref().and_then(known);
+        let Some((bytes, (said, first_byte))) = known else {
             return;
         };
         let fetched = Fetched {
-            bytes: self.parts[at].as_ref().map_or(0, |open| open.part.len),
+            bytes,
             object_size: None,
             etag: Some(said.etag()),
             attempts: 1,
             first_byte,
-            transfer: self.asked.elapsed(),
-            connecting: self.connecting,
+            transfer: self.asked.get().elapsed(),
+            connecting: self.connecting.get(),
         };
         self.land(at, Some(Ok(fetched)));
     }

@@ -12,8 +12,6 @@ pub(super) struct Fetch {
     pub carrier: Carrier,
     /// The order that it goes with: the id of the first of its actions, which is its own where it is alone.
     pub order: u64,
-    /// Nobody waits for it: where nobody waits for the others either, the order is called off.
-    pub is_called_off: bool,
 }
 
 impl Pool {
@@ -25,23 +23,17 @@ impl Pool {
             proof,
             carrier,
             order: order.unwrap_or(id),
-            is_called_off: false,
         };
         self.state.borrow_mut().fetches.insert(id, fetch);
     }
 
-    /// Calls a fetch off. It comes back soon, unless others go with it that somebody waits for: then it comes as it would have. False: there is none.
+    /// Calls a fetch off: it comes back soon, and what goes with it comes as it would have. False: there is none.
     pub(super) fn call_off(&self, load: u64) -> bool {
-        let mut state = self.state.borrow_mut();
-        let Some(fetch) = state.fetches.get_mut(&load) else {
-            return false;
-        };
-        fetch.is_called_off = true;
-        let (order, carrier) = (fetch.order, fetch.carrier);
-        let mut along = state.fetches.values().filter(|fetch| fetch.order == order);
-        if along.all(|fetch| fetch.is_called_off) {
-            self.carriers.call_off((self.id, order), carrier);
+        let state = self.state.borrow();
+        let fetch = state.fetches.get(&load);
+        if let Some(fetch) = fetch {
+            self.carriers.call_off((self.id, fetch.order), load, fetch.carrier);
         }
-        true
+        fetch.is_some()
     }
 }

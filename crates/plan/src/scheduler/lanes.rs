@@ -13,11 +13,12 @@
 //! | --- | --- | --- | --- |
 //! | limit | found by the lane, or set by the carrier ([`Event::Limit`](crate::action::Event::Limit)) | set: `disk_depth` | set: `peer_depth`, and 8 MiB |
 //! | twins | `hedge_per_cent` | none: what a slow disk holds is not read twice from it | `hedge_per_cent`, sent to the bucket |
-//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead | the same |
+//! | breaker | counts; nobody asks, for there is no other source | open: the bucket is asked instead | the same, and while it is [shunned](Shunned) |
 //! | no failure | - | a damaged record: it is gone | that it hasn't got something |
 //! | bundles | - | - | of what is below 64 KiB each, up to 32 and 256 KiB |
 
 use super::flights::{Asker, Pending};
+use super::patience::PATIENCE_NS;
 use super::waits::Waits;
 use crate::action::{BUNDLE_BYTES, BUNDLE_LOADS, BUNDLED_BYTES, Failure, Outcome, Source, Told};
 use crate::flow::{Breaker, Concurrency, Demand, Twins};
@@ -89,6 +90,40 @@ fn stalls(now_ns: u64, estimate: Estimate) -> impl Fn(&Queue) -> bool {
     }
 }
 
+/// How long a source is left alone for which ranks stand still in vain, one time after the other. It may answer much, and soon, and still have them stand still for the rest: so no
+/// answer ends this. Once is no reason: nodes drift apart, and one may wait for memory for a while.
+#[derive(Default)]
+struct Shunned {
+    /// When a rank stood still for it last.
+    last_ns: Option<u64>,
+    until_ns: u64,
+    pause_ns: u64,
+}
+
+impl Shunned {
+    const FIRST_NS: u64 = 1_000_000_000;
+    const MOST_NS: u64 = 32_000_000_000;
+    /// Time without for which all is forgotten.
+    const FORGETS_NS: u64 = 5 * PATIENCE_NS;
+
+    fn stood_still(&mut self, now_ns: u64) {
+        let since_ns = self
+            .last_ns
+            .map(|last_ns| now_ns.saturating_sub(last_ns.max(self.until_ns)));
+        // What else was waited for meanwhile is the same time.
+        if since_ns.is_some_and(|since_ns| since_ns < PATIENCE_NS / 2) {
+            return;
+        }
+        self.last_ns = Some(now_ns);
+        if since_ns.is_none_or(|since_ns| since_ns >= Self::FORGETS_NS) {
+            self.pause_ns = 0;
+            return;
+        }
+        self.pause_ns = (2 * self.pause_ns).clamp(Self::FIRST_NS, Self::MOST_NS);
+        self.until_ns = now_ns + self.pause_ns;
+    }
+}
+
 pub(super) struct Lane {
     /// Of the jobs that have anything there.
     queues: Vec<Queue>,
@@ -100,6 +135,7 @@ pub(super) struct Lane {
     limit: Limit,
     pub estimate: Estimate,
     breaker: Breaker,
+    shunned: Shunned,
     twins: Twins,
     /// What may be in the air at once.
     most_bytes: u64,
@@ -135,6 +171,7 @@ impl Lane {
             limit,
             estimate,
             breaker: Breaker::default(),
+            shunned: Shunned::default(),
             twins: Twins::new(twins_per_cent),
             most_bytes: u64::MAX,
             lacks: None,
@@ -482,12 +519,17 @@ impl Lane {
 
     /// Whether the source is well enough to be asked.
     pub fn is_open(&self, now_ns: u64) -> bool {
-        self.breaker.allows(now_ns)
+        self.breaker.allows(now_ns) && now_ns >= self.shunned.until_ns
+    }
+
+    /// A rank has stood still for it longer than it does for any source.
+    pub fn was_waited_for_in_vain(&mut self, now_ns: u64) {
+        self.shunned.stood_still(now_ns);
     }
 
     /// The same for what is about to fly: one that was ill is tried with one load alone.
     pub fn may_be_asked(&self, now_ns: u64) -> bool {
-        self.breaker.allows(now_ns) && !(self.breaker.is_on_trial() && self.in_flight > 0)
+        self.is_open(now_ns) && !(self.breaker.is_on_trial() && self.in_flight > 0)
     }
 }
 

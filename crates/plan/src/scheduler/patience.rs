@@ -8,6 +8,8 @@
 //! | a rank has done nothing for [`PATIENCE_NS`] but wait for it, and for twice as long as the bucket takes | whatever keeps the peer: it is too late. Where the bucket is slow for all, the peer waits for the same, and is ahead |
 //! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
 //!
+//! Where the bucket takes less than half of [`PATIENCE_NS`] itself, a peer that is waited for in vain twice in a row is left alone for a second, and for twice as long each time that it is again: its own bucket may be slow, or its link.
+//!
 //! A load that races a twin is none of these: one of the two will bring it.
 //!
 //! The other way round nobody is kept waiting [for memory](Scheduler::turn_away) that comes back only when peers have answered. So nodes don't wait for each other in a ring.
@@ -38,9 +40,14 @@ impl Scheduler {
             let Some(flight) = self.loads.flights.load(id) else {
                 continue;
             };
-            let (source, bundle) = (flight.pending.source, flight.pending.bundle);
+            let (source, bundle, len) = (flight.pending.source, flight.pending.bundle, flight.pending.len);
             if too_late {
-                self.loads.lanes.of_mut(source).was_overtaken(self.now_ns, bundle);
+                let is_bucket_fast = self.patience_ns(len, bucket_takes_s) == PATIENCE_NS;
+                let lane = self.loads.lanes.of_mut(source);
+                lane.was_overtaken(self.now_ns, bundle);
+                if is_bucket_fast {
+                    lane.was_waited_for_in_vain(self.now_ns);
+                }
             }
             self.cancel(id, actions);
         }
@@ -71,13 +78,18 @@ impl Scheduler {
         if !is_ours || flight.rival().is_some() || flight.called_off || flight.cancelled {
             return None;
         }
-        let from_bucket_s = self.loads.lanes.bucket.estimate.expected_s(flight.pending.len);
-        let twice_ns = (2e9 * from_bucket_s.max(bucket_takes_s)) as u64;
-        let patience_ns = twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS);
+        let patience_ns = self.patience_ns(flight.pending.len, bucket_takes_s);
         let is_late = |part| self.is_too_late(part, patience_ns);
         let is_too_late = age_ns >= patience_ns && flight.pending.parts.iter().any(is_late);
         let is_ill = || !self.loads.lanes.of(flight.pending.source).is_open(self.now_ns);
         (is_too_late || is_ill()).then_some(is_too_late)
+    }
+
+    /// How long a rank waits for so many bytes of a peer.
+    fn patience_ns(&self, len: u64, bucket_takes_s: f64) -> u64 {
+        let from_bucket_s = self.loads.lanes.bucket.estimate.expected_s(len);
+        let twice_ns = (2e9 * from_bucket_s.max(bucket_takes_s)) as u64;
+        twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS)
     }
 
     /// Whether somebody here has waited for a part for too long.

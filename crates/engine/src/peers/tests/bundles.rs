@@ -232,13 +232,42 @@ fn a_bundle_that_is_called_off_ends_for_all_that_have_not_come_and_is_withdrawn_
         let mut asker = Asker::new(&place);
         let carrier = asker.ask(&[(NEVER, 10), (1, 4000), (NEVER, 20)]);
         assert!(asker.next().await == (1, Some(Ok(bytes(1, 4000)))));
-        asker.carriers.call_off((1, 7), carrier);
+        for action in [0, 2] {
+            asker.carriers.call_off((1, 7), action, carrier);
+        }
         let mut off = [asker.next().await, asker.next().await];
         off.sort_unstable_by_key(|(at, _)| *at);
         assert_eq!(off, [(0, None), (2, None)]);
     });
     wait_for("it is withdrawn", || place.withdrawn.load(Ordering::Relaxed) == 1);
     place.wait_for_back(1);
+}
+
+#[test]
+fn a_sample_of_a_bundle_that_is_called_off_comes_back_at_once_and_those_that_go_with_it_come() {
+    let mut place = Place::new(limits(), &[3000, 4000]);
+    run(async {
+        let mut asker = Asker::new(&place);
+        let carrier = asker.ask(&[(LATER, 3000), (NEVER, 10), (1, 4000)]);
+        assert!(asker.next().await == (2, Some(Ok(bytes(1, 4000)))));
+        asker.carriers.call_off((1, 7), 1, carrier);
+        // What has come, and what goes with another order, isn't.
+        asker.carriers.call_off((1, 7), 2, carrier);
+        asker.carriers.call_off((1, 8), 0, carrier);
+        assert!(asker.next().await == (1, None));
+        assert_eq!(place.withdrawn.load(Ordering::Relaxed), 0);
+        place.opens.store(true, Ordering::Relaxed);
+        place.settle();
+        assert!(asker.next().await == (0, Some(Ok(bytes(0, 3000)))));
+    });
+    wait_for("what nobody waits for is withdrawn", || {
+        place.withdrawn.load(Ordering::Relaxed) == 1
+    });
+    let mut back = Vec::new();
+    wait_for("the memory comes back", || {
+        back.extend(place.back());
+        back.len() == 2
+    });
 }
 
 #[test]

@@ -84,6 +84,80 @@ fn a_peer_has_time_until_somebody_has_waited_for_too_long() {
     assert_eq!(hand.delivered(1), theirs[..3]);
 }
 
+/// Has somebody wait in vain from some time on, and says when that ended.
+fn wait_in_vain(hand: &mut Hand, sample: u64, from_ns: u64) -> u64 {
+    hand.now_ns = from_ns;
+    hand.want_samples(2000 + from_ns, &[sample]);
+    assert_eq!(source_of(hand, sample), Some(Source::Peer(1)), "it is asked");
+    assert_eq!(tick_at(hand, from_ns + PATIENCE_NS), 1);
+    hand.fail(sample, Failure::Cancelled);
+    hand.land_all();
+    from_ns + PATIENCE_NS
+}
+
+#[test]
+fn a_peer_that_is_waited_for_in_vain_again_and_again_is_left_alone_for_longer_each_time_and_then_tried() {
+    let (mut hand, theirs) = hand();
+    let mut left = theirs.iter().copied();
+    let mut next = || left.next().expect("there are enough");
+    let is_open = |hand: &Hand, at_ns| hand.plan.loads.lanes.of(Source::Peer(1)).is_open(at_ns);
+    let mut ended = wait_in_vain(&mut hand, next(), 10 * PATIENCE_NS);
+    assert!(is_open(&hand, ended), "once is no reason");
+    for pause_ns in [0, 1, 2, 4, 8, 16, 32].map(|s| s * 1_000_000_000) {
+        ended = wait_in_vain(&mut hand, next(), ended + pause_ns);
+        let pause_ns = (2 * pause_ns).clamp(1_000_000_000, 32_000_000_000);
+        // What it answers says nothing for what it doesn't.
+        for (late_ns, source) in [(pause_ns - 1, Source::Bucket), (pause_ns, Source::Peer(1))] {
+            hand.now_ns = ended + late_ns;
+            let other = next();
+            hand.want_samples(ended + late_ns, &[other]);
+            assert_eq!(
+                source_of(&hand, other),
+                Some(source),
+                "after {late_ns} ns of {pause_ns}"
+            );
+            hand.land_all();
+        }
+    }
+    // It was well for long enough.
+    ended = wait_in_vain(&mut hand, next(), ended + 100 * PATIENCE_NS);
+    assert!(is_open(&hand, ended));
+    ended = wait_in_vain(&mut hand, next(), ended);
+    assert!(!is_open(&hand, ended + 999_999_999) && is_open(&hand, ended + 1_000_000_000));
+}
+
+#[test]
+fn what_several_wait_for_at_one_time_is_waited_for_in_vain_once() {
+    let (mut hand, theirs) = hand();
+    let begun = 10 * PATIENCE_NS;
+    for at in 0..4 {
+        hand.now_ns = begun + at * 1000;
+        hand.want_samples(1 + at, &theirs[at as usize..=at as usize]);
+    }
+    for at in 0..4 {
+        assert_eq!(tick_at(&mut hand, begun + at * 1000 + PATIENCE_NS), 1);
+    }
+    assert!(hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+}
+
+#[test]
+fn a_peer_that_is_waited_for_in_vain_where_the_bucket_is_slow_is_asked_again_at_once() {
+    let (mut hand, theirs) = hand();
+    let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
+    ask(&mut hand, 1, &ours[..8]);
+    hand.now_ns = PATIENCE_NS;
+    (0..8).for_each(|at| hand.land_late(ours[at], PATIENCE_NS));
+    for at in 0..3 {
+        let begun = hand.now_ns;
+        hand.want_samples(2 + at, &theirs[at as usize..=at as usize]);
+        assert_eq!(source_of(&hand, theirs[at as usize]), Some(Source::Peer(1)));
+        assert_eq!(tick_at(&mut hand, begun + 3 * PATIENCE_NS), 1);
+        hand.fail(theirs[at as usize], Failure::Cancelled);
+        hand.now_ns += PATIENCE_NS;
+        hand.land_late(theirs[at as usize], PATIENCE_NS);
+    }
+}
+
 #[test]
 fn what_was_waited_for_before_its_turn_came_has_its_time_too() {
     let (mut hand, theirs) = hand_of(100_000, 1);
