@@ -153,8 +153,9 @@ fn a_peer_that_is_waited_for_in_vain_where_the_bucket_is_slow_is_asked_again_at_
         assert_eq!(source_of(&hand, theirs[at as usize]), Some(Source::Peer(1)));
         assert_eq!(tick_at(&mut hand, begun + 3 * PATIENCE_NS), 1);
         hand.fail(theirs[at as usize], Failure::Cancelled);
-        hand.now_ns += PATIENCE_NS;
         hand.land_late(theirs[at as usize], PATIENCE_NS);
+        let lane = hand.plan.loads.lanes.of(Source::Peer(1));
+        assert!(lane.is_open(hand.now_ns), "after {at}");
     }
 }
 
