@@ -2,6 +2,7 @@
 //!
 //! The thread has a table of descriptors of its own ([`apart`]): a program may close all that are open, and gets each number that it expects.
 
+use foreload_plan::window::pace::Resident;
 use foreload_plan::window::pagemap::{self, Kernel, PAGEMAP_SCAN, Scan};
 use libc::c_int;
 
@@ -61,6 +62,25 @@ pub fn find() -> Option<Pages> {
         let mut found = false;
         pages.present(here, here + page, |_, _| found = true) && found
     })
+}
+
+/// What this process has in memory: `/proc/self/statm`, which stays open.
+pub struct Statm(c_int);
+
+impl Statm {
+    pub fn open() -> Self {
+        // SAFETY: a path that ends with a zero.
+        Statm(unsafe { libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) })
+    }
+
+    /// Asks whether it has lost pages of files.
+    pub fn has_lost(&self, resident: &mut Resident) -> bool {
+        let mut text = [0_u8; 128];
+        // SAFETY: the place is as large as it says.
+        let got = unsafe { libc::pread(self.0, text.as_mut_ptr().cast(), text.len(), 0) };
+        let said = usize::try_from(got).ok().and_then(|got| text.get(..got));
+        said.is_some_and(|said| resident.has_lost(said))
+    }
 }
 
 impl Kernel for Pagemap {

@@ -6,10 +6,10 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use core::time::Duration;
 use foreload_plan::window::Tally;
-use foreload_plan::window::pace::Pace;
+use foreload_plan::window::pace::{Pace, Resident};
 
 use crate::follow::{self, NEWS, clock};
-use crate::pages::{self, Pages};
+use crate::pages::{self, Pages, Statm};
 use crate::stats::{self, Off};
 use crate::table::{Mapping, PLACES, Place, TABLE};
 use crate::watch::Watch;
@@ -65,6 +65,9 @@ struct Poll<'a> {
     watches: &'a mut [Watch],
     /// Which mapping is watched in each place; 0: none is.
     watched: [u64; PLACES],
+    /// How much of files this process has in memory.
+    statm: Statm,
+    resident: Resident,
     /// Whether anything is on its way.
     is_ahead: bool,
     /// What has come of mappings that have ended.
@@ -88,6 +91,8 @@ impl<'a> Poll<'a> {
             pages,
             watches,
             watched: [0; PLACES],
+            statm: Statm::open(),
+            resident: Resident::new(),
             is_ahead: false,
             ended: Tally::default(),
             budget: memory::budget(),
@@ -107,6 +112,11 @@ impl<'a> Poll<'a> {
         let begun = clock(libc::CLOCK_MONOTONIC);
         self.elapsed = Duration::from_nanos(begun.saturating_sub(self.looked_at));
         self.is_ahead = false;
+        let are_taken_back = self.statm.has_lost(&mut self.resident);
+        if are_taken_back {
+            self.watches.iter_mut().for_each(|watch| watch.taken_back());
+        }
+        self.pace.taken_back(are_taken_back);
         for (at, place) in TABLE.places.iter().enumerate() {
             match self.look(at, place) {
                 Some(Some(tally)) => {
@@ -182,12 +192,19 @@ impl<'a> Poll<'a> {
             return None;
         }
         if self.pace.may_search() {
-            let before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
-            if !watch.search(&self.pages) || !watch.search_touched(&self.pages) {
+            let mut before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
+            let mut may_search = || {
+                let now = clock(libc::CLOCK_THREAD_CPUTIME_ID);
+                self.pace.searched(Duration::from_nanos(now.saturating_sub(before)));
+                before = now;
+                self.pace.may_search()
+            };
+            if !watch.search(&self.pages, &mut may_search)
+                || may_search() && !watch.search_touched(&self.pages, &mut may_search)
+            {
                 return None;
             }
-            let spent = clock(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(before);
-            self.pace.searched(Duration::from_nanos(spent));
+            may_search();
         }
         watch.looked(self.elapsed);
         let page = self.pages.page() as u64;

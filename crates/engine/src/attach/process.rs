@@ -3,7 +3,7 @@
 use super::files::{Files, Opened};
 use super::maps::{self, Area};
 use super::pagemap::{Pagemap, Pages};
-use foreload_plan::window::pace::Pace;
+use foreload_plan::window::pace::{Pace, Resident};
 use foreload_plan::window::pagemap::Way;
 use foreload_plan::window::watch::{Watch, words};
 use foreload_plan::window::{Span, Tally, glob};
@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,9 @@ pub struct Process {
     pub name: String,
     directory: OwnedFd,
     pages: Option<Pages>,
+    /// How much of files it has in memory.
+    statm: Option<File>,
+    resident: Resident,
     mapped: Vec<Mapped>,
     /// What has no descriptor: it isn't tried again and again.
     refused: BTreeSet<Area>,
@@ -86,6 +90,8 @@ impl Process {
             name: String::new(),
             directory,
             pages: None,
+            statm: None,
+            resident: Resident::new(),
             mapped: Vec::new(),
             refused: BTreeSet::new(),
             ended: Tally::default(),
@@ -135,13 +141,14 @@ impl Process {
             self.ended += gone.watch.tally();
         }
         if areas.is_empty() {
-            self.pages = None;
+            (self.pages, self.statm) = (None, None);
             return Ok(false);
         }
         let is_known = |area: &Area| self.refused.contains(area) || self.mapped.iter().any(|each| each.area == *area);
         let fresh: Vec<Area> = areas.into_iter().filter(|area| !is_known(area)).collect();
         // Opened anew, for a program that another one has taken the place of has another page table.
         self.pages = self.find(&fresh)?;
+        self.statm = self.file("statm").ok();
         if !fresh.is_empty() {
             let name = self.read("comm").unwrap_or_default();
             String::from_utf8_lossy(&name).trim_end().clone_into(&mut self.name);
@@ -184,7 +191,7 @@ impl Process {
         // What was touched before we came says nothing of where the program is. So it is seen at once: what is touched from now on counts.
         let mut watch = Watch::begin(area.at, len, true, look.window_bytes, touched);
         if let Some(pages) = &self.pages {
-            watch.search(pages);
+            watch.search(pages, || true);
         }
         self.counts.mappings += 1;
         self.mapped.push(Mapped { area, file, watch });
@@ -195,13 +202,27 @@ impl Process {
         let Some(pages) = &self.pages else { return false };
         let page = pages.page() as u64;
         let (begun, mut is_ahead) = (cpu(), false);
+        let mut text = [0; 128];
+        let said = self.statm.as_ref().and_then(|statm| statm.read_at(&mut text, 0).ok());
+        let are_taken_back = said.is_some_and(|got| self.resident.has_lost(&text[..got]));
+        if are_taken_back {
+            self.mapped.iter_mut().for_each(|mapped| mapped.watch.taken_back());
+        }
+        pace.taken_back(are_taken_back);
         for Mapped { area, file, watch } in &mut self.mapped {
             self.counts.scans += 1;
             let mut is_known = watch.hot(pages);
             if is_known && pace.may_search() {
-                let before = cpu();
-                is_known = watch.search(pages) && watch.search_touched(pages);
-                pace.searched(cpu().saturating_sub(before));
+                let mut before = cpu();
+                let mut may_search = || {
+                    let now = cpu();
+                    pace.searched(now.saturating_sub(before));
+                    before = now;
+                    pace.may_search()
+                };
+                is_known = watch.search(pages, &mut may_search)
+                    && (!may_search() || watch.search_touched(pages, &mut may_search));
+                may_search();
             }
             if !is_known {
                 // It ends, or becomes another program: the next look at what it has mapped will tell.

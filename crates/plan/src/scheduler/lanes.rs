@@ -90,7 +90,7 @@ fn stalls(now_ns: u64, estimate: Estimate) -> impl Fn(&Queue) -> bool {
     }
 }
 
-/// How long a source is left alone for which ranks stand still in vain, one time after the other. It may answer much, and soon, and still have them stand still for the rest: so no
+/// How long a source is left alone for which ranks stand still, one time after the other. It may answer much, and soon, and still have them stand still for the rest: so no
 /// answer ends this. Once is no reason: nodes drift apart, and one may wait for memory for a while.
 #[derive(Default)]
 struct Shunned {
@@ -522,8 +522,8 @@ impl Lane {
         self.breaker.allows(now_ns) && now_ns >= self.shunned.until_ns
     }
 
-    /// A rank has stood still for it longer than it does for any source.
-    pub fn was_waited_for_in_vain(&mut self, now_ns: u64) {
+    /// A rank has stood still for it, and would not have for another source.
+    pub fn held_a_rank_up(&mut self, now_ns: u64) {
         self.shunned.stood_still(now_ns);
     }
 

@@ -396,6 +396,9 @@ impl Scheduler {
 
     fn landed(&mut self, flight: Flight, outcome: Outcome, actions: &mut Vec<Action>) {
         self.learn(&flight.pending, flight.issued_ns, outcome);
+        if matches!(outcome, Outcome::Done(_)) {
+            self.note_standing_still(&flight);
+        }
         if flight.cancelled {
             // It lost its race, and nothing waits for it but memory of its own.
             let own = flight.pending.parts.iter().filter_map(|part| part.own);

@@ -8,7 +8,8 @@
 //! | a rank has done nothing for [`PATIENCE_NS`] but wait for it, and for twice as long as the bucket takes | whatever keeps the peer: it is too late. Where the bucket is slow for all, the peer waits for the same, and is ahead |
 //! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
 //!
-//! Where the bucket takes less than half of [`PATIENCE_NS`] itself, a peer that is waited for in vain twice in a row is left alone for a second, and for twice as long each time that it is again: its own bucket may be slow, or its link.
+//! A peer for which a rank stands still twice in a row, though the bucket would have been faster by far, is left alone for a second, and for twice as long each time that it happens again: its own bucket may be slow, or its link. That is so when it was
+//! waited for in vain where the bucket takes less than half of [`PATIENCE_NS`], and, of the only other one, when what it brought had been waited for for [`STILL_NS`] and for four times as long as the bucket takes.
 //!
 //! A load that races a twin is none of these: one of the two will bring it.
 //!
@@ -16,12 +17,15 @@
 
 use super::Scheduler;
 use super::flights::{Flight, Part};
+use super::peers::SLOWER;
 use crate::action::{Action, Failure, Source};
 
 /// A rank waits so long for a peer.
 pub(super) const PATIENCE_NS: u64 = 2_000_000_000;
 /// And no longer, however slow the bucket is.
 pub(super) const MOST_PATIENCE_NS: u64 = 120_000_000_000;
+/// Who waits for so long stands still.
+const STILL_NS: u64 = 500_000_000;
 /// What takes longer isn't just a busy machine's turn.
 const OLD_NS: u64 = 50_000_000;
 /// A rank that has what it needs gives memory back within this time, or may be waiting for others that wait for it.
@@ -46,7 +50,7 @@ impl Scheduler {
                 let lane = self.loads.lanes.of_mut(source);
                 lane.was_overtaken(self.now_ns, bundle);
                 if is_bucket_fast {
-                    lane.was_waited_for_in_vain(self.now_ns);
+                    lane.held_a_rank_up(self.now_ns);
                 }
             }
             self.cancel(id, actions);
@@ -79,10 +83,27 @@ impl Scheduler {
             return None;
         }
         let patience_ns = self.patience_ns(flight.pending.len, bucket_takes_s);
-        let is_late = |part| self.is_too_late(part, patience_ns);
+        let is_late = |part| self.waited_ns(part) >= patience_ns;
         let is_too_late = age_ns >= patience_ns && flight.pending.parts.iter().any(is_late);
         let is_ill = || !self.loads.lanes.of(flight.pending.source).is_open(self.now_ns);
         (is_too_late || is_ill()).then_some(is_too_late)
+    }
+
+    /// A peer has brought this: whether a rank stood still for it meanwhile.
+    pub(super) fn note_standing_still(&mut self, flight: &Flight) {
+        let (len, age_ns) = (flight.pending.len, self.now_ns.saturating_sub(flight.issued_ns));
+        // Where several are slow, it may be the network, and what it brings needn't be paid for.
+        if !self.group.is_a_pair() || age_ns < STILL_NS || !matches!(flight.pending.source, Source::Peer(_)) {
+            return;
+        }
+        let waited_ns = flight.pending.parts.iter().map(|part| self.waited_ns(part)).max();
+        let still_ns = waited_ns.unwrap_or(0).min(age_ns);
+        if still_ns >= STILL_NS && still_ns as f64 > SLOWER * 1e9 * self.from_bucket_s(len) {
+            self.loads
+                .lanes
+                .of_mut(flight.pending.source)
+                .held_a_rank_up(self.now_ns);
+        }
     }
 
     /// How long a rank waits for so many bytes of a peer.
@@ -92,13 +113,17 @@ impl Scheduler {
         twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS)
     }
 
-    /// Whether somebody here has waited for a part for too long.
-    fn is_too_late(&self, part: &Part, patience_ns: u64) -> bool {
-        let too_long = |id| {
-            let since_ns = self.requests.awaited_since_ns(id);
-            since_ns.is_some_and(|since_ns| self.now_ns.saturating_sub(since_ns) >= patience_ns)
-        };
-        self.residents.waiters(part.handle.index).any(too_long)
+    /// What so many bytes take from the bucket, by what came from it and by what is in the air.
+    fn from_bucket_s(&self, len: u64) -> f64 {
+        let estimate = &self.loads.lanes.bucket.estimate;
+        estimate.expected_s(len).max(self.bucket_takes_s())
+    }
+
+    /// For how long somebody here has waited for a part.
+    fn waited_ns(&self, part: &Part) -> u64 {
+        let since_ns = |id| self.requests.awaited_since_ns(id);
+        let first_ns = self.residents.waiters(part.handle.index).filter_map(since_ns).min();
+        first_ns.map_or(0, |since_ns| self.now_ns.saturating_sub(since_ns))
     }
 
     /// How long the bucket takes by what is in the air from it now, of which half of the time is over on average: what came from it says that later.

@@ -37,7 +37,7 @@ const LATE_S: f64 = 0.05;
 const MOST_STEPS: u64 = 1 << 20;
 
 /// A peer is slow that takes so many times as long as others do.
-const SLOWER: f64 = 4.0;
+pub(super) const SLOWER: f64 = 4.0;
 
 /// The group that a node is in; empty: it is alone.
 #[derive(Default)]
@@ -73,6 +73,11 @@ pub(super) enum Home {
 impl Group {
     pub fn is_alone(&self) -> bool {
         self.members.len() < 2
+    }
+
+    /// Whether there is one other node.
+    pub fn is_a_pair(&self) -> bool {
+        self.members.len() == 2
     }
 
     fn home(&self, library: &Library, block: u64) -> Home {

@@ -1,7 +1,8 @@
 //! Which parts of one mapping were touched, by looks at the page table, and what its detector makes of that.
 //!
 //! Touches are known by granules of 64 KiB, for a fault maps what is in memory around it. A granule with a page in the page table is touched; it was touched anew if it had none before. It is looked where streams are expected
-//! each time ([`Watch::hot`]), and elsewhere for as long as may be ([`Watch::search`]): first at what was never touched, which costs next to nothing, and then at what was, for the kernel may have taken it back.
+//! each time ([`Watch::hot`]), and elsewhere for as long as may be ([`Watch::search`]): first at what was never touched, which costs next to nothing where nothing around it was, and then at some of what was, for the kernel may have taken it back. Where it has
+//! ([`Watch::taken_back`]), at all of that, for what isn't known to be gone isn't seen when it is touched again. Another pass is looked for where the one before began, and what comes next near what was found last.
 //!
 //! The bits are kept in memory that the caller brings, for nothing is allocated here.
 
@@ -17,6 +18,10 @@ const WORDS: usize = 16;
 /// What one search looks at, at most: granules, and runs of those that were never touched.
 const SEARCH: usize = 16_384;
 const SEARCH_RUNS: usize = 64;
+/// Granules that one question is about.
+const PIECE: usize = WORDS * BITS;
+/// Where a pass began, so many are looked at for another one.
+const BEGIN: usize = 16;
 /// Of those that were touched, for each of them has pages to be looked at.
 const SEARCH_TOUCHED: usize = 128;
 
@@ -36,6 +41,11 @@ pub struct Watch<W> {
     /// Where the searches go on.
     next: usize,
     next_touched: usize,
+    /// Granules that are to be looked at before it is known again what is there.
+    unsure: usize,
+    /// Where the first pass began, and where a search found something last.
+    begin: Option<usize>,
+    near: Option<usize>,
     /// Whether what is there now was touched by somebody else.
     is_populated: bool,
 }
@@ -69,6 +79,9 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Watch<W> {
             touched,
             next: 0,
             next_touched: 0,
+            unsure: 0,
+            begin: None,
+            near: None,
             is_populated: false,
         }
     }
@@ -120,6 +133,13 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Watch<W> {
 
     /// Looks where streams are expected; false: it can't be said.
     pub fn hot<K: Kernel>(&mut self, pages: &Pages<K>) -> bool {
+        if let Some(from) = self.begin.filter(|&begin| !self.is_touched(begin)) {
+            let to = from + BEGIN;
+            if !self.look(pages, Run { from, to }) {
+                return false;
+            }
+        }
+        let near = self.near;
         for stream in 0..STREAMS {
             for span in self
                 .detector
@@ -137,40 +157,77 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Watch<W> {
                 }
             }
         }
+        // Streams are looked at anyway.
+        self.near = near;
         true
     }
 
-    /// Looks at more of what was never touched; false: it can't be said.
-    pub fn search<K: Kernel>(&mut self, pages: &Pages<K>) -> bool {
+    fn is_touched(&self, granule: usize) -> bool {
+        self.word(granule / BITS) >> (granule % BITS) & 1 == 1
+    }
+
+    /// Looks at more of what was never touched, for as long as `goes_on`; false: it can't be said.
+    pub fn search<K: Kernel>(&mut self, pages: &Pages<K>, mut goes_on: impl FnMut() -> bool) -> bool {
         if core::mem::take(&mut self.is_populated) {
             // What is there already is nobody's touch.
             let before = core::mem::replace(&mut self.detector, Detector::new(0, GRANULE as u64, 0));
-            let is_known = self.look(
-                pages,
-                Run {
-                    from: 0,
-                    to: self.granules,
-                },
-            );
-            self.detector = before;
+            let run = Run {
+                from: 0,
+                to: self.granules,
+            };
+            let is_known = self.look(pages, run);
+            (self.detector, self.begin, self.near) = (before, None, None);
             return is_known;
         }
-        let (mut at, mut runs) = (self.next, 0);
-        let stop = (at + SEARCH).min(self.granules);
-        while at < stop && runs < SEARCH_RUNS {
-            let from = self.until(at, stop, false);
-            let to = self.until(from, stop, true);
-            if from < to && !self.look(pages, Run { from, to }) {
-                return false;
+        if let Some(mut at) = self.near.take() {
+            let stop = (at + PIECE).min(self.granules);
+            while at < stop && goes_on() {
+                let Some(next) = self.look_at_untouched(pages, at, stop) else {
+                    return false;
+                };
+                at = next;
             }
-            (at, runs) = (to, runs + 1);
         }
-        self.next = if at < self.granules { at } else { 0 };
+        let (mut left, mut runs) = (self.granules.min(SEARCH), SEARCH_RUNS);
+        while left > 0 && runs > 0 {
+            let stop = (self.next + PIECE.min(left)).min(self.granules);
+            let Some(next) = self.look_at_untouched(pages, self.next, stop) else {
+                return false;
+            };
+            (left, runs) = (left - (next - self.next), runs - 1);
+            self.next = if next < self.granules { next } else { 0 };
+            if !goes_on() {
+                break;
+            }
+        }
         true
     }
 
-    /// Looks at some of what was touched before; false: it can't be said.
-    pub fn search_touched<K: Kernel>(&mut self, pages: &Pages<K>) -> bool {
+    /// Looks at the first granules from `at` on that were never touched; where they end. None: it can't be said.
+    fn look_at_untouched<K: Kernel>(&mut self, pages: &Pages<K>, at: usize, stop: usize) -> Option<usize> {
+        let from = self.until(at, stop, false);
+        let to = self.until(from, stop, true);
+        (from == to || self.look(pages, Run { from, to })).then_some(to)
+    }
+
+    /// Pages of the process were taken back, of this mapping perhaps.
+    pub fn taken_back(&mut self) {
+        self.unsure = self.granules;
+    }
+
+    /// Looks at some of what was touched before, and where pages were [taken back](Watch::taken_back) at all of it, for as long as `goes_on`; false: it can't be said.
+    pub fn search_touched<K: Kernel>(&mut self, pages: &Pages<K>, mut goes_on: impl FnMut() -> bool) -> bool {
+        while self.unsure > 0 {
+            let from = self.granules - self.unsure;
+            let to = (from + PIECE).min(self.granules);
+            self.unsure = self.granules - to;
+            if !self.look(pages, Run { from, to }) {
+                return false;
+            }
+            if !goes_on() {
+                return true;
+            }
+        }
         let stop = self.granules;
         let from = self.until(self.next_touched, stop, true);
         let to = self.until(from, stop, false).min(from + SEARCH_TOUCHED);
@@ -247,6 +304,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Watch<W> {
 
     fn pass_on(&mut self, run: Option<Run>) {
         let Some(Run { from, to }) = run else { return };
+        self.begin.get_or_insert(from);
+        self.near = Some(from);
         let within = |granule| (self.address(granule) - self.at) as u64;
         let span = Span {
             from: within(from),
@@ -321,7 +380,7 @@ mod tests {
 
     fn look(watch: &mut Watch<Vec<u64>>, table: &Table) {
         let pages = table.pages();
-        assert!(watch.hot(&pages) && watch.search(&pages) && watch.search_touched(&pages));
+        assert!(watch.hot(&pages) && watch.search(&pages, || true) && watch.search_touched(&pages, || true));
         watch.looked(Duration::from_millis(10));
     }
 
@@ -361,6 +420,45 @@ mod tests {
         table.touch(2 * MEBIBYTE, 1);
         look(&mut watch, &table);
         assert_eq!(watch.tally().touched_bytes, 2 * GRANULE as u64);
+    }
+
+    #[test]
+    fn what_was_taken_back_is_seen_when_it_is_touched_again_wherever_that_is() {
+        let (table, len) = (Table::default(), 256 * MEBIBYTE);
+        for is_told in [false, true] {
+            let mut watch = watch(len, false);
+            table.touch(0, len);
+            look(&mut watch, &table);
+            assert_eq!(watch.tally().touched_bytes, len as u64);
+            table.0.borrow_mut().clear();
+            if is_told {
+                watch.taken_back();
+            }
+            look(&mut watch, &table);
+            table.touch(200 * MEBIBYTE, MEBIBYTE);
+            look(&mut watch, &table);
+            assert_eq!(watch.tally().touched_bytes > len as u64, is_told);
+            table.0.borrow_mut().clear();
+        }
+    }
+
+    #[test]
+    fn what_was_taken_back_is_looked_for_as_long_as_there_is_time() {
+        let (table, len) = (Table::default(), 256 * MEBIBYTE);
+        let mut watch = watch(len, false);
+        table.touch(0, len);
+        look(&mut watch, &table);
+        watch.taken_back();
+        let (pages, mut rounds) = (table.pages(), 0);
+        while watch.unsure > 0 {
+            let mut left = 3;
+            assert!(watch.search_touched(&pages, || {
+                left -= 1;
+                left > 0
+            }));
+            rounds += 1;
+        }
+        assert_eq!(rounds, watch.granules.div_ceil(3 * PIECE));
     }
 
     #[test]

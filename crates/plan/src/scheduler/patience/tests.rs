@@ -127,6 +127,34 @@ fn a_peer_that_is_waited_for_in_vain_again_and_again_is_left_alone_for_longer_ea
 }
 
 #[test]
+fn a_peer_that_has_ranks_stand_still_just_within_their_patience_is_left_alone_too() {
+    for (waits_ns, bucket_takes_ns, is_left) in [
+        (STILL_NS, 20_000_000, true),
+        (PATIENCE_NS - 1, 20_000_000, true),
+        (STILL_NS - 1, 20_000_000, false),
+        // The bucket isn't faster by far.
+        (STILL_NS, STILL_NS / 3, false),
+        (PATIENCE_NS - 1, PATIENCE_NS / 3, false),
+    ] {
+        let (mut hand, theirs) = hand();
+        let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
+        ask(&mut hand, 1, &ours[..8]);
+        hand.now_ns = 10 * PATIENCE_NS;
+        (0..8).for_each(|at| hand.land_late(ours[at], bucket_takes_ns));
+        for (at, &sample) in theirs[..3].iter().enumerate() {
+            let is_asked = source_of(&hand, sample);
+            hand.want_samples(2 + at as u64, &[sample]);
+            assert_eq!(is_asked, None);
+            let from_peer = source_of(&hand, sample) == Some(Source::Peer(1));
+            assert_eq!(from_peer, at < 2 || !is_left, "{waits_ns} {bucket_takes_ns} {at}");
+            hand.now_ns += waits_ns;
+            hand.land(sample);
+            hand.now_ns += PATIENCE_NS / 2 - waits_ns.min(PATIENCE_NS / 2);
+        }
+    }
+}
+
+#[test]
 fn what_several_wait_for_at_one_time_is_waited_for_in_vain_once() {
     let (mut hand, theirs) = hand();
     let begun = 10 * PATIENCE_NS;
