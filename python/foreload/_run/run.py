@@ -121,7 +121,7 @@ class Run:
         if cache.peers and ranks.are_some_of_many():
             why = (
                 "this loader counts fewer data ranks than there are processes on all nodes, as where several processes have the same data rank, or something else "
-                "shares the samples out (dp_size=1, torch's DistributedSampler, Accelerate with sharding='external')"
+                "shares the samples out (a sampler of your own, dp_size=1, torch's own loader with DistributedSampler, Accelerate with sharding='external')"
             )
             if assign is not None:
                 raise InvalidError(f"assign={assign!r} can't be obeyed here: {why}")

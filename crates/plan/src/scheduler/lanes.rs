@@ -106,21 +106,25 @@ impl Shunned {
     /// Time without for which all is forgotten.
     const FORGETS_NS: u64 = 5 * PATIENCE_NS;
 
-    fn stood_still(&mut self, now_ns: u64) {
-        let since_ns = self
-            .last_ns
-            .map(|last_ns| now_ns.saturating_sub(last_ns.max(self.until_ns)));
-        // What else was waited for meanwhile is the same time.
-        if since_ns.is_some_and(|since_ns| since_ns < PATIENCE_NS / 2) {
+    /// A rank stood still for what had been asked for at `issued_ns`.
+    fn stood_still(&mut self, now_ns: u64, issued_ns: u64) {
+        // What was under way then already is the same time.
+        if self.last_ns.is_some_and(|last_ns| issued_ns < last_ns) {
             return;
         }
+        let is_again = self.has_lately(now_ns);
         self.last_ns = Some(now_ns);
-        if since_ns.is_none_or(|since_ns| since_ns >= Self::FORGETS_NS) {
+        if !is_again {
             self.pause_ns = 0;
             return;
         }
         self.pause_ns = (2 * self.pause_ns).clamp(Self::FIRST_NS, Self::MOST_NS);
         self.until_ns = now_ns + self.pause_ns;
+    }
+
+    fn has_lately(&self, now_ns: u64) -> bool {
+        let since_ns = |last_ns: u64| now_ns.saturating_sub(last_ns.max(self.until_ns));
+        self.last_ns.is_some_and(|last_ns| since_ns(last_ns) < Self::FORGETS_NS)
     }
 }
 
@@ -522,9 +526,14 @@ impl Lane {
         self.breaker.allows(now_ns) && now_ns >= self.shunned.until_ns
     }
 
-    /// A rank has stood still for it, and would not have for another source.
-    pub fn held_a_rank_up(&mut self, now_ns: u64) {
-        self.shunned.stood_still(now_ns);
+    /// A rank has stood still for what it was asked for at `issued_ns`, and would not have for another source.
+    pub fn held_a_rank_up(&mut self, now_ns: u64, issued_ns: u64) {
+        self.shunned.stood_still(now_ns, issued_ns);
+    }
+
+    /// Whether one has lately.
+    pub fn holds_ranks_up(&self, now_ns: u64) -> bool {
+        self.shunned.has_lately(now_ns)
     }
 
     /// The same for what is about to fly: one that was ill is tried with one load alone.

@@ -6,6 +6,7 @@
 //! | when | why |
 //! | --- | --- |
 //! | a rank has done nothing for [`PATIENCE_NS`] but wait for it, and for twice as long as the bucket takes | whatever keeps the peer: it is too late. Where the bucket is slow for all, the peer waits for the same, and is ahead |
+//! | the same of what was asked of it so long ago, for [`OLD_NS`], where a rank has stood still for the peer lately | it would be the next to stand still |
 //! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
 //!
 //! A peer for which a rank stands still twice in a row, though the bucket would have been faster by far, is left alone for a second, and for twice as long each time that it happens again: its own bucket may be slow, or its link. That is so when it was
@@ -45,12 +46,13 @@ impl Scheduler {
                 continue;
             };
             let (source, bundle, len) = (flight.pending.source, flight.pending.bundle, flight.pending.len);
+            let issued_ns = flight.issued_ns;
             if too_late {
                 let is_bucket_fast = self.patience_ns(len, bucket_takes_s) == PATIENCE_NS;
                 let lane = self.loads.lanes.of_mut(source);
                 lane.was_overtaken(self.now_ns, bundle);
                 if is_bucket_fast {
-                    lane.held_a_rank_up(self.now_ns);
+                    lane.held_a_rank_up(self.now_ns, issued_ns);
                 }
             }
             self.cancel(id, actions);
@@ -83,9 +85,13 @@ impl Scheduler {
             return None;
         }
         let patience_ns = self.patience_ns(flight.pending.len, bucket_takes_s);
-        let is_late = |part| self.waited_ns(part) >= patience_ns;
+        let lane = self.loads.lanes.of(flight.pending.source);
+        // Who has had a rank stand still isn't waited for as long again for what it was asked for then.
+        let is_known = lane.holds_ranks_up(self.now_ns);
+        let least_ns = if is_known { OLD_NS } else { patience_ns };
+        let is_late = |part| self.waited_ns(part) >= least_ns;
         let is_too_late = age_ns >= patience_ns && flight.pending.parts.iter().any(is_late);
-        let is_ill = || !self.loads.lanes.of(flight.pending.source).is_open(self.now_ns);
+        let is_ill = || !lane.is_open(self.now_ns);
         (is_too_late || is_ill()).then_some(is_too_late)
     }
 
@@ -98,11 +104,11 @@ impl Scheduler {
         }
         let waited_ns = flight.pending.parts.iter().map(|part| self.waited_ns(part)).max();
         let still_ns = waited_ns.unwrap_or(0).min(age_ns);
-        if still_ns >= STILL_NS && still_ns as f64 > SLOWER * 1e9 * self.from_bucket_s(len) {
+        if still_ns >= STILL_NS && still_ns as f64 > SLOWER * 1e9 * self.bucket_s(len) {
             self.loads
                 .lanes
                 .of_mut(flight.pending.source)
-                .held_a_rank_up(self.now_ns);
+                .held_a_rank_up(self.now_ns, flight.issued_ns);
         }
     }
 
@@ -114,7 +120,7 @@ impl Scheduler {
     }
 
     /// What so many bytes take from the bucket, by what came from it and by what is in the air.
-    fn from_bucket_s(&self, len: u64) -> f64 {
+    fn bucket_s(&self, len: u64) -> f64 {
         let estimate = &self.loads.lanes.bucket.estimate;
         estimate.expected_s(len).max(self.bucket_takes_s())
     }

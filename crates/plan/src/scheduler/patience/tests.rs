@@ -155,6 +155,29 @@ fn a_peer_that_has_ranks_stand_still_just_within_their_patience_is_left_alone_to
 }
 
 #[test]
+fn who_has_had_a_rank_stand_still_is_not_waited_for_as_long_again_for_what_it_was_asked_for_then() {
+    let (mut hand, theirs) = hand();
+    let begun = 10 * PATIENCE_NS;
+    hand.now_ns = begun;
+    ask(&mut hand, 1, &theirs[..1]);
+    ask(&mut hand, 2, &theirs[1..2]);
+    hand.step(Event::Awaited { request: 1 });
+    assert_eq!(tick_at(&mut hand, begun + PATIENCE_NS), 1);
+    hand.fail(theirs[0], Failure::Cancelled);
+    hand.land(theirs[0]);
+    hand.step(Event::Awaited { request: 2 });
+    assert_eq!(tick_at(&mut hand, begun + PATIENCE_NS + OLD_NS - 1), 0);
+    assert_eq!(tick_at(&mut hand, begun + PATIENCE_NS + OLD_NS), 1);
+    hand.fail(theirs[1], Failure::Cancelled);
+    hand.land_all();
+    // It was one time. What it is asked for now has its time.
+    assert!(hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns));
+    let now_ns = hand.now_ns;
+    let ended = wait_in_vain(&mut hand, theirs[2], now_ns);
+    assert!(!hand.plan.loads.lanes.of(Source::Peer(1)).is_open(ended));
+}
+
+#[test]
 fn what_several_wait_for_at_one_time_is_waited_for_in_vain_once() {
     let (mut hand, theirs) = hand();
     let begun = 10 * PATIENCE_NS;
