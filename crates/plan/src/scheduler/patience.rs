@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | a rank has done nothing for [`PATIENCE_NS`] but wait for it, and for twice as long as the bucket takes | whatever keeps the peer: it is too late. Where the bucket is slow for all, the peer waits for the same, and is ahead |
 //! | the same of what was asked of it so long ago, for [`OLD_NS`], where a rank has stood still for the peer lately | it would be the next to stand still |
+//! | a rank has waited for [`OLD_NS`], and for twice as long as the bucket takes, for a peer that is on trial | it probably is ill still |
 //! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
 //!
 //! A peer for which a rank stands still twice in a row, though the bucket would have been faster by far, is left alone for a second, and for twice as long each time that it happens again: its own bucket may be slow, or its link. That is so when it was
@@ -49,9 +50,10 @@ impl Scheduler {
             let issued_ns = flight.issued_ns;
             if too_late {
                 let is_bucket_fast = self.patience_ns(len, bucket_takes_s) == PATIENCE_NS;
+                let was_trial = self.now_ns.saturating_sub(issued_ns) < PATIENCE_NS;
                 let lane = self.loads.lanes.of_mut(source);
-                lane.was_overtaken(self.now_ns, bundle);
-                if is_bucket_fast {
+                lane.was_overtaken(self.now_ns, issued_ns, bundle);
+                if is_bucket_fast && !was_trial {
                     lane.held_a_rank_up(self.now_ns, issued_ns);
                 }
             }
@@ -86,11 +88,14 @@ impl Scheduler {
         }
         let patience_ns = self.patience_ns(flight.pending.len, bucket_takes_s);
         let lane = self.loads.lanes.of(flight.pending.source);
-        // Who has had a rank stand still isn't waited for as long again for what it was asked for then.
-        let is_known = lane.holds_ranks_up(self.now_ns);
-        let least_ns = if is_known { OLD_NS } else { patience_ns };
+        // Who has had a rank stand still isn't waited for as long again for what it was asked for then, and a trial takes no longer than the bucket.
+        let (least_ns, oldest_ns) = match (lane.is_on_trial(), lane.holds_ranks_up(self.now_ns)) {
+            (true, _) => (self.twice_bucket_ns(flight.pending.len, bucket_takes_s).max(OLD_NS), 0),
+            (false, true) => (OLD_NS, patience_ns),
+            (false, false) => (patience_ns, patience_ns),
+        };
         let is_late = |part| self.waited_ns(part) >= least_ns;
-        let is_too_late = age_ns >= patience_ns && flight.pending.parts.iter().any(is_late);
+        let is_too_late = age_ns >= oldest_ns.max(least_ns) && flight.pending.parts.iter().any(is_late);
         let is_ill = || !lane.is_open(self.now_ns);
         (is_too_late || is_ill()).then_some(is_too_late)
     }
@@ -104,7 +109,8 @@ impl Scheduler {
         }
         let waited_ns = flight.pending.parts.iter().map(|part| self.waited_ns(part)).max();
         let still_ns = waited_ns.unwrap_or(0).min(age_ns);
-        if still_ns >= STILL_NS && still_ns as f64 > SLOWER * 1e9 * self.bucket_s(len) {
+        let twice_ns = self.twice_bucket_ns(len, self.bucket_takes_s());
+        if still_ns >= STILL_NS && still_ns as f64 > SLOWER / 2.0 * twice_ns as f64 {
             self.loads
                 .lanes
                 .of_mut(flight.pending.source)
@@ -114,15 +120,13 @@ impl Scheduler {
 
     /// How long a rank waits for so many bytes of a peer.
     fn patience_ns(&self, len: u64, bucket_takes_s: f64) -> u64 {
-        let from_bucket_s = self.loads.lanes.bucket.estimate.expected_s(len);
-        let twice_ns = (2e9 * from_bucket_s.max(bucket_takes_s)) as u64;
-        twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS)
+        self.twice_bucket_ns(len, bucket_takes_s)
+            .clamp(PATIENCE_NS, MOST_PATIENCE_NS)
     }
 
-    /// What so many bytes take from the bucket, by what came from it and by what is in the air.
-    fn bucket_s(&self, len: u64) -> f64 {
-        let estimate = &self.loads.lanes.bucket.estimate;
-        estimate.expected_s(len).max(self.bucket_takes_s())
+    fn twice_bucket_ns(&self, len: u64, bucket_takes_s: f64) -> u64 {
+        let expected_s = self.loads.lanes.bucket.estimate.expected_s(len);
+        (2e9 * expected_s.max(bucket_takes_s)) as u64
     }
 
     /// For how long somebody here has waited for a part.

@@ -178,6 +178,38 @@ fn who_has_had_a_rank_stand_still_is_not_waited_for_as_long_again_for_what_it_wa
 }
 
 #[test]
+fn a_trial_of_a_peer_takes_no_longer_than_twice_what_the_bucket_takes() {
+    for (bucket_takes_ns, trial_ns) in [(20_000_000, OLD_NS), (300_000_000, 600_000_000)] {
+        let (mut hand, theirs) = hand_of(100_000, 16);
+        let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
+        ask(&mut hand, 1, &ours[..8]);
+        hand.now_ns = 10 * PATIENCE_NS;
+        (0..8).for_each(|at| hand.land_late(ours[at], bucket_takes_ns));
+        ask(&mut hand, 2, &theirs[..16]);
+        // A burst is one time: the pause is the shortest.
+        theirs[..16]
+            .iter()
+            .for_each(|&sample| hand.fail(sample, Failure::Unavailable));
+        theirs[..16]
+            .iter()
+            .for_each(|&sample| hand.land_late(sample, bucket_takes_ns));
+        let is_open = |hand: &Hand| hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns);
+        assert!(!is_open(&hand));
+        hand.now_ns += 100_000_000;
+        assert!(is_open(&hand));
+        hand.want_samples(3, &theirs[16..17]);
+        assert_eq!(source_of(&hand, theirs[16]), Some(Source::Peer(1)));
+        let begun = hand.now_ns;
+        assert_eq!(tick_at(&mut hand, begun + trial_ns * 9 / 10), 0, "{bucket_takes_ns}");
+        assert_eq!(tick_at(&mut hand, begun + trial_ns * 11 / 10), 1, "{bucket_takes_ns}");
+        assert!(!hand.plan.loads.lanes.of(Source::Peer(1)).holds_ranks_up(hand.now_ns));
+        hand.fail(theirs[16], Failure::Cancelled);
+        assert_eq!(source_of(&hand, theirs[16]), Some(Source::Bucket));
+        assert!(!is_open(&hand));
+    }
+}
+
+#[test]
 fn what_several_wait_for_at_one_time_is_waited_for_in_vain_once() {
     let (mut hand, theirs) = hand();
     let begun = 10 * PATIENCE_NS;
