@@ -247,7 +247,7 @@ def advise(
     Args:
         path: The file.
         ranges: What will be read, each (first byte, bytes), in that order.
-        ahead: How many of them ahead of the one that was [reached][foreload.mmap.Advice.reached] last.
+        ahead: How many of them ahead of the one that was [reached][foreload.mmap.Advice.reached] last, at most; three quarters of that at least.
         window: Bytes under way at most. Default: 128 MB, and no more than a tenth of the memory that is available.
 
     Returns:
@@ -405,7 +405,7 @@ def wrap_sampler(
         path: The file: LMDB, `.npy`, Arrow IPC or safetensors.
         key: Makes what the sampler names into what the file knows it by: an LMDB key, a row, a record batch or a tensor's name. None: it is that already; a
             number counts the file's parts in their order.
-        ahead: How many samples ahead of the one that is handed out.
+        ahead: How many samples ahead of the one that is handed out, at most; three quarters of that at least.
         database: Of an LMDB file the database with this name; none given: the one without a name.
 
     Returns:

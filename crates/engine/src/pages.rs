@@ -22,6 +22,9 @@ const USUAL_STEP: u64 = 128 << 10;
 /// And at most: a longer step is no faster.
 const MOST_STEP: u64 = 2 << 20;
 
+/// The thread wakes up so often while the reader goes as far as the window reaches ahead.
+const TURNS: usize = 4;
+
 /// A stretch of one of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
@@ -57,6 +60,8 @@ pub struct Progress {
 struct State {
     progress: Progress,
     allowed: usize,
+    /// The thread sleeps until so many are allowed.
+    wakes_at: Option<usize>,
     is_stopped: bool,
 }
 
@@ -76,12 +81,18 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until a stretch may be asked for; false: it was stopped.
-    fn may(&self, stretch: usize) -> bool {
-        let state = self.state();
-        let may_not = |state: &mut State| !state.is_stopped && stretch >= state.allowed;
-        let state = self.changed.wait_while(state, may_not);
-        !state.unwrap_or_else(PoisonError::into_inner).is_stopped
+    /// Waits until a stretch may be asked for; false: it was stopped. Who has to wait waits for `several`: a reader that finds all in memory is faster than a thread wakes up.
+    fn may(&self, stretch: usize, several: usize) -> bool {
+        let mut state = self.state();
+        if !state.is_stopped && stretch >= state.allowed {
+            let wakes_at = stretch + several;
+            state.wakes_at = Some(wakes_at);
+            let may_not = |state: &mut State| !state.is_stopped && state.allowed < wakes_at;
+            let waited = self.changed.wait_while(state, may_not);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+            state.wakes_at = None;
+        }
+        !state.is_stopped
     }
 }
 
@@ -116,7 +127,7 @@ impl ReadAhead {
         std::thread::Builder::new()
             .name("foreload-pages".to_owned())
             .spawn(move || {
-                let read = read(&theirs, &files, &stretches, window.bytes);
+                let read = read(&theirs, &files, &stretches, window);
                 theirs.change(|state| {
                     state.progress.is_over = true;
                     state.progress.error = read.err().map(|error| error.to_string());
@@ -127,7 +138,12 @@ impl ReadAhead {
 
     /// So many stretches, counted from the first, may be asked for; never fewer than before.
     pub fn allow(&self, stretches: usize) {
-        self.shared.change(|state| state.allowed = state.allowed.max(stretches));
+        let mut state = self.shared.state();
+        state.allowed = state.allowed.max(stretches);
+        if state.wakes_at.is_some_and(|wakes_at| wakes_at <= state.allowed) {
+            drop(state);
+            self.shared.changed.notify_all();
+        }
     }
 
     /// Asks for nothing more.
@@ -195,8 +211,8 @@ pub fn step_of(file: &File) -> u64 {
     said.filter(|&bytes| bytes > 0).unwrap_or(USUAL_STEP).min(MOST_STEP)
 }
 
-/// Asks for all stretches, with no more than `most_bytes` under way.
-fn read(shared: &Shared, files: &[Mapped], stretches: &[Stretch], most_bytes: u64) -> io::Result<()> {
+/// Asks for all stretches, with no more under way than the window has.
+fn read(shared: &Shared, files: &[Mapped], stretches: &[Stretch], window: Window) -> io::Result<()> {
     let mut under_way: VecDeque<Stretch> = VecDeque::new();
     let mut bytes = 0;
     for (number, stretch) in stretches.iter().enumerate() {
@@ -208,7 +224,8 @@ fn read(shared: &Shared, files: &[Mapped], stretches: &[Stretch], most_bytes: u6
         let Mapped { file, step, .. } = &files[stretch.file];
         let (mut offset, end) = (stretch.offset, stretch.offset + stretch.len);
         while offset < end {
-            if !shared.may(number) {
+            let several = (window.stretches / TURNS).clamp(1, stretches.len() - number);
+            if !shared.may(number, several) {
                 return Ok(());
             }
             // Up to where a window ends, as the kernel cuts them.
@@ -220,7 +237,7 @@ fn read(shared: &Shared, files: &[Mapped], stretches: &[Stretch], most_bytes: u6
                 len,
             });
             bytes += len;
-            while bytes > most_bytes
+            while bytes > window.bytes
                 && let Some(first) = under_way.pop_front()
             {
                 bytes -= first.len;
@@ -239,7 +256,8 @@ fn arrived(shared: &Shared, files: &[Mapped], step: Stretch) -> io::Result<()> {
     }
     // A file that was cut short meanwhile has nothing there, and whoever maps it will see that.
     files[step.file].file.read_at(&mut [0], step.offset + step.len - 1)?;
-    shared.change(|state| state.progress.there_bytes += step.len);
+    // Nobody waits for less than all.
+    shared.state().progress.there_bytes += step.len;
     Ok(())
 }
 
