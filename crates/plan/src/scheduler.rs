@@ -542,7 +542,7 @@ impl Scheduler {
         let lane = self.loads.lanes.peer_at(number)?;
         Some(PeerState {
             in_flight: u64::from(lane.demand().in_flight),
-            is_avoided: !lane.is_open(self.now_ns),
+            is_avoided: !lane.is_open(self.now_ns) || lane.is_on_trial(),
             latency_s: lane.estimate.latency_s(),
             bytes_per_s: lane.estimate.bytes_per_s(),
         })

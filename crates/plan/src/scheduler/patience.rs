@@ -11,7 +11,7 @@
 //! | the peer is ill, and the load has been under way for [`OLD_NS`] | what is queued there goes to the bucket, too |
 //!
 //! A peer for which a rank stands still twice in a row, though the bucket would have been faster by far, is left alone for a second, and for twice as long each time that it happens again: its own bucket may be slow, or its link. That is so when it was
-//! waited for in vain where the bucket takes less than half of [`PATIENCE_NS`], and, of the only other one, when what it brought had been waited for for [`STILL_NS`] and for four times as long as the bucket takes.
+//! waited for in vain where the bucket takes less than half of [`PATIENCE_NS`], and, of the only other one, when what it brought had been waited for for [`STILL_NS`] and for twenty times as long as the bucket takes.
 //!
 //! A load that races a twin is none of these: one of the two will bring it.
 //!
@@ -19,7 +19,6 @@
 
 use super::Scheduler;
 use super::flights::{Flight, Part};
-use super::peers::SLOWER;
 use crate::action::{Action, Failure, Source};
 
 /// A rank waits so long for a peer.
@@ -27,7 +26,9 @@ pub(super) const PATIENCE_NS: u64 = 2_000_000_000;
 /// And no longer, however slow the bucket is.
 pub(super) const MOST_PATIENCE_NS: u64 = 120_000_000_000;
 /// Who waits for so long stands still.
-const STILL_NS: u64 = 500_000_000;
+const STILL_NS: u64 = 1_000_000_000;
+/// Who takes so many times as long as another one needn't be waited for. With less, nodes of which all are well would fetch each other's.
+const SLOWER_BY_FAR: u64 = 20;
 /// What takes longer isn't just a busy machine's turn.
 const OLD_NS: u64 = 50_000_000;
 /// A rank that has what it needs gives memory back within this time, or may be waiting for others that wait for it.
@@ -110,7 +111,7 @@ impl Scheduler {
         let waited_ns = flight.pending.parts.iter().map(|part| self.waited_ns(part)).max();
         let still_ns = waited_ns.unwrap_or(0).min(age_ns);
         let twice_ns = self.twice_bucket_ns(len, self.bucket_takes_s());
-        if still_ns >= STILL_NS && still_ns as f64 > SLOWER / 2.0 * twice_ns as f64 {
+        if still_ns >= STILL_NS && still_ns >= SLOWER_BY_FAR / 2 * twice_ns {
             self.loads
                 .lanes
                 .of_mut(flight.pending.source)

@@ -37,7 +37,7 @@ const LATE_S: f64 = 0.05;
 const MOST_STEPS: u64 = 1 << 20;
 
 /// A peer is slow that takes so many times as long as others do.
-pub(super) const SLOWER: f64 = 4.0;
+const SLOWER: f64 = 4.0;
 
 /// The group that a node is in; empty: it is alone.
 #[derive(Default)]

@@ -133,8 +133,8 @@ fn a_peer_that_has_ranks_stand_still_just_within_their_patience_is_left_alone_to
         (PATIENCE_NS - 1, 20_000_000, true),
         (STILL_NS - 1, 20_000_000, false),
         // The bucket isn't faster by far.
-        (STILL_NS, STILL_NS / 3, false),
-        (PATIENCE_NS - 1, PATIENCE_NS / 3, false),
+        (STILL_NS, STILL_NS / 5, false),
+        (PATIENCE_NS - 1, PATIENCE_NS / 10, false),
     ] {
         let (mut hand, theirs) = hand();
         let ours: Vec<u64> = (0..64).filter(|sample| !theirs.contains(sample)).collect();
