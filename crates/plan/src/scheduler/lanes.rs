@@ -437,14 +437,14 @@ impl Lane {
     }
 
     /// A load failed, or as good as that.
-    fn failed(&mut self, now_ns: u64, issued_ns: u64, bundle: Option<u64>) {
+    fn failed(&mut self, now_ns: u64, bundle: Option<u64>) {
         if let Some(bundle) = self.bundle(bundle) {
             bundle.failures += 1;
             if bundle.failures > BUNDLE_FAILURES {
                 return;
             }
         }
-        self.breaker.failed(now_ns, issued_ns);
+        self.breaker.failed(now_ns);
     }
 
     /// A load of a bundle leaves the air.
@@ -485,7 +485,7 @@ impl Lane {
             }
             Outcome::Failed(Failure::Cancelled) => self.twins.left(ratio),
             Outcome::Failed(failure) if Some(failure) == self.lacks => {}
-            Outcome::Failed(_) => self.failed(now_ns, issued_ns, ended.bundle),
+            Outcome::Failed(_) => self.failed(now_ns, ended.bundle),
         }
         self.leave(ended.bundle);
     }
@@ -501,8 +501,8 @@ impl Lane {
     }
 
     /// It was overtaken by another source, which was asked later: as a failure is, but that it says nothing of how long it would have taken.
-    pub fn was_overtaken(&mut self, now_ns: u64, issued_ns: u64, bundle: Option<u64>) {
-        self.failed(now_ns, issued_ns, bundle);
+    pub fn was_overtaken(&mut self, now_ns: u64, bundle: Option<u64>) {
+        self.failed(now_ns, bundle);
     }
 
     /// Seconds that a request of `bytes` is expected to take, its turn in the queue included.

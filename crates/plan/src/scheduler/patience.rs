@@ -53,7 +53,7 @@ impl Scheduler {
                 let is_bucket_fast = self.patience_ns(len, bucket_takes_s) == PATIENCE_NS;
                 let was_trial = self.now_ns.saturating_sub(issued_ns) < PATIENCE_NS;
                 let lane = self.loads.lanes.of_mut(source);
-                lane.was_overtaken(self.now_ns, issued_ns, bundle);
+                lane.was_overtaken(self.now_ns, bundle);
                 if is_bucket_fast && !was_trial {
                     lane.held_a_rank_up(self.now_ns, issued_ns);
                 }

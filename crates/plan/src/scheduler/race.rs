@@ -126,11 +126,7 @@ impl Scheduler {
         let lanes = &mut self.loads.lanes;
         match (loser.pending.twin_of, loser.pending.source) {
             (Some(_), _) => lanes.of_mut(winner).twin_lost(),
-            (None, peer @ Source::Peer(_)) => {
-                lanes
-                    .of_mut(peer)
-                    .was_overtaken(self.now_ns, loser.issued_ns, loser.pending.bundle);
-            }
+            (None, peer @ Source::Peer(_)) => lanes.of_mut(peer).was_overtaken(self.now_ns, loser.pending.bundle),
             (None, _) => {}
         }
         let samples: Vec<u32> = loser.pending.parts.iter().map(|part| part.handle.index).collect();

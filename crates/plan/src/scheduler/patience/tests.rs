@@ -185,12 +185,11 @@ fn a_trial_of_a_peer_takes_no_longer_than_twice_what_the_bucket_takes() {
         ask(&mut hand, 1, &ours[..8]);
         hand.now_ns = 10 * PATIENCE_NS;
         (0..8).for_each(|at| hand.land_late(ours[at], bucket_takes_ns));
-        ask(&mut hand, 2, &theirs[..16]);
-        // A burst is one time: the pause is the shortest.
-        theirs[..16]
+        ask(&mut hand, 2, &theirs[..5]);
+        theirs[..5]
             .iter()
             .for_each(|&sample| hand.fail(sample, Failure::Unavailable));
-        theirs[..16]
+        theirs[..5]
             .iter()
             .for_each(|&sample| hand.land_late(sample, bucket_takes_ns));
         let is_open = |hand: &Hand| hand.plan.loads.lanes.of(Source::Peer(1)).is_open(hand.now_ns);
