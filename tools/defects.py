@@ -102,7 +102,7 @@ DEFECTS = [
     ),
     Defect(
         "what is planned again stays where it waited for who needs it later",
-        (("crates/plan/src/scheduler/ahead.rs", "        self.loads.lanes.hurry(id, self.asker(line));\n", ""),),
+        (("crates/plan/src/scheduler/ahead.rs", "        self.hurry(id, self.asker(line));\n", ""),),
         JUMP,
     ),
     Defect(
@@ -326,7 +326,7 @@ DEFECTS = [
     ),
     Defect(
         "another node is given up on though it waits for a bucket that is slow for all",
-        ((PATIENT, "twice_ns.clamp(PATIENCE_NS, MOST_PATIENCE_NS)", "twice_ns.clamp(PATIENCE_NS, PATIENCE_NS)"),),
+        ((PATIENT, ".clamp(PATIENCE_NS, MOST_PATIENCE_NS)", ".clamp(PATIENCE_NS, PATIENCE_NS)"),),
         PATIENCE,
     ),
     Defect(
@@ -347,13 +347,23 @@ DEFECTS = [
     ),
     Defect(
         "another node is asked again at once whenever it was waited for in vain",
-        ((PATIENT, "if is_bucket_fast {", "if is_bucket_fast && bundle == Some(u64::MAX) {"),),
+        ((PATIENT, "if is_bucket_fast && !was_trial {", "if is_bucket_fast && bundle == Some(u64::MAX) {"),),
         PATIENCE,
     ),
     Defect(
         "another node that waits for the same slow bucket is left alone",
-        ((PATIENT, "if is_bucket_fast {", "if is_bucket_fast || len > 0 {"),),
+        ((PATIENT, "if is_bucket_fast && !was_trial {", "if is_bucket_fast || len > 0 {"),),
         PATIENCE,
+    ),
+    Defect(
+        "a trial of another node that is ill has a rank wait as long as one of a node that is well",
+        ((PATIENT, "match (lane.is_on_trial(),", "match (lane.is_on_trial() && bucket_takes_s < 0.0,"),),
+        PATIENCE,
+    ),
+    Defect(
+        "what the kernel took back of a mapped file isn't seen when it is touched again soon",
+        (("crates/plan/src/window/watch.rs", "        self.unsure = self.granules;\n", ""),),
+        ["-p", "foreload-plan", "--lib", "--", "window::"],
     ),
 ]
 
