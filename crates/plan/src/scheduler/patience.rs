@@ -91,7 +91,10 @@ impl Scheduler {
         let lane = self.loads.lanes.of(flight.pending.source);
         // Who has had a rank stand still isn't waited for as long again for what it was asked for then, and a trial takes no longer than the bucket.
         let (least_ns, oldest_ns) = match (lane.is_on_trial(), lane.holds_ranks_up(self.now_ns)) {
-            (true, _) => (self.twice_bucket_ns(flight.pending.len, bucket_takes_s).max(OLD_NS), 0),
+            (true, _) => {
+                let twice_ns = self.twice_bucket_ns(flight.pending.len, bucket_takes_s);
+                (twice_ns.clamp(OLD_NS, MOST_PATIENCE_NS), 0)
+            }
             (false, true) => (OLD_NS, patience_ns),
             (false, false) => (patience_ns, patience_ns),
         };
