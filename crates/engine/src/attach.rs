@@ -160,6 +160,12 @@ impl Attached {
             window_bytes: self.window_bytes,
             budget_bytes: self.budget_bytes,
         };
+        // They have one time to search: it is theirs when none of them loses pages any more.
+        let mut are_taken_back = false;
+        for process in self.processes.values_mut() {
+            are_taken_back |= process.was_taken_from();
+        }
+        self.pace.taken_back(are_taken_back);
         for process in self.processes.values_mut() {
             is_ahead |= process.look(&look, elapsed, &mut self.pace, cpu);
             is_followed |= process.is_followed();

@@ -191,20 +191,9 @@ impl<'a> Poll<'a> {
         if !watch.hot(&self.pages) {
             return None;
         }
-        if self.pace.may_search() {
-            let mut before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
-            let mut may_search = || {
-                let now = clock(libc::CLOCK_THREAD_CPUTIME_ID);
-                self.pace.searched(Duration::from_nanos(now.saturating_sub(before)));
-                before = now;
-                self.pace.may_search()
-            };
-            if !watch.search(&self.pages, &mut may_search)
-                || may_search() && !watch.search_touched(&self.pages, &mut may_search)
-            {
-                return None;
-            }
-            may_search();
+        let cpu = || Duration::from_nanos(clock(libc::CLOCK_THREAD_CPUTIME_ID));
+        if !watch.search_within(&self.pages, &mut self.pace, cpu) {
+            return None;
         }
         watch.looked(self.elapsed);
         let page = self.pages.page() as u64;

@@ -197,33 +197,25 @@ impl Process {
         self.mapped.push(Mapped { area, file, watch });
     }
 
+    /// Whether it has lost pages of files since the last time; what it has mapped is looked at again then.
+    pub fn was_taken_from(&mut self) -> bool {
+        let mut text = [0; 128];
+        let said = self.statm.as_ref().and_then(|statm| statm.read_at(&mut text, 0).ok());
+        let was_taken_from = said.is_some_and(|got| self.resident.has_lost(&text[..got]));
+        if was_taken_from {
+            self.mapped.iter_mut().for_each(|mapped| mapped.watch.taken_back());
+        }
+        was_taken_from
+    }
+
     /// Looks at all its mappings, `elapsed` after the time before, and asks for what comes next. Whether anything is on its way.
     pub fn look(&mut self, look: &Look<'_>, elapsed: Duration, pace: &mut Pace, cpu: impl Fn() -> Duration) -> bool {
         let Some(pages) = &self.pages else { return false };
         let page = pages.page() as u64;
         let (begun, mut is_ahead) = (cpu(), false);
-        let mut text = [0; 128];
-        let said = self.statm.as_ref().and_then(|statm| statm.read_at(&mut text, 0).ok());
-        let are_taken_back = said.is_some_and(|got| self.resident.has_lost(&text[..got]));
-        if are_taken_back {
-            self.mapped.iter_mut().for_each(|mapped| mapped.watch.taken_back());
-        }
-        pace.taken_back(are_taken_back);
         for Mapped { area, file, watch } in &mut self.mapped {
             self.counts.scans += 1;
-            let mut is_known = watch.hot(pages);
-            if is_known && pace.may_search() {
-                let mut before = cpu();
-                let mut may_search = || {
-                    let now = cpu();
-                    pace.searched(now.saturating_sub(before));
-                    before = now;
-                    pace.may_search()
-                };
-                is_known = watch.search(pages, &mut may_search)
-                    && (!may_search() || watch.search_touched(pages, &mut may_search));
-                may_search();
-            }
+            let is_known = watch.hot(pages) && watch.search_within(pages, pace, &cpu);
             if !is_known {
                 // It ends, or becomes another program: the next look at what it has mapped will tell.
                 break;

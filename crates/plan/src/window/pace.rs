@@ -123,7 +123,7 @@ impl Resident {
     /// The process has so many by what `/proc/PID/statm` says: whether they have become fewer since the last time that this was so. The process may have let go of them itself.
     pub fn has_lost(&mut self, statm: &[u8]) -> bool {
         let Some(pages) = Self::pages(statm) else { return false };
-        let has_lost = pages + Self::SLACK < self.most;
+        let has_lost = pages.saturating_add(Self::SLACK) < self.most;
         self.most = if has_lost { pages } else { self.most.max(pages) };
         has_lost
     }
@@ -207,6 +207,7 @@ mod tests {
             b"1 2",
             b"1 2 x 3",
             b"1 2 99999999999999999999999 3",
+            b"1 2 18446744073709551615 3",
             b"\xff \xff \xff",
         ] {
             assert!(!resident.has_lost(other));

@@ -6,6 +6,7 @@
 //!
 //! The bits are kept in memory that the caller brings, for nothing is allocated here.
 
+use super::pace::Pace;
 use super::pagemap::{Kernel, Pages};
 use super::{Detector, STREAMS, Span, Tally};
 use core::time::Duration;
@@ -164,6 +165,23 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Watch<W> {
 
     fn is_touched(&self, granule: usize) -> bool {
         self.word(granule / BITS) >> (granule % BITS) & 1 == 1
+    }
+
+    /// Looks elsewhere for as long as `pace` allows by the time that `cpu` says; false: it can't be said.
+    pub fn search_within<K: Kernel>(&mut self, pages: &Pages<K>, pace: &mut Pace, cpu: impl Fn() -> Duration) -> bool {
+        if !pace.may_search() {
+            return true;
+        }
+        let mut before = cpu();
+        let mut goes_on = || {
+            let now = cpu();
+            pace.searched(now.saturating_sub(before));
+            before = now;
+            pace.may_search()
+        };
+        let is_known = self.search(pages, &mut goes_on) && (!goes_on() || self.search_touched(pages, &mut goes_on));
+        goes_on();
+        is_known
     }
 
     /// Looks at more of what was never touched, for as long as `goes_on`; false: it can't be said.
