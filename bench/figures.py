@@ -191,6 +191,10 @@ FIGURES = [
                     ("bytes fetched / file", Bar(most=1.05)),
                 )
             },
+            **{
+                f"{what}, 4 processes, until all have loaded: bare read / prefetch": Bar(least=0.9)
+                for what in ("weights", "weights by eight bytes")
+            },
             "every 8th record, index saved: kernel / known order": Bar(least=20),
             "every 8th record, index saved: 8 MiB window / known order": Bar(least=8),
             "every 8th record: bytes fetched / useful": Bar(most=1.05),
@@ -216,6 +220,7 @@ FIGURES = [
         "mapped files on a store of 5 ms, read by programs as they are under `foreload run --mmap`",
         {
             **{f"weights, {who}: bare read / run": Bar(least=0.9) for who in ("1 process", "4 processes")},
+            "weights, 4 processes, until all have loaded: bare read / run": Bar(least=0.9),
             **{f"weights, {who}: 8 MiB window / run": Bar(least=1.0) for who in ("1 process", "4 processes")},
             **{f"weights, {who}: bytes fetched / file": Bar(most=1.05) for who in ("1 process", "4 processes")},
             "records in order: kernel / run": Bar(least=8),

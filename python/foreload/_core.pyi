@@ -134,6 +134,9 @@ class Index:
     def find(self, key: bytes) -> int | None:
         """The number of the first value with a key, of an LMDB file with the order that LMDB has."""
 
+    def spans(self, what: Sequence[int | bytes | str]) -> list[tuple[int, int] | None]:
+        """First byte and bytes in the object of each of these, by number or by key, of an LMDB file; None: there is no such sample."""
+
     def place(self, sample: int) -> tuple[str, int, int, int, str | None]:
         """(key, first byte, bytes, object's size, etag); of several ranges the first."""
     def ranges(self, sample: int) -> list[tuple[str, int, int, int, str | None]]:

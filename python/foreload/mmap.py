@@ -49,6 +49,8 @@ _WINDOW = 128_000_000
 _MOST_SHARE, _WINDOW_SHARE = 0.8, 0.1
 _FOREVER = 1e9
 _PAGE = 4096
+#: No file has as many parts.
+_MOST_PLACES = 1 << 62
 #: Of what lies between values so much is fetched ahead, as a share of the values and besides: what is more is free pages, and no tree.
 _TREE_SHARE, _SOME_TREE = 0.25, 1 << 20
 #: How often a file is looked at that is another one meanwhile.
@@ -326,15 +328,33 @@ class LmdbIndex:
         """
         key = key.encode() if isinstance(key, str) else bytes(key)
         nth = self._data.source.opened().index.find(key)
-        if nth is not None:
-            return self.at(nth)
-        # In an order of the program's own, or not there.
+        return self.at(self._number(key) if nth is None else nth)
+
+    def places(self, named: Sequence[bytes | str | int]) -> list[tuple[int, int]]:
+        """First byte and bytes of many values at once, each by its key or by its place in the order of keys.
+
+        Raises:
+            KeyError: There is no such one.
+        """
+        spans = self._data.source.opened().index.spans(
+            [what if isinstance(what, (bytes, str)) else _number(what) for what in named]
+        )
+        return [self._place(what) if span is None else span for what, span in zip(named, spans, strict=True)]
+
+    def _place(self, what: bytes | str | int) -> tuple[int, int]:
+        try:
+            return self.range(what) if isinstance(what, (bytes, str)) else self.at(int(what))
+        except (KeyError, IndexError):
+            raise KeyError(what) from None
+
+    def _number(self, key: bytes) -> int:
+        """Of a key in an order of the program's own, or that isn't there."""
         if self._numbers is None:
             numbers: dict[bytes, int] = {}
             for nth in range(len(self)):
                 numbers.setdefault(self.key(nth), nth)
             self._numbers = numbers
-        return self.at(self._numbers[key])
+        return self._numbers[key]
 
 
 class _Parts:
@@ -357,17 +377,30 @@ class _Parts:
         """Has what samples name fetched in this order."""
         if _stamp(self._place) != self._stamp:
             self._look()
-        places = [self._at(sample) for sample in samples]
+        named = samples if self._key is None else [self._key(sample) for sample in samples]
+        try:
+            places = self._places(named)
+        except KeyError as nothing:
+            raise KeyError(f"{self._found.path} has nothing by the name {nothing.args[0]!r}") from None
         return Advice(self._found.path, places, self._ahead, before=self._before)
 
-    def _at(self, sample: Any) -> tuple[int, int]:
-        what, found = sample if self._key is None else self._key(sample), self._found
+    def _places(self, named: Sequence[Any]) -> list[tuple[int, int]]:
+        if isinstance(self._found, LmdbIndex):
+            return self._found.places(named)
+        return [self._part(what) for what in named]
+
+    def _part(self, what: Any) -> tuple[int, int]:
+        found = self._found
+        assert not isinstance(found, LmdbIndex)
         try:
-            if isinstance(found, LmdbIndex):
-                return found.range(what) if isinstance(what, (bytes, str)) else found.at(int(what))
             return self._names[what] if isinstance(what, str) else found.parts[int(what)]
         except (KeyError, IndexError):
-            raise KeyError(f"{found.path} has nothing by the name {what!r}") from None
+            raise KeyError(what) from None
+
+
+def _number(what: Any) -> int:
+    """A place in an order: any kind of whole number; what is too large for one is no place anyway."""
+    return max(-_MOST_PLACES, min(int(what), _MOST_PLACES))
 
 
 def _stamp(place: Path) -> tuple[int, ...]:

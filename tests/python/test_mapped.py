@@ -226,6 +226,13 @@ def test_values_lie_where_lmdb_put_them(tmp_path: Path, version: int, case: str,
         assert data[first : first + length] == value
     with pytest.raises(KeyError):
         index.range(b"nothing like it")
+    keys = [key for key, _ in entries]
+    assert index.places(keys) == [index.range(key) for key in keys]
+    numbers = list(np.random.default_rng(1).permutation(len(index)))
+    assert index.places([*numbers, -1]) == [*(places[n] for n in numbers), places[-1]]
+    for nothing in (b"nothing like it", "nothing", len(index), -len(index) - 1, 1 << 70, -1 << 70):
+        with pytest.raises(KeyError, match=re.escape(repr(nothing)[:40])):
+            index.places([keys[0], nothing])
     # What is no value, but for what shares a page with one.
     inside = np.zeros(len(data) + PAGE, bool)
     for first, length in places:

@@ -7,13 +7,14 @@
 //!
 //! Pages that are there, or that another process has asked for, are not fetched again. So several processes that read ahead in one file fetch it once.
 
-use rustix::fs::{Advice, fadvise, fstat, major, minor};
+use foreload_plan::flow::{Concurrency, ConcurrencySettings};
+use rustix::fs::{Access, Advice, access, fadvise, fstat, major, minor};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -103,18 +104,18 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Begins with the stretches of these files, in the order given.
+    /// Begins with the stretches of these files, in the order given. The thread opens them: a busy file system takes a while for that.
     ///
     /// # Errors
-    /// What the system says of a file; `InvalidInput` for a stretch beyond its end, or of a file that isn't named.
+    /// What the system says of a file that is looked at; `InvalidInput` for a stretch beyond its end, or of a file that isn't named.
     pub fn begin(files: &[PathBuf], stretches: Vec<Stretch>, window: Window) -> io::Result<Self> {
-        let files: Vec<Mapped> = files.iter().map(Mapped::open).collect::<io::Result<_>>()?;
+        let bytes: Vec<u64> = files.iter().map(readable_bytes).collect::<io::Result<_>>()?;
         for stretch in &stretches {
             let end = stretch.offset.checked_add(stretch.len);
-            let is_inside = files
+            let is_inside = bytes
                 .get(stretch.file)
                 .zip(end)
-                .is_some_and(|(file, end)| end <= file.bytes);
+                .is_some_and(|(bytes, end)| end <= *bytes);
             if !is_inside {
                 let Stretch { file, offset, len } = stretch;
                 let why = format!("{len} bytes from {offset} on are not all in file {file}");
@@ -123,11 +124,12 @@ impl ReadAhead {
         }
         let shared = Arc::new(Shared::default());
         shared.state().allowed = window.stretches;
-        let theirs = Arc::clone(&shared);
+        let (theirs, files) = (Arc::clone(&shared), files.to_vec());
         std::thread::Builder::new()
             .name("foreload-pages".to_owned())
             .spawn(move || {
-                let read = read(&theirs, &files, &stretches, window);
+                let opened: io::Result<Vec<Mapped>> = files.iter().map(Mapped::open).collect();
+                let read = opened.and_then(|files| read(&theirs, &files, &stretches, window));
                 theirs.change(|state| {
                     state.progress.is_over = true;
                     state.progress.error = read.err().map(|error| error.to_string());
@@ -181,22 +183,29 @@ impl Drop for ReadAhead {
     }
 }
 
+fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// How long a file is that may be read.
+fn readable_bytes(path: &PathBuf) -> io::Result<u64> {
+    access(path, Access::READ_OK).map_err(|error| named(path)(error.into()))?;
+    Ok(path.metadata().map_err(named(path))?.len())
+}
+
 /// An open file, and what one call fetches of it.
 struct Mapped {
     file: File,
-    bytes: u64,
     step: u64,
 }
 
 impl Mapped {
     fn open(path: &PathBuf) -> io::Result<Self> {
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let file = File::open(path).map_err(named)?;
-        let bytes = file.metadata().map_err(named)?.len();
+        let file = File::open(path).map_err(named(path))?;
         // Else each look whether something is there would fetch what lies behind it.
         fadvise(&file, 0, None, Advice::Random)?;
         let step = step_of(&file);
-        Ok(Mapped { file, bytes, step })
+        Ok(Mapped { file, step })
     }
 }
 
@@ -211,15 +220,13 @@ pub fn step_of(file: &File) -> u64 {
     said.filter(|&bytes| bytes > 0).unwrap_or(USUAL_STEP).min(MOST_STEP)
 }
 
-/// Asks for all stretches, with no more under way than the window has.
+/// Asks for all stretches, with no more under way than the window has, and than makes the store faster.
 fn read(shared: &Shared, files: &[Mapped], stretches: &[Stretch], window: Window) -> io::Result<()> {
-    let mut under_way: VecDeque<Stretch> = VecDeque::new();
-    let mut bytes = 0;
+    let mut under_way = UnderWay::new(shared, files, window);
     for (number, stretch) in stretches.iter().enumerate() {
-        if !under_way.is_empty() && shared.state().allowed <= number {
+        if !under_way.steps.is_empty() && shared.state().allowed <= number {
             // Nothing more may be asked for: what is under way may as well be waited for.
-            under_way.drain(..).try_for_each(|step| arrived(shared, files, step))?;
-            bytes = 0;
+            under_way.until(0)?;
         }
         let Mapped { file, step, .. } = &files[stretch.file];
         let (mut offset, end) = (stretch.offset, stretch.offset + stretch.len);
@@ -231,34 +238,84 @@ fn read(shared: &Shared, files: &[Mapped], stretches: &[Stretch], window: Window
             // Up to where a window ends, as the kernel cuts them.
             let len = (step - offset % step).min(end - offset);
             fadvise(file, offset, NonZeroU64::new(len), Advice::WillNeed)?;
-            under_way.push_back(Stretch {
-                file: stretch.file,
-                offset,
-                len,
-            });
-            bytes += len;
-            while bytes > window.bytes
-                && let Some(first) = under_way.pop_front()
-            {
-                bytes -= first.len;
-                arrived(shared, files, first)?;
-            }
+            let file = stretch.file;
+            under_way.asked(Stretch { file, offset, len })?;
             offset += len;
         }
     }
-    under_way.into_iter().try_for_each(|step| arrived(shared, files, step))
+    under_way.until(0)
 }
 
-/// Waits for a step's last page.
-fn arrived(shared: &Shared, files: &[Mapped], step: Stretch) -> io::Result<()> {
-    if shared.state().is_stopped {
-        return Ok(());
+/// What was asked for, in that order, and isn't known to be there.
+struct UnderWay<'a> {
+    shared: &'a Shared,
+    files: &'a [Mapped],
+    most_bytes: u64,
+    begun: Instant,
+    /// How many steps at once the store is worth: with more of them it has its hands full, and so have the processes that read.
+    flow: Concurrency,
+    steps: VecDeque<(Stretch, u64)>,
+    bytes: u64,
+}
+
+impl<'a> UnderWay<'a> {
+    fn new(shared: &'a Shared, files: &'a [Mapped], window: Window) -> Self {
+        UnderWay {
+            shared,
+            files,
+            most_bytes: window.bytes,
+            begun: Instant::now(),
+            flow: Concurrency::new(ConcurrencySettings::default()),
+            steps: VecDeque::new(),
+            bytes: 0,
+        }
     }
-    // A file that was cut short meanwhile has nothing there, and whoever maps it will see that.
-    files[step.file].file.read_at(&mut [0], step.offset + step.len - 1)?;
-    // Nobody waits for less than all.
-    shared.state().progress.there_bytes += step.len;
-    Ok(())
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// One more; waits for the first ones until no more are under way than may be.
+    fn asked(&mut self, step: Stretch) -> io::Result<()> {
+        self.steps.push_back((step, self.now_ns()));
+        self.bytes += step.len;
+        while self.bytes > self.most_bytes {
+            self.first()?;
+        }
+        if self.steps.len() > self.flow.limit() as usize {
+            self.flow.wanted_more();
+            self.until(self.flow.limit() as usize)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the first ones until there are so few.
+    fn until(&mut self, steps: usize) -> io::Result<()> {
+        while self.steps.len() > steps {
+            self.first()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the first one's last page.
+    fn first(&mut self) -> io::Result<()> {
+        let Some((step, asked_ns)) = self.steps.pop_front() else {
+            return Ok(());
+        };
+        self.bytes -= step.len;
+        if self.shared.state().is_stopped {
+            return Ok(());
+        }
+        // A file that was cut short meanwhile has nothing there, and whoever maps it will see that.
+        self.files[step.file]
+            .file
+            .read_at(&mut [0], step.offset + step.len - 1)?;
+        let now_ns = self.now_ns();
+        self.flow.done(now_ns, now_ns - asked_ns, now_ns - asked_ns, step.len);
+        // Nobody waits for less than all.
+        self.shared.state().progress.there_bytes += step.len;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -4,11 +4,23 @@ use crate::errors::invalid;
 use foreload_store as store;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
+use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyBytes;
 
 /// What a data set consists of. Shared memory: copies of it cost nothing.
 #[pyclass(frozen, module = "foreload._core")]
 pub struct Index(store::Index);
+
+/// What a sample is asked for by.
+#[derive(FromPyObject)]
+pub enum Named {
+    /// Its number; of those below 0 counted from the end.
+    Number(i64),
+    /// The key of a value.
+    Key(PyBackedBytes),
+    /// The same as text.
+    Text(PyBackedStr),
+}
 
 /// Key, first byte, bytes, the object's size, ETag.
 type Place = (String, u64, u64, u64, Option<String>);
@@ -108,6 +120,23 @@ impl Index {
     /// The number of the first value with a key, of an LMDB file with the order that LMDB has.
     fn find(&self, key: &[u8]) -> Option<u64> {
         store::format::find_key(&self.0, key)
+    }
+
+    /// First byte and bytes in the object of each of these, of an LMDB file; None: there is no such sample. Of several ranges the first.
+    fn spans(&self, py: Python<'_>, what: Vec<Named>) -> Vec<Option<(u64, u64)>> {
+        let count = self.0.len();
+        let number = |named: &Named| match named {
+            Named::Number(number) if *number < 0 => count.checked_sub(number.unsigned_abs()),
+            Named::Number(number) => Some(number.unsigned_abs()),
+            Named::Key(key) => store::format::find_key(&self.0, key),
+            Named::Text(key) => store::format::find_key(&self.0, key.as_bytes()),
+        };
+        let span = |named: &Named| {
+            let found = self.0.sample(number(named).filter(|&number| number < count)?).ok()?;
+            let first = found.ranges().next().unwrap_or_default();
+            Some((first.offset, first.length))
+        };
+        py.detach(|| what.iter().map(span).collect())
     }
 
     /// (key, first byte, bytes, object's size, etag); of several ranges the first
