@@ -49,6 +49,8 @@ _WINDOW = 128_000_000
 _MOST_SHARE, _WINDOW_SHARE = 0.8, 0.1
 _FOREVER = 1e9
 _PAGE = 4096
+#: What is ahead is asked for in so many turns.
+_TURNS = 8
 #: No file has as many parts.
 _MOST_PLACES = 1 << 62
 #: Of what lies between values so much is fetched ahead, as a share of the values and besides: what is more is free pages, and no tree.
@@ -226,6 +228,8 @@ class Advice:
         if ahead < 1:
             raise InvalidError(f"ahead={ahead}: give 1 or more")
         self._count, self._ahead = len(ranges), ahead + len(before)
+        #: It is enough to say each so many ranges how far the reader is.
+        self.every = max(1, ahead // _TURNS)
         whole = [(0, int(first), int(length)) for first, length in chain(before, ranges)]
         self._pages = Ahead([path], whole, _window(window), self._ahead)
 

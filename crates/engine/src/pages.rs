@@ -24,7 +24,7 @@ const USUAL_STEP: u64 = 128 << 10;
 const MOST_STEP: u64 = 2 << 20;
 
 /// The thread wakes up so often while the reader goes as far as the window reaches ahead.
-const TURNS: usize = 4;
+const TURNS: usize = 8;
 
 /// A stretch of one of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
