@@ -26,6 +26,7 @@ from bench.rows.forms import forms
 from bench.rows.gateway import gateway
 from bench.rows.mapped import mapped, unmodified
 from bench.rows.mlperf import retinanet
+from bench.rows.mount import mount
 from bench.rows.nodes import SHARES, nodes
 from bench.rows.shards import shards
 from bench.rows.threads import threads
@@ -246,6 +247,26 @@ FIGURES = [
             "detection only: its mean lies so many standard errors from 0": Bar(most=2.093),
         },
         unmodified,
+    ),
+    Figure(
+        "mount",
+        "a bucket as a directory: 1 GB, five of 200 MB, and 10,000 small files",
+        {
+            "1 GB, cold: mount / the smaller of 15x one connection and 0.85 of the yardstick": Bar(least=1.0),
+            "five of 200 MB, cold: mount / yardstick": Bar(least=0.90),
+            "200 MB, cold: chunks by size / chunks of 52 MB": Bar(least=3.0),
+            **{
+                f"1 GB, warm, {who}: mount / local page cache": Bar(least=0.8) for who in ("one reader", "four readers")
+            },
+            "a fixed chunk: GETs more than chunks": Bar(most=0),
+            "the second read: requests": Bar(most=0),
+            "the second `ls -l` of 10,000 objects: requests": Bar(most=0),
+            "memory of 100,000 names: MB": Bar(most=51.2),
+            "small files, order told: mount / loader": Bar(least=0.8),
+            **{f"small files, order not told: mount / {name}": Bar(least=1.0) for name in ("s3fs", "rclone")},
+            "1 GB, cold: mount / s3fs": Bar(least=1.0),
+        },
+        mount,
     ),
     Figure("w2", "one object of 1 GB as a sample", {"views / yardstick": Bar(least=0.90)}, throughput.w2),
     Figure("w3", "five objects of 200 MB as samples", {"views / yardstick": Bar(least=0.90)}, throughput.w3),

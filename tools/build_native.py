@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Builds the three native parts of the package with cargo and puts them where Python looks for them.
+"""Builds the four native parts of the package with cargo and puts them where Python looks for them.
 
-`build` runs cargo once for the extension and the agent and once, under its own profile, for the preload library; it
+`build` runs cargo once for the extension, the agent and the mount's program and once, under its own profile, for the preload library; it
 reads from cargo's messages where the results lie, and copies those that changed into a package directory. The wheel
 (setup.py) and `make develop` both call it, so they can't differ. For the wheels of a release (tools/release_wheels.py) it
 builds for a target and a glibc that aren't this machine's, which cargo-zigbuild links. It uses the standard library only
@@ -40,14 +40,23 @@ class Artefact:
 
 EXTENSION = Artefact("_core", "cdylib", "_core.abi3.so")
 AGENT = Artefact("foreload-agent", "bin", "_bin/foreload-agent")
+MOUNT = Artefact("foreload-mount", "bin", "_bin/foreload-mount")
 PRELOAD = Artefact("foreload_preload", "cdylib", "_preload.so")
 
 #: Arguments that select the targets of one cargo call, and what the call yields.
 CALLS = (
-    (("-p", "foreload-py", "--lib", "-p", "foreload-engine", "--bin", "foreload-agent"), None, (EXTENSION, AGENT)),
+    (
+        (
+            *("-p", "foreload-py", "--lib"),
+            *("-p", "foreload-engine", "--bin", "foreload-agent"),
+            *("-p", "foreload-mount", "--bin", "foreload-mount"),
+        ),
+        None,
+        (EXTENSION, AGENT, MOUNT),
+    ),
     (("-p", "foreload-preload", "--lib"), "preload", (PRELOAD,)),
 )
-ARTEFACTS = (EXTENSION, AGENT, PRELOAD)
+ARTEFACTS = (EXTENSION, AGENT, MOUNT, PRELOAD)
 
 #: What the first call selects besides in a source tree: the programs of the test kit. Cargo then resolves the dependencies' features
 #: as for `cargo test`, and builds none of them a second time.

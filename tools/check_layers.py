@@ -28,7 +28,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "decode": frozenset(),
     "sim": frozenset({"plan"}),
     "engine": frozenset({"plan", "store"}),
-    "mount": frozenset({"engine"}),
+    "mount": frozenset({"engine", "plan", "store"}),
     "preload": frozenset({"plan"}),
     "py": frozenset({"plan", "store", "decode", "sim", "engine", "mount"}),
     "testkit": frozenset({"plan", "store", "engine"}),
@@ -67,7 +67,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "_data",
         "_predict speeds sim cost plot",
         "_run",
-        "_calibrate _mapped mmap",
+        "_calibrate _mapped mmap _mount mount",
         "torch jax lightning hf",
         "cli __main__",
     )

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from build_native import AGENT, ARTEFACTS, EXTENSION, PRELOAD, ROOT
+from build_native import AGENT, ARTEFACTS, EXTENSION, MOUNT, PRELOAD, ROOT
 
 MAX_BYTES = 20 << 20
 #: Debian 12, Ubuntu 22.04 and RHEL 9 have at least this one; building on something newer must not raise it unnoticed. A wheel that is tagged
@@ -50,9 +50,10 @@ def violations(wheel: Path) -> Iterator[str]:
         for name in sorted(ours & names.keys()):
             binary = Path(archive.extract(name, scratch))
             yield from binary_violations(name.removeprefix("foreload/"), binary, floor, machine)
-        agent = names.get(f"foreload/{AGENT.path}")
-        if agent is not None and not agent.external_attr >> 16 & stat.S_IXUSR:
-            yield f"{AGENT.path} is not executable"
+        for program in (AGENT, MOUNT):
+            found = names.get(f"foreload/{program.path}")
+            if found is not None and not found.external_attr >> 16 & stat.S_IXUSR:
+                yield f"{program.path} is not executable"
 
 
 def binary_violations(

@@ -278,6 +278,9 @@ pub struct Attach {
     /// Twins per hundred requests.
     #[serde(default = "hedges")]
     pub hedge_per_cent: u32,
+    /// Each request is for one sample, or for a part of so many bytes of a longer one: neighbours aren't fetched together. `None`: as the plan's defaults have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_bytes: Option<u64>,
     /// Longest time of a load, retries included, in seconds.
     #[serde(default = "timeout")]
     pub timeout_s: f64,

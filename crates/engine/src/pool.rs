@@ -78,6 +78,7 @@ pub struct Terms {
     disks: Vec<DiskShare>,
     concurrency: ConcurrencySettings,
     hedge_per_cent: u32,
+    request_bytes: Option<u64>,
     timeout_s: f64,
     bucket: Option<Pinned>,
 }
@@ -93,6 +94,7 @@ impl Terms {
             disks: attach.disks.clone(),
             concurrency: attach.concurrency.at_most(most_requests),
             hedge_per_cent: attach.hedge_per_cent,
+            request_bytes: attach.request_bytes,
             timeout_s: attach.timeout_s,
             bucket: attach.bucket,
         }
@@ -110,6 +112,14 @@ impl Terms {
             capacity_bytes: disk.capacity_bytes.min(usable),
             pinned: disk.pinned,
         };
+        let defaults = match self.request_bytes {
+            None => Settings::default(),
+            Some(part_bytes) => Settings {
+                coalesce_bytes: 0,
+                part_bytes,
+                ..Settings::default()
+            },
+        };
         Settings {
             policy: self.policy,
             ram_bytes,
@@ -119,7 +129,7 @@ impl Terms {
             hedge_per_cent: self.hedge_per_cent,
             load_timeout_ns: (self.timeout_s.clamp(0.1, 86_400.0) * 1e9) as u64,
             bucket: self.bucket,
-            ..Settings::default()
+            ..defaults
         }
     }
 }

@@ -196,6 +196,7 @@ impl Node {
             concurrency: ConcurrencySettings::default(),
             io_threads: None,
             hedge_per_cent: 5,
+            request_bytes: None,
             timeout_s: 20.0,
             stall_s: 10.0,
             epochs: None,

@@ -25,6 +25,11 @@ _lock = threading.Lock()
 _hooked = False
 
 
+def program() -> Path:
+    """The agent's program."""
+    return _PROGRAM
+
+
 def cache_directory(given: str | os.PathLike[str] | None = None) -> str:
     """The cache directory, as it is passed to other processes."""
     return str(Path(given or _core.cache_dir()).expanduser().absolute())

@@ -305,6 +305,7 @@ fn attach_of(dice: &mut Dice, node: &Node, seed: u64, which: u64, set: &Set) -> 
         // First the agent's own thread, then others beside it, some of whose orders the first still has.
         io_threads: Some(if seed % 24 < 12 { 1 } else { 3 }),
         hedge_per_cent: 5,
+        request_bytes: None,
         timeout_s: 20.0,
         stall_s: 10.0,
         epochs: None,

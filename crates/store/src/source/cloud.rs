@@ -162,12 +162,14 @@ impl Bucket {
                 .with_remedy("its answer to HEAD needs a Content-Length")
         })?;
         let version = head.get("x-amz-version-id").or_else(|| head.get("x-goog-generation"));
+        let modified = head.get("last-modified");
+        let modified = modified.and_then(|text| httpdate::parse_http_date(text.trim()).ok());
         Ok(ObjectMeta {
             key: key.to_owned(),
             size,
             etag: answer::etag_of(head),
             version: version.map(str::to_owned),
-            modified: None,
+            modified,
         })
     }
 

@@ -5,6 +5,7 @@ Functions take the root of `proc` and `sys`, and what the kernel says, so that t
 
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -137,3 +138,29 @@ def start_method() -> Iterator[Finding]:
         return
     remedy = "other libraries with threads (gRPC, an initialised CUDA) may hang in forked workers: then use forkserver"
     yield Finding("start method", "note", detail, remedy)
+
+
+def mounts(
+    device: Path = Path("/dev/fuse"),
+    helpers: tuple[str, ...] = ("fusermount3", "fusermount"),
+    listed: Path = Path("/proc/self/mounts"),
+    is_root: bool | None = None,
+) -> Iterator[Finding]:
+    """Whether `foreload mount` can work, and mounts of which the program has ended."""
+    from foreload._mount import program
+
+    name = "mounting"
+    helper = next((found for each in helpers if (found := shutil.which(each))), None)
+    if not device.exists():
+        remedy = "`foreload mount` needs it: modprobe fuse, or a container with the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)"
+        yield Finding(name, "note", f"there is no {device}", remedy)
+    elif not os.access(device, os.R_OK | os.W_OK):
+        yield Finding(
+            name, "note", f"{device} can't be opened", f"`foreload mount` needs it: chmod 666 {device}, as root"
+        )
+    elif not (os.geteuid() == 0 if is_root is None else is_root) and helper is None:
+        yield Finding(name, "note", "neither root nor fusermount3", "`foreload mount` needs one: apt-get install fuse3")
+    else:
+        yield Finding(name, "ok", f"{device}, {'as root' if helper is None else helper}")
+    for place in program.left(listed):
+        yield Finding(name, "warn", f"{place}: a mount whose program has ended", f"foreload unmount {place}")

@@ -71,6 +71,7 @@ def findings(target: str | None, given: dict[str, str]) -> Iterator[Finding]:
         ("memfd and sealing", machine.sealed_memory),
         ("open files", machine.open_files),
         ("start method", machine.start_method),
+        ("mounting", machine.mounts),
         ("cache directory", lambda: directories.cache_directory(Path(cache_dir))),
         ("socket directory", lambda: directories.socket_directory(_core.runtime_dir())),
         ("agent", lambda: directories.agent(cache_dir)),

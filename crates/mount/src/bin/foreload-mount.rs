@@ -1,0 +1,37 @@
+//! The program behind `foreload mount`, which writes its settings.
+//!
+//! `foreload-mount DIRECTORY SETTINGS` serves until it is unmounted, and says `mounted` on its standard output when it is there. The settings are the JSON of
+//! [`Settings`](foreload_mount::settings::Settings).
+
+use foreload_mount::log;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, target, settings] = arguments.as_slice() else {
+        log::line(format_args!(
+            "usage: foreload-mount DIRECTORY SETTINGS (`foreload mount` calls it)"
+        ));
+        return ExitCode::from(2);
+    };
+    let settings = match serde_json::from_str(settings) {
+        Ok(settings) => settings,
+        Err(error) => {
+            log::line(format_args!("the settings can't be read: {error}"));
+            return ExitCode::from(2);
+        }
+    };
+    let ready = || {
+        // Whoever has started it may have gone.
+        let _ = writeln!(io::stdout(), "mounted");
+    };
+    match foreload_mount::run(&settings, Path::new(target), ready) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::line(format_args!("{error}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! A bucket as a file system, local to the node: a FUSE view of the engine.
+//!
+//! [`names`] asks the bucket for names and keeps them in the [`tree`]; [`file`] reads open files by way of the node's agent, where they are data sets whose samples are chunks
+//! ([`shelves`], [`layout`]), [`ahead`] says which chunks come next, and [`fs`] answers the kernel. What is read stays in the kernel's page cache for as long as the object is the same,
+//! and in the agent's memory and on its disks, where the loader finds it, too.
+//!
+//! Nothing here fetches an object: the agent's plan decides what is fetched when.
+
+pub mod ahead;
+pub mod failure;
+pub mod file;
+pub mod fs;
+pub mod layout;
+pub mod log;
+pub mod names;
+pub mod settings;
+pub mod shelves;
+pub mod tree;
+pub mod workers;
+
+use crate::file::{Shared, Tally};
+use crate::fs::{Unwanted, View};
+use crate::names::Names;
+use crate::settings::Settings;
+use crate::shelves::Shelves;
+use crate::tree::Tree;
+use foreload_store::{Source, SourceOptions};
+use fuser::{Config, MountOption, Notifier, Session, SessionACL, SessionUnmounter};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What the list of mounts has before the URL.
+const FS_NAME: &str = "foreload:";
+/// The kernel's read-ahead, in KiB, where it may be set.
+const READ_AHEAD_KB: u32 = 1024;
+/// How often it is tried to unmount what somebody has open, before it is only hidden.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is open when it is to end is closed so much later.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Why there is no mount.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The bucket can't be opened.
+    #[error("{0}")]
+    Store(#[from] foreload_store::Error),
+    /// It can't be listed.
+    #[error("{0} can't be listed")]
+    Unlisted(String),
+    /// The agent can't be reached.
+    #[error("{0}")]
+    Agent(#[from] foreload_engine::client::ClientError),
+    /// The kernel doesn't mount it.
+    #[error("mounting at {}: {why}", .target.display())]
+    Kernel {
+        /// Where.
+        target: PathBuf,
+        /// What the system says.
+        why: io::Error,
+    },
+    /// The system refuses something else.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
+
+/// Mounts, says so, and serves until somebody unmounts it or a signal says so.
+///
+/// # Errors
+/// [`MountError`]: there was no mount, or it ended badly.
+pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(), MountError> {
+    let options = SourceOptions {
+        storage_options: settings.storage_options.clone(),
+        ..SourceOptions::default()
+    };
+    let source = Source::open(&settings.url, &options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let is_closing = Arc::new(AtomicBool::new(false));
+    let tree = Tree::new(settings.most_entries, settings.ttl(), Instant::now());
+    let shelves = Shelves::new(settings.clone(), &source, Arc::clone(&is_closing));
+    shelves.connect()?;
+    let names = Arc::new(Names::new(source, tree, settings.timeout()));
+    let shared = Arc::new(Shared {
+        shelves,
+        names: Arc::clone(&names),
+        most_ahead: settings.most_ahead(),
+        ahead_bytes: AtomicU64::new(0),
+        timeout: settings.timeout() + Duration::from_secs(5),
+        is_closing: Arc::clone(&is_closing),
+        tally: Tally::default(),
+    });
+    // An URL that is wrong is better said now than by each program. The log says what is.
+    runtime
+        .block_on(names.list(tree::ROOT))
+        .map_err(|_| MountError::Unlisted(settings.url.clone()))?;
+    let (unwanted, told) = channel();
+    let view = View::new(settings, names, Arc::clone(&shared), runtime.handle().clone(), unwanted);
+    let refused = |why| MountError::Kernel {
+        target: target.to_owned(),
+        why,
+    };
+    let mut session = Session::new(view, target, &config(settings)).map_err(refused)?;
+    let unmounter = Arc::new(Mutex::new(session.unmount_callable()));
+    let forgetting = forget(session.notifier(), told, Arc::clone(&is_closing))?;
+    let asking = ask(runtime, unmounter, target.to_owned(), Arc::clone(&is_closing))?;
+    // Looking at it asks for an answer, so it is done aside.
+    let place = target.to_owned();
+    std::thread::Builder::new()
+        .name("foreload-mount-window".into())
+        .spawn(move || read_ahead(&place))?;
+    ready();
+    let ended = session.run();
+    is_closing.store(true, Ordering::Relaxed);
+    shared.shelves.close();
+    asking.ends();
+    drop(forgetting);
+    Ok(ended?)
+}
+
+fn config(settings: &Settings) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::NoSuid,
+        MountOption::NoDev,
+        MountOption::NoAtime,
+        MountOption::FSName(format!("{FS_NAME}{}", settings.url)),
+        MountOption::DefaultPermissions,
+    ];
+    config.acl = if settings.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(2);
+    config.clone_fd = true;
+    config
+}
+
+/// A thread that tells the kernel to let go of names: not one that answers it, which it may be waiting for.
+fn forget(
+    notifier: Notifier,
+    told: Receiver<Unwanted>,
+    is_closing: Arc<AtomicBool>,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name("foreload-mount-forget".into())
+        .spawn(move || {
+            for (parent, name) in told {
+                // While it ends, the kernel would wait for ever.
+                if is_closing.load(Ordering::Relaxed) {
+                    return;
+                }
+                let _ = notifier.inval_entry(fuser::INodeNo(parent), std::ffi::OsStr::new(&*name));
+            }
+        })
+}
+
+/// The thread that asks for names, and listens to signals.
+struct Asking(tokio::sync::oneshot::Sender<()>);
+
+impl Asking {
+    fn ends(self) {
+        let _ = self.0.send(());
+    }
+}
+
+fn ask(
+    runtime: tokio::runtime::Runtime,
+    unmounter: Arc<Mutex<SessionUnmounter>>,
+    target: PathBuf,
+    is_closing: Arc<AtomicBool>,
+) -> io::Result<Asking> {
+    let (end, ended) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("foreload-mount-names".into());
+    thread.spawn(move || {
+        runtime.block_on(async {
+            let signals = async {
+                let mut terminate = signal(SignalKind::terminate())?;
+                let mut interrupt = signal(SignalKind::interrupt())?;
+                loop {
+                    tokio::select! {
+                        _ = terminate.recv() => {}
+                        _ = interrupt.recv() => {}
+                    }
+                    is_closing.store(true, Ordering::Relaxed);
+                    let (unmounter, target) = (Arc::clone(&unmounter), target.clone());
+                    tokio::task::spawn_blocking(move || unmount(&unmounter, &target));
+                }
+            };
+            let ended = async {
+                let _ = ended.await;
+                io::Result::<()>::Ok(())
+            };
+            let result: io::Result<()> = tokio::select! {
+                result = signals => result,
+                result = ended => result,
+            };
+            if let Err(error) = result {
+                log::line(format_args!("signals can't be listened to: {error}"));
+            }
+        });
+        // What is asked of a bucket that doesn't answer is left alone.
+        runtime.shutdown_background();
+    })?;
+    Ok(Asking(end))
+}
+
+/// Unmounts; what somebody has open is hidden, and closed when the time of grace is over.
+fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path) {
+    let asked = unmounter
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .unmount();
+    // It answers for one try only.
+    if asked.is_ok() {
+        return;
+    }
+    for _ in 0..TRIES {
+        std::thread::sleep(PAUSE);
+        if rustix::mount::unmount(target, rustix::mount::UnmountFlags::empty()).is_ok() {
+            return;
+        }
+    }
+    let is_detached = rustix::mount::unmount(target, rustix::mount::UnmountFlags::DETACH).is_ok();
+    let by = |program: &str| {
+        let mut command = std::process::Command::new(program);
+        let status = command.args(["-u", "-z", "--"]).arg(target).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if !is_detached && !["fusermount3", "fusermount"].into_iter().any(by) {
+        log::line(format_args!("{} could not be unmounted", target.display()));
+    }
+    // Without anybody who answers, what is open there fails and doesn't hang.
+    std::thread::sleep(GRACE);
+    std::process::exit(0);
+}
+
+/// Has the kernel read further ahead than its 128 KiB, where that may be set.
+fn read_ahead(target: &Path) {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(found) = std::fs::metadata(target) else { return };
+    let device = found.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let _ = std::fs::write(
+        format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"),
+        READ_AHEAD_KB.to_string(),
+    );
+}

@@ -1,0 +1,236 @@
+//! Names, as the bucket says them: looks them up and lists directories, and keeps what it hears in the [tree](crate::tree).
+//!
+//! Who asks for a name that isn't known asks for the object by that key, and where there is none whether anything lies below it. A directory is listed as a whole. A program that
+//! lists a directory and then looks at each file in it has asked once.
+
+use crate::failure;
+use crate::tree::{Ino, Kind, Look, Object, Tree, is_name};
+use foreload_store::source::ObjectMeta;
+use foreload_store::{ErrorKind, Source};
+use fuser::Errno;
+use futures::StreamExt;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What is asked of the bucket about names.
+pub struct Names {
+    source: Source,
+    tree: Mutex<Tree>,
+    timeout: Duration,
+    /// Directories that are being listed: who asks meanwhile waits for the answer.
+    listing: Mutex<FxHashMap<Ino, Arc<tokio::sync::Mutex<()>>>>,
+    /// Questions that were asked: of single names, and of directories.
+    asked: AtomicU64,
+    listed: AtomicU64,
+    /// Keys that can't be names here.
+    unnamed: AtomicU64,
+}
+
+/// What was asked of the bucket so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Questions {
+    /// About single names.
+    pub names: u64,
+    /// Directories that were listed.
+    pub directories: u64,
+    /// Keys that can't be names here.
+    pub unnamed: u64,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kind_of(meta: &ObjectMeta) -> Kind {
+    Kind::File(Object {
+        size: meta.size,
+        etag: meta.etag.as_deref().map(Into::into),
+        version: meta.version.as_deref().map(Into::into),
+        modified: meta.modified,
+    })
+}
+
+impl Names {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(source: Source, tree: Tree, timeout: Duration) -> Self {
+        Names {
+            source,
+            tree: Mutex::new(tree),
+            timeout,
+            listing: Mutex::default(),
+            asked: AtomicU64::new(0),
+            listed: AtomicU64::new(0),
+            unnamed: AtomicU64::new(0),
+        }
+    }
+
+    /// What is known.
+    pub fn tree(&self) -> MutexGuard<'_, Tree> {
+        locked(&self.tree)
+    }
+
+    /// Where the names are from.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// What was asked so far.
+    pub fn questions(&self) -> Questions {
+        Questions {
+            names: self.asked.load(Ordering::Relaxed),
+            directories: self.listed.load(Ordering::Relaxed),
+            unnamed: self.unnamed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The entry by a name, which is asked for.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none. Else what the bucket says.
+    pub async fn look_up(&self, parent: Ino, name: &str) -> Result<Ino, Errno> {
+        let now = Instant::now();
+        let key = {
+            let tree = self.tree();
+            match tree.look(parent, name, now) {
+                Look::Found(ino) => return Ok(ino),
+                Look::Missing => return Err(Errno::ENOENT),
+                Look::Unknown => {}
+            }
+            joined(&tree.key(parent).ok_or(Errno::ENOENT)?, name)
+        };
+        let kind = self.ask(&key).await?;
+        let is_missing = kind == Kind::Missing;
+        let found = self.tree().put(parent, name, kind, Instant::now());
+        found.filter(|_| !is_missing).ok_or(Errno::ENOENT)
+    }
+
+    /// The entry at a path, which begins at the root. Directories on the way are listed, for whoever names many files names neighbours.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none. Else what the bucket says.
+    pub async fn resolve(&self, path: &str) -> Result<Ino, Errno> {
+        let mut at = crate::tree::ROOT;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let known = self.tree().look(at, part, Instant::now());
+            at = match known {
+                Look::Found(ino) => ino,
+                Look::Missing => return Err(Errno::ENOENT),
+                Look::Unknown => {
+                    self.list(at).await?;
+                    self.look_up(at, part).await?
+                }
+            };
+        }
+        Ok(at)
+    }
+
+    /// What is there by a key.
+    async fn ask(&self, key: &str) -> Result<Kind, Errno> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        match self.source.head(key, deadline).await {
+            Ok(meta) => return Ok(kind_of(&meta)),
+            // Of a directory on a disk it is said so, and a bucket that denies questions says the same of what it doesn't have.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {}
+            Err(error) => return Err(failure::of_store(&error)),
+        }
+        let prefix = format!("{key}/");
+        let mut pages = self.source.list(&prefix);
+        loop {
+            let page = tokio::time::timeout(self.timeout, pages.next()).await;
+            match page.map_err(|_| self.timed_out(key))? {
+                Some(Ok(page)) if page.is_empty() => {}
+                Some(Ok(_)) => return Ok(Kind::Directory),
+                Some(Err(error)) if error.kind() == ErrorKind::NotFound => return Ok(Kind::Missing),
+                Some(Err(error)) => return Err(failure::of_store(&error)),
+                None => return Ok(Kind::Missing),
+            }
+        }
+    }
+
+    fn timed_out(&self, key: &str) -> Errno {
+        let (url, time) = (self.source.url_of(key), self.timeout);
+        crate::log::line(format_args!("{url}: no answer within {time:?}"));
+        Errno::EIO
+    }
+
+    /// What is in a directory, in the order of names.
+    ///
+    /// # Errors
+    /// What the bucket says.
+    pub async fn list(&self, directory: Ino) -> Result<Vec<Ino>, Errno> {
+        let turn = Arc::clone(locked(&self.listing).entry(directory).or_default());
+        let guard = turn.lock().await;
+        let listed = self.list_in_turn(directory).await;
+        drop(guard);
+        let mut listing = locked(&self.listing);
+        // Whoever else waits has it, too.
+        if Arc::strong_count(&turn) <= 2 {
+            listing.remove(&directory);
+        }
+        listed
+    }
+
+    async fn list_in_turn(&self, directory: Ino) -> Result<Vec<Ino>, Errno> {
+        let key = {
+            let tree = self.tree();
+            if let Some(listing) = tree.listing(directory, Instant::now()) {
+                return Ok(listing);
+            }
+            tree.key(directory).ok_or(Errno::ENOENT)?
+        };
+        self.listed.fetch_add(1, Ordering::Relaxed);
+        let prefix = if key.is_empty() {
+            String::new()
+        } else {
+            format!("{key}/")
+        };
+        let entries = tokio::time::timeout(self.timeout, self.source.list_level(&prefix)).await;
+        let entries = entries
+            .map_err(|_| self.timed_out(&prefix))?
+            .map_err(|error| failure::of_store(&error))?;
+        let name = |key: &str| {
+            let part = key.strip_prefix(prefix.as_str())?.trim_end_matches('/');
+            if is_name(part) {
+                return Some(part.to_owned());
+            }
+            // What stands for the directory itself is no entry of it.
+            if !part.is_empty() {
+                self.unnamed.fetch_add(1, Ordering::Relaxed);
+            }
+            None
+        };
+        let mut found: FxHashMap<String, Kind> = FxHashMap::default();
+        for meta in &entries.objects {
+            if let Some(name) = name(&meta.key) {
+                // An object that ends in a slash stands for a directory.
+                let kind = if meta.key.ends_with('/') {
+                    Kind::Directory
+                } else {
+                    kind_of(meta)
+                };
+                found.insert(name, kind);
+            }
+        }
+        // Where there are both, the directory is seen: what lies in it could not be reached otherwise.
+        found.extend(
+            entries
+                .prefixes
+                .iter()
+                .filter_map(|prefix| Some((name(prefix)?, Kind::Directory))),
+        );
+        let now = Instant::now();
+        let listed = self.tree().list(directory, found.into_iter().collect(), now);
+        listed.ok_or(Errno::ENOENT)
+    }
+}
+
+fn joined(directory: &str, name: &str) -> String {
+    match directory {
+        "" => name.to_owned(),
+        _ => format!("{directory}/{name}"),
+    }
+}

@@ -1,0 +1,380 @@
+//! The files' bytes, by way of the agent: data sets of known files, the samples of which are chunks.
+//!
+//! What the agent reads are data sets, and a mount comes to know files one by one. So files that are known and have no place yet become a data set together, a *shelf*, when one of
+//! them is opened: after a directory was listed, all of its files. An index is made of what the listing said, so that nothing is asked of the bucket, and the agent takes it as a
+//! saved one. When there are many shelves, the small ones become one.
+//!
+//! All shelves share the agent's memory, disks and requests, for their jobs are alike; the first one brings the memory.
+
+use crate::layout::Layout;
+use crate::names::Names;
+use crate::settings::Settings;
+use crate::tree::{Ino, Object, Spot};
+use foreload_engine::calls::{Attach, Call, Open};
+use foreload_engine::client::{Attached, Client, ClientError, Opened, Place};
+use foreload_engine::env;
+use foreload_engine::protocol::{Ask, Trouble};
+use foreload_plan::Digest;
+use foreload_plan::flow::ConcurrencySettings;
+use foreload_plan::policy::Policy;
+use foreload_plan::spec::{OrderKind, OrderSpec, Tail};
+use foreload_store::index::{NewObject, NewSample};
+use foreload_store::{Format, IndexBuilder, Source};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Files that become a shelf at once, at most.
+const MOST_FILES: usize = 200_000;
+/// Shelves beside each other, before the small ones become one.
+const MOST_SHELVES: usize = 8;
+/// Longest chunks that a shelf has memory for, at least: those that wait and those that are read.
+const LEAST_CHUNKS: u64 = 4;
+
+/// Files that are read by way of one job of the agent.
+pub struct Shelf {
+    number: u64,
+    attached: Attached,
+    files: usize,
+}
+
+impl Shelf {
+    /// The agent's job.
+    #[must_use]
+    pub fn attached(&self) -> &Attached {
+        &self.attached
+    }
+}
+
+/// All of them.
+pub struct Shelves {
+    settings: Settings,
+    root: String,
+    known: Mutex<Known>,
+    next: AtomicU64,
+    is_closing: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct Known {
+    client: Option<Arc<Client>>,
+    /// The one that has brought the memory of all, which stays.
+    first: Option<Arc<Shelf>>,
+    shelves: BTreeMap<u64, Arc<Shelf>>,
+    ordered: Option<Ordered>,
+}
+
+/// Files in the order in which they will be read.
+struct Ordered {
+    shelf: Arc<Shelf>,
+    /// The places in the order that each file's first chunk has.
+    turns: FxHashMap<Ino, (Object, VecDeque<u64>)>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shelves {
+    /// None yet.
+    #[must_use]
+    pub fn new(settings: Settings, source: &Source, is_closing: Arc<AtomicBool>) -> Self {
+        Shelves {
+            settings,
+            root: source.root().to_owned(),
+            known: Mutex::default(),
+            next: AtomicU64::new(1),
+            is_closing,
+        }
+    }
+
+    /// An object's chunks.
+    #[must_use]
+    pub fn layout(&self, bytes: u64) -> Layout {
+        self.settings.chunking.layout(bytes)
+    }
+
+    /// Connects to the agent, starting it if there is none.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect(&self) -> Result<(), ClientError> {
+        self.client(&mut locked(&self.known)).map(drop)
+    }
+
+    /// The agent; one that has ended has taken its shelves along.
+    fn client(&self, known: &mut Known) -> Result<Arc<Client>, ClientError> {
+        if let Some(client) = known.client.as_ref().filter(|client| !client.is_closed()) {
+            return Ok(Arc::clone(client));
+        }
+        known.first = None;
+        known.shelves.clear();
+        known.ordered = None;
+        let linger = env::linger().map_err(ClientError::NoAgent)?;
+        let place = Place::of(self.settings.cache_dir.clone(), self.settings.agent.clone(), linger);
+        let client = Client::connect(&place, &mut || !self.is_closing.load(Ordering::Relaxed))?;
+        known.client = Some(Arc::clone(&client));
+        Ok(client)
+    }
+
+    /// The shelf of a file that is known, and its first chunk there; made now if it has none.
+    ///
+    /// # Errors
+    /// What the agent says.
+    pub fn find(&self, names: &Names, ino: Ino, key: &str, object: &Object) -> Result<(Arc<Shelf>, u64), ClientError> {
+        let mut known = locked(&self.known);
+        let client = self.client(&mut known)?;
+        let spot = names.tree().spot(ino);
+        if let Some((shelf, spot)) = spot.and_then(|spot| Some((known.shelves.get(&spot.shelf)?, spot))) {
+            return Ok((Arc::clone(shelf), spot.first));
+        }
+        if known.shelves.len() >= MOST_SHELVES {
+            let largest = known.shelves.values().max_by_key(|shelf| shelf.files);
+            let largest = largest.map(|shelf| shelf.number);
+            known.shelves.retain(|number, _| Some(*number) == largest);
+        }
+        let mut files = names
+            .tree()
+            .unplaced(MOST_FILES, |spot| known.shelves.contains_key(&spot.shelf));
+        if files.iter().all(|(other, ..)| *other != ino) {
+            files.push((ino, key.to_owned(), object.clone()));
+        }
+        // Neighbours in the index are neighbours in the bucket.
+        files.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (opened, firsts) = self.open(&client, number, &files)?;
+        let kind = OrderKind::Supplied {
+            length: opened.index.len(),
+        };
+        let shelf = self.make(&mut known, &client, number, &opened, kind, files.len())?;
+        known.shelves.insert(number, Arc::clone(&shelf));
+        let mut tree = names.tree();
+        let mut found = None;
+        for ((other, _, object), first) in files.iter().zip(firsts) {
+            let spot = Spot { shelf: number, first };
+            tree.set_spot(*other, object, spot);
+            if *other == ino {
+                found = Some(first);
+            }
+        }
+        let first = found.ok_or_else(|| bug("the file that was asked for isn't on its shelf"))?;
+        Ok((shelf, first))
+    }
+
+    /// Joins or starts a job of the agent's.
+    fn make(
+        &self,
+        known: &mut Known,
+        client: &Arc<Client>,
+        number: u64,
+        opened: &Opened,
+        kind: OrderKind,
+        files: usize,
+    ) -> Result<Arc<Shelf>, ClientError> {
+        let all = self.settings.ram_bytes;
+        let ram_bytes = match known.first {
+            None => all,
+            Some(_) => all.min(LEAST_CHUNKS * self.settings.chunking.most_bytes()),
+        };
+        let attach = self.attach(opened, number, kind, ram_bytes);
+        let mut pulse = || !self.is_closing.load(Ordering::Relaxed);
+        let attached = Attached::new(client, attach, &mut pulse)?;
+        let shelf = Arc::new(Shelf {
+            number,
+            attached,
+            files,
+        });
+        known.first.get_or_insert_with(|| Arc::clone(&shelf));
+        Ok(shelf)
+    }
+
+    fn open(
+        &self,
+        client: &Arc<Client>,
+        number: u64,
+        files: &[(Ino, String, Object)],
+    ) -> Result<(Opened, Vec<u64>), ClientError> {
+        let (index, firsts) = self.index(files)?;
+        let kept = Temporary::write(&self.settings.cache_dir, number, index.as_bytes())?;
+        let mut pulse = || !self.is_closing.load(Ordering::Relaxed);
+        let open = Open {
+            url: self.root.clone(),
+            storage_options: self.settings.storage_options.clone(),
+            index: Some(kept.0.to_string_lossy().into_owned()),
+            // The listing is as new as can be.
+            stale: true,
+            ..Open::default()
+        };
+        Ok((Opened::new(client, &Call::Open(open), &mut pulse, &mut |_| ())?, firsts))
+    }
+
+    /// These files will be read next, in this order: they are fetched ahead by it. What was told before is over.
+    ///
+    /// # Errors
+    /// What the agent says.
+    pub fn order(&self, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
+        let mut known = locked(&self.known);
+        let client = self.client(&mut known)?;
+        if let Some(before) = known.ordered.take() {
+            // Whoever reads by it still has what was asked for, and nothing more is fetched ahead.
+            let leave = Ask::Leave {
+                job: before.shelf.attached.job,
+                rank: 0,
+            };
+            client.send(&leave)?;
+        }
+        let mut each = files.clone();
+        each.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+        each.dedup_by(|a, b| a.1 == b.1);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if each.iter().all(|(_, _, object)| object.size == 0) {
+            return Ok(());
+        }
+        let (opened, firsts) = self.open(&client, number, &each)?;
+        let first_of: FxHashMap<Ino, u64> = each.iter().map(|(ino, ..)| *ino).zip(firsts).collect();
+        let (mut list, mut turns) = (Vec::new(), FxHashMap::<Ino, (Object, VecDeque<u64>)>::default());
+        for (ino, _, object) in files {
+            let Some(first) = first_of.get(&ino) else { continue };
+            let count = self.layout(object.size).count();
+            let turn = turns.entry(ino).or_insert_with(|| (object, VecDeque::new()));
+            turn.1.push_back(list.len() as u64);
+            list.extend(*first..first + count);
+        }
+        let kind = OrderKind::Explicit { list: list.into() };
+        let shelf = self.make(&mut known, &client, number, &opened, kind, each.len())?;
+        let begin = Ask::Start {
+            job: shelf.attached.job,
+            rank: 0,
+            epoch: 0,
+            batch: 0,
+        };
+        client.send(&begin)?;
+        known.ordered = Some(Ordered { shelf, turns });
+        Ok(())
+    }
+
+    /// Where a file comes next in the order that was told, if it does and is as it was then.
+    #[must_use]
+    pub fn turn_of(&self, ino: Ino, object: &Object) -> Option<(Arc<Shelf>, u64)> {
+        let mut known = locked(&self.known);
+        let ordered = known.ordered.as_mut()?;
+        if ordered.shelf.attached.client.is_closed() {
+            return None;
+        }
+        let (known_object, turns) = ordered.turns.get_mut(&ino)?;
+        let first = turns.pop_front().filter(|_| known_object == object)?;
+        Some((Arc::clone(&ordered.shelf), first))
+    }
+
+    /// Chunks as samples, and the first one of each file.
+    fn index(&self, files: &[(Ino, String, Object)]) -> Result<(foreload_store::Index, Vec<u64>), ClientError> {
+        let failed = |error: foreload_store::Error| bug(&error.to_string());
+        let mut builder = IndexBuilder::new(self.root.as_str(), Format::Flat);
+        let mut firsts = Vec::with_capacity(files.len());
+        for (_, key, object) in files {
+            firsts.push(builder.samples());
+            let layout = self.layout(object.size);
+            let new = NewObject {
+                key,
+                size: object.size,
+                etag: object.etag.as_deref(),
+                version: object.version.as_deref(),
+            };
+            if layout.count() == 0 {
+                continue;
+            }
+            if layout.count() == 1 {
+                builder.whole_object(new, None, None).map_err(failed)?;
+                continue;
+            }
+            let number = builder.object(new).map_err(failed)?;
+            for nth in 0..layout.count() {
+                let span = layout.span(nth);
+                let chunk = NewSample {
+                    object: number,
+                    offset: span.start,
+                    length: span.end - span.start,
+                    ..NewSample::default()
+                };
+                builder.sample(chunk).map_err(failed)?;
+            }
+        }
+        Ok((builder.finish().map_err(failed)?, firsts))
+    }
+
+    fn attach(&self, opened: &Opened, number: u64, kind: OrderKind, ram_bytes: u64) -> Attach {
+        let settings = &self.settings;
+        let samples = opened.index.len();
+        let concurrency = settings
+            .connections
+            .map_or_else(ConcurrencySettings::default, ConcurrencySettings::fixed);
+        Attach {
+            dataset: opened.dataset,
+            more: Vec::new(),
+            session: format!("mount-{}-{number}", std::process::id()),
+            order: OrderSpec {
+                dataset: Digest::from_bytes(opened.index.digest()),
+                samples,
+                kind,
+                seed: 0,
+                global_batch: 1,
+                tail: Tail::Pad { multiple: 1 },
+            },
+            world: 1,
+            ranks: vec![0],
+            uneven: false,
+            deal: None,
+            nodes: None,
+            policy: Policy::default(),
+            ram_bytes,
+            batch_bytes: 1 << 16,
+            skip_large: false,
+            staging_bytes: None,
+            disks: settings.disks.clone(),
+            concurrency,
+            io_threads: None,
+            hedge_per_cent: 5,
+            request_bytes: Some(settings.chunking.most_bytes()),
+            timeout_s: settings.timeout_s,
+            stall_s: settings.timeout_s,
+            epochs: None,
+            bucket: None,
+            metrics_log: None,
+        }
+    }
+
+    /// Lets all of them go: the agent ends by itself.
+    pub fn close(&self) {
+        let known = std::mem::take(&mut *locked(&self.known));
+        drop(known);
+    }
+}
+
+fn bug(why: &str) -> ClientError {
+    ClientError::Trouble(Trouble::new("bug", why.to_owned()))
+}
+
+/// A file that is there until the agent has read it.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn write(cache_dir: &Path, number: u64, bytes: &[u8]) -> Result<Self, ClientError> {
+        let directory = cache_dir.join("mounts");
+        let path = directory.join(format!("{}-{number}.flx", std::process::id()));
+        let written = std::fs::create_dir_all(&directory).and_then(|()| std::fs::write(&path, bytes));
+        let file = Temporary(path);
+        written.map_err(|error| {
+            let why = format!("writing {}: {error}", file.0.display());
+            ClientError::Trouble(Trouble::new("disk", why))
+        })?;
+        Ok(file)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

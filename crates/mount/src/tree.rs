@@ -1,0 +1,666 @@
+//! What is known of the bucket's names: a bounded tree of files and directories, each for as long as it is believed.
+//!
+//! A bucket has keys and no directories; what lies before a slash is one. An entry is there because a listing named it, or somebody asked for it, and says of what is *missing*
+//! that it is, too, so that a program that looks for a file in many places asks once. When an entry's time is over it is asked for again; what the kernel still refers to keeps
+//! its number for as long.
+//!
+//! There are no more than so many entries. Beyond that those leave that were made first and that the kernel doesn't refer to; of the others it is told to let go
+//! ([`Tree::unwanted`]).
+//!
+//! Pure: time comes from outside, and nothing is asked of the bucket here.
+
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// An entry's number, as the kernel has it.
+pub type Ino = u64;
+/// The root's.
+pub const ROOT: Ino = 1;
+/// The longest name that a file system can have, in bytes.
+pub const MOST_NAME: usize = 255;
+/// Entries that are looked at for each one that is added while there are too many.
+const LOOKS: usize = 8;
+
+/// A file's object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Bytes.
+    pub size: u64,
+    /// Its version, as the store sent it.
+    pub etag: Option<Box<str>>,
+    /// Version id or generation.
+    pub version: Option<Box<str>>,
+    /// When it was written.
+    pub modified: Option<SystemTime>,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A file.
+    File(Object),
+    /// Nothing: it is known that there is none.
+    Missing,
+}
+
+/// What is known of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// There is this entry.
+    Found(Ino),
+    /// There is none.
+    Missing,
+    /// It has to be asked for.
+    Unknown,
+}
+
+/// Where a file's bytes are asked for: its data set among those of [`Shelves`](crate::shelves::Shelves), and its first chunk there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// The data set.
+    pub shelf: u64,
+    /// The first chunk's number.
+    pub first: u64,
+}
+
+struct Directory {
+    children: FxHashMap<Arc<str>, Ino>,
+    /// All that is in it is known until then.
+    listed_until: Option<Instant>,
+}
+
+enum Is {
+    Directory(Box<Directory>),
+    File(Box<File>),
+    Missing,
+}
+
+struct File {
+    object: Object,
+    spot: Option<Spot>,
+    /// The kernel has pages of this object, and of no other one, for this entry.
+    is_kept: bool,
+}
+
+struct Node {
+    parent: Ino,
+    name: Arc<str>,
+    is: Is,
+    lookups: u64,
+    until: Instant,
+    /// Whether its parent has it by its name still.
+    is_linked: bool,
+}
+
+/// All that is known.
+pub struct Tree {
+    nodes: FxHashMap<Ino, Node>,
+    next: Ino,
+    /// Entries in the order that they came in.
+    queue: VecDeque<Ino>,
+    most: usize,
+    ttl: Duration,
+    /// What the kernel is to let go of.
+    unwanted: Vec<(Ino, Arc<str>)>,
+}
+
+impl Tree {
+    /// Knows the root alone.
+    #[must_use]
+    pub fn new(most: usize, ttl: Duration, now: Instant) -> Self {
+        let root = Node {
+            parent: ROOT,
+            name: "".into(),
+            is: Is::directory(),
+            lookups: 1,
+            until: now,
+            is_linked: true,
+        };
+        Tree {
+            nodes: FxHashMap::from_iter([(ROOT, root)]),
+            next: ROOT + 1,
+            queue: VecDeque::new(),
+            most: most.max(1),
+            ttl,
+            unwanted: Vec::new(),
+        }
+    }
+
+    /// Entries that are known, the root aside.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len() - 1
+    }
+
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What is known of a name in a directory.
+    #[must_use]
+    pub fn look(&self, parent: Ino, name: &str, now: Instant) -> Look {
+        let Some(directory) = self.directory(parent) else {
+            return Look::Missing;
+        };
+        let is_listed = directory.listed_until.is_some_and(|until| now < until);
+        match directory.children.get(name).map(|ino| (*ino, self.nodes.get(ino))) {
+            Some((ino, Some(node))) if is_listed || now < node.until => match node.is {
+                Is::Missing => Look::Missing,
+                _ => Look::Found(ino),
+            },
+            None if is_listed => Look::Missing,
+            _ => Look::Unknown,
+        }
+    }
+
+    /// What is in a directory, in the order of names, if all of it is known.
+    #[must_use]
+    pub fn listing(&self, directory: Ino, now: Instant) -> Option<Vec<Ino>> {
+        let known = self.directory(directory)?;
+        known.listed_until.filter(|&until| now < until)?;
+        Some(self.children(directory))
+    }
+
+    fn children(&self, directory: Ino) -> Vec<Ino> {
+        let Some(directory) = self.directory(directory) else {
+            return Vec::new();
+        };
+        let is_there = |ino: &Ino| self.nodes.get(ino).is_some_and(|node| !matches!(node.is, Is::Missing));
+        let mut children: Vec<(&Arc<str>, Ino)> = directory
+            .children
+            .iter()
+            .map(|(name, ino)| (name, *ino))
+            .filter(|(_, ino)| is_there(ino))
+            .collect();
+        children.sort_unstable_by(|a, b| a.0.cmp(b.0));
+        children.into_iter().map(|(_, ino)| ino).collect()
+    }
+
+    fn directory(&self, ino: Ino) -> Option<&Directory> {
+        match &self.nodes.get(&ino)?.is {
+            Is::Directory(directory) => Some(directory),
+            _ => None,
+        }
+    }
+
+    fn directory_mut(&mut self, ino: Ino) -> Option<&mut Directory> {
+        match &mut self.nodes.get_mut(&ino)?.is {
+            Is::Directory(directory) => Some(directory),
+            _ => None,
+        }
+    }
+
+    /// A directory has these, and nothing else; all of them in the order of names. None: there is no such directory.
+    pub fn list(&mut self, directory: Ino, found: Vec<(String, Kind)>, now: Instant) -> Option<Vec<Ino>> {
+        let mut before: FxHashMap<Arc<str>, Ino> = match self.directory_mut(directory) {
+            Some(known) => known.children.clone(),
+            None => return None,
+        };
+        // A directory is known as a whole, however large it is: others leave for it.
+        self.make_room(found.len(), |ino, node| ino == directory || node.parent == directory);
+        for (name, kind) in found {
+            before.remove(name.as_str());
+            self.add(directory, &name, kind, now);
+        }
+        for (_, ino) in before {
+            self.unlink(ino);
+        }
+        let until = now + self.ttl;
+        if let Some(known) = self.directory_mut(directory) {
+            known.listed_until = Some(until);
+        }
+        Some(self.children(directory))
+    }
+
+    /// A directory has this entry, or it is known that it has none by that name; its number, unless there is no such directory.
+    pub fn put(&mut self, parent: Ino, name: &str, kind: Kind, now: Instant) -> Option<Ino> {
+        let ino = self.add(parent, name, kind, now)?;
+        self.make_room(0, |other, _| other == ino);
+        Some(ino)
+    }
+
+    fn add(&mut self, parent: Ino, name: &str, kind: Kind, now: Instant) -> Option<Ino> {
+        let until = now + self.ttl;
+        let known = self.directory(parent)?.children.get(name).copied();
+        if let Some(ino) = known
+            && let Some(node) = self.nodes.get_mut(&ino)
+            && node.is.become_(&kind)
+        {
+            node.until = until;
+            return Some(ino);
+        }
+        // Another kind of thing by the same name is another entry.
+        known.into_iter().for_each(|ino| self.unlink(ino));
+        let ino = self.next;
+        self.next += 1;
+        let name: Arc<str> = name.into();
+        self.directory_mut(parent)?.children.insert(Arc::clone(&name), ino);
+        let node = Node {
+            parent,
+            name,
+            is: kind.into(),
+            lookups: 0,
+            until,
+            is_linked: true,
+        };
+        self.nodes.insert(ino, node);
+        self.queue.push_back(ino);
+        Some(ino)
+    }
+
+    /// It isn't there any more by its name; who has it open keeps it.
+    pub fn unlink(&mut self, ino: Ino) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        if ino == ROOT || !std::mem::replace(&mut node.is_linked, false) {
+            return;
+        }
+        let (parent, name, lookups) = (node.parent, Arc::clone(&node.name), node.lookups);
+        if let Some(directory) = self.directory_mut(parent)
+            && directory.children.get(&name) == Some(&ino)
+        {
+            directory.children.remove(&name);
+        }
+        let children: Vec<Ino> = self
+            .directory(ino)
+            .map(|directory| directory.children.values().copied().collect())
+            .unwrap_or_default();
+        children.into_iter().for_each(|child| self.unlink(child));
+        if lookups == 0 {
+            self.nodes.remove(&ino);
+        }
+    }
+
+    /// What is known of an entry is believed no longer.
+    pub fn doubt(&mut self, ino: Ino, now: Instant) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        node.until = now;
+        let (parent, name) = (node.parent, Arc::clone(&node.name));
+        // Nor by the kernel.
+        self.unwanted.push((parent, name));
+        for ino in [ino, parent] {
+            if let Some(directory) = self.directory_mut(ino) {
+                directory.listed_until = None;
+            }
+        }
+    }
+
+    /// An entry's key, relative to the root; of a directory without its slash. None: there is no such entry.
+    #[must_use]
+    pub fn key(&self, ino: Ino) -> Option<String> {
+        let (mut parts, mut at) = (Vec::new(), ino);
+        while at != ROOT {
+            let node = self.nodes.get(&at)?;
+            parts.push(&*node.name);
+            at = node.parent;
+        }
+        self.nodes.get(&ino)?;
+        parts.reverse();
+        Some(parts.join("/"))
+    }
+
+    /// An entry's name and its parent.
+    #[must_use]
+    pub fn name(&self, ino: Ino) -> Option<(Ino, Arc<str>)> {
+        let node = self.nodes.get(&ino)?;
+        Some((node.parent, Arc::clone(&node.name)))
+    }
+
+    /// What an entry is, and how long that is believed.
+    #[must_use]
+    pub fn kind(&self, ino: Ino, now: Instant) -> Option<(Kind, Duration)> {
+        let node = self.nodes.get(&ino)?;
+        let kind = match &node.is {
+            Is::Directory(_) => Kind::Directory,
+            Is::File(file) => Kind::File(file.object.clone()),
+            Is::Missing => Kind::Missing,
+        };
+        let listed = self.directory(node.parent).and_then(|directory| directory.listed_until);
+        let until = listed.map_or(node.until, |listed| listed.max(node.until));
+        Some((kind, until.saturating_duration_since(now)))
+    }
+
+    /// Where a file's bytes are asked for, if that is known.
+    #[must_use]
+    pub fn spot(&self, ino: Ino) -> Option<Spot> {
+        match &self.nodes.get(&ino)?.is {
+            Is::File(file) => file.spot,
+            _ => None,
+        }
+    }
+
+    /// A file's bytes are asked for there, as long as it has this object.
+    pub fn set_spot(&mut self, ino: Ino, object: &Object, spot: Spot) {
+        if let Some(Node { is: Is::File(file), .. }) = self.nodes.get_mut(&ino)
+            && file.object == *object
+        {
+            file.spot = Some(spot);
+        }
+    }
+
+    /// Up to `most` files of which it isn't known where their bytes are asked for, with their keys, those that came last first; `is_good` says where that still is so.
+    pub fn unplaced(&self, most: usize, is_good: impl Fn(Spot) -> bool) -> Vec<(Ino, String, Object)> {
+        let mut prefixes: FxHashMap<Ino, String> = FxHashMap::default();
+        let mut found = Vec::new();
+        for &ino in self.queue.iter().rev() {
+            let Some(Node {
+                is: Is::File(file),
+                parent,
+                name,
+                is_linked: true,
+                ..
+            }) = self.nodes.get(&ino)
+            else {
+                continue;
+            };
+            if file.spot.is_some_and(&is_good) {
+                continue;
+            }
+            if !prefixes.contains_key(parent) {
+                let Some(mut prefix) = self.key(*parent) else { continue };
+                if !prefix.is_empty() {
+                    prefix.push('/');
+                }
+                prefixes.insert(*parent, prefix);
+            }
+            found.push((ino, format!("{}{name}", prefixes[parent]), file.object.clone()));
+            if found.len() >= most {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The kernel keeps what it has of a file, if that is of the object that the file is now; from now on it is.
+    pub fn keep(&mut self, ino: Ino) -> bool {
+        match self.nodes.get_mut(&ino) {
+            Some(Node { is: Is::File(file), .. }) => std::mem::replace(&mut file.is_kept, true),
+            _ => false,
+        }
+    }
+
+    /// The kernel refers to it once more.
+    pub fn refer(&mut self, ino: Ino) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.lookups += 1;
+        }
+    }
+
+    /// The kernel refers to it so many times less.
+    pub fn forget(&mut self, ino: Ino, times: u64) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        node.lookups = node.lookups.saturating_sub(times);
+        if node.lookups == 0 && !node.is_linked && ino != ROOT {
+            self.nodes.remove(&ino);
+        }
+    }
+
+    /// What the kernel is to let go of, as there are more entries than may be, or as it isn't so any more: directories, and names in them.
+    pub fn unwanted(&mut self) -> Vec<(Ino, Arc<str>)> {
+        std::mem::take(&mut self.unwanted)
+    }
+
+    /// Entries leave until there is room for so many more, but for those that stay.
+    fn make_room(&mut self, more: usize, stays: impl Fn(Ino, &Node) -> bool) {
+        let most = self.most.saturating_sub(more);
+        let looks = (LOOKS * (more + 1)).min(self.queue.len());
+        for _ in 0..looks {
+            if self.len() <= most {
+                return;
+            }
+            let Some(ino) = self.queue.pop_front() else { return };
+            let Some(node) = self.nodes.get(&ino) else { continue };
+            let has_children = self
+                .directory(ino)
+                .is_some_and(|directory| !directory.children.is_empty());
+            if has_children || stays(ino, node) {
+                self.queue.push_back(ino);
+                continue;
+            }
+            if node.lookups > 0 {
+                self.unwanted.push((node.parent, Arc::clone(&node.name)));
+                self.queue.push_back(ino);
+                continue;
+            }
+            let parent = node.parent;
+            self.unlink(ino);
+            // What isn't known any more isn't missing.
+            if let Some(directory) = self.directory_mut(parent) {
+                directory.listed_until = None;
+            }
+        }
+    }
+}
+
+impl Is {
+    fn directory() -> Self {
+        Is::Directory(Box::new(Directory {
+            children: FxHashMap::default(),
+            listed_until: None,
+        }))
+    }
+
+    /// Takes over what is known now, if it is of the same kind.
+    fn become_(&mut self, kind: &Kind) -> bool {
+        match (self, kind) {
+            (Is::Directory(_), Kind::Directory) | (Is::Missing, Kind::Missing) => true,
+            (Is::File(file), Kind::File(object)) => {
+                if !is_same(&file.object, object) {
+                    (file.spot, file.is_kept) = (None, false);
+                    file.object = object.clone();
+                }
+                // Of the same one what is known stays: a question may bring less than a listing.
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether what was read of one object is true of the other. A listing may lack what a question brings.
+fn is_same(before: &Object, now: &Object) -> bool {
+    match (&before.etag, &now.etag) {
+        (Some(before_), Some(now_)) => before_ == now_ && before.size == now.size,
+        _ => before.size == now.size && before.modified == now.modified,
+    }
+}
+
+impl From<Kind> for Is {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Directory => Is::directory(),
+            Kind::Missing => Is::Missing,
+            Kind::File(object) => Is::File(Box::new(File {
+                object,
+                spot: None,
+                is_kept: false,
+            })),
+        }
+    }
+}
+
+/// Whether a key's part can be a name here.
+#[must_use]
+pub fn is_name(part: &str) -> bool {
+    !part.is_empty() && part != "." && part != ".." && part.len() <= MOST_NAME && !part.contains(['/', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(60);
+
+    fn file(size: u64, etag: &str) -> Kind {
+        Kind::File(Object {
+            size,
+            etag: Some(etag.into()),
+            version: None,
+            modified: None,
+        })
+    }
+
+    fn tree(most: usize) -> (Tree, Instant) {
+        let now = Instant::now();
+        (Tree::new(most, TTL, now), now)
+    }
+
+    #[test]
+    fn what_is_listed_is_found_and_all_else_is_missing_until_its_time_is_over() {
+        let (mut tree, now) = tree(100);
+        assert_eq!(tree.look(ROOT, "a", now), Look::Unknown);
+        tree.list(
+            ROOT,
+            vec![("b".into(), file(1, "x")), ("a".into(), Kind::Directory)],
+            now,
+        );
+        let names = |tree: &Tree, now| -> Option<Vec<String>> {
+            let listing = tree.listing(ROOT, now)?;
+            listing.into_iter().map(|ino| tree.key(ino)).collect()
+        };
+        assert_eq!(names(&tree, now), Some(vec!["a".into(), "b".into()]));
+        let Look::Found(a) = tree.look(ROOT, "a", now) else {
+            panic!("it is there")
+        };
+        assert_eq!(tree.look(ROOT, "c", now), Look::Missing);
+        assert_eq!(tree.look(a, "c", now), Look::Unknown);
+        assert_eq!(tree.look(ROOT, "a", now + TTL), Look::Unknown);
+        assert_eq!(tree.listing(ROOT, now + TTL), None);
+        // Listed again: the same entries, but for what has gone.
+        tree.list(ROOT, vec![("a".into(), Kind::Directory)], now + TTL);
+        assert_eq!(tree.look(ROOT, "a", now + TTL), Look::Found(a));
+        assert_eq!(tree.look(ROOT, "b", now + TTL), Look::Missing);
+        assert_eq!(tree.len(), 1);
+    }
+
+    #[test]
+    fn what_is_missing_is_known_to_be_so_for_a_while() {
+        let (mut tree, now) = tree(100);
+        tree.put(ROOT, "a", Kind::Missing, now);
+        assert_eq!(tree.look(ROOT, "a", now), Look::Missing);
+        assert_eq!(tree.look(ROOT, "b", now), Look::Unknown);
+        assert_eq!(tree.look(ROOT, "a", now + TTL), Look::Unknown);
+        let ino = tree.put(ROOT, "a", file(3, "x"), now + TTL).expect("there is a root");
+        assert_eq!(tree.look(ROOT, "a", now + TTL), Look::Found(ino));
+        assert_eq!(tree.listing(ROOT, now + TTL), None);
+    }
+
+    #[test]
+    fn another_object_by_the_same_name_is_read_anew() {
+        let (mut tree, now) = tree(100);
+        let ino = tree.put(ROOT, "a", file(3, "x"), now).expect("there is a root");
+        let Some((Kind::File(object), _)) = tree.kind(ino, now) else {
+            panic!("a file")
+        };
+        let spot = Spot { shelf: 7, first: 8 };
+        tree.set_spot(ino, &object, spot);
+        assert!(!tree.keep(ino));
+        assert!(tree.keep(ino));
+        tree.put(ROOT, "a", file(3, "x"), now);
+        assert_eq!(tree.spot(ino), Some(spot));
+        assert!(tree.keep(ino));
+        for (size, etag) in [(3, "y"), (4, "y")] {
+            assert_eq!(tree.put(ROOT, "a", file(size, etag), now), Some(ino));
+            assert_eq!(tree.spot(ino), None);
+            assert!(!tree.keep(ino), "the kernel has pages of another one");
+            // Of an object that it no longer is.
+            tree.set_spot(ino, &object, spot);
+            assert_eq!(tree.spot(ino), None);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refers_to_stays_when_it_is_unlinked() {
+        let (mut tree, now) = tree(100);
+        let directory = tree.put(ROOT, "d", Kind::Directory, now).expect("there is a root");
+        let ino = tree
+            .put(directory, "a", file(3, "x"), now)
+            .expect("there is a directory");
+        tree.refer(ino);
+        tree.refer(ino);
+        tree.list(ROOT, vec![("d".into(), file(1, "z"))], now);
+        assert_eq!(tree.look(directory, "a", now), Look::Missing);
+        assert!(tree.kind(ino, now).is_some());
+        tree.forget(ino, 1);
+        assert!(tree.kind(ino, now).is_some());
+        tree.forget(ino, 1);
+        assert!(tree.kind(ino, now).is_none());
+    }
+
+    #[test]
+    fn there_are_no_more_entries_than_may_be_and_none_is_taken_for_missing() {
+        let (mut tree, now) = tree(50);
+        let directory = tree.put(ROOT, "d", Kind::Directory, now).expect("there is a root");
+        tree.refer(directory);
+        let found = (0..200).map(|n| (format!("{n:03}"), file(n, "x"))).collect();
+        tree.list(directory, found, now);
+        // A directory is known as a whole.
+        assert_eq!(tree.listing(directory, now).map(|listing| listing.len()), Some(200));
+        let other = tree.put(ROOT, "e", Kind::Directory, now).expect("there is a root");
+        for more in [20, 30, 40] {
+            tree.list(
+                other,
+                (0..more).map(|n| (format!("{n:03}"), file(n, "x"))).collect(),
+                now,
+            );
+        }
+        assert!(tree.len() <= 52, "{}", tree.len());
+        assert_eq!(tree.listing(other, now).map(|listing| listing.len()), Some(40));
+        for n in 0..200 {
+            let look = tree.look(directory, &format!("{n:03}"), now);
+            assert_ne!(look, Look::Missing);
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_told_to_let_go_of_what_is_too_much() {
+        let (mut tree, now) = tree(10);
+        for n in 0..30 {
+            let ino = tree
+                .put(ROOT, &n.to_string(), file(n, "x"), now)
+                .expect("there is a root");
+            tree.refer(ino);
+        }
+        assert_eq!(tree.len(), 30);
+        let unwanted = tree.unwanted();
+        assert!(unwanted.iter().any(|(parent, name)| *parent == ROOT && &**name == "0"));
+        for n in 2..32 {
+            tree.forget(n, 1);
+        }
+        for n in 100..120 {
+            tree.put(ROOT, &n.to_string(), file(n, "x"), now);
+        }
+        assert!(tree.len() <= 11, "{}", tree.len());
+    }
+
+    #[test]
+    fn files_without_a_place_are_named_by_their_keys() {
+        let (mut tree, now) = tree(100);
+        let directory = tree.put(ROOT, "d", Kind::Directory, now).expect("there is a root");
+        let deep = tree.put(directory, "e", Kind::Directory, now).expect("a directory");
+        let one = tree.put(deep, "one", file(1, "x"), now).expect("a directory");
+        let two = tree.put(ROOT, "two", file(2, "x"), now).expect("a directory");
+        let keys = |tree: &Tree, good| -> Vec<(Ino, String)> {
+            let found = tree.unplaced(10, |spot| spot.shelf >= good);
+            found.into_iter().map(|(ino, key, _)| (ino, key)).collect()
+        };
+        assert_eq!(keys(&tree, 0), [(two, "two".into()), (one, "d/e/one".into())]);
+        let Some((Kind::File(object), _)) = tree.kind(two, now) else {
+            panic!("a file")
+        };
+        tree.set_spot(two, &object, Spot { shelf: 3, first: 0 });
+        assert_eq!(keys(&tree, 0), [(one, "d/e/one".into())]);
+        assert_eq!(keys(&tree, 4).len(), 2);
+    }
+
+    #[test]
+    fn names_that_no_file_system_has_are_told() {
+        assert!(["", ".", "..", "a/b", "a\0b"].iter().all(|part| !is_name(part)));
+        assert!(!is_name(&"x".repeat(256)) && is_name(&"x".repeat(255)) && is_name("...") && is_name("ä b"));
+    }
+}

@@ -1,0 +1,1 @@
+"""Mounts: what `foreload mount` makes of its options, and the program that serves them."""

@@ -1,0 +1,219 @@
+"""What a mount is to be: options in a person's terms, and what the program behind `foreload mount` reads.
+
+The names that s3fs has for what there is here, too, are taken for it: whoever comes from there keeps their options.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foreload._data import address as _address
+from foreload._node import agent as _agent
+from foreload._settings import environment as _environment
+from foreload._settings.cache import Cache
+from foreload._settings.sizes import parse_bytes
+from foreload.errors import InvalidError
+
+#: Paper 004: chunks of 52 MB, and twenty connections.
+_PAPER = {"chunk": "52MB", "connections": 20}
+_MOST_CONNECTIONS = 4096
+_MOST_CHUNK = 1 << 30
+#: Room for a chunk that is read, one that comes, and two more.
+_CHUNKS = 4
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a bucket is mounted.
+
+    Attributes:
+        chunk: What one request is for: `adaptive`, or a size for all objects. Default: `adaptive`, 4 MiB, and 8 MiB of objects from 1 GiB on.
+        connections: Requests in flight; None: as many as the store is worth.
+        ram: Memory for chunks: those that are read, and those that are asked for ahead.
+        disk: Directories to keep chunks in, and the size of each, as in [`Cache`][foreload.Cache].
+        ahead: What may be asked for ahead of all open files together. Default: half of `ram`; 0: nothing.
+        entries: Names that are kept in mind.
+        ttl_s: How long what is known of a name is believed, in seconds.
+        timeout_s: How long a request may take, its repetitions included, in seconds; then the read fails with `EIO`.
+        uid: Whom files belong to; None: who mounts.
+        gid: The same for the group.
+        file_mode: Permission bits of files.
+        dir_mode: Permission bits of directories.
+        allow_other: Whether other users may look at it.
+    """
+
+    chunk: int | str = "adaptive"
+    connections: int | None = None
+    ram: int | str = "1GB"
+    disk: str | Sequence[str] | None = ()
+    ahead: int | str | None = None
+    entries: int = 100_000
+    ttl_s: float = 60.0
+    timeout_s: float = 30.0
+    uid: int | None = None
+    gid: int | None = None
+    file_mode: int = 0o444
+    dir_mode: int = 0o555
+    allow_other: bool = False
+
+    def chunk_bytes(self) -> int | None:
+        """The chunk of all objects; None: by their size.
+
+        Raises:
+            InvalidError: It is no size for a chunk.
+        """
+        if self.chunk == "adaptive":
+            return None
+        size = parse_bytes(self.chunk, "chunk")
+        if not 4096 <= size <= _MOST_CHUNK:
+            raise InvalidError(f"chunk={self.chunk}: give `adaptive`, or 4 KiB to 1 GiB")
+        return size
+
+    def settings(self, url: str, storage_options: Mapping[str, str], cache_dir: str | None = None) -> dict[str, Any]:
+        """What the program reads.
+
+        Raises:
+            InvalidError: An option makes no sense.
+        """
+        if self.connections is not None and not 1 <= self.connections <= _MOST_CONNECTIONS:
+            raise InvalidError(f"connections={self.connections}: give 1 to {_MOST_CONNECTIONS}")
+        if self.entries < 1:
+            raise InvalidError(f"entries={self.entries}: give 1 or more")
+        chunk = self.chunk_bytes()
+        ram = parse_bytes(self.ram, "ram")
+        least = _CHUNKS * (chunk or 8 * _MIB)
+        if ram < least:
+            raise InvalidError(f"ram={self.ram}: chunks of {chunk or 8 * _MIB} bytes need {least} at least")
+        address = _address.absolute(url)
+        disks = Cache(disk=self.disk).disks()
+        return {
+            "url": address,
+            "storage_options": _environment.storage_options(address, _environment.as_text(storage_options)),
+            "agent": str(_agent.program()),
+            "cache_dir": _agent.cache_directory(cache_dir),
+            "chunking": "adaptive" if chunk is None else {"fixed": chunk},
+            "connections": self.connections,
+            "ram_bytes": ram,
+            "disks": [{"directory": directory, "capacity_bytes": size} for directory, size in disks],
+            "ahead_bytes": None if self.ahead is None else parse_bytes(self.ahead, "ahead"),
+            "most_entries": self.entries,
+            "ttl_s": self.ttl_s,
+            "timeout_s": self.timeout_s,
+            "uid": self.uid,
+            "gid": self.gid,
+            "file_mode": self.file_mode,
+            "dir_mode": self.dir_mode,
+            "allow_other": self.allow_other,
+        }
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Options by a name: `paper` is what paper 004 measured with.
+
+    Raises:
+        InvalidError: There are none by that name.
+    """
+    if name != "paper":
+        raise InvalidError(f"--preset {name}: there is `paper` (chunks of 52 MB, 20 connections)")
+    return dict(_PAPER)
+
+
+@dataclass
+class Given:
+    """Words of `-o`, told apart.
+
+    Attributes:
+        fields: Fields of `Options`.
+        store: Options of the store.
+    """
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    store: dict[str, str] = field(default_factory=dict)
+
+
+def _mebibytes(text: str) -> int:
+    return int(text) * _MIB
+
+
+def _octal_from(whole: int) -> Any:
+    """What a umask leaves of permission bits."""
+    return lambda text: whole & ~int(text, 8)
+
+
+#: s3fs' options that are some of ours: the field, and how its text is read.
+_OF_S3FS: dict[str, tuple[str, Any]] = {
+    "parallel_count": ("connections", int),
+    "multireq_max": ("connections", int),
+    "multipart_size": ("chunk", _mebibytes),
+    "max_stat_cache_size": ("entries", int),
+    "stat_cache_expire": ("ttl_s", float),
+    "readwrite_timeout": ("timeout_s", float),
+    "uid": ("uid", int),
+    "gid": ("gid", int),
+    "umask": ("file_mode", _octal_from(0o444)),
+}
+#: And of the store's.
+_STORE_OF_S3FS = {"url": "endpoint_url", "endpoint": "region", "profile": "profile"}
+#: Those that say what is so anyway.
+_IDLE = {"use_path_request_style", "ro", "nonempty", "kernel_cache", "compat_dir", "complement_stat", "sigv4"}
+#: What there is instead of others.
+_INSTEAD = {
+    "use_cache": "--disk DIRECTORY:SIZE keeps what was read, in a bounded size",
+    "ensure_diskfree": "1 GiB of a disk stays free; --disk DIRECTORY:SIZE bounds the rest",
+    "passwd_file": "credentials come from the environment, the AWS profile, or -o access_key_id=... -o secret_access_key=...",
+    "ahbe_conf": "there are no headers of one's own",
+    "rw": "it can't be written to",
+}
+
+
+def given(words: Mapping[str, str]) -> Given:
+    """Tells `-o` words apart: options of s3fs that are some of ours, and options of the store.
+
+    Raises:
+        InvalidError: A value makes no sense, or it is an option of s3fs for which there is something else.
+    """
+    found = Given()
+    for name, text in words.items():
+        if name in _OF_S3FS:
+            to, read = _OF_S3FS[name]
+            try:
+                found.fields[to] = read(text)
+            except ValueError:
+                raise InvalidError(f"-o {name}={text}: give a number") from None
+        elif name in _STORE_OF_S3FS:
+            found.store[_STORE_OF_S3FS[name]] = text
+        elif name == "public_bucket":
+            found.store["anonymous"] = "true" if text not in ("", "0") else "false"
+        elif name == "allow_other":
+            found.fields["allow_other"] = text not in ("0", "false")
+        elif name in _INSTEAD:
+            raise InvalidError(f"-o {name}: {_INSTEAD[name]}")
+        elif name not in _IDLE:
+            found.store[name] = text
+    return found
+
+
+def directory(target: str | os.PathLike[str]) -> str:
+    """Where it is to be mounted.
+
+    Raises:
+        InvalidError: It is no directory, or something is mounted there that doesn't answer any more.
+    """
+    place = Path(target).expanduser().absolute()
+    try:
+        place.stat()
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            raise InvalidError(
+                f"{place}: a mount whose program has ended is still there; `foreload unmount {place}` removes it"
+            ) from None
+        raise InvalidError(f"{place}: {error.strerror}; give a directory that exists") from None
+    if not place.is_dir():
+        raise InvalidError(f"{place} is no directory")
+    return str(place)

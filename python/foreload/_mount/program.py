@@ -1,0 +1,141 @@
+"""The program that serves a mount: started, found again, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foreload.errors import ForeloadError, InvalidError
+
+PROGRAM = Path(__file__).parents[1] / "_bin" / "foreload-mount"
+_LISTED = Path("/proc/self/mounts")
+#: What the list of mounts has before the URL.
+_NAMED = "foreload:"
+#: So much of what it says when it fails.
+_SAID = 4000
+
+
+def command(target: str, settings: Mapping[str, Any]) -> list[str]:
+    """The program, with its arguments."""
+    return [str(PROGRAM), target, json.dumps(settings)]
+
+
+def serve(target: str, settings: Mapping[str, Any]) -> int:
+    """Serves until it is unmounted, or Ctrl-C: the program's exit status."""
+    return subprocess.run(command(target, settings), stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def start(target: str, settings: Mapping[str, Any], log: Path) -> int:
+    """Has a program of its own serve; its process when the mount is there.
+
+    Args:
+        target: The directory.
+        settings: What the program reads.
+        log: What it says goes there.
+
+    Raises:
+        ForeloadError: It ended instead, with what it said.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as said:
+        before = said.tell()
+        running = subprocess.Popen(
+            command(target, settings),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+            cwd="/",
+        )
+    assert running.stdout is not None
+    with running.stdout as out:
+        line = out.readline()
+    if line.strip() == b"mounted":
+        return running.pid
+    running.wait()
+    text = log.read_bytes()[before:][-_SAID:].decode(errors="replace")
+    lines = [line.removeprefix("foreload-mount: ") for line in text.strip().splitlines()]
+    why = "; ".join(lines[-2:]) or f"status {running.returncode}"
+    raise ForeloadError(f"{target}: {why} (log: {log})")
+
+
+def is_mounted(target: str) -> bool:
+    """Whether something of ours is mounted there."""
+    return any(place == target and name.startswith(_NAMED) for name, place in _mounts(_LISTED))
+
+
+def left(listed: Path = _LISTED) -> list[str]:
+    """Where mounts of ours are of which the program has ended."""
+    return [place for name, place in _mounts(listed) if name.startswith(_NAMED) and not _answers(place)]
+
+
+def _answers(place: str) -> bool:
+    try:
+        os.statvfs(place)
+    except OSError as error:
+        return error.errno != errno.ENOTCONN
+    return True
+
+
+def _mounts(listed: Path) -> list[tuple[str, str]]:
+    lines = listed.read_text().splitlines()
+    return [(_unescaped(words[0]), _unescaped(words[1])) for words in (line.split() for line in lines)]
+
+
+def _unescaped(text: str) -> str:
+    for code, character in (("040", " "), ("011", "\t"), ("012", "\n"), ("134", "\\")):
+        text = text.replace(f"\\{code}", character)
+    return text
+
+
+def unmount(target: str, patience_s: float = 10.0) -> None:
+    """Unmounts what is mounted there, also where its program has ended.
+
+    Raises:
+        InvalidError: Nothing of ours is mounted there.
+        ForeloadError: Somebody has it open.
+    """
+    place = str(Path(target).expanduser().absolute())
+    if not is_mounted(place):
+        raise InvalidError(f"{place}: nothing of foreload is mounted there")
+    said = ""
+    until = time.monotonic() + patience_s
+    while True:
+        for words in (["fusermount3", "-u", place], ["fusermount", "-u", place], ["umount", place]):
+            if shutil.which(words[0]) is None:
+                continue
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return
+            said = (done.stderr or done.stdout).strip()
+        if time.monotonic() >= until:
+            raise ForeloadError(f"{place}: {said or 'it could not be unmounted'}")
+        time.sleep(0.2)
+
+
+def ended(pid: int, within_s: float = 10.0) -> bool:
+    """Has a program end, which unmounts; whether it has."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + within_s
+    while _lives(pid):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _lives(pid: int) -> bool:
+    # A child of this process' own that has ended is there until it is waited for.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,174 @@
+"""`foreload mount` and `foreload unmount`: a bucket as a directory."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foreload.cli import options, output
+
+Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where; it must exist.")]
+Foreground = Annotated[
+    bool, typer.Option("--foreground", "-f", help="Serve in this process until it is unmounted, or Ctrl-C.")
+]
+Log = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="What the program says. Default: mount.log in the cache directory."),
+]
+Chunk = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|adaptive",
+        help="What one request is for. Default: adaptive, 4 or 8 MiB.",
+        rich_help_panel="Reading",
+    ),
+]
+Connections = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Requests in flight. Default: as many as the store is worth.", rich_help_panel="Reading"
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="paper: chunks of 52 MB, 20 connections (paper 004).", rich_help_panel="Reading"),
+]
+Ram = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory for chunks. Default: 1GB.", rich_help_panel="Reading")
+]
+Disk = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIRECTORY:SIZE",
+        help="Keep what was read there, too; repeatable, fastest first.",
+        rich_help_panel="Reading",
+    ),
+]
+Ahead = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What may be asked for ahead of all open files together. Default: half of --ram; 0: nothing.",
+        rich_help_panel="Reading",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="A read fails when a request, repetitions included, takes longer. Default: 30.",
+        callback=options.number(0.1, 86_400),
+        rich_help_panel="Reading",
+    ),
+]
+Ttl = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long what is known of a name is believed. Default: 60.",
+        callback=options.number(0, 1e9),
+        rich_help_panel="Names",
+    ),
+]
+Entries = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Names that are kept in mind. Default: 100,000.", rich_help_panel="Names"),
+]
+Uid = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Whom files belong to. Default: you.", rich_help_panel="Names")
+]
+Gid = Annotated[int | None, typer.Option(metavar="N", min=0, help="The same for the group.", rich_help_panel="Names")]
+FileMode = Annotated[
+    str | None,
+    typer.Option(metavar="OCTAL", help="Permission bits of files. Default: 444.", rich_help_panel="Names"),
+]
+DirMode = Annotated[
+    str | None,
+    typer.Option(metavar="OCTAL", help="Permission bits of directories. Default: 555.", rich_help_panel="Names"),
+]
+AllowOther = Annotated[
+    bool, typer.Option("--allow-other", help="Other users may look at it, too.", rich_help_panel="Names")
+]
+
+
+def mount(
+    url: options.Url,
+    directory: Directory,
+    foreground: Foreground = False,
+    log: Log = None,
+    chunk: Chunk = None,
+    connections: Connections = None,
+    preset: Preset = None,
+    ram: Ram = None,
+    disk: Disk = None,
+    ahead: Ahead = None,
+    timeout: Timeout = None,
+    ttl: Ttl = None,
+    entries: Entries = None,
+    uid: Uid = None,
+    gid: Gid = None,
+    file_mode: FileMode = None,
+    dir_mode: DirMode = None,
+    allow_other: AllowOther = False,
+    endpoint_url: options.EndpointUrl = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Shows a bucket as a directory, to be read by any program. `foreload unmount` ends it.
+
+    Options of s3fs are taken as -o, where there is the same here: parallel_count, multipart_size, max_stat_cache_size, stat_cache_expire and others.
+    """
+    from foreload._mount import options as _options
+    from foreload._mount import program
+    from foreload._node import agent as _agent
+
+    given = _options.given(options.storage_options(endpoint_url, profile, anonymous, option))
+    fields: dict[str, Any] = {**(_options.preset(preset) if preset else {}), **given.fields}
+    named = {
+        "chunk": chunk,
+        "connections": connections,
+        "ram": ram,
+        "disk": disk or None,
+        "ahead": ahead,
+        "timeout_s": timeout,
+        "ttl_s": ttl,
+        "entries": entries,
+        "uid": uid,
+        "gid": gid,
+        "file_mode": _octal(file_mode, "--file-mode"),
+        "dir_mode": _octal(dir_mode, "--dir-mode"),
+        "allow_other": allow_other or None,
+    }
+    fields.update({name: value for name, value in named.items() if value is not None})
+    settings = _options.Options(**fields).settings(url, given.store)
+    target = _options.directory(directory)
+    if foreground:
+        raise typer.Exit(program.serve(target, settings))
+    place = log or Path(_agent.cache_directory()) / "mount.log"
+    pid = program.start(target, settings, place)
+    value = {"url": settings["url"], "directory": target, "pid": pid, "log": str(place)}
+    output.emit(
+        value, lambda console: console.print(f"{settings['url']} is at {target} (process {pid})"), as_json=as_json
+    )
+
+
+def unmount(directory: Directory, as_json: options.AsJson = False) -> None:
+    """Ends a mount, also one whose program has ended."""
+    from foreload._mount import program
+
+    program.unmount(directory)
+    output.emit({"directory": directory}, lambda console: console.print(f"{directory} is unmounted"), as_json=as_json)
+
+
+def _octal(text: str | None, what: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        number = int(text, 8)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 0o777:
+        raise typer.BadParameter(f"{text!r}: give three octal digits, such as 644", param_hint=what)
+    return number

@@ -1,0 +1,426 @@
+"""A bucket as a directory: every byte and name is the bucket's, what is known isn't asked again, and whatever dies leaves no mount that hangs."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bucket import Bucket
+
+from foreload._mount import options, program
+from foreload._mount.options import Options
+from foreload.cli.doctor import machine
+
+pytestmark = pytest.mark.needs("fuse")
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store() -> Iterator[Bucket]:
+    """Objects of no, one and some chunks in `bench`, and keys of all kinds."""
+    sets = ["small:300x1100", "large:3x25000000", "empty:2x0"]
+    with Bucket(profile="fast", synthetic=sets) as running:
+        yield running
+
+
+@contextmanager
+def mounted(home: Any, store: Bucket, url: str = "s3://bench", **fields: Any) -> Iterator[Path]:
+    """The bucket, mounted until the end."""
+    target = home.cache_dir / "mounted"
+    target.mkdir(parents=True, exist_ok=True)
+    given = {"endpoint_url": store.environment()["AWS_ENDPOINT_URL"]}
+    keys = store.boto3()
+    given.update(access_key_id=keys["aws_access_key_id"], secret_access_key=keys["aws_secret_access_key"])
+    settings = Options(**{"ram": "256MB", **fields}).settings(url, given, str(home.cache_dir))
+    pid = program.start(str(target), settings, home.cache_dir / "mount.log")
+    try:
+        yield target
+    finally:
+        ended = program.ended(pid)
+        subprocess.run(["umount", "-l", str(target)], check=False, capture_output=True)
+        assert ended, "it doesn't end"
+        assert not program.is_mounted(str(target))
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def objects(store: Bucket) -> dict[str, bytes]:
+    """What the bucket has, as another client reads it."""
+    import boto3
+
+    client = boto3.client("s3", **store.boto3())
+    found = {}
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bench"):
+        for each in page.get("Contents", []):
+            found[each["Key"]] = client.get_object(Bucket="bench", Key=each["Key"])["Body"].read()
+    return found
+
+
+def put(store: Bucket, key: str, body: bytes) -> None:
+    import boto3
+
+    boto3.client("s3", **store.boto3()).put_object(Bucket="bench", Key=key, Body=body)
+
+
+def fails_with(attempt: Callable[[], Any]) -> int | None:
+    """The number of the error that it ends with."""
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def requests(store: Bucket) -> dict[str, int]:
+    return {"get": 0, **store.counters()["requests"]}
+
+
+def test_names_and_bytes_are_the_bucket_s(home: Any, store: Bucket) -> None:
+    expected = objects(store)
+    with mounted(home, store) as target:
+        found = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
+        assert found.keys() == expected.keys()
+        for key, path in found.items():
+            assert path.stat().st_size == len(expected[key])
+            assert digest(path.read_bytes()) == digest(expected[key])
+
+
+def test_what_is_listed_and_read_once_is_not_asked_for_again(home: Any, store: Bucket) -> None:
+    with mounted(home, store) as target:
+        listing = ["ls", "-lR", str(target)]
+        first = subprocess.run(listing, capture_output=True, check=True).stdout
+        data = target / "large"
+        for path in data.iterdir():
+            path.read_bytes()
+        before = requests(store)
+        assert subprocess.run(listing, capture_output=True, check=True).stdout == first
+        for path in data.iterdir():
+            path.read_bytes()
+        assert requests(store) == before
+
+
+def test_a_fixed_chunk_is_a_request(home: Any, store: Bucket) -> None:
+    for chunk in (5_000_000, 7_000_001, 25_000_000):
+        with mounted(home, store, chunk=chunk) as target:
+            path = next((target / "large").iterdir())
+            before = requests(store)["get"]
+            data = path.read_bytes()
+            assert requests(store)["get"] - before == -(-len(data) // chunk)
+            path.read_bytes()
+            assert requests(store)["get"] - before == -(-len(data) // chunk)
+
+
+def test_reads_anywhere_are_exact(home: Any, store: Bucket) -> None:
+    expected = {key: data for key, data in objects(store).items() if key.startswith("large")}
+    with mounted(home, store, ram="64MB") as target:
+
+        def read(seed: int) -> None:
+            dice = random.Random(seed)
+            key = dice.choice(sorted(expected))
+            data = expected[key]
+            with (target / key).open("rb", buffering=0) as file:
+                for _ in range(60):
+                    at, length = dice.randrange(len(data) + 5), dice.choice([1, 100, 4096, 100_000, 3 * MIB])
+                    file.seek(at)
+                    got = b""
+                    while len(got) < length and (part := file.read(length - len(got))):
+                        got += part
+                    assert got == data[at : at + length]
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(16)))
+        for key, data in expected.items():
+            with (target / key).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                assert digest(mapped[:]) == digest(data)
+
+
+def test_many_processes_read_at_once(home: Any, store: Bucket) -> None:
+    expected = objects(store)
+    with mounted(home, store) as target:
+        code = "import sys, hashlib; [print(hashlib.sha256(open(p, 'rb').read()).hexdigest()) for p in sys.argv[1:]]"
+        keys = sorted(expected)
+        running = []
+        for number in range(6):
+            order = random.Random(number).sample(keys, len(keys))
+            command = [sys.executable, "-c", code, *(str(target / key) for key in order)]
+            running.append((order, subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+        for order, each in running:
+            said, _ = each.communicate(timeout=120)
+            assert said.split() == [digest(expected[key]) for key in order]
+
+
+@pytest.mark.parametrize(
+    ("status", "number"), [(403, errno.EACCES), (404, errno.ENOENT), (500, errno.EIO)], ids=["403", "404", "500"]
+)
+def test_what_a_store_refuses_is_said_as_a_system_call_does(home: Any, store: Bucket, status: int, number: int) -> None:
+    with mounted(home, store, timeout_s=1.0) as target:
+        path = next((target / "small").iterdir())
+        store.add_fault("status", status=status, on=["get", "head", "list"])
+        assert fails_with(path.read_bytes) == number
+        assert fails_with((target / "large" / "nothing by that name").stat) == number
+        store.clear_faults()
+        assert len(path.read_bytes()) == 1100
+        with pytest.raises(FileNotFoundError):
+            (target / "large" / "nothing by that name").stat()
+    log = (home.cache_dir / "mount.log").read_text()
+    assert path.name in log or status == 404
+
+
+def test_what_is_throttled_comes_later_and_is_never_missing(home: Any, store: Bucket) -> None:
+    with mounted(home, store) as target:
+        store.add_fault("status", status=503, share=0.5, attempts=3)
+        names = sorted(path.name for path in (target / "small").iterdir())
+        assert len(names) == 300
+        for name in names[:100]:
+            assert len((target / "small" / name).read_bytes()) == 1100
+
+
+def test_another_object_by_the_same_name_is_seen_and_never_mixed(home: Any, store: Bucket) -> None:
+    old, new = b"a" * 10 * MIB, b"b" * 12 * MIB
+    put(store, "changing", old)
+    with mounted(home, store, ttl_s=1.0) as target:
+        path = target / "changing"
+        assert digest(path.read_bytes()) == digest(old)
+        with path.open("rb") as before:
+            put(store, "changing", new)
+            before.seek(5 * MIB)
+            # What was read is there, and what wasn't is of an object that is gone.
+            assert set(before.read(MIB)) == {ord("a")}
+            time.sleep(1.5)
+            assert digest(path.read_bytes()) == digest(new)
+        assert path.stat().st_size == len(new)
+
+
+def test_what_is_put_and_deleted_is_noticed_after_a_while(home: Any, store: Bucket) -> None:
+    import boto3
+
+    with mounted(home, store, ttl_s=0.5) as target:
+        assert not (target / "new").exists()
+        put(store, "new/file", b"x" * 100)
+        time.sleep(0.7)
+        assert (target / "new" / "file").read_bytes() == b"x" * 100
+        boto3.client("s3", **store.boto3()).delete_object(Bucket="bench", Key="new/file")
+        time.sleep(0.7)
+        assert not (target / "new" / "file").exists()
+
+
+def test_it_is_read_only(home: Any, store: Bucket) -> None:
+    with mounted(home, store) as target:
+        path = next((target / "small").iterdir())
+        attempts: list[Callable[[], Any]] = [
+            lambda: path.write_bytes(b"x"),
+            lambda: (target / "new").write_bytes(b"x"),
+            (target / "new").mkdir,
+            path.unlink,
+            lambda: path.rename(target / "other"),
+            lambda: os.truncate(path, 0),
+        ]
+        for attempt in attempts:
+            assert fails_with(attempt) == errno.EROFS
+
+
+def agent_of(home: Any) -> int:
+    found = [
+        int(each.name)
+        for each in Path("/proc").iterdir()
+        if each.name.isdigit()
+        and _command(each)[:2] == ["foreload-agent", "serve"]
+        and str(home.cache_dir) in _command(each)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def _command(process: Path) -> list[str]:
+    try:
+        words = (process / "cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+    return [Path(words[0]).name, *words[1:]]
+
+
+def test_an_agent_that_dies_is_followed_by_another_one(home: Any, store: Bucket) -> None:
+    expected = objects(store)
+    large = sorted(key for key in expected if key.startswith("large"))
+    with mounted(home, store) as target, (target / large[0]).open("rb") as file:
+        assert file.read(100_000) == expected[large[0]][:100_000]
+        os.kill(agent_of(home), signal.SIGKILL)
+        assert digest(b"".join([expected[large[0]][:100_000], file.read()])) == digest(expected[large[0]])
+        assert digest((target / large[1]).read_bytes()) == digest(expected[large[1]])
+
+
+def test_a_killed_mount_is_removed_and_mounted_again(home: Any, store: Bucket, tmp_path: Path) -> None:
+    target = tmp_path / "there"
+    target.mkdir()
+    given = {"endpoint_url": store.environment()["AWS_ENDPOINT_URL"], "anonymous": "false"}
+    keys = store.boto3()
+    given.update(access_key_id=keys["aws_access_key_id"], secret_access_key=keys["aws_secret_access_key"])
+    settings = Options(ram="64MB").settings("s3://bench", given, str(home.cache_dir))
+    pid = program.start(str(target), settings, tmp_path / "log")
+    os.kill(pid, signal.SIGKILL)
+    assert program.ended(pid)
+    assert fails_with(lambda: list(target.iterdir())) == errno.ENOTCONN
+    assert str(target) in program.left()
+    findings = list(machine.mounts())
+    assert any(finding.level == "warn" and str(target) in finding.remedy for finding in findings)
+    with pytest.raises(Exception, match="foreload unmount"):
+        options.directory(target)
+    program.unmount(str(target))
+    assert list(target.iterdir()) == []
+    pid = program.start(str(target), settings, tmp_path / "log")
+    assert len(list((target / "small").iterdir())) == 300
+    program.unmount(str(target))
+    assert program.ended(pid)
+
+
+def test_it_ends_while_somebody_has_a_file_open_or_waits(home: Any, store: Bucket) -> None:
+    with mounted(home, store) as target:
+        path = next((target / "large").iterdir())
+        store.add_fault("stall")
+        code = f"import sys; f = open({str(path)!r}, 'rb'); print('open', flush=True); f.read()"
+        waiting = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == b"open\n"
+        time.sleep(0.3)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10
+    assert waiting.wait(10) != 0
+    store.clear_faults()
+
+
+@pytest.fixture
+def far() -> Iterator[Bucket]:
+    """Small objects, each 50 ms away."""
+    with Bucket(profile="fast", synthetic=["small:120x20000"]) as running:
+        running.set_profile({"first_byte_ms": 50})
+        yield running
+
+
+def read_all(paths: list[Path]) -> tuple[float, list[str]]:
+    begun = time.monotonic()
+    digests = [digest(path.read_bytes()) for path in paths]
+    return time.monotonic() - begun, digests
+
+
+def test_files_are_fetched_ahead_in_an_order_that_is_told(home: Any, far: Bucket) -> None:
+    import foreload.mount
+
+    expected = objects(far)
+    with mounted(home, far) as target:
+        paths = [target / key for key in expected]
+        random.Random(1).shuffle(paths)
+        half = paths[:60]
+        slow, digests = read_all(half)
+        foreload.mount.hint(paths)
+        time.sleep(0.3)
+        before = requests(far)["get"]
+        quick, again = read_all(paths[60:])
+        assert (digests, again) == tuple(
+            [digest(expected[str(path.relative_to(target))]) for path in some] for some in (half, paths[60:])
+        )
+        assert slow > 60 * 0.05
+        assert quick < slow / 4
+        # What is read twice comes from memory, and nothing was asked for that nobody reads.
+        read_all(paths)
+        assert requests(far)["get"] - before <= 60
+    with mounted(home, far) as target:
+        paths = [target / key for key in expected]
+        # In another order, and a file twice.
+        foreload.mount.hint([*paths[:30], paths[0], *paths[30:]])
+        random.Random(2).shuffle(paths)
+        for each in (paths, paths):
+            assert read_all(each)[1] == [digest(expected[str(path.relative_to(target))]) for path in each]
+
+
+def test_an_order_that_makes_no_sense_is_refused(home: Any, far: Bucket, tmp_path: Path) -> None:
+    import foreload.mount
+    from foreload.errors import InvalidError, NotFoundError
+
+    with mounted(home, far) as target:
+        path = next((target / "small").iterdir())
+        foreload.mount.hint([])
+        with pytest.raises(NotFoundError, match="nothing"):
+            foreload.mount.hint([path, target / "small" / "nothing"])
+        with pytest.raises(InvalidError, match="foreload mount"):
+            foreload.mount.hint([tmp_path / "file"])
+        with pytest.raises(InvalidError, match="isn't below"):
+            foreload.mount.hint([path, tmp_path / "file"])
+        assert fails_with(lambda: foreload.mount.hint([target / "small"])) == errno.EISDIR
+        assert len(path.read_bytes()) == 20000
+
+
+def test_a_sampler_tells_each_epoch(home: Any, far: Bucket) -> None:
+    from torch.utils.data import DataLoader, RandomSampler
+
+    import foreload.mount
+
+    expected = objects(far)
+    with mounted(home, far) as target:
+        paths = sorted(path for path in (target / "small").iterdir())
+        data = [str(path) for path in paths]
+        sampler = foreload.mount.wrap_sampler(RandomSampler(data), data)
+        for _ in range(2):
+            loader = DataLoader(data, 8, sampler=sampler, collate_fn=list)
+            read = [path for batch in loader for path in batch]
+            assert sorted(read) == data
+            assert read_all([Path(path) for path in read])[1] == [
+                digest(expected[str(Path(path).relative_to(target))]) for path in read
+            ]
+
+
+def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:
+    import json
+
+    with mounted(home, store) as target:
+        data = [path.read_bytes() for path in (target / "large").iterdir()]
+        said = json.loads((target / ".foreload" / "stats").read_text())
+        assert said["read_bytes"] == sum(map(len, data))
+        assert said["chunks"] == sum(-(-len(each) // (4 * MIB)) for each in data)
+        assert said["reads_that_failed"] == 0
+        assert said["directory_questions"] == 2
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["the loader first", "the mount first"])
+def test_what_loader_and_mount_have_read_is_on_the_disk_for_both(home: Any, tmp_path: Path, is_first: bool) -> None:
+    import foreload as fl
+    from foreload.torch import DataLoader
+
+    # Three times what memory holds.
+    with Bucket(profile="fast", synthetic=["middle:60x1000000"]) as store:
+        keys = store.boto3()
+        given = {"endpoint_url": store.environment()["AWS_ENDPOINT_URL"]}
+        given.update(access_key_id=keys["aws_access_key_id"], secret_access_key=keys["aws_secret_access_key"])
+        disk = f"{tmp_path / 'tier'}:200MB"
+
+        def load() -> None:
+            data = fl.open("s3://bench/middle", storage_options=given)
+            loader = DataLoader(data, 10, shuffle=True, seed=1, cache=fl.Cache(ram="16MB", disk=disk))
+            assert sum(len(value) for values, *_ in loader for value in values) == 60_000_000
+
+        def look() -> None:
+            with mounted(home, store, "s3://bench/middle", disk=disk, ram="34MB") as target:
+                assert sum(len(path.read_bytes()) for path in target.iterdir()) == 60_000_000
+
+        first, second = (load, look) if is_first else (look, load)
+        first()
+        before = requests(store)["get"]
+        assert before == 60
+        second()
+        # What memory alone had is fetched again.
+        assert requests(store)["get"] - before <= 35
