@@ -46,8 +46,8 @@ PAGES = {
 }
 #: Pages whose scripts make a process group: here of one rank, as torchrun would.
 DISTRIBUTED = {"docs/guide/nodes.md", "docs/guide/migrating.md"}
-#: Pages whose blocks run in test_guide.py, with a scenario, and in test_mapped.py, with files.
-ELSEWHERE = {"docs/guide/simulate.md", "docs/guide/cost.md", "docs/guide/mapped.md"}
+#: Pages whose blocks run in test_guide.py, with a scenario, in test_mapped.py, with files, and in tests/system/test_mounted.py, with a mount.
+ELSEWHERE = {"docs/guide/simulate.md", "docs/guide/cost.md", "docs/guide/mapped.md", "docs/guide/mount.md"}
 NOT_RUN = Counter({("docs/guide/migrating.md", "another library's code"): 6})
 
 

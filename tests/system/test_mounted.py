@@ -424,3 +424,25 @@ def test_what_loader_and_mount_have_read_is_on_the_disk_for_both(home: Any, tmp_
         second()
         # What memory alone had is fetched again.
         assert requests(store)["get"] - before <= 35
+
+
+def test_the_program_of_the_guide_runs(home: Any, store: Bucket) -> None:
+    import io
+    import re
+
+    import numpy as np
+    from PIL import Image
+    from torchvision.transforms import v2
+
+    for number in range(40):
+        pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(body := io.BytesIO(), "PNG")
+        put(store, f"train/{'cat' if number % 3 else 'dog'}/{number:03}.png", body.getvalue())
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "mount.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    with mounted(home, store, "s3://bench/train") as target:
+        names: dict[str, Any] = {"augment": v2.Compose([v2.PILToTensor()])}
+        exec(block.replace("/data", str(target)).replace("num_workers=8", "num_workers=2"), names)
+        for _ in range(2):
+            labels = [int(label) for _, batch in names["loader"] for label in batch]
+            assert (len(labels), sum(labels)) == (40, 14)
