@@ -20,9 +20,10 @@ from __future__ import annotations
 import builtins
 import difflib
 import glob
+import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
@@ -334,12 +335,13 @@ class LmdbIndex:
         nth = self._data.source.opened().index.find(key)
         return self.at(self._number(key) if nth is None else nth)
 
-    def places(self, named: Sequence[bytes | str | int]) -> list[tuple[int, int]]:
+    def places(self, named: Iterable[bytes | str | int]) -> list[tuple[int, int]]:
         """First byte and bytes of many values at once, each by its key or by its place in the order of keys.
 
         Raises:
             KeyError: There is no such one.
         """
+        named = list(named)
         spans = self._data.source.opened().index.spans(
             [what if isinstance(what, (bytes, str)) else _number(what) for what in named]
         )
@@ -347,7 +349,7 @@ class LmdbIndex:
 
     def _place(self, what: bytes | str | int) -> tuple[int, int]:
         try:
-            return self.range(what) if isinstance(what, (bytes, str)) else self.at(int(what))
+            return self.range(what) if isinstance(what, (bytes, str)) else self.at(operator.index(what))
         except (KeyError, IndexError):
             raise KeyError(what) from None
 
@@ -404,7 +406,7 @@ class _Parts:
 
 def _number(what: Any) -> int:
     """A place in an order: any kind of whole number; what is too large for one is no place anyway."""
-    return max(-_MOST_PLACES, min(int(what), _MOST_PLACES))
+    return max(-_MOST_PLACES, min(operator.index(what), _MOST_PLACES))
 
 
 def _stamp(place: Path) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def root_of(path: Place) -> Path:
     raise InvalidError(f"{place} lies in nothing that `foreload mount` has mounted")
 
 
-def hint(paths: Sequence[Place]) -> None:
+def hint(paths: Iterable[Place]) -> None:
     """Tells a mount which files will be read next, in this order. What was told before is over.
 
     Each file is fetched ahead of its turn, within the mount's memory. Whoever reads others, or in another order, reads them as before; a file that is named twice is read twice.
@@ -51,6 +51,9 @@ def hint(paths: Sequence[Place]) -> None:
         NotFoundError: There is no such file.
         OSError: What the store says otherwise.
     """
+    if isinstance(paths, (str, bytes)):
+        raise InvalidError(f"hint({paths!r}): give a list of paths")
+    paths = [os.fsdecode(path) for path in paths]
     if not paths:
         return
     root = root_of(paths[0])

@@ -190,7 +190,15 @@ fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
 /// How long a file is that may be read.
 fn readable_bytes(path: &PathBuf) -> io::Result<u64> {
     access(path, Access::READ_OK).map_err(|error| named(path)(error.into()))?;
-    Ok(path.metadata().map_err(named(path))?.len())
+    let found = path.metadata().map_err(named(path))?;
+    if !found.is_file() {
+        // A pipe would be waited for until somebody writes to it.
+        return Err(named(path)(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        )));
+    }
+    Ok(found.len())
 }
 
 /// An open file, and what one call fetches of it.

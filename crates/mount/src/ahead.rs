@@ -1,7 +1,7 @@
 //! Which chunks of an open file will be read next, from what was read of it.
 //!
-//! Most files are read whole, so one that is read from its first byte on has its next chunks asked for at once, and twice as many whenever half of those are read: paper 004
-//! reads whole objects ahead, and a reader that looks at the head of a file costs a few chunks. What is read in another way, from the middle on, at equal distances, or in several
+//! Most files are read whole, so one that is read from its first byte on has its next chunks asked for at once, many more when a mebibyte of it was read, and twice as many whenever
+//! half of those are read and the reader has to wait all the same: paper 004 reads whole objects ahead, and a reader that looks at the head of a file costs a few chunks. What is read in another way, from the middle on, at equal distances, or in several
 //! places in turn, is left to the [detector](foreload_plan::window::Detector) that also follows mapped files.
 //!
 //! Pure: time comes from outside, and nothing is fetched here.
@@ -14,6 +14,9 @@ use std::time::Duration;
 
 /// Chunks that are asked for behind the first one.
 const FIRST: u64 = 3;
+/// Who has read so much doesn't look at the head alone, and has so many.
+const MORE_THAN_A_HEAD: u64 = 1 << 20;
+const THEN: u64 = 16;
 /// The kernel reads ahead with several requests, which may come in another order: so far from where reading is, they are still of the same reader.
 const APART: u64 = 4 << 20;
 /// How exactly reads are told apart: what the kernel asks for at a time at least.
@@ -58,15 +61,15 @@ impl Ahead {
         }
     }
 
-    /// These bytes are read, so long after the read before.
-    pub fn read(&mut self, span: Range<u64>, elapsed: Duration) {
+    /// These bytes are read, so long after the read before, by a reader who has to wait for them or not.
+    pub fn read(&mut self, span: Range<u64>, elapsed: Duration, waits: bool) {
         let end = span.end.min(self.layout.bytes);
         if span.start >= end {
             return;
         }
         if self.is_whole && span.start.abs_diff(self.front) <= APART {
             self.front = self.front.max(end);
-            return self.go_on();
+            return self.go_on(waits);
         }
         if std::mem::replace(&mut self.is_whole, false) {
             // What was read before is known to the detector, too.
@@ -92,14 +95,18 @@ impl Ahead {
         }
     }
 
-    fn go_on(&mut self) {
+    fn go_on(&mut self, waits: bool) {
         if self.most_bytes == 0 {
             return;
         }
         let chunk = self.layout.chunk;
         let most = (self.most_bytes / chunk).max(1);
         let at = self.front.div_ceil(chunk);
-        if at > self.doubles_at {
+        if self.front >= MORE_THAN_A_HEAD && self.window < THEN {
+            self.window = THEN.min(most);
+            self.doubles_at = at + self.window / 2;
+        }
+        if at > self.doubles_at && waits {
             self.window = (2 * self.window).min(most);
             self.doubles_at = at + self.window / 2;
         }
@@ -154,7 +161,7 @@ mod tests {
         let mut ahead = ahead(bytes, most);
         let (mut all, mut most_ahead) = (Vec::new(), 0);
         for at in (0..bytes).step_by(READ as usize) {
-            ahead.read(at..at + READ, Duration::from_micros(300));
+            ahead.read(at..at + READ, Duration::from_micros(300), true);
             all.extend(asked(&mut ahead));
             if let Some(last) = all.last() {
                 most_ahead = most_ahead.max((last + 1) * 4 * MIB - (at + READ));
@@ -171,9 +178,9 @@ mod tests {
     #[test]
     fn who_looks_at_the_head_alone_costs_a_few_chunks() {
         let mut ahead = ahead(1000 * MIB, 512 * MIB);
-        ahead.read(0..READ, Duration::ZERO);
+        ahead.read(0..READ, Duration::ZERO, true);
         assert!(asked(&mut ahead).len() <= 3);
-        ahead.read(999 * MIB..1000 * MIB, Duration::ZERO);
+        ahead.read(999 * MIB..1000 * MIB, Duration::ZERO, true);
         assert_eq!(asked(&mut ahead), [0_u64; 0]);
     }
 
@@ -186,7 +193,7 @@ mod tests {
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             let at = place % (3999 * MIB);
-            ahead.read(at..at + 110_000, Duration::from_millis(5));
+            ahead.read(at..at + 110_000, Duration::from_millis(5), true);
             assert_eq!(asked(&mut ahead), [0_u64; 0]);
         }
     }
@@ -197,7 +204,7 @@ mod tests {
         let mut found = Vec::new();
         for nth in 0..30 {
             let at = 100 * MIB + nth * 50 * MIB;
-            ahead.read(at..at + 2 * READ, Duration::from_millis(30));
+            ahead.read(at..at + 2 * READ, Duration::from_millis(30), true);
             found.extend(asked(&mut ahead));
         }
         assert!(found.len() >= 15, "{found:?}");
@@ -213,11 +220,11 @@ mod tests {
     #[test]
     fn what_is_read_on_from_the_middle_is_read_ahead() {
         let mut ahead = ahead(4000 * MIB, 64 * MIB);
-        ahead.read(0..READ, Duration::ZERO);
+        ahead.read(0..READ, Duration::ZERO, true);
         asked(&mut ahead);
         let mut found = Vec::new();
         for at in (1000 * MIB..1100 * MIB).step_by(READ as usize) {
-            ahead.read(at..at + READ, Duration::from_micros(300));
+            ahead.read(at..at + READ, Duration::from_micros(300), true);
             found.extend(asked(&mut ahead));
         }
         found.dedup();
@@ -226,9 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn who_never_waits_has_no_more_asked_for_than_that_takes() {
+        let mut ahead = ahead(400 * MIB, 256 * MIB);
+        let mut most_ahead = 0;
+        for at in (0..300 * MIB).step_by(READ as usize) {
+            ahead.read(at..at + READ, Duration::from_micros(300), false);
+            for chunk in asked(&mut ahead) {
+                most_ahead = most_ahead.max((chunk + 1) * 4 * MIB - at);
+            }
+        }
+        assert!(most_ahead <= (THEN + 2) * 4 * MIB, "{most_ahead}");
+    }
+
+    #[test]
     fn nothing_is_asked_for_where_nothing_may_be() {
         let mut ahead = ahead(400 * MIB, 0);
-        ahead.read(0..READ, Duration::ZERO);
+        ahead.read(0..READ, Duration::ZERO, true);
         assert_eq!(asked(&mut ahead), [0_u64; 0]);
     }
 
@@ -239,7 +259,7 @@ mod tests {
         for pair in 0..1600 {
             let at = pair * 2 * READ;
             for at in [at + READ, at] {
-                ahead.read(at..at + READ, Duration::ZERO);
+                ahead.read(at..at + READ, Duration::ZERO, true);
                 all.extend(asked(&mut ahead));
             }
         }

@@ -64,6 +64,7 @@ impl Shared {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (tally, questions) = (&self.tally, names.questions());
         serde_json::json!({
+            "pid": std::process::id(),
             "reads": of(&tally.reads),
             "reads_that_waited": of(&tally.waits),
             "read_bytes": of(&tally.bytes),
@@ -206,7 +207,7 @@ impl OpenFile {
             .map(|nth| self.at_hand(&mut state, nth))
             .collect();
         let found = found?;
-        self.note(&mut state, &span);
+        self.note(&mut state, &span, false);
         drop(state);
         Some(self.take(&found, &span, take))
     }
@@ -266,16 +267,16 @@ impl OpenFile {
             for nth in chunks.clone() {
                 self.want(&mut state, nth, false)?;
             }
-            self.note(&mut state, span);
+            self.note(&mut state, span, true);
         }
         chunks.map(|nth| self.wait_for(nth)).collect()
     }
 
     /// The file was read there: more is asked for ahead, and what was read to its end goes back.
-    fn note(&self, state: &mut State, span: &Range<u64>) {
+    fn note(&self, state: &mut State, span: &Range<u64>, waits: bool) {
         let now = Instant::now();
         let elapsed = now.saturating_duration_since(std::mem::replace(&mut state.read_at, now));
-        state.ahead.read(span.clone(), elapsed);
+        state.ahead.read(span.clone(), elapsed, waits);
         let behind = state.ahead.behind();
         let needed = self.layout.of(span.clone());
         while state

@@ -37,7 +37,7 @@ const UNREAD: Duration = Duration::from_secs(10);
 const BLOCK: u32 = 128 << 10;
 
 /// What isn't of the bucket: a directory that no listing has, with what the mount says of itself, and where it is told what will be read. Their numbers are the last that there are.
-const CONTROL: &str = ".foreload";
+pub(crate) const CONTROL: &str = ".foreload";
 const CONTROL_INO: Ino = u64::MAX - 1;
 const STATS: &str = "stats";
 const STATS_INO: Ino = u64::MAX - 2;

@@ -189,12 +189,17 @@ impl Names {
             format!("{key}/")
         };
         let entries = tokio::time::timeout(self.timeout, self.source.list_level(&prefix)).await;
-        let entries = entries
-            .map_err(|_| self.timed_out(&prefix))?
-            .map_err(|error| failure::of_store(&error))?;
+        let entries = entries.map_err(|_| self.timed_out(&prefix))?.map_err(|error| {
+            let number = failure::of_store(&error);
+            if number.code() == Errno::ENOENT.code() {
+                crate::log::line(format_args!("{error}"));
+            }
+            number
+        })?;
         let name = |key: &str| {
             let part = key.strip_prefix(prefix.as_str())?.trim_end_matches('/');
-            if is_name(part) {
+            let is_ours = directory == crate::tree::ROOT && part == crate::fs::CONTROL;
+            if is_name(part) && !is_ours {
                 return Some(part.to_owned());
             }
             // What stands for the directory itself is no entry of it.

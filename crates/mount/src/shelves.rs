@@ -331,7 +331,8 @@ impl Shelves {
             ram_bytes,
             batch_bytes: 1 << 16,
             skip_large: false,
-            staging_bytes: None,
+            // The page cache keeps what was read: memory that is used again and again is warm.
+            staging_bytes: Some(settings.ram_bytes),
             disks: settings.disks.clone(),
             concurrency,
             io_threads: None,

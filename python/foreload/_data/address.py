@@ -24,6 +24,12 @@ def absolute(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     if not text:
         raise InvalidError("open: the URL is empty; '.' is the working directory")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidError(
+            f"open: {text!r}: names that aren't UTF-8 can't be passed on; rename it, or open it by a link"
+        ) from None
     scheme, found, rest = text.partition("://")
     if not found:
         return str(Path(text).expanduser().absolute())

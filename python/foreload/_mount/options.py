@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foreload._data import address as _address
+from foreload._mount import program
 from foreload._node import agent as _agent
 from foreload._settings import environment as _environment
 from foreload._settings.cache import Cache
@@ -216,4 +217,8 @@ def directory(target: str | os.PathLike[str]) -> str:
         raise InvalidError(f"{place}: {error.strerror}; give a directory that exists") from None
     if not place.is_dir():
         raise InvalidError(f"{place} is no directory")
+    if program.is_mounted(str(place)):
+        raise InvalidError(
+            f"{place}: something of foreload is mounted there already; `foreload unmount {place}` ends it"
+        )
     return str(place)

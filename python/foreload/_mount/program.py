@@ -98,28 +98,39 @@ def _unescaped(text: str) -> str:
 
 
 def unmount(target: str, patience_s: float = 10.0) -> None:
-    """Unmounts what is mounted there, also where its program has ended.
+    """Unmounts what is mounted there, also where its program has ended. What somebody has open there is closed soon after.
 
     Raises:
         InvalidError: Nothing of ours is mounted there.
-        ForeloadError: Somebody has it open.
+        ForeloadError: It could not be unmounted.
     """
     place = str(Path(target).expanduser().absolute())
     if not is_mounted(place):
         raise InvalidError(f"{place}: nothing of foreload is mounted there")
+    if _unmounted(place) is True:
+        return
+    # Somebody has it open: its program knows what to do then.
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(json.loads((Path(place) / ".foreload" / "stats").read_text())["pid"])
+        if ended(pid, patience_s) and not is_mounted(place):
+            return
+    said = _unmounted(place, "-l")
+    if is_mounted(place):
+        raise ForeloadError(f"{place}: {said}")
+
+
+def _unmounted(place: str, *lazily: str) -> bool | str:
+    """Whether it worked, or why it didn't."""
+    fusermount = ["-u", *(["-z"] if lazily else []), place]
     said = ""
-    until = time.monotonic() + patience_s
-    while True:
-        for words in (["fusermount3", "-u", place], ["fusermount", "-u", place], ["umount", place]):
-            if shutil.which(words[0]) is None:
-                continue
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                return
-            said = (done.stderr or done.stdout).strip()
-        if time.monotonic() >= until:
-            raise ForeloadError(f"{place}: {said or 'it could not be unmounted'}")
-        time.sleep(0.2)
+    for words in (["fusermount3", *fusermount], ["fusermount", *fusermount], ["umount", *lazily, place]):
+        if shutil.which(words[0]) is None:
+            continue
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return True
+        said = (done.stderr or done.stdout).strip()
+    return said
 
 
 def ended(pid: int, within_s: float = 10.0) -> bool:

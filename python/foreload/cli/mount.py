@@ -7,6 +7,9 @@ import typer
 
 from foreload.cli import options, output
 
+#: The largest number that somebody can have.
+_MOST_ID = 2**32 - 2
+
 Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where; it must exist.")]
 Foreground = Annotated[
     bool, typer.Option("--foreground", "-f", help="Serve in this process until it is unmounted, or Ctrl-C.")
@@ -75,9 +78,12 @@ Entries = Annotated[
     typer.Option(metavar="N", min=1, help="Names that are kept in mind. Default: 100,000.", rich_help_panel="Names"),
 ]
 Uid = Annotated[
-    int | None, typer.Option(metavar="N", min=0, help="Whom files belong to. Default: you.", rich_help_panel="Names")
+    int | None,
+    typer.Option(metavar="N", min=0, max=_MOST_ID, help="Whom files belong to. Default: you.", rich_help_panel="Names"),
 ]
-Gid = Annotated[int | None, typer.Option(metavar="N", min=0, help="The same for the group.", rich_help_panel="Names")]
+Gid = Annotated[
+    int | None, typer.Option(metavar="N", min=0, max=_MOST_ID, help="The same for the group.", rich_help_panel="Names")
+]
 FileMode = Annotated[
     str | None,
     typer.Option(metavar="OCTAL", help="Permission bits of files. Default: 444.", rich_help_panel="Names"),
