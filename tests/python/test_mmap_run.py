@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -645,3 +646,39 @@ def test_processes_that_begin_at_once_have_a_line_each(files: Path, tmp_path: Pa
         thread.join()
     found = lines(tmp_path / "stats")
     assert len({line["pid"] for line in found}) == 8
+
+
+def test_signals_are_the_program_s_own_again() -> None:
+    """Python ignores SIGPIPE: a program that inherited that would write to a pipe that nobody reads for ever."""
+    command = [
+        sys.executable,
+        "-m",
+        "foreload",
+        "run",
+        "--mmap",
+        "*.nothing",
+        "--",
+        "sh",
+        "-c",
+        "while :; do echo y; done",
+    ]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"y\n"
+    running.stdout.close()
+    assert running.wait(20) == -13
+
+
+def test_links_that_lead_to_themselves_and_whole_trees_keep_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "deep" / "up").symlink_to(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "real.mdb").write_bytes(b"")
+    (tmp_path / "deep" / "er" / "link.mdb").symlink_to(tmp_path / "other" / "real.mdb")
+    begun = time.monotonic()
+    for pattern in ("*", "**", "**/*.mdb", "deep/**/*.mdb", "l*", "/**/*.mdb"):
+        said = preload.named([str(tmp_path / pattern) if pattern[0] != "/" else pattern])
+        found = "real.mdb" in said
+        assert found == (pattern in ("**", "**/*.mdb", "deep/**/*.mdb")) or pattern == "/**/*.mdb", pattern
+    assert time.monotonic() - begun < 5

@@ -192,19 +192,95 @@ def test_what_is_throttled_comes_later_and_is_never_missing(home: Any, store: Bu
 
 
 def test_another_object_by_the_same_name_is_seen_and_never_mixed(home: Any, store: Bucket) -> None:
-    old, new = b"a" * 10 * MIB, b"b" * 12 * MIB
+    old, new = b"a" * 30 * MIB, b"b" * 12 * MIB
     put(store, "changing", old)
-    with mounted(home, store, ttl_s=1.0) as target:
+    with mounted(home, store, ttl_s=1.0, ahead=0) as target:
         path = target / "changing"
-        assert digest(path.read_bytes()) == digest(old)
-        with path.open("rb") as before:
-            put(store, "changing", new)
-            before.seek(5 * MIB)
-            # What was read is there, and what wasn't is of an object that is gone.
+        with path.open("rb", buffering=0) as before:
             assert set(before.read(MIB)) == {ord("a")}
+            put(store, "changing", new)
             time.sleep(1.5)
+            # Somebody else has the new one: pages of it are none of the old one's.
             assert digest(path.read_bytes()) == digest(new)
-        assert path.stat().st_size == len(new)
+            assert path.stat().st_size == len(new)
+            assert os.fstat(before.fileno()).st_size == len(old)
+            before.seek(0)
+            assert set(before.read(100_000)) == {ord("a")}
+            before.seek(20 * MIB)
+            assert fails_with(lambda: before.read(MIB)) == errno.ESTALE
+
+
+def test_versions_are_not_mixed_under_a_hammer(home: Any, store: Bucket) -> None:
+    def version(number: int) -> bytes:
+        return bytes([number]) * (300_000 + 50_001 * (number % 7))
+
+    put(store, "changing", version(1))
+    seen, stop = set(), time.monotonic() + 6
+    with mounted(home, store, ttl_s=0.0) as target:
+
+        def write() -> None:
+            number = 1
+            while time.monotonic() < stop:
+                number = number % 250 + 1
+                put(store, "changing", version(number))
+                time.sleep(0.05)
+
+        def read(_: int) -> int:
+            reads = 0
+            while time.monotonic() < stop:
+                try:
+                    with (target / "changing").open("rb", buffering=0) as file:
+                        data = b"".join(iter(lambda: file.read(64_000), b""))
+                except OSError as error:
+                    assert error.errno in (errno.ESTALE, errno.ENOENT)  # noqa: PT017 (nearly always there is none)
+                    continue
+                assert data == version(data[0])
+                seen.add(data[0])
+                reads += 1
+            return reads
+
+        with ThreadPoolExecutor(4) as pool:
+            writer = pool.submit(write)
+            assert sum(pool.map(read, range(3))) > 20
+            writer.result()
+    assert len(seen) > 5
+
+
+def test_a_listing_has_all_names_however_few_are_kept(home: Any) -> None:
+    with (
+        Bucket(profile="fast", synthetic=["many:6000x10"]) as store,
+        mounted(home, store, ttl_s=0.5, entries=300) as target,
+    ):
+        for _ in range(2):
+            found = []
+            with os.scandir(target / "many") as listing:
+                for entry in listing:
+                    found.append(entry.name)
+                    if len(found) % 1000 == 0:
+                        time.sleep(0.2)
+                        Path(entry.path).stat()
+            assert len(set(found)) == len(found) == 6000
+            listed = subprocess.run(["ls", "-l", str(target / "many")], capture_output=True, text=True, check=True)
+            assert len(listed.stdout.splitlines()) == 6001
+
+
+def test_many_open_files_hold_no_more_than_memory_is_for(home: Any) -> None:
+    with (
+        Bucket(profile="fast", synthetic=["middle:150x6000000"]) as store,
+        mounted(home, store, ram="40MB") as target,
+    ):
+        files = [path.open("rb", buffering=0) for path in (target / "middle").iterdir()]
+        for file in files:
+            assert len(file.read(70_000)) == 70_000
+        import json
+
+        stats = json.loads((target / ".foreload" / "stats").read_text())
+        assert stats["held_bytes"] <= 80_000_000
+        resident = Path(f"/proc/{stats['pid']}/status").read_text().split("RssAnon:")[1].split()[0]
+        assert int(resident) * 1024 <= 150_000_000
+        for file in files:
+            assert len(file.read(70_000)) == 70_000
+            file.close()
 
 
 def test_what_is_put_and_deleted_is_noticed_after_a_while(home: Any, store: Bucket) -> None:

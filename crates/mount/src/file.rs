@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Chunks that are kept of a file that is read here and there.
 const KEPT: usize = 2;
+/// The kernel asks once more for a page that it didn't get, and would wait as long again.
+const FAILED: Duration = Duration::from_millis(500);
 /// How often a read begins anew when the agent has ended: another one is started.
 const AGENTS: u32 = 3;
 
@@ -33,6 +35,10 @@ pub struct Shared {
     pub most_ahead: u64,
     /// See [`Shared::most_ahead`].
     pub ahead_bytes: AtomicU64,
+    /// What may lie here of all files together, and what does.
+    pub most_held: u64,
+    /// See [`Shared::most_held`].
+    pub held_bytes: AtomicU64,
     /// How long a chunk is waited for at most.
     pub timeout: Duration,
     /// The mount ends: nobody waits any more.
@@ -71,6 +77,7 @@ impl Shared {
             "reads_that_failed": of(&tally.failures),
             "chunks": of(&tally.chunks),
             "cached_chunks": of(&tally.cached_chunks),
+            "held_bytes": of(&self.held_bytes),
             "ahead_bytes": of(&self.ahead_bytes),
             "names": names.tree().len(),
             "name_questions": questions.names,
@@ -82,7 +89,13 @@ impl Shared {
 }
 
 /// The bytes of a chunk.
-enum Bytes {
+struct Bytes {
+    are: Are,
+    len: u64,
+    shared: Arc<Shared>,
+}
+
+enum Are {
     /// The agent's memory, until this is dropped.
     Lent(Arc<Shelf>, Sent),
     /// A copy, where the agent has no memory to lend.
@@ -90,17 +103,27 @@ enum Bytes {
 }
 
 impl Bytes {
+    fn new(shared: &Arc<Shared>, len: u64, are: Are) -> Self {
+        shared.held_bytes.fetch_add(len, Ordering::Relaxed);
+        Bytes {
+            are,
+            len,
+            shared: Arc::clone(shared),
+        }
+    }
+
     fn all(&self) -> Result<&[u8], ClientError> {
-        match self {
-            Bytes::Lent(shelf, sent) => shelf.attached().bytes(sent),
-            Bytes::Copied(bytes) => Ok(bytes),
+        match &self.are {
+            Are::Lent(shelf, sent) => shelf.attached().bytes(sent),
+            Are::Copied(bytes) => Ok(bytes),
         }
     }
 }
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        if let Bytes::Lent(shelf, sent) = self {
+        self.shared.held_bytes.fetch_sub(self.len, Ordering::Relaxed);
+        if let Are::Lent(shelf, sent) = &self.are {
             let attached = shelf.attached();
             attached.client.release(attached.job, Some(sent.handle), None, sent.len);
         }
@@ -129,6 +152,8 @@ struct State {
     chunks: BTreeMap<u64, Chunk>,
     read_at: Instant,
     reads: u64,
+    /// A chunk that could not be read, when that was, and what was said of it.
+    failed: Option<(u64, Instant, Errno)>,
     /// It isn't read by the order that was told: that went wrong once.
     is_out_of_turn: bool,
 }
@@ -164,6 +189,7 @@ impl OpenFile {
             chunks: BTreeMap::new(),
             read_at: Instant::now(),
             reads: 0,
+            failed: None,
             is_out_of_turn: false,
         };
         OpenFile {
@@ -233,6 +259,13 @@ impl OpenFile {
     /// What the agent says of the chunk.
     pub fn read<T>(&self, offset: u64, len: u64, take: impl FnOnce(&[u8]) -> T) -> Result<T, Errno> {
         let span = self.within(offset, len);
+        let first = self.layout.of(span.clone()).start;
+        if let Some((chunk, at, error)) = self.state().failed
+            && chunk == first
+            && at.elapsed() < FAILED
+        {
+            return Err(error);
+        }
         self.shared.tally.waits.fetch_add(1, Ordering::Relaxed);
         let mut agents = 0;
         let found = loop {
@@ -253,7 +286,9 @@ impl OpenFile {
                     {
                         self.shared.names.tree().doubt(self.ino, Instant::now());
                     }
-                    return Err(failure::of_client(&error, &self.key));
+                    let error = failure::of_client(&error, &self.key);
+                    self.state().failed = Some((first, Instant::now(), error));
+                    return Err(error);
                 }
             }
         };
@@ -365,6 +400,11 @@ impl OpenFile {
         true
     }
 
+    /// When it was read last.
+    pub fn read_at(&self) -> Instant {
+        self.state().read_at
+    }
+
     /// Gives back what lies here unread, where nobody has read for so long.
     pub fn rest(&self, patience: Duration) {
         let mut state = self.state();
@@ -466,9 +506,10 @@ impl OpenFile {
         if is_cached(sent) {
             tally.cached_chunks.fetch_add(1, Ordering::Relaxed);
         }
-        let lent = Bytes::Lent(Arc::clone(shelf), *sent);
+        let lent = Bytes::new(&self.shared, sent.len, Are::Lent(Arc::clone(shelf), *sent));
         if copy {
-            return Ok(Arc::new(Bytes::Copied(lent.all()?.to_vec())));
+            let copied = lent.all()?.to_vec();
+            return Ok(Arc::new(Bytes::new(&self.shared, sent.len, Are::Copied(copied))));
         }
         Ok(Arc::new(lent))
     }

@@ -6,7 +6,7 @@
 use crate::file::{OpenFile, Shared};
 use crate::names::Names;
 use crate::settings::Settings;
-use crate::tree::{Ino, Kind, MOST_NAME, ROOT};
+use crate::tree::{Ino, Kind, Listed, Look, MOST_NAME, ROOT};
 use crate::workers::Workers;
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -33,6 +33,8 @@ const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 /// How often it is looked for what lies unread, and for how long it may.
 const TIDY: Duration = Duration::from_secs(2);
 const UNREAD: Duration = Duration::from_secs(10);
+/// Where memory is short, who was read so long ago isn't at it.
+const AT_IT: Duration = Duration::from_millis(5);
 /// What `stat` says is good to read at a time.
 const BLOCK: u32 = 128 << 10;
 
@@ -62,7 +64,7 @@ struct Inner {
     names: Arc<Names>,
     shared: Arc<Shared>,
     files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
-    directories: Mutex<FxHashMap<u64, Arc<Vec<Ino>>>>,
+    directories: Mutex<FxHashMap<u64, Arc<Vec<Listed>>>>,
     /// What was said of the mount to whoever has that open, and orders that are being written.
     said: Mutex<FxHashMap<u64, Arc<String>>>,
     told: Mutex<FxHashMap<u64, Vec<u8>>>,
@@ -132,6 +134,22 @@ impl View {
                 files.iter().for_each(|file| file.rest(UNREAD));
             }
         });
+    }
+
+    /// Files that nobody reads give back what lies in them, those first that nobody has read for longest, until no more lies here than may.
+    fn shrink(inner: &Inner) {
+        let shared = &inner.shared;
+        if shared.held_bytes.load(Ordering::Relaxed) <= shared.most_held {
+            return;
+        }
+        let mut files: Vec<Arc<OpenFile>> = locked(&inner.files).values().cloned().collect();
+        files.sort_by_cached_key(|file| file.read_at());
+        for file in files {
+            if shared.held_bytes.load(Ordering::Relaxed) <= shared.most_held {
+                return;
+            }
+            file.rest(AT_IT);
+        }
     }
 
     fn tell_unwanted(&self) {
@@ -248,7 +266,7 @@ impl Inner {
 
     async fn attribute(&self, ino: Ino, reply: ReplyAttr) {
         match self.renew(ino).await {
-            Ok(()) => self.attribute_at_hand(ino, reply),
+            Ok(()) | Err(Errno::ESTALE) => self.attribute_at_hand(ino, reply),
             Err(error) => reply.error(error),
         }
     }
@@ -299,9 +317,17 @@ impl Inner {
             0 => self.dot(ino, "."),
             1 => self.dot(above, ".."),
             _ => {
-                let ino = *listing.get((nth - DOTS) as usize)?;
-                let (_, name) = self.names.tree().name(ino)?;
+                let Listed { name, kind } = listing.get((nth - DOTS) as usize)?;
+                let now = Instant::now();
+                let mut tree = self.names.tree();
+                // What has left for others meanwhile is there all the same.
+                let ino = match tree.look(ino, name, now) {
+                    Look::Found(found) => found,
+                    _ => tree.put(ino, name, kind.clone(), now)?,
+                };
+                drop(tree);
                 let (attributes, fresh) = self.known(ino)?;
+                let name = Arc::clone(name);
                 Some(Entry {
                     nth,
                     ino,
@@ -392,9 +418,9 @@ impl Filesystem for View {
         }
         let known = inner.names.tree().look(parent.0, &name, Instant::now());
         match known {
-            crate::tree::Look::Found(ino) => inner.entry(ino, reply),
-            crate::tree::Look::Missing => reply.error(Errno::ENOENT),
-            crate::tree::Look::Unknown => {
+            Look::Found(ino) => inner.entry(ino, reply),
+            Look::Missing => reply.error(Errno::ENOENT),
+            Look::Unknown => {
                 self.runtime
                     .spawn(async move { inner.look_up(parent.0, &name, reply).await });
             }
@@ -409,7 +435,8 @@ impl Filesystem for View {
     fn getattr(&self, _request: &Request, ino: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         let inner = Arc::clone(&self.inner);
         match inner.known(ino.0) {
-            Some((_, fresh)) if fresh.is_zero() && ino.0 != ROOT => {
+            // What isn't there by its name any more is what it was for whoever has it open.
+            Some((_, fresh)) if fresh.is_zero() && ino.0 != ROOT && inner.names.tree().is_linked(ino.0) => {
                 self.runtime.spawn(async move { inner.attribute(ino.0, reply).await });
             }
             Some(_) => inner.attribute_at_hand(ino.0, reply),
@@ -502,17 +529,21 @@ impl Filesystem for View {
         let Some(reply) = reply.take() else { return };
         match at_hand {
             Some(Err(error)) => reply.error(error),
-            _ => self.workers.run(move || {
-                let mut reply = Some(reply);
-                let answered = file.read(offset, u64::from(size), |bytes| {
-                    if let Some(reply) = reply.take() {
-                        reply.data(bytes);
+            _ => {
+                let inner = Arc::clone(&self.inner);
+                self.workers.run(move || {
+                    Self::shrink(&inner);
+                    let mut reply = Some(reply);
+                    let answered = file.read(offset, u64::from(size), |bytes| {
+                        if let Some(reply) = reply.take() {
+                            reply.data(bytes);
+                        }
+                    });
+                    if let (Err(error), Some(reply)) = (answered, reply) {
+                        reply.error(error);
                     }
                 });
-                if let (Err(error), Some(reply)) = (answered, reply) {
-                    reply.error(error);
-                }
-            }),
+            }
         }
     }
 

@@ -91,6 +91,8 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         names: Arc::clone(&names),
         most_ahead: settings.most_ahead(),
         ahead_bytes: AtomicU64::new(0),
+        most_held: settings.ram_bytes,
+        held_bytes: AtomicU64::new(0),
         timeout: settings.timeout() + Duration::from_secs(5),
         is_closing: Arc::clone(&is_closing),
         tally: Tally::default(),
@@ -183,10 +185,13 @@ fn ask(
             let signals = async {
                 let mut terminate = signal(SignalKind::terminate())?;
                 let mut interrupt = signal(SignalKind::interrupt())?;
+                // Of a terminal that is closed.
+                let mut hangup = signal(SignalKind::hangup())?;
                 loop {
                     tokio::select! {
                         _ = terminate.recv() => {}
                         _ = interrupt.recv() => {}
+                        _ = hangup.recv() => {}
                     }
                     is_closing.store(true, Ordering::Relaxed);
                     let (unmounter, target) = (Arc::clone(&unmounter), target.clone());

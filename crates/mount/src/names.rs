@@ -4,7 +4,7 @@
 //! lists a directory and then looks at each file in it has asked once.
 
 use crate::failure;
-use crate::tree::{Ino, Kind, Look, Object, Tree, is_name};
+use crate::tree::{Ino, Kind, Listed, Look, Object, Tree, is_name};
 use foreload_store::source::ObjectMeta;
 use foreload_store::{ErrorKind, Source};
 use fuser::Errno;
@@ -13,6 +13,9 @@ use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Between two questions where the bucket can't answer.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// What is asked of the bucket about names.
 pub struct Names {
@@ -131,7 +134,7 @@ impl Names {
     async fn ask(&self, key: &str) -> Result<Kind, Errno> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + self.timeout;
-        match self.source.head(key, deadline).await {
+        match until(deadline, || self.source.head(key, deadline)).await {
             Ok(meta) => return Ok(kind_of(&meta)),
             // Of a directory on a disk it is said so, and a bucket that denies questions says the same of what it doesn't have.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {}
@@ -161,7 +164,7 @@ impl Names {
     ///
     /// # Errors
     /// What the bucket says.
-    pub async fn list(&self, directory: Ino) -> Result<Vec<Ino>, Errno> {
+    pub async fn list(&self, directory: Ino) -> Result<Vec<Listed>, Errno> {
         let turn = Arc::clone(locked(&self.listing).entry(directory).or_default());
         let guard = turn.lock().await;
         let listed = self.list_in_turn(directory).await;
@@ -174,7 +177,7 @@ impl Names {
         listed
     }
 
-    async fn list_in_turn(&self, directory: Ino) -> Result<Vec<Ino>, Errno> {
+    async fn list_in_turn(&self, directory: Ino) -> Result<Vec<Listed>, Errno> {
         let key = {
             let tree = self.tree();
             if let Some(listing) = tree.listing(directory, Instant::now()) {
@@ -188,7 +191,9 @@ impl Names {
         } else {
             format!("{key}/")
         };
-        let entries = tokio::time::timeout(self.timeout, self.source.list_level(&prefix)).await;
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let asked = until(deadline, || self.source.list_level(&prefix));
+        let entries = tokio::time::timeout_at(deadline, asked).await;
         let entries = entries.map_err(|_| self.timed_out(&prefix))?.map_err(|error| {
             let number = failure::of_store(&error);
             if number.code() == Errno::ENOENT.code() {
@@ -230,6 +235,21 @@ impl Names {
         let now = Instant::now();
         let listed = self.tree().list(directory, found.into_iter().collect(), now);
         listed.ok_or(Errno::ENOENT)
+    }
+}
+
+/// Asks again and again while the answer may be another one soon.
+async fn until<T, F: Future<Output = foreload_store::Result<T>>>(
+    deadline: tokio::time::Instant,
+    mut ask: impl FnMut() -> F,
+) -> foreload_store::Result<T> {
+    loop {
+        let answer = ask().await;
+        let is_over = tokio::time::Instant::now() + AGAIN >= deadline;
+        match &answer {
+            Err(error) if error.kind().is_transient() && !is_over => tokio::time::sleep(AGAIN).await,
+            _ => return answer,
+        }
     }
 }
 

@@ -47,6 +47,15 @@ pub enum Kind {
     Missing,
 }
 
+/// What a directory has, as it was when it was listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// By what name.
+    pub name: Arc<str>,
+    /// What it is.
+    pub kind: Kind,
+}
+
 /// What is known of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -161,25 +170,30 @@ impl Tree {
 
     /// What is in a directory, in the order of names, if all of it is known.
     #[must_use]
-    pub fn listing(&self, directory: Ino, now: Instant) -> Option<Vec<Ino>> {
+    pub fn listing(&self, directory: Ino, now: Instant) -> Option<Vec<Listed>> {
         let known = self.directory(directory)?;
         known.listed_until.filter(|&until| now < until)?;
         Some(self.children(directory))
     }
 
-    fn children(&self, directory: Ino) -> Vec<Ino> {
+    fn children(&self, directory: Ino) -> Vec<Listed> {
         let Some(directory) = self.directory(directory) else {
             return Vec::new();
         };
-        let is_there = |ino: &Ino| self.nodes.get(ino).is_some_and(|node| !matches!(node.is, Is::Missing));
-        let mut children: Vec<(&Arc<str>, Ino)> = directory
-            .children
-            .iter()
-            .map(|(name, ino)| (name, *ino))
-            .filter(|(_, ino)| is_there(ino))
-            .collect();
-        children.sort_unstable_by(|a, b| a.0.cmp(b.0));
-        children.into_iter().map(|(_, ino)| ino).collect()
+        let listed = |(name, ino): (&Arc<str>, &Ino)| {
+            let kind = match &self.nodes.get(ino)?.is {
+                Is::Directory(_) => Kind::Directory,
+                Is::File(file) => Kind::File(file.object.clone()),
+                Is::Missing => return None,
+            };
+            Some(Listed {
+                name: Arc::clone(name),
+                kind,
+            })
+        };
+        let mut children: Vec<Listed> = directory.children.iter().filter_map(listed).collect();
+        children.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        children
     }
 
     fn directory(&self, ino: Ino) -> Option<&Directory> {
@@ -197,7 +211,7 @@ impl Tree {
     }
 
     /// A directory has these, and nothing else; all of them in the order of names. None: there is no such directory.
-    pub fn list(&mut self, directory: Ino, found: Vec<(String, Kind)>, now: Instant) -> Option<Vec<Ino>> {
+    pub fn list(&mut self, directory: Ino, found: Vec<(String, Kind)>, now: Instant) -> Option<Vec<Listed>> {
         let mut before: FxHashMap<Arc<str>, Ino> = match self.directory_mut(directory) {
             Some(known) => known.children.clone(),
             None => return None,
@@ -235,7 +249,7 @@ impl Tree {
             node.until = until;
             return Some(ino);
         }
-        // Another kind of thing by the same name is another entry.
+        // Another thing by the same name is another entry.
         known.into_iter().for_each(|ino| self.unlink(ino));
         let ino = self.next;
         self.next += 1;
@@ -302,6 +316,12 @@ impl Tree {
         self.nodes.get(&ino)?;
         parts.reverse();
         Some(parts.join("/"))
+    }
+
+    /// Whether an entry is there by its name still.
+    #[must_use]
+    pub fn is_linked(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.is_linked)
     }
 
     /// An entry's name and its parent.
@@ -449,14 +469,9 @@ impl Is {
     fn become_(&mut self, kind: &Kind) -> bool {
         match (self, kind) {
             (Is::Directory(_), Kind::Directory) | (Is::Missing, Kind::Missing) => true,
-            (Is::File(file), Kind::File(object)) => {
-                if !is_same(&file.object, object) {
-                    (file.spot, file.is_kept) = (None, false);
-                    file.object = object.clone();
-                }
-                // Of the same one what is known stays: a question may bring less than a listing.
-                true
-            }
+            // Of the same object what is known stays: a question may bring less than a listing. Another one is another entry: the kernel keeps pages by entries, and would give
+            // those of the one to whoever has the other open.
+            (Is::File(file), Kind::File(object)) => is_same(&file.object, object),
             _ => false,
         }
     }
@@ -521,7 +536,7 @@ mod tests {
         );
         let names = |tree: &Tree, now| -> Option<Vec<String>> {
             let listing = tree.listing(ROOT, now)?;
-            listing.into_iter().map(|ino| tree.key(ino)).collect()
+            Some(listing.into_iter().map(|listed| listed.name.to_string()).collect())
         };
         assert_eq!(names(&tree, now), Some(vec!["a".into(), "b".into()]));
         let Look::Found(a) = tree.look(ROOT, "a", now) else {
@@ -551,27 +566,33 @@ mod tests {
     }
 
     #[test]
-    fn another_object_by_the_same_name_is_read_anew() {
+    fn another_object_by_the_same_name_is_another_entry_and_who_has_the_first_one_keeps_it() {
         let (mut tree, now) = tree(100);
-        let ino = tree.put(ROOT, "a", file(3, "x"), now).expect("there is a root");
-        let Some((Kind::File(object), _)) = tree.kind(ino, now) else {
+        let first = tree.put(ROOT, "a", file(3, "x"), now).expect("there is a root");
+        let Some((Kind::File(object), _)) = tree.kind(first, now) else {
             panic!("a file")
         };
         let spot = Spot { shelf: 7, first: 8 };
-        tree.set_spot(ino, &object, spot);
-        assert!(!tree.keep(ino));
-        assert!(tree.keep(ino));
-        tree.put(ROOT, "a", file(3, "x"), now);
-        assert_eq!(tree.spot(ino), Some(spot));
-        assert!(tree.keep(ino));
+        tree.set_spot(first, &object, spot);
+        tree.refer(first);
+        assert!(!tree.keep(first) && tree.keep(first));
+        assert_eq!(tree.put(ROOT, "a", file(3, "x"), now), Some(first));
+        assert_eq!((tree.spot(first), tree.keep(first)), (Some(spot), true));
+        let mut before = first;
         for (size, etag) in [(3, "y"), (4, "y")] {
-            assert_eq!(tree.put(ROOT, "a", file(size, etag), now), Some(ino));
-            assert_eq!(tree.spot(ino), None);
-            assert!(!tree.keep(ino), "the kernel has pages of another one");
-            // Of an object that it no longer is.
-            tree.set_spot(ino, &object, spot);
-            assert_eq!(tree.spot(ino), None);
+            let next = tree.put(ROOT, "a", file(size, etag), now).expect("there is a root");
+            assert_ne!(next, before);
+            assert_eq!(tree.look(ROOT, "a", now), Look::Found(next));
+            assert_eq!((tree.spot(next), tree.keep(next)), (None, false));
+            before = next;
         }
+        assert!(tree.is_linked(before) && !tree.is_linked(first));
+        let Some((Kind::File(kept), _)) = tree.kind(first, now) else {
+            panic!("it is open")
+        };
+        assert_eq!((kept, tree.spot(first)), (object, Some(spot)));
+        tree.forget(first, 1);
+        assert!(tree.kind(first, now).is_none());
     }
 
     #[test]

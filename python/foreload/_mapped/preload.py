@@ -10,7 +10,9 @@ import glob
 import itertools
 import mmap
 import os
+import re
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -30,6 +32,8 @@ LINE_BYTES = 512
 _MOST_PATTERNS = 4096
 #: Files of one pattern that are looked at for links.
 _MOST_LINKS = 1000
+#: Where a pattern means a whole tree it is looked for links for so long.
+_MOST_LOOKING_S = 0.3
 _PT_INTERP = 3
 _MADV_GUARD_INSTALL = 102
 
@@ -217,10 +221,32 @@ def _real(pattern: str) -> Iterator[str]:
     # The part without wildcards may be a link, and so may each file.
     fixed = os.path.dirname(place[: next((at for at, letter in enumerate(place) if letter in "*?["), len(place))])  # noqa: PTH120
     rest = place[len(fixed) :].lstrip("/")
-    yield _told(f"{Path(fixed).resolve()}/{rest}".replace("//", "/"))
-    for found in itertools.islice(glob.iglob(place, recursive=True), _MOST_LINKS):  # noqa: PTH207
-        if Path(found).is_symlink():
-            yield _told(glob.escape(str(Path(found).resolve())))
+    # A link that leads to itself stays what it is.
+    yield _told(f"{os.path.realpath(fixed)}/{rest}".replace("//", "/"))
+    found = _below(fixed, place) if "**" in place else glob.iglob(place)  # noqa: PTH207
+    links = (path for path in found if os.path.islink(path) and not os.path.isdir(path))  # noqa: PTH114, PTH112
+    for path in itertools.islice(links, _MOST_LINKS):
+        yield _told(glob.escape(os.path.realpath(path)))
+
+
+def _below(directory: str, pattern: str) -> Iterator[str]:
+    """The files below a directory that a pattern with `**` means, as far as they are found soon; directories that are links aren't entered."""
+    parts = (("**/", "(?:.*/)?"), ("**", ".*"), ("*", "[^/]*"), ("?", "[^/]"))
+    words, at = [], 0
+    while at < len(pattern):
+        word, meant = next((part for part in parts if pattern.startswith(part[0], at)), (pattern[at], None))
+        end = pattern.find("]", at + 2)
+        if word == "[" and end > 0:
+            word = pattern[at : end + 1]
+            meant = word.replace("[!", "[^")
+        words.append(re.escape(word) if meant is None else meant)
+        at += len(word)
+    is_meant = re.compile("".join(words), re.DOTALL).fullmatch
+    until = time.monotonic() + _MOST_LOOKING_S
+    for place, _, names in os.walk(directory or "."):
+        yield from filter(is_meant, (os.path.join(place, name) for name in names))  # noqa: PTH118
+        if time.monotonic() > until:
+            return
 
 
 def _told(pattern: str) -> str:

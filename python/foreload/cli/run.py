@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -87,4 +88,7 @@ def run(
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    # Python ignores these for itself, and what is ignored stays so in the program: `yes | head -1` would never end.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.execve(program, words, variables)  # noqa: S606 (the program takes our place)

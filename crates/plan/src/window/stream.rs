@@ -5,8 +5,10 @@ use core::time::Duration;
 
 /// Errors of a start that a stride allows for, in granules: touches are known to one granule, and the distance to a part of one.
 const ERROR_HALF_GRANULES: u64 = 3;
-/// Parts nearer than this to each other, in granules, are one.
+/// Parts nearer than this to each other, in granules, are one; so are those that lie no further apart than they are long, up to so much: what lies between costs less than half of what is
+/// fetched, and where it is about as long as touches are exact, no distance can be told.
 const NEAR_GRANULES: u64 = 2;
+const NEAR_BYTES: u64 = 512 << 10;
 /// A stream is left when so much was touched elsewhere, and twice what it has outstanding.
 const LEFT_BYTES: u64 = 16 << 20;
 /// How far a part is read ahead: what it grows by in so many looks, and at least so far. More would only stand in the way of what another stream is waiting for.
@@ -26,6 +28,8 @@ pub(super) struct Stream {
     start: u64,
     front: u64,
     grown: u64,
+    /// What was touched of it without a gap, last.
+    piece: u64,
     /// By how much it grew backwards: a large copy may begin at its end.
     back: u64,
     /// Up to here was asked for, where that is beyond the front; and from here on, where that is before the start.
@@ -54,6 +58,7 @@ impl Stream {
         start: 0,
         front: 0,
         grown: 0,
+        piece: 0,
         back: 0,
         asked: 0,
         asked_from: 0,
@@ -79,6 +84,7 @@ impl Stream {
             start: span.from,
             front: span.to,
             grown: span.len(),
+            piece: span.len(),
             asked_from: span.from,
             first,
             count,
@@ -106,7 +112,12 @@ impl Stream {
         } else {
             span.from.abs_diff(self.front)
         };
-        if gap <= NEAR_GRANULES * granule {
+        let near = if self.piece < NEAR_BYTES {
+            self.piece
+        } else {
+            NEAR_BYTES
+        };
+        if gap <= NEAR_GRANULES * granule || gap <= near {
             Some(gap)
         } else {
             None
@@ -117,6 +128,8 @@ impl Stream {
     pub(super) fn grow(&mut self, span: Span, now: u64) -> (u64, u64) {
         self.touched_at = now;
         self.fresh += span.len();
+        let is_behind = span.from > self.front;
+        self.piece = span.len() + if is_behind { 0 } else { self.piece };
         let before = self.front;
         self.front = self.front.max(span.to);
         let mut used = self.asked.min(self.front).saturating_sub(before);
@@ -235,6 +248,7 @@ impl Stream {
             start: span.from,
             front: span.to,
             grown: span.len(),
+            piece: span.len(),
             back: 0,
             // Of a long part only the beginning was asked for.
             asked: if used > 0 && self.extent > self.asked_each {

@@ -236,6 +236,37 @@ fn strides_of_other_lengths_and_downwards_are_followed() {
 }
 
 #[test]
+fn every_second_record_is_fetched_with_what_lies_between() {
+    let (faster, _, fetched) = compare(BYTES, &with_tree((0..RECORDS).step_by(2)));
+    assert!(faster >= 4.0 && fetched <= 2.3, "{faster}, {fetched}");
+    for kilobytes in [96, 150, 200, 260, 333, 500] {
+        let slot = (kilobytes << 10) + PAGE;
+        let order: Vec<Span> = (0..2000)
+            .map(|nth| Span {
+                from: nth * 2 * slot,
+                to: nth * 2 * slot + (kilobytes << 10),
+            })
+            .collect();
+        let (faster, _, fetched) = compare(4000 * slot, &order);
+        assert!(faster >= 3.0 && fetched <= 2.6, "{kilobytes} KB: {faster}, {fetched}");
+    }
+}
+
+#[test]
+fn processes_that_share_out_a_file_in_turn_fetch_it_once_and_ahead() {
+    for (processes, least) in [(2, 4.0), (4, 4.0)] {
+        let mine = |first: u64| with_tree((first..RECORDS).step_by(processes as usize));
+        let orders: Vec<Vec<Span>> = (0..processes).map(mine).collect();
+        let (kernel, ours) = (run(BYTES, &orders, None), run(BYTES, &orders, Some(WINDOW)));
+        assert!(ours.fetched <= 1.05 * BYTES as f64, "{processes}: {ours:?}");
+        assert!(
+            kernel.seconds / ours.seconds >= least,
+            "{processes}: {kernel:?} {ours:?}"
+        );
+    }
+}
+
+#[test]
 fn an_order_that_nobody_can_guess_costs_nothing() {
     let (faster, fetched, _) = compare(BYTES, &with_tree(shuffled(250, RECORDS).into_iter()));
     assert!(faster >= 0.99, "{faster}");
