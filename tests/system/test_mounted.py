@@ -341,6 +341,41 @@ def test_an_agent_that_dies_is_followed_by_another_one(home: Any, store: Bucket)
         assert digest((target / large[1]).read_bytes()) == digest(expected[large[1]])
 
 
+def test_files_that_are_found_one_by_one_leave_nothing_open(home: Any) -> None:
+    with (
+        Bucket(profile="fast", synthetic=["small:400x1000"]) as store,
+        mounted(home, store, ttl_s=0.2, entries=50) as target,
+    ):
+        paths = [target / "small" / f"{number:08}.bin" for number in range(400)]
+        counts = []
+        for number, path in enumerate(paths):
+            assert len(path.read_bytes()) == 1000
+            if number % 100 == 99:
+                time.sleep(0.5)
+                counts.append(len(list(Path(f"/proc/{agent_of(home)}/fd").iterdir())))
+        assert counts[-1] < 150, counts
+
+
+def test_an_agent_that_is_stopped_keeps_nobody_for_ever(home: Any, store: Bucket) -> None:
+    import foreload.mount
+
+    with mounted(home, store, timeout_s=2.0) as target:
+        paths = sorted((target / "small").iterdir())
+        assert len(paths[0].read_bytes()) == 1100
+        agent = agent_of(home)
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            for attempt in (lambda: foreload.mount.hint(paths[:50]), paths[1].read_bytes):
+                begun = time.monotonic()
+                assert fails_with(attempt) == errno.EIO
+                assert time.monotonic() - begun < 12
+            assert len(list(target.iterdir())) == 3
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        time.sleep(0.6)
+        assert len(paths[1].read_bytes()) == 1100
+
+
 def test_a_killed_mount_is_removed_and_mounted_again(home: Any, store: Bucket, tmp_path: Path) -> None:
     target = tmp_path / "there"
     target.mkdir()
@@ -496,10 +531,10 @@ def test_what_loader_and_mount_have_read_is_on_the_disk_for_both(home: Any, tmp_
         first, second = (load, look) if is_first else (look, load)
         first()
         before = requests(store)["get"]
-        assert before == 60
+        assert 60 <= before <= 66, "each once, but for twins of those that are late"
         second()
         # What memory alone had is fetched again.
-        assert requests(store)["get"] - before <= 35
+        assert requests(store)["get"] - before <= 40
 
 
 def test_the_program_of_the_guide_runs(home: Any, store: Bucket) -> None:

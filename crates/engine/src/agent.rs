@@ -515,6 +515,11 @@ impl Agent {
                 self.hold(connection, dataset);
                 Ok((Reply::Done, Fds::None))
             }
+            Call::LetGo { dataset } => {
+                connection.datasets.borrow_mut().remove(&dataset);
+                self.drop_unheld_later();
+                Ok((Reply::Done, Fds::None))
+            }
             Call::Attach(attach) => self.attach(connection, id, *attach).await,
             Call::Credentials {
                 dataset,

@@ -47,6 +47,11 @@ pub enum Call {
         /// The data set's id.
         dataset: u32,
     },
+    /// This connection has a data set no longer: it stays open for those jobs and connections that have it.
+    LetGo {
+        /// The data set's id.
+        dataset: u32,
+    },
     /// Joins or starts a job; the answer carries its two arenas.
     Attach(Box<Attach>),
     /// New credentials for a data set, from the client's provider.

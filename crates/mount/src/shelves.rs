@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Files that become a shelf at once, at most.
 const MOST_FILES: usize = 200_000;
@@ -55,6 +56,13 @@ pub struct Shelves {
     known: Mutex<Known>,
     next: AtomicU64,
     is_closing: Arc<AtomicBool>,
+}
+
+/// One that is being made: for whom, its number, and until when that is waited for.
+struct New<'a> {
+    client: &'a Arc<Client>,
+    number: u64,
+    until: Instant,
 }
 
 #[derive(Default)]
@@ -101,11 +109,31 @@ impl Shelves {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect(&self) -> Result<(), ClientError> {
-        self.client(&mut locked(&self.known)).map(drop)
+        self.client(&mut locked(&self.known), self.until()).map(drop)
+    }
+
+    /// The agent is waited for until then: one that is stopped answers nothing, and is no reason to hang.
+    fn until(&self) -> Instant {
+        Instant::now() + self.settings.timeout()
+    }
+
+    /// Asked while the agent is waited for; false: nobody waits any more.
+    fn waits(&self, until: Instant) -> bool {
+        !self.is_closing.load(Ordering::Relaxed) && Instant::now() < until
+    }
+
+    /// Says of a wait that was broken off why.
+    fn told<T>(&self, answer: Result<T, ClientError>) -> Result<T, ClientError> {
+        match answer {
+            Err(ClientError::Interrupted) if !self.is_closing.load(Ordering::Relaxed) => {
+                Err(ClientError::TimedOut(self.settings.timeout_s))
+            }
+            answer => answer,
+        }
     }
 
     /// The agent; one that has ended has taken its shelves along.
-    fn client(&self, known: &mut Known) -> Result<Arc<Client>, ClientError> {
+    fn client(&self, known: &mut Known, until: Instant) -> Result<Arc<Client>, ClientError> {
         if let Some(client) = known.client.as_ref().filter(|client| !client.is_closed()) {
             return Ok(Arc::clone(client));
         }
@@ -114,7 +142,7 @@ impl Shelves {
         known.ordered = None;
         let linger = env::linger().map_err(ClientError::NoAgent)?;
         let place = Place::of(self.settings.cache_dir.clone(), self.settings.agent.clone(), linger);
-        let client = Client::connect(&place, &mut || !self.is_closing.load(Ordering::Relaxed))?;
+        let client = Client::connect(&place, &mut || self.waits(until))?;
         known.client = Some(Arc::clone(&client));
         Ok(client)
     }
@@ -124,8 +152,24 @@ impl Shelves {
     /// # Errors
     /// What the agent says.
     pub fn find(&self, names: &Names, ino: Ino, key: &str, object: &Object) -> Result<(Arc<Shelf>, u64), ClientError> {
+        let until = self.until();
+        self.told(self.find_until(until, names, ino, key, object))
+    }
+
+    fn find_until(
+        &self,
+        until: Instant,
+        names: &Names,
+        ino: Ino,
+        key: &str,
+        object: &Object,
+    ) -> Result<(Arc<Shelf>, u64), ClientError> {
         let mut known = locked(&self.known);
-        let client = self.client(&mut known)?;
+        if !self.waits(until) {
+            // Others have waited all that time.
+            return Err(ClientError::Interrupted);
+        }
+        let client = self.client(&mut known, until)?;
         let spot = names.tree().spot(ino);
         if let Some((shelf, spot)) = spot.and_then(|spot| Some((known.shelves.get(&spot.shelf)?, spot))) {
             return Ok((Arc::clone(shelf), spot.first));
@@ -143,17 +187,24 @@ impl Shelves {
         }
         // Neighbours in the index are neighbours in the bucket.
         files.sort_unstable_by(|a, b| a.1.cmp(&b.1));
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (opened, firsts) = self.open(&client, number, &files)?;
+        let new = New {
+            client: &client,
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            until,
+        };
+        let (opened, firsts) = self.open(&new, &files)?;
         let kind = OrderKind::Supplied {
             length: opened.index.len(),
         };
-        let shelf = self.make(&mut known, &client, number, &opened, kind, files.len())?;
-        known.shelves.insert(number, Arc::clone(&shelf));
+        let shelf = self.make(&mut known, &new, &opened, kind, files.len())?;
+        known.shelves.insert(new.number, Arc::clone(&shelf));
         let mut tree = names.tree();
         let mut found = None;
         for ((other, _, object), first) in files.iter().zip(firsts) {
-            let spot = Spot { shelf: number, first };
+            let spot = Spot {
+                shelf: new.number,
+                first,
+            };
             tree.set_spot(*other, object, spot);
             if *other == ino {
                 found = Some(first);
@@ -167,19 +218,19 @@ impl Shelves {
     fn make(
         &self,
         known: &mut Known,
-        client: &Arc<Client>,
-        number: u64,
+        new: &New<'_>,
         opened: &Opened,
         kind: OrderKind,
         files: usize,
     ) -> Result<Arc<Shelf>, ClientError> {
+        let New { client, number, until } = *new;
         let all = self.settings.ram_bytes;
         let ram_bytes = match known.first {
             None => all,
             Some(_) => all.min(LEAST_CHUNKS * self.settings.chunking.most_bytes()),
         };
         let attach = self.attach(opened, number, kind, ram_bytes);
-        let mut pulse = || !self.is_closing.load(Ordering::Relaxed);
+        let mut pulse = || self.waits(until);
         let attached = Attached::new(client, attach, &mut pulse)?;
         let shelf = Arc::new(Shelf {
             number,
@@ -187,18 +238,19 @@ impl Shelves {
             files,
         });
         known.first.get_or_insert_with(|| Arc::clone(&shelf));
+        // The job has it, for as long as it is.
+        let let_go = Call::LetGo {
+            dataset: opened.dataset,
+        };
+        drop(client.call(&let_go, &mut || self.waits(until))?);
         Ok(shelf)
     }
 
-    fn open(
-        &self,
-        client: &Arc<Client>,
-        number: u64,
-        files: &[(Ino, String, Object)],
-    ) -> Result<(Opened, Vec<u64>), ClientError> {
+    fn open(&self, new: &New<'_>, files: &[(Ino, String, Object)]) -> Result<(Opened, Vec<u64>), ClientError> {
+        let New { client, number, until } = *new;
         let (index, firsts) = self.index(files)?;
         let kept = Temporary::write(&self.settings.cache_dir, number, index.as_bytes())?;
-        let mut pulse = || !self.is_closing.load(Ordering::Relaxed);
+        let mut pulse = || self.waits(until);
         let open = Open {
             url: self.root.clone(),
             storage_options: self.settings.storage_options.clone(),
@@ -215,8 +267,16 @@ impl Shelves {
     /// # Errors
     /// What the agent says.
     pub fn order(&self, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
+        let until = self.until();
+        self.told(self.order_until(until, files))
+    }
+
+    fn order_until(&self, until: Instant, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
         let mut known = locked(&self.known);
-        let client = self.client(&mut known)?;
+        if !self.waits(until) {
+            return Err(ClientError::Interrupted);
+        }
+        let client = self.client(&mut known, until)?;
         if let Some(before) = known.ordered.take() {
             // Whoever reads by it still has what was asked for, and nothing more is fetched ahead.
             let leave = Ask::Leave {
@@ -228,11 +288,15 @@ impl Shelves {
         let mut each = files.clone();
         each.sort_unstable_by(|a, b| a.1.cmp(&b.1));
         each.dedup_by(|a, b| a.1 == b.1);
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let new = New {
+            client: &client,
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            until,
+        };
         if each.iter().all(|(_, _, object)| object.size == 0) {
             return Ok(());
         }
-        let (opened, firsts) = self.open(&client, number, &each)?;
+        let (opened, firsts) = self.open(&new, &each)?;
         let first_of: FxHashMap<Ino, u64> = each.iter().map(|(ino, ..)| *ino).zip(firsts).collect();
         let (mut list, mut turns) = (Vec::new(), FxHashMap::<Ino, (Object, VecDeque<u64>)>::default());
         for (ino, _, object) in files {
@@ -243,7 +307,7 @@ impl Shelves {
             list.extend(*first..first + count);
         }
         let kind = OrderKind::Explicit { list: list.into() };
-        let shelf = self.make(&mut known, &client, number, &opened, kind, each.len())?;
+        let shelf = self.make(&mut known, &new, &opened, kind, each.len())?;
         let begin = Ask::Start {
             job: shelf.attached.job,
             rank: 0,
