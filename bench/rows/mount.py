@@ -105,6 +105,8 @@ class _Rig:
 
     def __init__(self, stage: Stage, bucket: Bucket) -> None:
         self.stage, self.bucket = stage, bucket
+        #: Mounts of others that failed, and how.
+        self.failures: dict[str, str] = {}
 
     @contextmanager
     def mounted(self, prefix: str, **fields: Any) -> Iterator[Path]:
@@ -187,6 +189,14 @@ class _Rig:
         found = json.loads(said.stdout)
         return float(found["bytes"] / found["seconds"])
 
+    def tried(self, name: str, reader: str, paths: Callable[[], list[Path]]) -> float | None:
+        """The same of somebody else's mount; None where it fails, which is said."""
+        try:
+            return self.read(reader, paths())
+        except (RuntimeError, OSError) as error:
+            self.failures[name] = str(error).strip().splitlines()[-1]
+            return None
+
     def gets(self) -> int:
         """GETs of objects so far."""
         return int(self.bucket.counters()["requests"].get("get", 0))
@@ -230,6 +240,7 @@ def mount(stage: Stage) -> Result:
             _large(stage, rig, large, middle, rules, add)
             _requests(stage, rig, middle, add)
             _small(stage, rig, rules[2], add)
+        result.notes = [f"{name} failed: {why}" for name, why in rig.failures.items()]
     _names(stage, add)
     for name, values in found.items():
         result.read(name, *values, unit="MB/s" if name.startswith("rate of") else "")
@@ -293,7 +304,9 @@ def _large(
         if shutil.which(name) is None:
             continue
         with by("one") as target:
-            theirs = rig.read("one", _files(target))
+            theirs = rig.tried(name, "one", lambda target=target: _files(target))
+        if theirs is None:
+            continue
         add(f"1 GB, cold: mount / {name}", ours / theirs)
         add(f"rate of {name}, 1 GB", theirs / 1e6)
 
@@ -333,10 +346,15 @@ def _small(stage: Stage, rig: _Rig, rule: str, add: Callable[[str, float], None]
         if shutil.which(other) is None:
             continue
         with by("w1") as target:
-            files = _files(target)
-            random.Random(5).shuffle(files)
-            theirs = rig.read("small", files[: len(files) // 10])
-        add(f"small files, order not told: mount / {other}", ours / theirs)
+            theirs = rig.tried(other, "small", lambda target=target: _some(target))
+        if theirs is not None:
+            add(f"small files, order not told: mount / {other}", ours / theirs)
+
+
+def _some(target: Path) -> list[Path]:
+    files = _files(target)
+    random.Random(5).shuffle(files)
+    return files[: len(files) // 10]
 
 
 def _names(stage: Stage, add: Callable[[str, float], None]) -> None:
