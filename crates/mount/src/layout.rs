@@ -30,7 +30,6 @@ impl Chunking {
     pub fn layout(self, bytes: u64) -> Layout {
         let chunk = match self {
             Chunking::Fixed(chunk) => chunk.clamp(1, MOST_CHUNK),
-            Chunking::Adaptive if bytes <= LEAST => LEAST,
             Chunking::Adaptive if bytes < LARGE => LEAST,
             Chunking::Adaptive => 2 * LEAST,
         };
