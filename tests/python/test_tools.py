@@ -217,6 +217,7 @@ def test_a_wheel_with_the_wrong_tag_or_content_is_reported(tmp_path: Path) -> No
     assert list(check_wheel.violations(wheel)) == [
         f"{wheel.name} is not tagged cp311-abi3 for Linux",
         "foreload/_bin/foreload-agent is missing",
+        "foreload/_bin/foreload-mount is missing",
         "foreload/_core.abi3.so is missing",
         "foreload/_preload.so is missing",
         "foreload/_other.so must not be shipped",
