@@ -18,6 +18,15 @@ pub fn of_store(error: &foreload_store::Error) -> Errno {
     number
 }
 
+/// The same of what was to be written, deleted or renamed: nobody expects that it isn't there.
+pub fn of_writing(error: &foreload_store::Error) -> Errno {
+    let number = of_store(error);
+    if number.code() == Errno::ENOENT.code() {
+        log::line(format_args!("{error}"));
+    }
+    number
+}
+
 /// The same of the agent's, which is about this object.
 pub fn of_client(error: &ClientError, object: &str) -> Errno {
     let number = match error {

@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::names::Names;
 use crate::shelves::{Shelf, Shelves};
 use crate::tree::{Ino, Object};
+use crate::writing::Writing;
 use foreload_engine::client::ClientError;
 use foreload_engine::protocol::Sent;
 use fuser::Errno;
@@ -66,7 +67,7 @@ pub struct Tally {
 
 impl Shared {
     /// What was done so far, as JSON.
-    pub fn report(&self, names: &Names) -> String {
+    pub fn report(&self, names: &Names, writing: Option<&Writing>) -> String {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (tally, questions) = (&self.tally, names.questions());
         serde_json::json!({
@@ -83,6 +84,9 @@ impl Shared {
             "name_questions": questions.names,
             "directory_questions": questions.directories,
             "unnamed_keys": questions.unnamed,
+            "written_objects": writing.map_or(0, |writing| of(&writing.objects)),
+            "written_bytes": writing.map_or(0, |writing| of(&writing.bytes)),
+            "writes_that_failed": writing.map_or(0, |writing| of(&writing.failures)),
         })
         .to_string()
     }

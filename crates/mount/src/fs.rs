@@ -3,11 +3,13 @@
 //! A question that can be answered from what is here is answered on the kernel's own thread. One about names goes to a thread with a runtime, and a read that has to wait to one of
 //! the [workers](crate::workers), so no thread of the kernel's waits for a bucket.
 
+use crate::changes::{Aside, How};
 use crate::file::{OpenFile, Shared};
 use crate::names::Names;
 use crate::settings::Settings;
 use crate::tree::{Ino, Kind, Listed, Look, MOST_NAME, ROOT};
 use crate::workers::Workers;
+use crate::writing::{NewFile, Writing};
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
@@ -38,6 +40,9 @@ const AT_IT: Duration = Duration::from_millis(5);
 /// What `stat` says is good to read at a time.
 const BLOCK: u32 = 128 << 10;
 
+/// Blocks that are free where there is no end: a petabyte.
+const FREE: u64 = (1 << 50) / BLOCK as u64;
+
 /// What isn't of the bucket: a directory that no listing has, with what the mount says of itself, and where it is told what will be read. Their numbers are the last that there are.
 pub(crate) const CONTROL: &str = ".foreload";
 const CONTROL_INO: Ino = u64::MAX - 1;
@@ -60,8 +65,13 @@ pub struct View {
     unwanted: Mutex<Sender<Unwanted>>,
 }
 
-struct Inner {
-    names: Arc<Names>,
+/// What answers.
+pub(crate) struct Inner {
+    pub(crate) names: Arc<Names>,
+    /// Who writes, where that is allowed.
+    pub(crate) writing: Option<Arc<Writing>>,
+    /// Entries for those that open files to write them.
+    pub(crate) asides: Mutex<Vec<Aside>>,
     shared: Arc<Shared>,
     files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
     directories: Mutex<FxHashMap<u64, Arc<Vec<Listed>>>>,
@@ -85,6 +95,7 @@ impl View {
         settings: &Settings,
         names: Arc<Names>,
         shared: Arc<Shared>,
+        writing: Option<Arc<Writing>>,
         runtime: Handle,
         unwanted: Sender<Unwanted>,
     ) -> Self {
@@ -94,6 +105,8 @@ impl View {
         );
         let inner = Inner {
             names,
+            writing,
+            asides: Mutex::default(),
             shared,
             files: Mutex::default(),
             directories: Mutex::default(),
@@ -116,7 +129,7 @@ impl View {
 
     fn open_stats(&self, reply: ReplyOpen) {
         let (inner, handle) = (&self.inner, self.inner.number());
-        let said = format!("{}\n", inner.shared.report(inner.names.as_ref()));
+        let said = format!("{}\n", inner.shared.report(&inner.names, inner.writing.as_deref()));
         locked(&inner.said).insert(handle, Arc::new(said));
         // Its size isn't known before it is read.
         reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
@@ -150,6 +163,27 @@ impl View {
             }
             file.rest(AT_IT);
         }
+    }
+
+    /// A name that may be changed something about.
+    fn may_change(&self, name: &OsStr) -> Result<String, Errno> {
+        self.inner.writing()?;
+        text(name).map(str::to_owned)
+    }
+
+    fn open_to_write(&self, ino: Ino, how: How, reply: ReplyOpen) {
+        if self.inner.writing.is_none() {
+            return reply.error(Errno::EROFS);
+        }
+        let inner = Arc::clone(&self.inner);
+        self.runtime.spawn(async move {
+            let handle = inner.number();
+            match inner.open_to_write(ino, handle, how).await {
+                Ok(()) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO),
+                Err(error) => reply.error(error),
+            }
+        });
+        self.tell_unwanted();
     }
 
     fn tell_unwanted(&self) {
@@ -229,11 +263,31 @@ impl Inner {
         if kind == Kind::Missing {
             return None;
         }
-        Some((self.attributes(ino, &kind), fresh))
+        let mut attributes = self.attributes(ino, &kind);
+        if let Some(file) = self.writing.as_ref().and_then(|writing| writing.by_ino(ino)) {
+            attributes.size = file.size();
+            attributes.blocks = attributes.size.div_ceil(512);
+            return Some((attributes, Duration::ZERO));
+        }
+        Some((attributes, fresh))
     }
 
-    fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A file that is being written, and who writes it.
+    fn written(&self, handle: FileHandle) -> Option<(Arc<Writing>, Arc<NewFile>)> {
+        let writing = self.writing.as_ref()?;
+        Some((Arc::clone(writing), writing.of(handle.0)?))
+    }
+
+    /// What is said of what no bucket has.
+    fn no_such_thing(&self) -> Errno {
+        match self.writing {
+            Some(_) => Errno::EPERM,
+            None => Errno::EROFS,
+        }
     }
 
     async fn look_up(&self, parent: Ino, name: &str, reply: ReplyEntry) {
@@ -272,10 +326,22 @@ impl Inner {
     }
 
     fn open_file(&self, ino: Ino, reply: ReplyOpen) {
-        let (kind, key, is_kept) = {
+        let (kind, key, is_kept, is_ours) = {
             let mut tree = self.names.tree();
-            (tree.kind(ino, Instant::now()), tree.key(ino), tree.keep(ino))
+            // The kernel asks for the name again then.
+            if !tree.is_linked(ino) {
+                return reply.error(Errno::ESTALE);
+            }
+            let (kind, key, is_ours) = (tree.kind(ino, Instant::now()), tree.key(ino), tree.is_ours(ino));
+            (kind, key, tree.keep(ino), is_ours)
         };
+        if is_ours {
+            let key = key.unwrap_or_default();
+            crate::log::line(format_args!(
+                "{key}: it is being written, and can be read when it is closed"
+            ));
+            return reply.error(Errno::EBUSY);
+        }
         let (Some((Kind::File(object), _)), Some(key)) = (kind, key) else {
             return reply.error(Errno::ESTALE);
         };
@@ -323,7 +389,8 @@ impl Inner {
                 // What has left for others meanwhile is there all the same.
                 let ino = match tree.look(ino, name, now) {
                     Look::Found(found) => found,
-                    _ => tree.put(ino, name, kind.clone(), now)?,
+                    Look::Missing => return None,
+                    Look::Unknown => tree.put(ino, name, kind.clone(), now)?,
                 };
                 drop(tree);
                 let (attributes, fresh) = self.known(ino)?;
@@ -387,6 +454,23 @@ fn text(name: &OsStr) -> Result<&str, Errno> {
     name.to_str().ok_or(Errno::ENOENT)
 }
 
+/// How a file is opened to be written.
+fn how(flags: i32, request: &Request) -> How {
+    let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+    How {
+        is_exclusive: flags.contains(rustix::fs::OFlags::EXCL),
+        truncates: flags.contains(rustix::fs::OFlags::TRUNC),
+        pid: request.pid(),
+    }
+}
+
+fn answer(done: Result<(), Errno>, reply: ReplyEmpty) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(error),
+    }
+}
+
 impl Filesystem for View {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let _ = config.set_max_background(MOST_BACKGROUND);
@@ -398,6 +482,8 @@ impl Filesystem for View {
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
+            // Whoever opens a file to write it anew says so at once.
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
         ] {
             let _ = config.add_capabilities(wanted);
         }
@@ -415,6 +501,9 @@ impl Filesystem for View {
         }
         if parent.0 == CONTROL_INO {
             return reply.error(Errno::ENOENT);
+        }
+        if let Some(ino) = inner.aside_of(parent.0, &name) {
+            return inner.entry(ino, reply);
         }
         let known = inner.names.tree().look(parent.0, &name, Instant::now());
         match known {
@@ -446,30 +535,55 @@ impl Filesystem for View {
 
     fn setattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _mode: Option<u32>,
         _uid: Option<u32>,
         _gid: Option<u32>,
-        _size: Option<u64>,
+        size: Option<u64>,
         _atime: Option<TimeOrNow>,
         _mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
-        _handle: Option<FileHandle>,
+        handle: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        match ino.0 {
-            // Whoever opens it to write anew.
-            ORDER_INO => self.inner.attribute_at_hand(ino.0, reply),
-            _ => reply.error(Errno::EROFS),
+        // Whoever opens it to write anew.
+        if ino.0 == ORDER_INO {
+            return self.inner.attribute_at_hand(ino.0, reply);
         }
+        let Some(writing) = self.inner.writing.clone().filter(|_| ino.0 < ORDER_INO) else {
+            return reply.error(Errno::EROFS);
+        };
+        // A bucket keeps no owner, no bits and no times of a program's.
+        let Some(size) = size else {
+            return self.inner.attribute_at_hand(ino.0, reply);
+        };
+        let (inner, pid) = (Arc::clone(&self.inner), request.pid());
+        let file = handle
+            .and_then(|handle| writing.of(handle.0))
+            .or_else(|| writing.by_ino(ino.0));
+        self.runtime.spawn(async move {
+            let resized = match (file, size) {
+                (Some(file), _) => inner.resize(&file, size).await,
+                (None, 0) => inner.empty(ino.0, pid).await,
+                (None, _) => {
+                    crate::log::line(format_args!("an object can be cut to nothing, and to no other size"));
+                    Err(Errno::EOPNOTSUPP)
+                }
+            };
+            match resized {
+                Ok(()) => inner.attribute_at_hand(ino.0, reply),
+                Err(error) => reply.error(error),
+            }
+        });
+        self.tell_unwanted();
     }
 
-    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match ino.0 {
             STATS_INO => return self.open_stats(reply),
             ORDER_INO => {
@@ -480,9 +594,16 @@ impl Filesystem for View {
             _ => {}
         }
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
-            return reply.error(Errno::EROFS);
+            return self.open_to_write(ino.0, how(flags.0, request), reply);
         }
         let inner = Arc::clone(&self.inner);
+        if inner.writing.is_some() && !inner.names.tree().is_linked(ino.0) {
+            self.runtime.spawn(async move {
+                inner.stands_aside(ino.0).await;
+                reply.error(Errno::ESTALE);
+            });
+            return;
+        }
         let fresh = inner.names.tree().kind(ino.0, Instant::now()).map(|(_, fresh)| fresh);
         match fresh {
             Some(fresh) if fresh.is_zero() => {
@@ -510,6 +631,15 @@ impl Filesystem for View {
         reply: ReplyData,
     ) {
         let Some(file) = locked(&self.inner.files).get(&handle.0).cloned() else {
+            if let Some(file) = self.inner.writing.as_ref().and_then(|writing| writing.of(handle.0)) {
+                self.runtime.spawn(async move {
+                    match file.read(offset, size as usize).await {
+                        Ok(bytes) => reply.data(&bytes),
+                        Err(error) => reply.error(error),
+                    }
+                });
+                return;
+            }
             let said = locked(&self.inner.said).get(&handle.0).cloned();
             return match said {
                 Some(said) => {
@@ -557,6 +687,15 @@ impl Filesystem for View {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(writing) = self
+            .inner
+            .writing
+            .clone()
+            .filter(|writing| writing.of(handle.0).is_some())
+        {
+            self.runtime.spawn(async move { writing.release(handle.0).await });
+            return reply.ok();
+        }
         let file = locked(&self.inner.files).remove(&handle.0);
         locked(&self.inner.said).remove(&handle.0);
         locked(&self.inner.told).remove(&handle.0);
@@ -576,6 +715,21 @@ impl Filesystem for View {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        if let Some((writing, file)) = self.inner.written(handle) {
+            match writing.write_at_hand(&file, offset, data) {
+                Some(Ok(())) => return reply.written(data.len() as u32),
+                Some(Err(error)) => return reply.error(error),
+                None => {}
+            }
+            let data = data.to_vec();
+            self.runtime.spawn(async move {
+                match writing.write(&file, offset, &data).await {
+                    Ok(()) => reply.written(data.len() as u32),
+                    Err(error) => reply.error(error),
+                }
+            });
+            return;
+        }
         let mut told = locked(&self.inner.told);
         let Some(text) = told.get_mut(&handle.0) else {
             return reply.error(Errno::EROFS);
@@ -591,7 +745,18 @@ impl Filesystem for View {
     }
 
     /// An order that was written is read when it is closed, and whoever closes it hears what is wrong with it.
-    fn flush(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+        if let Some((writing, file)) = self.inner.written(handle) {
+            let is_opener = file.is_opener(request.pid());
+            self.runtime.spawn(async move {
+                // A child that has it open, too, ends without closing it for others.
+                match is_opener {
+                    true => answer(writing.complete(&file, false).await, reply),
+                    false => reply.ok(),
+                }
+            });
+            return;
+        }
         let text = locked(&self.inner.told).get_mut(&handle.0).map(std::mem::take);
         match text.filter(|text| !text.is_empty()) {
             None => reply.ok(),
@@ -620,50 +785,113 @@ impl Filesystem for View {
         reply.error(Errno::EROFS);
     }
 
-    fn mkdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+    fn fsync(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let Some((writing, file)) = self.inner.written(handle) else {
+            return reply.ok();
+        };
+        self.runtime
+            .spawn(async move { answer(writing.complete(&file, true).await, reply) });
     }
 
-    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EROFS);
+    fn mkdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
+        let name = match self.may_change(name) {
+            Ok(name) => name,
+            Err(error) => return reply.error(error),
+        };
+        let inner = Arc::clone(&self.inner);
+        self.runtime.spawn(async move {
+            match inner.make_directory(parent.0, &name).await {
+                Ok(ino) => inner.entry(ino, reply),
+                Err(error) => reply.error(error),
+            }
+        });
     }
 
-    fn rmdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EROFS);
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = match self.may_change(name) {
+            Ok(name) => name,
+            Err(error) => return reply.error(error),
+        };
+        let inner = Arc::clone(&self.inner);
+        self.runtime
+            .spawn(async move { answer(inner.delete(parent.0, &name).await, reply) });
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = match self.may_change(name) {
+            Ok(name) => name,
+            Err(error) => return reply.error(error),
+        };
+        let inner = Arc::clone(&self.inner);
+        self.runtime
+            .spawn(async move { answer(inner.remove_directory(parent.0, &name).await, reply) });
     }
 
     fn symlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, _target: &Path, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+        reply.error(self.inner.no_such_thing());
     }
 
     fn rename(
         &self,
         _request: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _new_parent: INodeNo,
-        _new_name: &OsStr,
-        _flags: RenameFlags,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        reply.error(Errno::EROFS);
+        let names = self
+            .may_change(name)
+            .and_then(|name| Ok((name, self.may_change(new_name)?)));
+        let (name, new_name) = match names {
+            Ok(names) => names,
+            Err(error) => return reply.error(error),
+        };
+        if !(flags - RenameFlags::RENAME_NOREPLACE).is_empty() {
+            return reply.error(Errno::EINVAL);
+        }
+        let inner = Arc::clone(&self.inner);
+        self.runtime.spawn(async move {
+            let is_exclusive = flags.contains(RenameFlags::RENAME_NOREPLACE);
+            let renamed = inner.rename((parent.0, &name), (new_parent.0, &new_name), is_exclusive);
+            answer(renamed.await, reply);
+        });
+        self.tell_unwanted();
     }
 
     fn link(&self, _request: &Request, _ino: INodeNo, _parent: INodeNo, _name: &OsStr, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+        reply.error(self.inner.no_such_thing());
     }
 
     fn create(
         &self,
-        _request: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
         _mode: u32,
         _umask: u32,
-        _flags: i32,
+        flags: i32,
         reply: ReplyCreate,
     ) {
-        reply.error(Errno::EROFS);
+        let name = match self.may_change(name) {
+            Ok(name) => name,
+            Err(error) => return reply.error(error),
+        };
+        let (inner, how) = (Arc::clone(&self.inner), how(flags, request));
+        self.runtime.spawn(async move {
+            let handle = inner.number();
+            let made = inner.create(parent.0, &name, handle, how).await;
+            match made.and_then(|ino| Ok((ino, inner.known(ino).ok_or(Errno::ESTALE)?))) {
+                Ok((ino, (attributes, fresh))) => {
+                    inner.names.tree().refer(ino);
+                    let (handle, flags) = (FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
+                    reply.created(&fresh, &attributes, Generation(0), handle, flags);
+                }
+                Err(error) => reply.error(error),
+            }
+        });
+        self.tell_unwanted();
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -727,7 +955,8 @@ impl Filesystem for View {
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        // A bucket has no size; programs that look for room find none, and none is used.
-        reply.statfs(0, 0, 0, 0, 0, BLOCK, MOST_NAME as u32, 0);
+        // A bucket has no size: programs that look for room find as much as they may need.
+        let free = if self.inner.writing.is_some() { FREE } else { 0 };
+        reply.statfs(free, free, free, free, free, BLOCK, MOST_NAME as u32, BLOCK);
     }
 }

@@ -7,6 +7,7 @@
 //! Nothing here fetches an object: the agent's plan decides what is fetched when.
 
 pub mod ahead;
+pub mod changes;
 pub mod failure;
 pub mod file;
 pub mod fs;
@@ -17,6 +18,7 @@ pub mod settings;
 pub mod shelves;
 pub mod tree;
 pub mod workers;
+pub mod writing;
 
 use crate::file::{Shared, Tally};
 use crate::fs::{Unwanted, View};
@@ -24,6 +26,7 @@ use crate::names::Names;
 use crate::settings::Settings;
 use crate::shelves::Shelves;
 use crate::tree::Tree;
+use crate::writing::Writing;
 use foreload_store::{Source, SourceOptions};
 use fuser::{Config, MountOption, Notifier, Session, SessionACL, SessionUnmounter};
 use std::io;
@@ -44,6 +47,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is open when it is to end is closed so much later.
 const GRACE: Duration = Duration::from_secs(2);
+/// What is being written has so long. Those that stop programs wait thirty seconds, often.
+const WRITTEN: Duration = Duration::from_secs(25);
 
 /// Why there is no mount.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +85,12 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         ..SourceOptions::default()
     };
     let source = Source::open(&settings.url, &options)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // One thread that hashes what is written keeps nobody from asking for names.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("foreload-mount-names")
+        .enable_all()
+        .build()?;
     let is_closing = Arc::new(AtomicBool::new(false));
     let tree = Tree::new(settings.most_entries, settings.ttl(), Instant::now());
     let shelves = Shelves::new(settings.clone(), &source, Arc::clone(&is_closing));
@@ -101,8 +111,23 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     runtime
         .block_on(names.list(tree::ROOT))
         .map_err(|_| MountError::Unlisted(settings.url.clone()))?;
+    // Where the bucket is was found out by listing it.
+    let writing = settings.write.map(|write| {
+        let writer = names.source().writer(settings.timeout())?;
+        let writing = Writing::new(writer, Arc::clone(&names), write.part_bytes, write.most_parts);
+        Ok::<_, foreload_store::Error>(Arc::new(writing))
+    });
+    let writing = writing.transpose()?;
     let (unwanted, told) = channel();
-    let view = View::new(settings, names, Arc::clone(&shared), runtime.handle().clone(), unwanted);
+    let handle = runtime.handle().clone();
+    let view = View::new(
+        settings,
+        names,
+        Arc::clone(&shared),
+        writing.clone(),
+        handle.clone(),
+        unwanted,
+    );
     let refused = |why| MountError::Kernel {
         target: target.to_owned(),
         why,
@@ -110,7 +135,13 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     let mut session = Session::new(view, target, &config(settings)).map_err(refused)?;
     let unmounter = Arc::new(Mutex::new(session.unmount_callable()));
     let forgetting = forget(session.notifier(), told, Arc::clone(&is_closing))?;
-    let asking = ask(runtime, unmounter, target.to_owned(), Arc::clone(&is_closing))?;
+    let asking = ask(
+        runtime,
+        unmounter,
+        target.to_owned(),
+        writing.clone(),
+        Arc::clone(&is_closing),
+    )?;
     // Looking at it asks for an answer, so it is done aside.
     let place = target.to_owned();
     std::thread::Builder::new()
@@ -119,10 +150,20 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     ready();
     let ended = session.run();
     is_closing.store(true, Ordering::Relaxed);
+    if let Some(writing) = writing {
+        handle.block_on(finish(&writing));
+    }
     shared.shelves.close();
     asking.ends();
     drop(forgetting);
     Ok(ended?)
+}
+
+/// What is being written, or was closed just now, has so long to become objects; of the rest nothing is left.
+async fn finish(writing: &Writing) {
+    if !writing.done(WRITTEN).await {
+        let _ = tokio::time::timeout(GRACE, writing.give_up()).await;
+    }
 }
 
 fn config(settings: &Settings) -> Config {
@@ -176,6 +217,7 @@ fn ask(
     runtime: tokio::runtime::Runtime,
     unmounter: Arc<Mutex<SessionUnmounter>>,
     target: PathBuf,
+    writing: Option<Arc<Writing>>,
     is_closing: Arc<AtomicBool>,
 ) -> io::Result<Asking> {
     let (end, ended) = tokio::sync::oneshot::channel();
@@ -194,8 +236,8 @@ fn ask(
                         _ = hangup.recv() => {}
                     }
                     is_closing.store(true, Ordering::Relaxed);
-                    let (unmounter, target) = (Arc::clone(&unmounter), target.clone());
-                    tokio::task::spawn_blocking(move || unmount(&unmounter, &target));
+                    let (unmounter, target, writing) = (Arc::clone(&unmounter), target.clone(), writing.clone());
+                    tokio::task::spawn_blocking(move || unmount(&unmounter, &target, writing.as_deref()));
                 }
             };
             let ended = async {
@@ -217,7 +259,7 @@ fn ask(
 }
 
 /// Unmounts; what somebody has open is hidden, and closed when the time of grace is over.
-fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path) {
+fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path, writing: Option<&Writing>) {
     let asked = unmounter
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -243,6 +285,9 @@ fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path) {
     }
     // Without anybody who answers, what is open there fails and doesn't hang.
     std::thread::sleep(GRACE);
+    if let Some(writing) = writing {
+        tokio::runtime::Handle::current().block_on(finish(writing));
+    }
     std::process::exit(0);
 }
 

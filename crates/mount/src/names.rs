@@ -5,7 +5,7 @@
 
 use crate::failure;
 use crate::tree::{Ino, Kind, Listed, Look, Object, Tree, is_name};
-use foreload_store::source::ObjectMeta;
+use foreload_store::source::{Entries, ObjectMeta};
 use foreload_store::{ErrorKind, Source};
 use fuser::Errno;
 use futures::StreamExt;
@@ -46,13 +46,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn kind_of(meta: &ObjectMeta) -> Kind {
-    Kind::File(Object {
+/// A file's object, as the store says it.
+#[must_use]
+pub fn object_of(meta: &ObjectMeta) -> Object {
+    Object {
         size: meta.size,
         etag: meta.etag.as_deref().map(Into::into),
         version: meta.version.as_deref().map(Into::into),
         modified: meta.modified,
-    })
+    }
+}
+
+fn kind_of(meta: &ObjectMeta) -> Kind {
+    Kind::File(object_of(meta))
 }
 
 impl Names {
@@ -108,6 +114,11 @@ impl Names {
         let is_missing = kind == Kind::Missing;
         let found = self.tree().put(parent, name, kind, Instant::now());
         found.filter(|_| !is_missing).ok_or(Errno::ENOENT)
+    }
+
+    /// That there is nothing by a name is believed no longer.
+    pub fn doubt_missing(&self, parent: Ino, name: &str) {
+        self.tree().doubt_missing(parent, name);
     }
 
     /// The entry at a path, which begins at the root. Directories on the way are listed, for whoever names many files names neighbours.
@@ -178,12 +189,12 @@ impl Names {
     }
 
     async fn list_in_turn(&self, directory: Ino) -> Result<Vec<Listed>, Errno> {
-        let key = {
+        let (key, is_ours) = {
             let tree = self.tree();
             if let Some(listing) = tree.listing(directory, Instant::now()) {
                 return Ok(listing);
             }
-            tree.key(directory).ok_or(Errno::ENOENT)?
+            (tree.key(directory).ok_or(Errno::ENOENT)?, tree.is_ours(directory))
         };
         self.listed.fetch_add(1, Ordering::Relaxed);
         let prefix = if key.is_empty() {
@@ -194,7 +205,12 @@ impl Names {
         let deadline = tokio::time::Instant::now() + self.timeout;
         let asked = until(deadline, || self.source.list_level(&prefix));
         let entries = tokio::time::timeout_at(deadline, asked).await;
-        let entries = entries.map_err(|_| self.timed_out(&prefix))?.map_err(|error| {
+        let entries = match entries.map_err(|_| self.timed_out(&prefix))? {
+            // A directory that was made here is there without the bucket knowing of it.
+            Err(error) if is_ours && error.kind() == ErrorKind::NotFound => Ok(Entries::default()),
+            answer => answer,
+        };
+        let entries = entries.map_err(|error| {
             let number = failure::of_store(&error);
             if number.code() == Errno::ENOENT.code() {
                 crate::log::line(format_args!("{error}"));
@@ -253,7 +269,7 @@ async fn until<T, F: Future<Output = foreload_store::Result<T>>>(
     }
 }
 
-fn joined(directory: &str, name: &str) -> String {
+pub(crate) fn joined(directory: &str, name: &str) -> String {
     match directory {
         "" => name.to_owned(),
         _ => format!("{directory}/{name}"),

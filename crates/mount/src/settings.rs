@@ -53,6 +53,19 @@ pub struct Settings {
     /// Whether other users may look at it.
     #[serde(default)]
     pub allow_other: bool,
+    /// How files are written; `None`: nothing can be.
+    #[serde(default)]
+    pub write: Option<Writes>,
+}
+
+/// How files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Writes {
+    /// Bytes of a part.
+    pub part_bytes: u64,
+    /// Parts under way, of all files together.
+    pub most_parts: u32,
 }
 
 impl Settings {

@@ -4,6 +4,8 @@
 //! that it is, too, so that a program that looks for a file in many places asks once. When an entry's time is over it is asked for again; what the kernel still refers to keeps
 //! its number for as long.
 //!
+//! What is made here and the bucket doesn't have yet is *ours*: a file that is being written, a directory without anything in it. It stays until it is the bucket's, or gone.
+//!
 //! There are no more than so many entries. Beyond that those leave that were made first and that the kernel doesn't refer to; of the others it is told to let go
 //! ([`Tree::unwanted`]).
 //!
@@ -103,6 +105,8 @@ struct Node {
     until: Instant,
     /// Whether its parent has it by its name still.
     is_linked: bool,
+    /// Whether it was made here, and the bucket doesn't have it.
+    is_ours: bool,
 }
 
 /// All that is known.
@@ -128,6 +132,7 @@ impl Tree {
             lookups: 1,
             until: now,
             is_linked: true,
+            is_ours: false,
         };
         Tree {
             nodes: FxHashMap::from_iter([(ROOT, root)]),
@@ -159,7 +164,7 @@ impl Tree {
         };
         let is_listed = directory.listed_until.is_some_and(|until| now < until);
         match directory.children.get(name).map(|ino| (*ino, self.nodes.get(ino))) {
-            Some((ino, Some(node))) if is_listed || now < node.until => match node.is {
+            Some((ino, Some(node))) if is_listed || node.is_ours || now < node.until => match node.is {
                 Is::Missing => Look::Missing,
                 _ => Look::Found(ino),
             },
@@ -223,7 +228,9 @@ impl Tree {
             self.add(directory, &name, kind, now);
         }
         for (_, ino) in before {
-            self.unlink(ino);
+            if !self.is_ours(ino) {
+                self.unlink(ino);
+            }
         }
         let until = now + self.ttl;
         if let Some(known) = self.directory_mut(directory) {
@@ -244,10 +251,16 @@ impl Tree {
         let known = self.directory(parent)?.children.get(name).copied();
         if let Some(ino) = known
             && let Some(node) = self.nodes.get_mut(&ino)
-            && node.is.become_(&kind)
         {
-            node.until = until;
-            return Some(ino);
+            // A file that is written here takes the place of whatever the bucket has by its name meanwhile.
+            if node.is_ours && matches!(node.is, Is::File(_)) {
+                return Some(ino);
+            }
+            if node.is.become_(&kind) {
+                node.until = until;
+                node.is_ours = false;
+                return Some(ino);
+            }
         }
         // Another thing by the same name is another entry.
         known.into_iter().for_each(|ino| self.unlink(ino));
@@ -262,10 +275,128 @@ impl Tree {
             lookups: 0,
             until,
             is_linked: true,
+            is_ours: false,
         };
         self.nodes.insert(ino, node);
         self.queue.push_back(ino);
         Some(ino)
+    }
+
+    /// Whether an entry was made here, and the bucket doesn't have it.
+    #[must_use]
+    pub fn is_ours(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.is_ours)
+    }
+
+    /// An entry is made here; its number, unless there is no such directory.
+    pub fn make(&mut self, parent: Ino, name: &str, kind: Kind, now: Instant) -> Option<Ino> {
+        let ino = self.put(parent, name, kind, now)?;
+        self.set_ours(ino);
+        Some(ino)
+    }
+
+    /// An entry is of whoever writes it, from now on.
+    pub fn set_ours(&mut self, ino: Ino) {
+        if let Some(node) = self.nodes.get_mut(&ino).filter(|_| ino != ROOT) {
+            node.is_ours = true;
+        }
+    }
+
+    /// An entry for whoever writes a file anew: what is there keeps its name and its own entry, for those who read it. It stays until it is forgotten once more than the kernel
+    /// does. `None`: there is no such file.
+    pub fn aside(&mut self, ino: Ino, now: Instant) -> Option<Ino> {
+        let (parent, name) = self.name(ino)?;
+        let kind = self.kind(ino, now).map(|(kind, _)| kind)?;
+        let (aside, Kind::File(_)) = (self.next, &kind) else {
+            return None;
+        };
+        self.next += 1;
+        let node = Node {
+            parent,
+            name,
+            is: kind.into(),
+            lookups: 1,
+            until: now,
+            is_linked: false,
+            is_ours: false,
+        };
+        self.nodes.insert(aside, node);
+        Some(aside)
+    }
+
+    /// What was written by an entry is this object now, by that name.
+    pub fn landed(&mut self, parent: Ino, name: &Arc<str>, ino: Ino, object: Object, now: Instant) {
+        let until = now + self.ttl;
+        if let Some(node) = self.nodes.get_mut(&ino)
+            && node.is_ours
+            && node.is_linked
+        {
+            (node.is, node.is_ours, node.until) = (Kind::File(object).into(), false, until);
+        } else {
+            // The kernel has pages, and names, of what was there before.
+            self.put(parent, name, Kind::File(object), now);
+            self.unwanted.push((parent, Arc::clone(name)));
+        }
+        // What it lies in is the bucket's, too.
+        let mut at = parent;
+        while let Some(node) = self.nodes.get_mut(&at).filter(|_| at != ROOT) {
+            node.is_ours = false;
+            at = node.parent;
+        }
+    }
+
+    /// Nobody writes an entry any more: it is what the bucket has, or gone.
+    pub fn settle(&mut self, ino: Ino, now: Instant) {
+        let Some(node) = self.nodes.get_mut(&ino).filter(|node| node.is_ours) else {
+            return;
+        };
+        node.is_ours = false;
+        // Nothing has become of what was made here: an object has a version.
+        if matches!(&node.is, Is::File(file) if file.object.etag.is_none()) {
+            // What the bucket has by its name isn't known.
+            self.doubt(ino, now);
+            self.unlink(ino);
+        }
+    }
+
+    /// An entry was deleted; the directory that it lay in stays, until it is removed or the mount ends.
+    pub fn deleted(&mut self, ino: Ino, now: Instant) {
+        let Some((parent, name)) = self.name(ino) else { return };
+        self.unlink(ino);
+        self.set_ours(parent);
+        self.put(parent, &name, Kind::Missing, now);
+    }
+
+    /// An entry has another name; `object` is what it is by that, of a file.
+    pub fn renamed(&mut self, ino: Ino, parent: Ino, name: &str, object: Option<Object>, now: Instant) {
+        let Some((old_parent, old_name)) = self.name(ino) else {
+            return;
+        };
+        let until = now + self.ttl;
+        let before = self
+            .directory(parent)
+            .and_then(|directory| directory.children.get(name).copied());
+        before.into_iter().for_each(|before| self.unlink(before));
+        if let Some(directory) = self.directory_mut(old_parent) {
+            directory.children.remove(&old_name);
+        }
+        self.set_ours(old_parent);
+        self.put(old_parent, &old_name, Kind::Missing, now);
+        let name: Arc<str> = name.into();
+        if let Some(directory) = self.directory_mut(parent) {
+            directory.children.insert(Arc::clone(&name), ino);
+        }
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        (node.parent, node.name, node.until) = (parent, name, until);
+        if let (Is::File(file), Some(object)) = (&mut node.is, object) {
+            // It has the same bytes, by another key.
+            (file.object, file.spot) = (object, None);
+            let mut at = parent;
+            while let Some(node) = self.nodes.get_mut(&at).filter(|_| at != ROOT) {
+                node.is_ours = false;
+                at = node.parent;
+            }
+        }
     }
 
     /// It isn't there any more by its name; who has it open keeps it.
@@ -301,6 +432,21 @@ impl Tree {
             if let Some(directory) = self.directory_mut(ino) {
                 directory.listed_until = None;
             }
+        }
+    }
+
+    /// That there is nothing by a name is believed no longer.
+    pub fn doubt_missing(&mut self, parent: Ino, name: &str) {
+        let Some(directory) = self.directory_mut(parent) else {
+            return;
+        };
+        match directory.children.get(name).copied() {
+            Some(ino) if matches!(self.nodes.get(&ino), Some(Node { is: Is::Missing, .. })) => self.unlink(ino),
+            Some(_) => return,
+            None => {}
+        }
+        if let Some(directory) = self.directory_mut(parent) {
+            directory.listed_until = None;
         }
     }
 
@@ -340,7 +486,8 @@ impl Tree {
             Is::File(file) => Kind::File(file.object.clone()),
             Is::Missing => Kind::Missing,
         };
-        let listed = self.directory(node.parent).and_then(|directory| directory.listed_until);
+        let parent = self.directory(node.parent).filter(|_| node.is_linked);
+        let listed = parent.and_then(|directory| directory.listed_until);
         let until = listed.map_or(node.until, |listed| listed.max(node.until));
         Some((kind, until.saturating_duration_since(now)))
     }
@@ -404,11 +551,10 @@ impl Tree {
         }
     }
 
-    /// The kernel refers to it once more.
-    pub fn refer(&mut self, ino: Ino) {
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.lookups += 1;
-        }
+    /// It is referred to once more; false: there is no such entry.
+    pub fn refer(&mut self, ino: Ino) -> bool {
+        let node = self.nodes.get_mut(&ino);
+        node.map(|node| node.lookups += 1).is_some()
     }
 
     /// The kernel refers to it so many times less.
@@ -438,7 +584,7 @@ impl Tree {
             let has_children = self
                 .directory(ino)
                 .is_some_and(|directory| !directory.children.is_empty());
-            if has_children || stays(ino, node) {
+            if has_children || node.is_ours || stays(ino, node) {
                 self.queue.push_back(ino);
                 continue;
             }

@@ -11,6 +11,7 @@
 mod address;
 mod cloud;
 mod file;
+mod foreign;
 mod http;
 mod listing;
 mod options;
@@ -22,6 +23,7 @@ mod retry;
 mod seal;
 mod settings;
 mod sign;
+mod writer;
 
 pub(crate) use address::without_slash;
 pub use address::{joined, scheme};
@@ -31,6 +33,7 @@ pub use private::answering;
 pub use seal::{FIELD as SEAL, Gate, Seal};
 pub use settings::storage_options;
 pub(crate) use sign::hex;
+pub use writer::{MOST_PARTS, Upload, Writer};
 
 use crate::{Error, ErrorKind, ObjectRef, Result};
 use address::{Address, Place};

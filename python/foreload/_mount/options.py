@@ -27,6 +27,10 @@ _MOST_CHUNK = 1 << 30
 #: Room for a chunk that is read, one that comes, and two more.
 _CHUNKS = 4
 _MIB = 1 << 20
+#: Parts that go up at once, and what stores take as one.
+_PARTS = 8
+_LEAST_PART = 5 * _MIB
+_MOST_PART = 1024 * _MIB
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,12 @@ class Options:
         timeout_s: How long a request may take, its repetitions included, in seconds; then the read fails with `EIO`.
         uid: Whom files belong to; None: who mounts.
         gid: The same for the group.
-        file_mode: Permission bits of files.
-        dir_mode: Permission bits of directories.
+        umask: Bits that files and directories don't have, unless `file_mode` and `dir_mode` say which they have.
+        file_mode: Permission bits of files; None: 444, or 644 where they can be written.
+        dir_mode: Permission bits of directories; None: 555, or 755.
         allow_other: Whether other users may look at it.
+        allow_write: Whether files can be written, deleted and renamed.
+        part: Of a file that is written, what goes up in one request; of a very large one more.
     """
 
     chunk: int | str = "adaptive"
@@ -59,9 +66,12 @@ class Options:
     timeout_s: float = 30.0
     uid: int | None = None
     gid: int | None = None
-    file_mode: int = 0o444
-    dir_mode: int = 0o555
+    umask: int = 0o022
+    file_mode: int | None = None
+    dir_mode: int | None = None
     allow_other: bool = False
+    allow_write: bool = False
+    part: int | str = "16MiB"
 
     def chunk_bytes(self) -> int | None:
         """The chunk of all objects; None: by their size.
@@ -74,6 +84,20 @@ class Options:
         size = parse_bytes(self.chunk, "chunk")
         if not 4096 <= size <= _MOST_CHUNK:
             raise InvalidError(f"chunk={self.chunk}: give `adaptive`, or 4 KiB to 1 GiB")
+        return size
+
+    def _mode(self, whole: int) -> int:
+        return whole & ~self.umask & (0o777 if self.allow_write else 0o555)
+
+    def part_bytes(self) -> int:
+        """What goes up in one request.
+
+        Raises:
+            InvalidError: No store takes such parts.
+        """
+        size = parse_bytes(self.part, "part")
+        if not _LEAST_PART <= size <= _MOST_PART:
+            raise InvalidError(f"part={self.part}: give 5 MiB to 1 GiB")
         return size
 
     def settings(self, url: str, storage_options: Mapping[str, str], cache_dir: str | None = None) -> dict[str, Any]:
@@ -108,9 +132,10 @@ class Options:
             "timeout_s": self.timeout_s,
             "uid": self.uid,
             "gid": self.gid,
-            "file_mode": self.file_mode,
-            "dir_mode": self.dir_mode,
+            "file_mode": self._mode(0o666) if self.file_mode is None else self.file_mode,
+            "dir_mode": self._mode(0o777) if self.dir_mode is None else self.dir_mode,
             "allow_other": self.allow_other,
+            "write": {"part_bytes": self.part_bytes(), "most_parts": _PARTS} if self.allow_write else None,
         }
 
 
@@ -142,9 +167,8 @@ def _mebibytes(text: str) -> int:
     return int(text) * _MIB
 
 
-def _octal_from(whole: int) -> Any:
-    """What a umask leaves of permission bits."""
-    return lambda text: whole & ~int(text, 8)
+def _octal(text: str) -> int:
+    return int(text, 8)
 
 
 #: s3fs' options that are some of ours: the field, and how its text is read.
@@ -157,7 +181,7 @@ _OF_S3FS: dict[str, tuple[str, Any]] = {
     "readwrite_timeout": ("timeout_s", float),
     "uid": ("uid", int),
     "gid": ("gid", int),
-    "umask": ("file_mode", _octal_from(0o444)),
+    "umask": ("umask", _octal),
 }
 #: And of the store's.
 _STORE_OF_S3FS = {"url": "endpoint_url", "endpoint": "region", "profile": "profile"}
@@ -169,7 +193,6 @@ _INSTEAD = {
     "ensure_diskfree": "1 GiB of a disk stays free; --disk DIRECTORY:SIZE bounds the rest",
     "passwd_file": "credentials come from the environment, the AWS profile, or -o access_key_id=... -o secret_access_key=...",
     "ahbe_conf": "there are no headers of one's own",
-    "rw": "it can't be written to",
 }
 
 
@@ -187,12 +210,17 @@ def given(words: Mapping[str, str]) -> Given:
                 found.fields[to] = read(text)
             except ValueError:
                 raise InvalidError(f"-o {name}={text}: give a number") from None
+            if name == "multipart_size":
+                # Of what is written, too.
+                found.fields["part"] = max(found.fields[to], _LEAST_PART)
         elif name in _STORE_OF_S3FS:
             found.store[_STORE_OF_S3FS[name]] = text
         elif name == "public_bucket":
             found.store["anonymous"] = "true" if text not in ("", "0") else "false"
         elif name == "allow_other":
             found.fields["allow_other"] = text not in ("0", "false")
+        elif name == "rw":
+            found.fields["allow_write"] = True
         elif name in _INSTEAD:
             raise InvalidError(f"-o {name}: {_INSTEAD[name]}")
         elif name not in _IDLE:

@@ -86,11 +86,27 @@ Gid = Annotated[
 ]
 FileMode = Annotated[
     str | None,
-    typer.Option(metavar="OCTAL", help="Permission bits of files. Default: 444.", rich_help_panel="Names"),
+    typer.Option(metavar="OCTAL", help="Permission bits of files. Default: 444, or 644.", rich_help_panel="Names"),
 ]
 DirMode = Annotated[
     str | None,
-    typer.Option(metavar="OCTAL", help="Permission bits of directories. Default: 555.", rich_help_panel="Names"),
+    typer.Option(metavar="OCTAL", help="Permission bits of directories. Default: 555, or 755.", rich_help_panel="Names"),
+]
+AllowWrite = Annotated[
+    bool,
+    typer.Option(
+        "--allow-write",
+        help="Files can be written, deleted and renamed: each becomes an object when it is closed.",
+        rich_help_panel="Writing",
+    ),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What of a file goes up in one request; up to 8 at once, and twice as much from 2,500 parts on. Default: 16MiB.",
+        rich_help_panel="Writing",
+    ),
 ]
 AllowOther = Annotated[
     bool, typer.Option("--allow-other", help="Other users may look at it, too.", rich_help_panel="Names")
@@ -116,13 +132,15 @@ def mount(
     file_mode: FileMode = None,
     dir_mode: DirMode = None,
     allow_other: AllowOther = False,
+    allow_write: AllowWrite = False,
+    part: Part = None,
     endpoint_url: options.EndpointUrl = None,
     profile: options.Profile = None,
     anonymous: options.Anonymous = False,
     option: options.Option = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Shows a bucket as a directory, to be read by any program. `foreload unmount` ends it.
+    """Shows a bucket as a directory, to be read by any program, and with --allow-write to be written. `foreload unmount` ends it.
 
     Options of s3fs are taken as -o, where there is the same here: parallel_count, multipart_size, max_stat_cache_size, stat_cache_expire and others.
     """
@@ -146,6 +164,8 @@ def mount(
         "file_mode": _octal(file_mode, "--file-mode"),
         "dir_mode": _octal(dir_mode, "--dir-mode"),
         "allow_other": allow_other or None,
+        "allow_write": allow_write or None,
+        "part": part,
     }
     fields.update({name: value for name, value in named.items() if value is not None})
     settings = _options.Options(**fields).settings(url, given.store)

@@ -8,9 +8,10 @@ mod answer;
 pub(crate) mod identity;
 pub(crate) mod listing;
 mod site;
+mod writing;
 
 use super::address::Address;
-use super::http::adapter::RequestWriter;
+use super::http::adapter::{Adapter, RequestWriter};
 use super::http::{Client, Connector, Limits, Origin, Request, Response};
 use super::parts::PartsAnswer;
 use super::profile::Profile;
@@ -173,6 +174,20 @@ impl Bucket {
         })
     }
 
+    /// Deletes the object that stands for a directory, where there are such: its key ends in a slash, which object_store has no path for.
+    pub async fn delete_marker(&self, key: &str, deadline: Instant) -> Result<()> {
+        if !self.lists_pages() {
+            return Ok(());
+        }
+        match self
+            .send("DELETE", &format!("{key}/"), None, None, true, deadline)
+            .await
+        {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// One attempt to get `range`, from byte `progress.bytes` of it on.
     pub async fn get<S: Sink + ?Sized>(
         &self,
@@ -251,7 +266,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Sends a GET or HEAD for an object; follows redirects and a corrected region.
+    /// Sends a GET, HEAD or DELETE for an object; follows redirects and a corrected region.
     async fn send(
         &self,
         method: &str,
@@ -275,6 +290,7 @@ impl Bucket {
             let request = Request {
                 origin: &site.origin,
                 bytes: &bytes,
+                body: &[],
                 is_head: method == "HEAD",
                 expects: range.map_or(0, |range| range.end - range.start),
                 may_reuse,
@@ -283,7 +299,7 @@ impl Bucket {
             if let Authorization::Sealed(sealed) = &sent {
                 check_seal(sealed, &response)?;
             }
-            if matches!(response.head.status, 200 | 206) {
+            if matches!((response.head.status, method), (200 | 206, _) | (204, "DELETE")) {
                 return Ok(response);
             }
             if let Some(corrected) = self.corrected(&response, &site) {
@@ -322,6 +338,7 @@ impl Bucket {
         let request = Request {
             origin: &site.origin,
             bytes: &bytes,
+            body: &[],
             is_head: false,
             expects,
             may_reuse: true,
@@ -421,7 +438,7 @@ impl Bucket {
             Authorization::Sealed(sealed) => writer.field("authorization", sealed.field.as_bytes()),
             Authorization::None | Authorization::Azure(_) | Authorization::Secret(_) => {}
         }
-        Ok(writer.finish(&http::Method::GET, &[]))
+        Ok(writer.finish(&http::Method::GET, 0))
     }
 
     /// The site in the region that the store says the bucket is in.

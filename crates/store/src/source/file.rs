@@ -57,6 +57,23 @@ impl Directory {
         Ok(self.root.join(path))
     }
 
+    /// Who writes to it. An object is there, and on the disk, when all of it is.
+    pub fn writing_store(&self) -> Result<Arc<dyn object_store::ObjectStore>> {
+        let store = object_store::local::LocalFileSystem::new_with_prefix(&self.root);
+        let failed = |e: object_store::Error| Error::invalid(format!("it can't be written to: {e}")).with_source(e);
+        Ok(Arc::new(store.map_err(failed)?.with_fsync(true)))
+    }
+
+    /// Removes a directory that has nothing in it; one that isn't there is removed already.
+    pub async fn remove_directory(&self, key: &str, deadline: Instant) -> Result<()> {
+        let path = self.path(key)?;
+        let removed = move || match std::fs::remove_dir(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(&path, "removing it", error)),
+            _ => Ok(()),
+        };
+        self.call(deadline, removed).await?
+    }
+
     pub async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectMeta> {
         let (path, key) = (self.path(key)?, key.to_owned());
         let found = move || std::fs::metadata(&path).map_err(|e| io(&path, "looking it up", e));

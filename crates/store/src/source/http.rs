@@ -92,10 +92,11 @@ const TURN: Duration = Duration::from_secs(1);
 /// Its turn ends with its first answer, or so long after it was made: by then a server has taken it from its queue.
 const QUEUED: Duration = Duration::from_millis(10);
 
-/// A request as it goes over the wire: the head (and a small body), already encoded.
+/// A request as it goes over the wire: the head, already encoded, and the body.
 pub(crate) struct Request<'a> {
     pub origin: &'a Origin,
     pub bytes: &'a [u8],
+    pub body: &'a [u8],
     /// The answer to HEAD has no body, whatever its headers say.
     pub is_head: bool,
     /// Bytes that the body of the answer should have; 0: nobody knows.
@@ -228,10 +229,13 @@ impl From<Error> for Failure {
 }
 
 async fn exchange(connection: &mut Connection, request: &Request<'_>, watch: &mut Watch) -> Result<Head, Failure> {
-    let mut sent = 0;
-    while sent < request.bytes.len() {
+    let (mut sent, all) = (0, request.bytes.len() + request.body.len());
+    while sent < all {
         let stream = &mut connection.stream;
-        let rest = &request.bytes[sent..];
+        let rest = match request.bytes.get(sent..) {
+            Some(rest @ [_, ..]) => rest,
+            _ => &request.body[sent - request.bytes.len()..],
+        };
         let written = watch
             .run(|cx| std::pin::Pin::new(&mut *stream).poll_write(cx, rest))
             .await;

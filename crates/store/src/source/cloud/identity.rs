@@ -153,6 +153,12 @@ impl Identity {
         }
     }
 
+    /// Whether requests aren't signed.
+    pub fn is_anonymous(&self) -> bool {
+        let fixed = self.fixed.read().unwrap_or_else(|e| e.into_inner());
+        matches!(&*fixed, Some(Authorization::None))
+    }
+
     /// What the caller set for Azure: `Some(None)` for anonymous access.
     pub fn fixed_azure(&self) -> Option<Option<Arc<AzureCredential>>> {
         match &*self.fixed.read().unwrap_or_else(|e| e.into_inner()) {

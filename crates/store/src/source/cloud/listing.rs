@@ -1,11 +1,13 @@
 //! Listings: S3's and Google's ListObjectsV2 read from the XML, Azure's and WebDAV's through object_store.
 
 use super::{Bucket, Cloud, QUERY, Request, answer, identity, is_loopback};
+use crate::source::foreign;
 use crate::source::http::adapter::Adapter;
 use crate::source::{Entries, ObjectMeta};
 use crate::{Error, ErrorKind, Result};
 use futures::TryStreamExt;
 use object_store::ObjectStore;
+use object_store::azure::MicrosoftAzureBuilder;
 use percent_encoding::{percent_decode_str, utf8_percent_encode};
 use quick_xml::events::Event;
 use std::time::SystemTime;
@@ -58,6 +60,7 @@ impl Bucket {
             let request = Request {
                 origin: &site.origin,
                 bytes: &bytes,
+                body: &[],
                 is_head: false,
                 expects: 0,
                 may_reuse: true,
@@ -111,23 +114,9 @@ impl Bucket {
                 return Error::invalid(format!("the listing has a name that can't be read: {name}"))
                     .with_remedy("rename that object, or name the others in a manifest");
             }
-            let kind = match &error {
-                object_store::Error::NotFound { .. } => ErrorKind::NotFound,
-                object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-                    ErrorKind::Denied
-                }
-                object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
-                    ErrorKind::Invalid
-                }
-                _ => match refused_with(&error) {
-                    Some(401 | 403) => ErrorKind::Denied,
-                    Some(404) => ErrorKind::NotFound,
-                    Some(405 | 501) => ErrorKind::Invalid,
-                    _ => ErrorKind::Unavailable,
-                },
-            };
+            let kind = foreign::kind(&error);
             // A web server's page of excuses is no message.
-            let why = match refused_with(&error) {
+            let why = match foreign::refused_with(&error) {
                 Some(status) if self.cloud == Cloud::Http => format!("the server answers {status}"),
                 _ => error.to_string(),
             };
@@ -169,17 +158,7 @@ impl Bucket {
     fn listing_store(&self) -> Result<Box<dyn ObjectStore>> {
         let failed = |e: object_store::Error| Error::invalid(format!("listing cannot be set up: {e}")).with_source(e);
         match self.cloud {
-            Cloud::Azure => {
-                let mut builder =
-                    identity::azure_builder(&self.settings, &self.client)?.with_container_name(&self.name);
-                let fixed = self.identity.fixed_azure();
-                builder = match fixed {
-                    Some(Some(credential)) => builder.with_credentials(std::sync::Arc::new(Fixed(credential))),
-                    Some(None) => builder.with_skip_signature(true),
-                    None => builder,
-                };
-                Ok(Box::new(builder.build().map_err(failed)?))
-            }
+            Cloud::Azure => Ok(Box::new(self.azure_builder()?.build().map_err(failed)?)),
             _ => {
                 let site = self.site();
                 let store = object_store::http::HttpBuilder::new()
@@ -189,6 +168,16 @@ impl Bucket {
                 Ok(Box::new(store.build().map_err(failed)?))
             }
         }
+    }
+
+    /// Azure's builder for this container, with our credentials.
+    pub(super) fn azure_builder(&self) -> Result<MicrosoftAzureBuilder> {
+        let builder = identity::azure_builder(&self.settings, &self.client)?.with_container_name(&self.name);
+        Ok(match self.identity.fixed_azure() {
+            Some(Some(credential)) => builder.with_credentials(std::sync::Arc::new(Fixed(credential))),
+            Some(None) => builder.with_skip_signature(true),
+            None => builder,
+        })
     }
 }
 
@@ -312,13 +301,6 @@ fn resolve(entity: &quick_xml::events::BytesRef<'_>) -> Option<char> {
         b"apos" => Some('\''),
         _ => None,
     }
-}
-
-/// The status that a listing was refused with: object_store keeps it in a type of its own, and shows it in the words of the error alone.
-fn refused_with(error: &object_store::Error) -> Option<u16> {
-    let text = error.to_string();
-    let (_, status) = text.split_once("status code: ")?;
-    status.get(..3)?.parse().ok()
 }
 
 /// Why a listing stopped at a name that object_store has no path for, such as one with an empty part.

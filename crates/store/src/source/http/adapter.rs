@@ -1,4 +1,4 @@
-//! Lets object_store's credential chains, signers and listings use our connections.
+//! Lets object_store's credential chains, signers, listings and writes use our connections.
 
 use super::{Client, Origin, Request};
 use crate::{Error, ErrorKind};
@@ -11,8 +11,11 @@ use object_store::client::{
 use std::time::Duration;
 use tokio::time::Instant;
 
-// Tokens and pages of 1000 (Azure: 5000) keys; the bodies of objects never come this way.
+// Tokens and pages of 1000 (Azure: 5000) keys; the bodies of objects never come this way, they only go.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Longest time for an answer, and the least bytes a second of what is sent.
+const ANSWER: Duration = Duration::from_secs(60);
+const LEAST_RATE: u64 = 256 << 10;
 
 /// Answers object_store's request for a client with ours.
 #[derive(Debug)]
@@ -45,12 +48,14 @@ impl HttpService for Service {
                 writer.field(name.as_str(), value.as_bytes());
             }
         }
-        let bytes = writer.finish(&parts.method, &body);
+        let bytes = writer.finish(&parts.method, body.len());
         let is_head = parts.method == http::Method::HEAD;
-        let deadline = Instant::now() + Duration::from_secs(60);
+        // What stands still ends sooner.
+        let deadline = Instant::now() + ANSWER + Duration::from_secs(body.len() as u64 / LEAST_RATE);
         let request = Request {
             origin: &origin,
             bytes: &bytes,
+            body: &body,
             is_head,
             expects: 0,
             may_reuse: true,
@@ -125,14 +130,12 @@ impl RequestWriter {
         self.bytes.extend_from_slice(b"\r\n");
     }
 
-    /// Ends the head and appends the body.
-    pub fn finish(mut self, method: &http::Method, body: &[u8]) -> Vec<u8> {
-        if !body.is_empty() || matches!(*method, http::Method::POST | http::Method::PUT) {
-            let length = body.len().to_string();
-            self.field("content-length", length.as_bytes());
+    /// Ends the head, of a request with so many bytes behind it.
+    pub fn finish(mut self, method: &http::Method, body: usize) -> Vec<u8> {
+        if body > 0 || matches!(*method, http::Method::POST | http::Method::PUT) {
+            self.field("content-length", body.to_string().as_bytes());
         }
         self.bytes.extend_from_slice(b"\r\n");
-        self.bytes.extend_from_slice(body);
         self.bytes
     }
 }

@@ -1,0 +1,388 @@
+//! What changes the bucket: files are made, written anew, deleted and renamed, directories made and removed.
+//!
+//! A bucket has no directories, so that one is made here alone, until a file is in it.
+
+use crate::failure;
+use crate::fs::Inner;
+use crate::names::Names;
+use crate::tree::{Ino, Kind, Listed, Object, ROOT, is_name};
+use crate::writing::{New, NewFile, Target, Writing};
+use fuser::Errno;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The kernel asks again at once.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// An entry that is set aside for whoever opens a file to write it.
+pub(crate) struct Aside {
+    parent: Ino,
+    name: Arc<str>,
+    ino: Ino,
+    /// The handle by which a file that is being written is kept until then.
+    hold: Option<u64>,
+}
+
+/// What is asked of a change, beside the names.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// What is there already is no good.
+    pub is_exclusive: bool,
+    /// What is there already is cut to nothing.
+    pub truncates: bool,
+    /// The thread that asks.
+    pub pid: u32,
+}
+
+fn nothing() -> Kind {
+    Kind::File(Object {
+        size: 0,
+        etag: None,
+        version: None,
+        modified: Some(std::time::SystemTime::now()),
+    })
+}
+
+impl Inner {
+    /// Who writes, where that is allowed.
+    pub(crate) fn writing(&self) -> Result<&Arc<Writing>, Errno> {
+        self.writing.as_ref().ok_or(Errno::EROFS)
+    }
+
+    fn asides(&self) -> MutexGuard<'_, Vec<Aside>> {
+        self.asides.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+
+    fn key_of(&self, parent: Ino, name: &str) -> Result<String, Errno> {
+        let directory = self.names().tree().key(parent).ok_or(Errno::ENOENT)?;
+        Ok(crate::names::joined(&directory, name))
+    }
+
+    /// What is there by a name, if anything is; asked for unless it is known.
+    async fn there(&self, parent: Ino, name: &str) -> Result<Option<(Ino, Kind)>, Errno> {
+        if !is_name(name) || (parent == ROOT && name == crate::fs::CONTROL) {
+            return Err(Errno::EPERM);
+        }
+        let found = match self.names().look_up(parent, name).await {
+            Ok(ino) => ino,
+            Err(error) if error.code() == Errno::ENOENT.code() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let kind = self.names().tree().kind(found, Instant::now());
+        Ok(kind.map(|(kind, _)| (found, kind)))
+    }
+
+    /// Makes a file, which is written under this handle.
+    pub(crate) async fn create(self: &Arc<Self>, parent: Ino, name: &str, handle: u64, how: How) -> Result<Ino, Errno> {
+        let writing = self.writing()?;
+        if how.is_exclusive || !how.truncates {
+            // Somebody may have put it since it was missing.
+            self.names().doubt_missing(parent, name);
+        }
+        match self.there(parent, name).await? {
+            Some((_, Kind::Directory)) => return Err(Errno::EISDIR),
+            Some(_) if how.is_exclusive => return Err(Errno::EEXIST),
+            Some((ino, _)) => return self.open_to_write(ino, handle, how).await.map(|()| ino),
+            None => {}
+        }
+        let key = self.key_of(parent, name)?;
+        let made = self.names().tree().make(parent, name, nothing(), Instant::now());
+        let ino = made.ok_or(Errno::ENOENT)?;
+        let new = New {
+            ino,
+            target: Target {
+                parent,
+                name: name.into(),
+                key,
+            },
+            was: None,
+        };
+        drop(writing.open(handle, new, how.pid));
+        Ok(ino)
+    }
+
+    /// Opens a file to be written.
+    ///
+    /// What is there is read by others under its own entry, so whoever writes gets another one: the open fails with `ESTALE`, for which the kernel asks for the name again, and
+    /// hears of that one ([`Inner::aside_of`]). Who comes to read in between waits ([`Inner::stands_aside`]).
+    pub(crate) async fn open_to_write(self: &Arc<Self>, ino: Ino, handle: u64, how: How) -> Result<(), Errno> {
+        let writing = self.writing()?;
+        let (is_linked, came) = (self.names().tree().is_linked(ino), self.takes_aside(ino));
+        let is_shared = |file: &Arc<NewFile>| came.is_some() || !is_linked || file.is_under_way();
+        if let Some(file) = writing.by_ino(ino).filter(is_shared) {
+            writing.share(handle, &file, how.pid);
+            if let Some(hold) = came {
+                self.lets_go(ino, hold).await;
+            }
+            return self.cut(&file, how).await;
+        }
+        let (named, key) = {
+            let tree = self.names().tree();
+            (tree.name(ino), tree.key(ino))
+        };
+        let (Some((parent, name)), Some(key)) = (named, key) else {
+            return Err(Errno::ESTALE);
+        };
+        let Some((Kind::File(object), _)) = self.names().tree().kind(ino, Instant::now()) else {
+            return Err(Errno::ESTALE);
+        };
+        if came.is_none() && is_linked && object.size == 0 {
+            // Nobody can read anything of it, so that it can be what is written.
+            self.names().tree().set_ours(ino);
+        } else if came.is_none() {
+            // What the kernel knows may have been replaced: it asks for the name once more, and no more.
+            if let Some((now, Kind::File(_))) = self.there(parent, &name).await? {
+                self.set_aside(now, parent, name, how)?;
+            }
+            return Err(Errno::ESTALE);
+        }
+        let new = New {
+            ino,
+            target: Target { parent, name, key },
+            was: Some(object.size),
+        };
+        let file = writing.open(handle, new, how.pid);
+        if let Some(hold) = came {
+            self.lets_go(ino, hold).await;
+        }
+        self.cut(&file, how).await
+    }
+
+    async fn cut(&self, file: &NewFile, how: How) -> Result<(), Errno> {
+        match how.truncates {
+            true => self.resize(file, 0).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a file that is being written as long as this.
+    pub(crate) async fn resize(&self, file: &NewFile, bytes: u64) -> Result<(), Errno> {
+        file.resize(bytes).await
+    }
+
+    /// Who asks for this name next hears of an entry for whoever writes it.
+    fn set_aside(self: &Arc<Self>, there: Ino, parent: Ino, name: Arc<str>, how: How) -> Result<(), Errno> {
+        let writing = self.writing()?;
+        if self.aside_of(parent, &name).is_some() {
+            // Of two that come at once both write one file.
+            return Ok(());
+        }
+        let found = writing.by_name(parent, &name).filter(|file| file.is_under_way());
+        let (ino, hold) = match found.filter(|file| self.names().tree().refer(file.ino)) {
+            Some(file) => {
+                // It isn't done with before the kernel has come again.
+                let hold = self.number();
+                writing.share(hold, &file, how.pid);
+                (file.ino, Some(hold))
+            }
+            None => {
+                let aside = self.names().tree().aside(there, Instant::now());
+                (aside.ok_or(Errno::EISDIR)?, None)
+            }
+        };
+        self.asides().push(Aside {
+            parent,
+            name,
+            ino,
+            hold,
+        });
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(AGAIN).await;
+            // Whoever it was has ended meanwhile.
+            if let Some(hold) = inner.takes_aside(ino) {
+                inner.lets_go(ino, hold).await;
+            }
+        });
+        Ok(())
+    }
+
+    /// What kept an entry, and a file, until the kernel came doesn't any more: it refers to it by now.
+    async fn lets_go(&self, ino: Ino, hold: Option<u64>) {
+        self.names().tree().forget(ino, 1);
+        if let (Some(hold), Some(writing)) = (hold, &self.writing) {
+            writing.release(hold).await;
+        }
+    }
+
+    /// The entry that was set aside for whoever opens this name to write it, until then.
+    pub(crate) fn aside_of(&self, parent: Ino, name: &str) -> Option<Ino> {
+        let asides = self.asides();
+        let mut found = asides.iter().filter(|aside| aside.parent == parent);
+        found.find(|aside| &*aside.name == name).map(|aside| aside.ino)
+    }
+
+    /// Waits until whoever an entry was set aside for has come, or doesn't.
+    pub(crate) async fn stands_aside(&self, ino: Ino) {
+        while self.asides().iter().any(|aside| aside.ino == ino) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Whoever it was set aside for has come: what keeps the file meanwhile. `None`: it was for nobody.
+    fn takes_aside(&self, ino: Ino) -> Option<Option<u64>> {
+        let mut asides = self.asides();
+        let found = asides.iter().position(|aside| aside.ino == ino)?;
+        Some(asides.swap_remove(found).hold)
+    }
+
+    /// Cuts a file to nothing.
+    pub(crate) async fn empty(&self, ino: Ino, pid: u32) -> Result<(), Errno> {
+        let (writing, handle) = (self.writing()?, self.number());
+        let (named, key, aside) = {
+            let mut tree = self.names().tree();
+            (tree.name(ino), tree.key(ino), tree.aside(ino, Instant::now()))
+        };
+        let (Some((parent, name)), Some(key), Some(aside)) = (named, key, aside) else {
+            return Err(Errno::ESTALE);
+        };
+        let new = New {
+            ino: aside,
+            target: Target { parent, name, key },
+            was: Some(1),
+        };
+        let file = writing.open(handle, new, pid);
+        let done = match self.resize(&file, 0).await {
+            Ok(()) => writing.complete(&file, true).await,
+            Err(error) => Err(error),
+        };
+        drop(file);
+        writing.release(handle).await;
+        self.names().tree().forget(aside, 1);
+        done
+    }
+
+    pub(crate) async fn delete(&self, parent: Ino, name: &str) -> Result<(), Errno> {
+        let writing = self.writing()?;
+        let Some((ino, kind)) = self.there(parent, name).await? else {
+            return Err(Errno::ENOENT);
+        };
+        if kind == Kind::Directory {
+            return Err(Errno::EISDIR);
+        }
+        let written: Option<Arc<NewFile>> = writing.by_name(parent, name);
+        if let Some(file) = &written {
+            file.is_deleted();
+        }
+        if !self.names().tree().is_ours(ino) {
+            let key = self.key_of(parent, name)?;
+            let deleted = writing.writer().delete(&key).await;
+            deleted.map_err(|error| failure::of_writing(&error))?;
+        }
+        self.names().tree().deleted(ino, Instant::now());
+        Ok(())
+    }
+
+    pub(crate) async fn make_directory(&self, parent: Ino, name: &str) -> Result<Ino, Errno> {
+        self.writing()?;
+        if self.there(parent, name).await?.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let made = self.names().tree().make(parent, name, Kind::Directory, Instant::now());
+        made.ok_or(Errno::ENOENT)
+    }
+
+    pub(crate) async fn remove_directory(&self, parent: Ino, name: &str) -> Result<(), Errno> {
+        self.writing()?;
+        match self.there(parent, name).await? {
+            None => Err(Errno::ENOENT),
+            Some((ino, Kind::Directory)) => {
+                // What others have put there since it was listed counts.
+                self.names().tree().doubt(ino, Instant::now());
+                let listed: Vec<Listed> = self.names().list(ino).await?;
+                if !listed.is_empty() {
+                    return Err(Errno::ENOTEMPTY);
+                }
+                self.remove_marker(parent, name).await?;
+                self.names().tree().deleted(ino, Instant::now());
+                Ok(())
+            }
+            Some(_) => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// An object that stands for an empty directory is deleted, if there is one.
+    async fn remove_marker(&self, parent: Ino, name: &str) -> Result<(), Errno> {
+        let key = self.key_of(parent, name)?;
+        let removed = self.writing()?.writer().delete_marker(&key).await;
+        removed.map_err(|error| failure::of_writing(&error))
+    }
+
+    /// Gives a file another name, or a directory without anything in it.
+    pub(crate) async fn rename(&self, from: (Ino, &str), to: (Ino, &str), is_exclusive: bool) -> Result<(), Errno> {
+        self.writing()?;
+        let Some((ino, kind)) = self.there(from.0, from.1).await? else {
+            return Err(Errno::ENOENT);
+        };
+        let target = self.there(to.0, to.1).await?;
+        if from == to {
+            return Ok(());
+        }
+        if target.is_some() && is_exclusive {
+            return Err(Errno::EEXIST);
+        }
+        match (&kind, &target) {
+            (Kind::File(_), Some((_, Kind::Directory))) => Err(Errno::EISDIR),
+            (Kind::Directory, Some((_, Kind::File(_)))) => Err(Errno::ENOTDIR),
+            (Kind::Directory, _) => {
+                let is_empty = self.names().tree().is_ours(ino) && self.names().list(ino).await?.is_empty();
+                if !is_empty || target.is_some() {
+                    // Programs move the files one by one then.
+                    return Err(Errno::EXDEV);
+                }
+                self.names().tree().renamed(ino, to.0, to.1, None, Instant::now());
+                Ok(())
+            }
+            (Kind::File(_), _) => self.rename_file(ino, from, to).await,
+            (Kind::Missing, _) => Err(Errno::ENOENT),
+        }
+    }
+
+    async fn rename_file(&self, mut ino: Ino, from: (Ino, &str), to: (Ino, &str)) -> Result<(), Errno> {
+        let writing = self.writing()?;
+        let (old, new) = (self.key_of(from.0, from.1)?, self.key_of(to.0, to.1)?);
+        let target = Target {
+            parent: to.0,
+            name: to.1.into(),
+            key: new.clone(),
+        };
+        if let Some(file) = writing.by_name(to.0, to.1) {
+            // What is written there is replaced before it was anything.
+            file.is_deleted();
+        }
+        let open = writing.by_name(from.0, from.1);
+        if let Some(file) = &open {
+            if self.names().tree().is_ours(ino) && file.is_to_be(&target).await {
+                // Nothing of it is in the bucket, so that it needs no other name there.
+                self.names().tree().renamed(ino, to.0, to.1, None, Instant::now());
+                return writing.complete(file, true).await;
+            }
+            writing.complete(file, true).await?;
+            ino = self.there(from.0, from.1).await?.ok_or(Errno::ENOENT)?.0;
+        }
+        let Some((Kind::File(object), _)) = self.names().tree().kind(ino, Instant::now()) else {
+            return Err(Errno::ENOENT);
+        };
+        if !writing.writer().renames(object.size) {
+            return Err(Errno::EXDEV);
+        }
+        let renamed = writing.writer().rename(&old, &new).await;
+        let meta = renamed.map_err(|error| {
+            // It may be there by both names now.
+            self.names().tree().doubt(ino, Instant::now());
+            failure::of_writing(&error)
+        })?;
+        if let Some(file) = open {
+            file.has_become(target);
+        }
+        let object = crate::names::object_of(&meta);
+        self.names()
+            .tree()
+            .renamed(ino, to.0, to.1, Some(object), Instant::now());
+        Ok(())
+    }
+}

@@ -1,0 +1,541 @@
+//! Files that are written: each becomes one object, when it is closed.
+//!
+//! A file is written from its beginning on. What was written last, up to a part, is here and may be written over; when it is full it goes to the bucket beside other parts, and is the
+//! bucket's from then on. The object is there when all of it is: at `fsync`, or when the process that opened the file closes it, which hears what went wrong. Until then others
+//! see what was there before. A file that was small enough to stay here can be written on after that, and is put again.
+//!
+//! The mount's own process sends it, and not the agent: a plan has nothing to say about it.
+
+use crate::failure;
+use crate::names::{Names, object_of};
+use crate::tree::Ino;
+use bytes::Bytes;
+use foreload_store::source::{Upload, Writer};
+use fuser::Errno;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// Parts of one file that are as large as was asked for; of the next so many each is twice as large. Ten thousand parts hold 37 times as much as they would otherwise.
+const EVEN_PARTS: u64 = 2500;
+/// What parts that are under way count in.
+const UNIT: u64 = 1 << 20;
+
+/// What all files share that are written.
+pub struct Writing {
+    writer: Writer,
+    names: Arc<Names>,
+    part_bytes: u64,
+    /// Parts that may be under way, of all files together.
+    room: Arc<Semaphore>,
+    room_units: u32,
+    open: Mutex<FxHashMap<u64, Arc<NewFile>>>,
+    /// Those that aren't done: open, or being completed.
+    left: Arc<()>,
+    /// Objects that were written, their bytes, and files of which nothing became.
+    pub objects: AtomicU64,
+    /// See [`Writing::objects`].
+    pub bytes: AtomicU64,
+    /// See [`Writing::objects`].
+    pub failures: AtomicU64,
+}
+
+/// What is to be written.
+pub struct New {
+    /// Its entry: of its own until it is done, if there is another object by its name.
+    pub ino: Ino,
+    /// What becomes of it.
+    pub target: Target,
+    /// Bytes of the object that is there, which stays if nothing is changed.
+    pub was: Option<u64>,
+}
+
+/// A file that somebody writes.
+pub struct NewFile {
+    /// Its entry.
+    pub ino: Ino,
+    target: Mutex<Target>,
+    /// The processes that opened it.
+    openers: Mutex<Vec<u32>>,
+    /// Somebody has deleted it meanwhile.
+    is_gone: AtomicBool,
+    is_pending: AtomicBool,
+    size: AtomicU64,
+    state: tokio::sync::Mutex<State>,
+    _left: Arc<()>,
+}
+
+/// What becomes of a file.
+#[derive(Clone)]
+pub struct Target {
+    /// The directory that it is in.
+    pub parent: Ino,
+    /// Its name there.
+    pub name: Arc<str>,
+    /// Its key.
+    pub key: String,
+}
+
+struct State {
+    /// Bytes that are the bucket's.
+    sent: u64,
+    parts: u64,
+    /// What comes behind them.
+    tail: Vec<u8>,
+    upload: Option<Upload>,
+    /// There is more than the object has.
+    is_new: bool,
+    /// It is another object than before, or there was none, whatever is written.
+    is_due: bool,
+    /// It is the object that it was, of which nothing can be changed: it can be cut to nothing.
+    is_kept: bool,
+    /// It went up in parts and is complete: nothing can follow.
+    is_complete: bool,
+    failed: Option<Errno>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Writing {
+    /// Writes by way of this writer, in parts of so many bytes of which so many may be under way.
+    #[must_use]
+    pub fn new(writer: Writer, names: Arc<Names>, part_bytes: u64, most_parts: u32) -> Self {
+        let units = part_bytes.div_ceil(UNIT).saturating_mul(u64::from(most_parts));
+        let room_units = u32::try_from(units)
+            .unwrap_or(u32::MAX)
+            .min(Semaphore::MAX_PERMITS as u32)
+            .max(1);
+        Writing {
+            writer,
+            names,
+            part_bytes,
+            room: Arc::new(Semaphore::new(room_units as usize)),
+            room_units,
+            open: Mutex::default(),
+            left: Arc::new(()),
+            objects: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// Who deletes and renames.
+    #[must_use]
+    pub fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    /// Opens a file to write it from its beginning; `handle` is what the kernel has for it.
+    pub fn open(&self, handle: u64, new: New, pid: u32) -> Arc<NewFile> {
+        let state = State {
+            sent: 0,
+            parts: 0,
+            tail: Vec::new(),
+            upload: None,
+            is_new: false,
+            is_due: new.was.is_none(),
+            is_kept: new.was.is_some_and(|size| size > 0),
+            is_complete: false,
+            failed: None,
+        };
+        let file = Arc::new(NewFile {
+            ino: new.ino,
+            target: Mutex::new(new.target),
+            openers: Mutex::new(vec![process_of(pid)]),
+            is_gone: AtomicBool::new(false),
+            is_pending: AtomicBool::new(true),
+            size: AtomicU64::new(new.was.unwrap_or(0)),
+            state: tokio::sync::Mutex::new(state),
+            _left: Arc::clone(&self.left),
+        });
+        locked(&self.open).insert(handle, Arc::clone(&file));
+        file
+    }
+
+    /// Opens a file that is being written once more: whoever has it open sees one file.
+    pub fn share(&self, handle: u64, file: &Arc<NewFile>, pid: u32) {
+        locked(&file.openers).push(process_of(pid));
+        locked(&self.open).insert(handle, Arc::clone(file));
+    }
+
+    /// The file that the kernel has this for.
+    #[must_use]
+    pub fn of(&self, handle: u64) -> Option<Arc<NewFile>> {
+        locked(&self.open).get(&handle).cloned()
+    }
+
+    /// The file that is being written by this name.
+    #[must_use]
+    pub fn by_name(&self, parent: Ino, name: &str) -> Option<Arc<NewFile>> {
+        let open = locked(&self.open);
+        let is_it = |file: &Arc<NewFile>| {
+            let target = locked(&file.target);
+            target.parent == parent && &*target.name == name && !file.is_gone.load(Ordering::Relaxed)
+        };
+        open.values().find(|file| is_it(file)).cloned()
+    }
+
+    /// The file that has this entry.
+    #[must_use]
+    pub fn by_ino(&self, ino: Ino) -> Option<Arc<NewFile>> {
+        locked(&self.open).values().find(|file| file.ino == ino).cloned()
+    }
+
+    /// Files that are being written, or completed.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        Arc::strong_count(&self.left) - 1
+    }
+
+    /// Writes at once, if nothing has to be waited for. `None`: it does.
+    pub fn write_at_hand(&self, file: &NewFile, at: u64, data: &[u8]) -> Option<Result<(), Errno>> {
+        let mut state = file.state.try_lock().ok()?;
+        if at + data.len() as u64 - state.sent.min(at) >= self.part_bytes_of(state.parts) {
+            return None;
+        }
+        let written = file.put_into(&mut state, at, data);
+        Some(written)
+    }
+
+    /// Writes, and waits until there is room for it.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: it isn't written from its beginning on. `EIO`: an earlier part failed.
+    pub async fn write(&self, file: &NewFile, mut at: u64, mut data: &[u8]) -> Result<(), Errno> {
+        let mut state = file.state.lock().await;
+        while !data.is_empty() {
+            let end = state.sent + self.part_bytes_of(state.parts);
+            let now = usize::try_from(end.saturating_sub(at))
+                .unwrap_or(usize::MAX)
+                .min(data.len());
+            if now == 0 {
+                return Err(file.out_of_place(at));
+            }
+            file.put_into(&mut state, at, &data[..now])?;
+            (at, data) = (at + now as u64, &data[now..]);
+            if state.sent + state.tail.len() as u64 >= end {
+                self.send(file, &mut state).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is here as a part.
+    async fn send(&self, file: &NewFile, state: &mut State) -> Result<(), Errno> {
+        let Err(error) = self.send_or_say(file, state).await else {
+            return Ok(());
+        };
+        if let Some(upload) = state.upload.take() {
+            upload.abort().await;
+        }
+        Err(self.failed(state, &error))
+    }
+
+    /// What failed stays so: whoever writes on, and whoever closes it, hears of it.
+    fn failed(&self, state: &mut State, error: &foreload_store::Error) -> Errno {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        *state.failed.insert(failure::of_writing(error))
+    }
+
+    async fn send_or_say(&self, file: &NewFile, state: &mut State) -> foreload_store::Result<()> {
+        let part = Bytes::from(std::mem::take(&mut state.tail));
+        let units = u32::try_from((part.len() as u64).div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room)
+            .acquire_many_owned(units.min(self.room_units))
+            .await;
+        let upload = match &mut state.upload {
+            Some(upload) => upload,
+            None => state.upload.insert(self.writer.begin(&file.key()).await?),
+        };
+        // Those that have ended say now whether they failed.
+        upload.arrived()?;
+        state.sent += part.len() as u64;
+        state.parts += 1;
+        upload.part(part, room.ok());
+        Ok(())
+    }
+
+    /// Zeros follow what was written, up to the file's size.
+    async fn fill(&self, file: &NewFile, state: &mut State, bytes: u64) -> Result<(), Errno> {
+        loop {
+            let (len, most) = (bytes.saturating_sub(state.sent), self.part_bytes_of(state.parts));
+            if len > state.tail.len() as u64 {
+                state.tail.resize(len.min(most) as usize, 0);
+            }
+            if len <= most {
+                return Ok(());
+            }
+            self.send(file, state).await?;
+        }
+    }
+
+    fn part_bytes_of(&self, nth: u64) -> u64 {
+        self.part_bytes << (nth / EVEN_PARTS).min(16)
+    }
+
+    /// Makes an object of what was written; nothing is done where that was done already.
+    ///
+    /// # Errors
+    /// What the bucket says, or said of a part: there is what was there before.
+    pub async fn complete(&self, file: &NewFile, is_last: bool) -> Result<(), Errno> {
+        let mut state = file.state.lock().await;
+        if let Some(error) = state.failed {
+            return Err(error);
+        }
+        let is_due = state.is_new || (is_last && state.is_due);
+        if !is_due || file.is_gone.load(Ordering::Relaxed) {
+            if is_last && let Some(upload) = state.upload.take() {
+                upload.abort().await;
+            }
+            return Ok(());
+        }
+        let bytes = file.size.load(Ordering::Relaxed);
+        self.fill(file, &mut state, bytes).await?;
+        if state.upload.is_some() && !state.tail.is_empty() {
+            self.send(file, &mut state).await?;
+        }
+        let put = match state.upload.take() {
+            None => {
+                let whole = Bytes::from(std::mem::take(&mut state.tail));
+                let put = self.writer.put(&file.key(), whole.clone()).await;
+                state.tail = whole.into();
+                put
+            }
+            Some(upload) => {
+                state.is_complete = true;
+                upload.complete().await
+            }
+        };
+        match put {
+            Ok(meta) => {
+                (state.is_new, state.is_due) = (false, false);
+                file.note(&state);
+                self.objects.fetch_add(1, Ordering::Relaxed);
+                self.bytes.fetch_add(bytes, Ordering::Relaxed);
+                let (now, object) = (Instant::now(), object_of(&meta));
+                if !file.is_gone.load(Ordering::Relaxed) {
+                    let target = file.target();
+                    self.names
+                        .tree()
+                        .landed(target.parent, &target.name, file.ino, object, now);
+                }
+                Ok(())
+            }
+            Err(error) => Err(self.failed(&mut state, &error)),
+        }
+    }
+
+    /// The kernel has this no more: what wasn't completed is, when nobody else has it open.
+    pub async fn release(&self, handle: u64) {
+        let file = {
+            let mut open = locked(&self.open);
+            let Some(file) = open.get(&handle).cloned() else { return };
+            if open.values().filter(|other| Arc::ptr_eq(other, &file)).count() > 1 {
+                open.remove(&handle);
+                return;
+            }
+            file
+        };
+        // Whoever wrote it has gone, so the log alone says what is wrong. Until it is done nobody begins another one by its name.
+        let _ = self.complete(&file, true).await;
+        locked(&self.open).remove(&handle);
+        let is_left = locked(&self.open).values().any(|other| Arc::ptr_eq(other, &file));
+        if !is_left {
+            self.names.tree().settle(file.ino, Instant::now());
+        }
+    }
+
+    /// Nothing becomes of what is being written still.
+    pub async fn give_up(&self) {
+        let files: Vec<Arc<NewFile>> = locked(&self.open).drain().map(|(_, file)| file).collect();
+        for file in files {
+            let upload = file.state.lock().await.upload.take();
+            if let Some(upload) = upload {
+                crate::log::line(format_args!(
+                    "{}: nothing became of it, for the mount has ended",
+                    file.key()
+                ));
+                upload.abort().await;
+            }
+        }
+    }
+
+    /// Waits until all that was closed is done; false: it isn't, within so long.
+    pub async fn done(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        while self.left() > 0 {
+            if Instant::now() >= until {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        true
+    }
+}
+
+impl NewFile {
+    /// What becomes of it.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        locked(&self.target).clone()
+    }
+
+    fn key(&self) -> String {
+        locked(&self.target).key.clone()
+    }
+
+    /// It is an object by this name when it is completed; false: it is one already, or begun as one, by its first name.
+    pub async fn is_to_be(&self, target: &Target) -> bool {
+        let state = self.state.lock().await;
+        let is_free = state.upload.is_none() && (state.is_new || state.is_due) && !state.is_complete;
+        if is_free {
+            self.has_become(target.clone());
+        }
+        is_free
+    }
+
+    /// It has another name from now on.
+    pub fn has_become(&self, target: Target) {
+        *locked(&self.target) = target;
+    }
+
+    /// Whether there is something to be done for it still: a change that isn't in the bucket.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.is_pending.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, state: &State) {
+        let is_pending = state.is_new || state.is_due || state.is_kept;
+        self.is_pending
+            .store(is_pending && state.failed.is_none(), Ordering::Relaxed);
+    }
+
+    /// Bytes that it has so far.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process is the one that opened it: another one that has it open, too, closes nothing for it.
+    #[must_use]
+    pub fn is_opener(&self, pid: u32) -> bool {
+        let (process, openers) = (process_of(pid), locked(&self.openers));
+        process == 0 || openers.iter().any(|&opener| opener == process || opener == 0)
+    }
+
+    /// Somebody has deleted it: nothing becomes of it.
+    pub fn is_deleted(&self) {
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
+
+    fn put_into(&self, state: &mut State, at: u64, data: &[u8]) -> Result<(), Errno> {
+        self.may_change(state, at)?;
+        let Ok(from) = usize::try_from(at - state.sent) else {
+            return Err(Errno::EFBIG);
+        };
+        let (tail, to) = (&mut state.tail, from + data.len());
+        if from == tail.len() {
+            tail.extend_from_slice(data);
+        } else {
+            tail.resize(tail.len().max(to), 0);
+            tail[from..to].copy_from_slice(data);
+        }
+        let end = state.sent + tail.len() as u64;
+        self.size.fetch_max(end, Ordering::Relaxed);
+        state.is_new = true;
+        self.note(state);
+        Ok(())
+    }
+
+    fn may_change(&self, state: &State, at: u64) -> Result<(), Errno> {
+        if let Some(error) = state.failed {
+            return Err(error);
+        }
+        if state.is_kept {
+            let key = self.key();
+            crate::log::line(format_args!(
+                "{key}: nothing can be added to an object, or written over a part of it; write all of it anew"
+            ));
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if state.is_complete {
+            let key = self.key();
+            crate::log::line(format_args!(
+                "{key}: it was completed by an earlier fsync or close, and nothing can be written to it any more"
+            ));
+            return Err(Errno::EIO);
+        }
+        if at < state.sent {
+            return Err(self.out_of_place(at));
+        }
+        Ok(())
+    }
+
+    fn out_of_place(&self, at: u64) -> Errno {
+        let (key, size) = (self.key(), self.size());
+        crate::log::line(format_args!(
+            "{key}: it is written from its beginning on, and has {size} bytes; byte {at} can't be written now"
+        ));
+        Errno::EOPNOTSUPP
+    }
+
+    /// Makes it as long as this: what is here still is cut, or zeros follow it.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub async fn resize(&self, bytes: u64) -> Result<(), Errno> {
+        let mut state = self.state.lock().await;
+        if bytes == self.size() {
+            return Ok(());
+        }
+        if bytes == 0 && (state.is_kept || state.is_complete) {
+            // Another object begins.
+            (state.is_kept, state.is_complete, state.is_due) = (false, false, true);
+            (state.sent, state.parts) = (0, 0);
+            state.tail.clear();
+        }
+        self.may_change(&state, bytes)?;
+        let len = usize::try_from(bytes - state.sent).unwrap_or(usize::MAX);
+        // Zeros that follow are sent with what is written before them.
+        state.tail.truncate(len);
+        state.is_new = bytes > 0;
+        state.is_due = true;
+        self.size.store(bytes, Ordering::Relaxed);
+        self.note(&state);
+        Ok(())
+    }
+
+    /// What was written there, as far as it is here still.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: it is in the bucket already.
+    pub async fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, Errno> {
+        let state = self.state.lock().await;
+        if (at < state.sent || state.is_kept) && len > 0 {
+            return Err(self.out_of_place(at));
+        }
+        let from = usize::try_from(at - state.sent)
+            .unwrap_or(usize::MAX)
+            .min(state.tail.len());
+        // Up to its size there are zeros.
+        let (all, end) = (
+            self.size().saturating_sub(at),
+            state.tail.len().min(from.saturating_add(len)),
+        );
+        let mut bytes = state.tail[from..end].to_vec();
+        bytes.resize(bytes.len().max(len.min(usize::try_from(all).unwrap_or(usize::MAX))), 0);
+        Ok(bytes)
+    }
+}
+
+/// The process that a thread is of; 0 where that can't be seen, as in another namespace.
+fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
