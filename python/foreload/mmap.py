@@ -35,10 +35,10 @@ from foreload._data.dataset import Dataset
 from foreload._data.dataset import open as _open
 from foreload._mapped.ahead import Ahead
 from foreload._mapped.layout import Layout, layout
-from foreload._mapped.order import ordered
+from foreload._mapped.order import NothingAheadError, Ordered
 from foreload._settings.memory import available_bytes
 from foreload._settings.sizes import format_bytes, parse_bytes
-from foreload.errors import ChangedError, CorruptError, ForkedError, InvalidError, NotFoundError
+from foreload.errors import ChangedError, CorruptError, ForeloadError, ForkedError, InvalidError, NotFoundError
 
 __all__ = ["Advice", "LmdbIndex", "Prefetch", "advise", "prefetch", "wrap_sampler"]
 
@@ -177,13 +177,23 @@ def prefetch(
     if ranges is not None:
         if len(files) != 1 or tensors is not None:
             raise InvalidError("prefetch(ranges=...): give one file, and no tensors")
-        return Prefetch(files, [(0, int(first), int(length)) for first, length in ranges], window)
+        return Prefetch(files, [(0, *_range(each)) for each in ranges], window)
     if tensors is None:
         return Prefetch(files, [(number, 0, file.stat().st_size) for number, file in enumerate(files)], window)
     return Prefetch(files, _of_tensors(files, tensors), window)
 
 
+def _range(each: Any) -> tuple[int, int]:
+    try:
+        first, length = each
+        return int(first), int(length)
+    except (TypeError, ValueError):
+        raise InvalidError(f"ranges: {each!r} is no (first byte, bytes)") from None
+
+
 def _files(path: Place | Sequence[Place]) -> list[Path]:
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
     if not isinstance(path, (str, os.PathLike)):
         return [file for each in path for file in _files(each)]
     place = Path(path)
@@ -204,6 +214,8 @@ def _of_tensors(files: Sequence[Path], tensors: Sequence[str]) -> list[tuple[int
     ranges = []
     for number, file in enumerate(files):
         found = layout(file)
+        if len(found.names) != len(found.parts):
+            raise InvalidError(f"{file} has no tensors with names: give ranges=[(first byte, bytes), ...]")
         known.update(found.names)
         inside = [part for name, part in zip(found.names, found.parts, strict=True) if name in wanted]
         if inside:
@@ -231,7 +243,7 @@ class Advice:
         self._count, self._ahead = len(ranges), ahead + len(before)
         #: It is enough to say each so many ranges how far the reader is.
         self.every = max(1, ahead // _TURNS)
-        whole = [(0, int(first), int(length)) for first, length in chain(before, ranges)]
+        whole = [(0, *_range(each)) for each in chain(before, ranges)]
         self._pages = Ahead([path], whole, _window(window), self._ahead)
 
     def __len__(self) -> int:
@@ -239,7 +251,7 @@ class Advice:
 
     def reached(self, nth: int) -> None:
         """The reader begins with range number `nth`, counted from 0: those behind it are asked for, `ahead` of them."""
-        self._pages.allow(nth + 1 + self._ahead)
+        self._pages.allow(min(nth, self._count) + 1 + self._ahead)
 
     def stop(self) -> None:
         """Asks for nothing more."""
@@ -368,6 +380,7 @@ class _Parts:
 
     def __init__(self, place: Path, key: Callable[[Any], Any] | None, ahead: int, database: str) -> None:
         self._place, self._key, self._ahead, self._database = place, key, ahead, database
+        self._is_another = False
         self._look()
 
     def _look(self) -> None:
@@ -379,16 +392,25 @@ class _Parts:
         self._names = {} if isinstance(found, LmdbIndex) else dict(zip(found.names, found.parts, strict=False))
         self._before = _least_tree(found) if isinstance(found, LmdbIndex) else [found.head]
 
-    def begin(self, samples: Sequence[Any]) -> Advice:
-        """Has what samples name fetched in this order."""
+    def begin(self, samples: Sequence[Any], is_first: bool) -> Advice:
+        """Has what samples name fetched in this order, and before an epoch's first part the tree."""
+        try:
+            return self._begin(samples, is_first)
+        except (ForeloadError, OSError) as error:
+            # The program hears itself what is wrong with the file, if anything is: one that is being written can be read.
+            raise NothingAheadError(str(error)) from error
+
+    def _begin(self, samples: Sequence[Any], is_first: bool) -> Advice:
         if _stamp(self._place) != self._stamp:
             self._look()
+            self._is_another = True
         named = samples if self._key is None else [self._key(sample) for sample in samples]
         try:
             places = self._places(named)
         except KeyError as nothing:
-            raise KeyError(f"{self._found.path} has nothing by the name {nothing.args[0]!r}") from None
-        return Advice(self._found.path, places, self._ahead, before=self._before)
+            replaced = "; it is another file than the one that was wrapped" if self._is_another else ""
+            raise KeyError(f"{self._found.path} has nothing by the name {nothing.args[0]!r}{replaced}") from None
+        return Advice(self._found.path, places, self._ahead, before=self._before if is_first else ())
 
     def _places(self, named: Sequence[Any]) -> list[tuple[int, int]]:
         if isinstance(self._found, LmdbIndex):
@@ -433,8 +455,8 @@ def wrap_sampler(
 ) -> Any:
     """Wraps a sampler (or a batch sampler), so that the pages of what it names are fetched before they are touched.
 
-    The order stays as it is. It is taken from the sampler as a whole when an epoch begins, and so is the file, if it is another one by then. A sampler with a
-    state has one here, too.
+    The sampler is asked as it would be without this, so that its order, its state and its generator stay what they are; what it is going to name says a copy of it. Where that
+    can't be known (a sampler that draws from what others draw from, too, or that has more in it than can be copied) a warning says so, and nothing is fetched ahead.
 
         >>> sampler = foreload.mmap.wrap_sampler(RandomSampler(data), "train.lmdb", key=lambda i: b"%08d" % i)  # doctest: +SKIP
         >>> DataLoader(data, 32, sampler=sampler, num_workers=4)                                                # doctest: +SKIP
@@ -443,7 +465,7 @@ def wrap_sampler(
         sampler: What names samples; `set_epoch` and others are passed on to it.
         path: The file: LMDB, `.npy`, Arrow IPC or safetensors.
         key: Makes what the sampler names into what the file knows it by: an LMDB key, a row, a record batch or a tensor's name. None: it is that already; a
-            number counts the file's parts in their order.
+            number counts the file's parts in their order. A tuple is a name for it, and a batch where there is none; lists and arrays are batches.
         ahead: How many samples ahead of the one that is handed out, at most; three quarters of that at least.
         database: Of an LMDB file the database with this name; none given: the one without a name.
 
@@ -454,4 +476,4 @@ def wrap_sampler(
         InvalidError: The file is of no kind that is known.
         KeyError: When it is iterated: the file has nothing by that name.
     """
-    return ordered(sampler, _Parts(Path(path), key, ahead, database).begin)
+    return Ordered(sampler, _Parts(Path(path), key, ahead, database).begin, tuples_are_names=key is not None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foreload._mapped.order import ordered
+from foreload._mapped.order import Ordered
 from foreload.errors import InvalidError, NotFoundError
 
 __all__ = ["hint", "wrap_sampler"]
@@ -73,6 +73,10 @@ def _within(root: Path, path: Place) -> str:
     return place
 
 
+#: What is told at a time: what is told next takes its place.
+_EPOCH = 1 << 20
+
+
 class _Told:
     """Nobody has to say how far the reader is: the mount sees it."""
 
@@ -88,7 +92,8 @@ class _Told:
 def wrap_sampler(sampler: Any, paths: Sequence[Place] | Callable[[Any], Place]) -> Any:
     """Wraps a sampler (or a batch sampler), so that a mount knows at the beginning of each epoch which files are read in it.
 
-    The order stays as it is. It is taken from the sampler as a whole when an epoch begins. A sampler with a state has one here, too.
+    The sampler is asked as it would be without this, so that its order, its state and its generator stay what they are; what it is going to name says a copy of it, a million
+    samples at a time.
 
         >>> data = torchvision.datasets.ImageFolder("/data/train")                                  # doctest: +SKIP
         >>> sampler = foreload.mount.wrap_sampler(RandomSampler(data), [path for path, _ in data.samples])  # doctest: +SKIP
@@ -105,8 +110,8 @@ def wrap_sampler(sampler: Any, paths: Sequence[Place] | Callable[[Any], Place]) 
         NotFoundError: When it is iterated: there is no such file.
     """
 
-    def begin(samples: Sequence[Any]) -> _Told:
+    def begin(samples: Sequence[Any], _is_first: bool) -> _Told:
         hint([paths(sample) if callable(paths) else paths[sample] for sample in samples])
         return _Told()
 
-    return ordered(sampler, begin)
+    return Ordered(sampler, begin, part=_EPOCH)

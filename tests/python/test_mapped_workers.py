@@ -6,6 +6,7 @@ Bytes and numbers of samples are compared with what the packages lmdb and safete
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import multiprocessing
@@ -14,12 +15,14 @@ import pickle
 import random
 import signal
 import subprocess
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from home import Home
@@ -34,6 +37,7 @@ from torch.utils.data import (
 
 import foreload.mmap as fm
 from foreload import torch as fl_torch
+from foreload._mapped import order
 from foreload._node import agent as _agent
 from foreload.errors import ForkedError
 from mapping import COUNT, SOON, Mapped, fetched, key, printed, record, slowly, started, value, write
@@ -140,7 +144,45 @@ def test_workers_find_what_they_find_without_it(values: Path, method: str, persi
     until(lambda: not left(before), 20)
 
 
+class Mine(RandomSampler):
+    """Of torch's own, and not torch's."""
+
+
+class ByOne:
+    """Draws for each sample, from its own or from everybody's."""
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (self.draw() for _ in range(COUNT))
+
+
+class Mixed:
+    """Changes a list of its own, and lists in it, with each pass."""
+
+    def __init__(self) -> None:
+        self.buckets = [list(range(at, at + 10)) for at in range(0, COUNT, 10)]
+        self.dice = random.Random(3)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.dice.shuffle(self.buckets)
+        for bucket in self.buckets:
+            self.dice.shuffle(bucket)
+            yield list(bucket)
+
+
+def by_one(dice: Any) -> ByOne:
+    return ByOne(functools.partial(dice.randrange, COUNT))
+
+
 SAMPLERS: dict[str, Callable[[], Any]] = {
+    "of one's own": lambda: Mine(Plain(), generator=seeded()),
+    "of one's own, with repeats": lambda: Mine(Plain(), replacement=True, generator=seeded()),
+    "by one": lambda: by_one(random.Random(5)),
+    "by one of all": lambda: by_one(random),
+    "of numpy": lambda: ByOne(functools.partial(np.random.default_rng(3).integers, COUNT)),
+    "lists in lists": Mixed,
     "random": lambda: RandomSampler(Plain(), generator=seeded()),
     "with repeats": lambda: RandomSampler(Plain(), replacement=True, num_samples=90, generator=seeded()),
     "more than all": lambda: RandomSampler(Plain(), num_samples=COUNT + 30, generator=seeded()),
@@ -160,9 +202,68 @@ def test_epochs_after_one_that_was_left_are_those_without_it(values: Path, kind:
 
     def orders(sampler: Any) -> list[list[Any]]:
         torch.manual_seed(9)
+        random.seed(9)
         return passes(sampler, (None, breaks, None, breaks, breaks, None))
 
     assert orders(fm.wrap_sampler(make(), values, key)) == orders(make())
+
+
+def test_who_draws_from_the_same_generator_changes_what_a_plain_one_would(values: Path) -> None:
+    """An order that isn't what was foreseen is followed all the same, and said to be."""
+
+    def order(wrap: Callable[[Any], Any]) -> list[int]:
+        dice, found = random.Random(7), []
+        for n in wrap(by_one(dice)):
+            found.append(n)
+            dice.random()
+        return found
+
+    with pytest.warns(RuntimeWarning, match="something else than foreseen"):
+        assert order(lambda sampler: fm.wrap_sampler(sampler, values, key)) == order(lambda sampler: sampler)
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from range(COUNT)
+
+
+def test_one_without_an_end_is_followed_part_by_part(values: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "_OVERLAP", 8)
+    wrapped = order.Ordered(Endless(), fm._Parts(values, key, 4, "").begin, part=30)
+    assert list(islice(iter(wrapped), 5 * COUNT)) == list(range(COUNT)) * 5
+
+
+@pytest.mark.parametrize("shape", [tuple, np.array, torch.tensor], ids=["tuples", "arrays", "tensors"])
+def test_names_and_batches_of_any_shape_are_handed_out_as_they_are(values: Path, shape: Any) -> None:
+    items = [shape([n, n + 1]) for n in range(0, COUNT - 1, 2)]
+    named = (lambda name: key(name[0])) if shape is tuple else key
+    found = list(fm.wrap_sampler(items, values, named))
+    assert all(one is other for one, other in zip(found, items, strict=True))
+    if shape is tuple:
+        numbers = fm.wrap_sampler([(1, 2), (0, 3)], values)
+        assert list(numbers) == [(1, 2), (0, 3)]
+
+
+def test_what_has_no_double_is_followed_without_anything_ahead(values: Path) -> None:
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __iter__(self) -> Iterator[int]:
+            with self.lock:
+                yield from range(COUNT)
+
+    for sampler in (Locked(), iter(range(COUNT))):
+        with pytest.warns(RuntimeWarning, match="can't be known"):
+            assert list(fm.wrap_sampler(sampler, values, key)) == list(range(COUNT))
+
+
+def test_attributes_are_the_sampler_s(values: Path) -> None:
+    walk = Walk()
+    wrapped = fm.wrap_sampler(walk, values, key)
+    wrapped.passes = 7
+    assert (walk.passes, wrapped.passes) == (7, 7)
 
 
 def test_who_has_drawn_since_keeps_what_was_drawn(values: Path) -> None:

@@ -603,6 +603,63 @@ def test_a_program_that_cannot_be_helped_is_said(tmp_path: Path) -> None:
             preload.check_program(tmp_path / name)
 
 
+@pytest.mark.parametrize("detector", ["poll", "mprotect", "guard"])
+def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
+    files: Path, tmp_path: Path, detector: str
+) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no compiler")
+    source = tmp_path / "main.c"
+    source.write_text(
+        r"""
+        #include <fcntl.h>
+        #include <pthread.h>
+        #include <stdio.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        static void *works(void *path) {
+            int file = open(path, O_RDONLY);
+            const unsigned char *map = mmap(0, 4 << 20, PROT_READ, MAP_SHARED, file, 0);
+            unsigned long sum = 0;
+            for (int nth = 0; nth < 4 << 20; nth += 4096) sum += map[nth];
+            usleep(300000);
+            map = mmap(0, 4 << 20, PROT_READ, MAP_SHARED, file, 0);
+            for (int nth = 0; nth < 4 << 20; nth += 4096) sum += map[nth];
+            printf("%lu\n", sum);
+            return 0;
+        }
+        int main(int count, char **words) {
+            pthread_t thread;
+            int file = open(words[1], O_RDONLY);
+            mmap(0, 4 << 20, PROT_READ, MAP_SHARED, file, 0);
+            pthread_create(&thread, 0, works, words[1]);
+            usleep(100000);
+            pthread_exit(0);
+        }
+        """
+    )
+    subprocess.run([compiler, source, "-o", tmp_path / "main", "-pthread"], check=True)
+    words = [tmp_path / "main", files / "plain.bin"]
+    plain = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SOON)
+    environment = preload.environment(["*.bin"], detector=detector)
+    for _ in range(5):
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=SOON)
+        assert (done.returncode, done.stdout) == (0, plain.stdout)
+
+
+def test_a_script_that_says_no_program_is_run_as_a_shell_does(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo $1 $0\n")
+    refused = command("--mmap", "*.bin", "--", str(script), "a")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "may not be executed" in " ".join(refused.stderr.replace("│", " ").split())
+    script.chmod(0o755)
+    done = command("--mmap", "*.bin", "--", str(script), "a")
+    assert (done.returncode, done.stdout) == (0, f"a {script}\n")
+    assert "is a directory" in " ".join(command("--mmap", "x", "--", f"{tmp_path}/").stderr.replace("│", " ").split())
+
+
 def test_a_library_of_another_version_or_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no preload library"):
         preload.check(tmp_path / "_preload.so")
@@ -617,6 +674,20 @@ def test_a_library_of_another_version_or_none_is_refused(tmp_path: Path) -> None
     shutil.copy(tmp_path / "old.so", tmp_path / "b c")
     with pytest.raises(InvalidError, match="blank"):
         preload.check(tmp_path / "b c" / "old.so")
+
+
+@pytest.mark.filterwarnings("error")
+def test_patterns_with_many_stars_or_brackets_are_looked_for_at_once(tmp_path: Path) -> None:
+    (tmp_path / "n d" / "[x]").mkdir(parents=True)
+    begun = time.monotonic()
+    for pattern in (
+        f"{tmp_path}/{'*' * 60}x.npy",
+        f"{tmp_path}/**/{'*' * 60}x.npy",
+        f"{tmp_path}/n d/[[]x]/**",
+        f"{tmp_path}/[!a&&b]**",
+    ):
+        preload.environment([pattern])
+    assert time.monotonic() - begun < SOON / 4
 
 
 def test_links_are_followed_as_the_kernel_does(files: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ const LEAST_BYTES: u64 = 1 << 20;
 const STACK: usize = 512 << 10;
 
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
+/// The program's first thread has ended by itself: the last of the others ends the program, and that must not be ours.
+static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 /// Changes with each mapping, and each checkpoint that is hit: what the thread sleeps on.
 pub static NEWS: AtomicU32 = AtomicU32::new(0);
 
@@ -42,6 +44,8 @@ unsafe extern "C" fn in_child() {
         };
         stats::inherit(mappings);
         IS_STARTED.store(false, Ordering::Release);
+        // The thread that forks is the first one there.
+        HAS_LEFT.store(false, Ordering::Release);
         poll::in_child();
         if mappings > 0 {
             start();
@@ -114,6 +118,21 @@ fn follow(mapping: &Mapping) {
     }
 }
 
+/// The program's first thread ends by itself, and so does ours.
+pub fn first_has_left() {
+    HAS_LEFT.store(true, Ordering::Release);
+    if !stats::is_off() {
+        stats::off(Off::First);
+    }
+    NEWS.fetch_add(1, Ordering::Release);
+    wake();
+}
+
+/// Whether the thread is to end.
+pub fn has_left() -> bool {
+    HAS_LEFT.load(Ordering::Acquire)
+}
+
 /// Wakes the thread, which looks why.
 pub fn wake() {
     // SAFETY: the number outlives the call.
@@ -181,7 +200,7 @@ fn file(fd: c_int) -> Option<(u64, u32, u32)> {
 
 /// Starts the thread; false: it was.
 fn start() -> bool {
-    if IS_STARTED.swap(true, Ordering::AcqRel) {
+    if has_left() || IS_STARTED.swap(true, Ordering::AcqRel) {
         return false;
     }
     let mut attributes = core::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();

@@ -39,6 +39,9 @@ pub fn run() {
     let (mut is_written, mut written_at) = (true, clock(libc::CLOCK_MONOTONIC));
     loop {
         let news = NEWS.load(Ordering::Acquire);
+        if follow::has_left() {
+            return;
+        }
         while let Some(hit) = trap::next_hit() {
             serve(&mut readers, checkpoints, hit);
             is_written = false;

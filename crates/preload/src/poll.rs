@@ -108,6 +108,9 @@ impl<'a> Poll<'a> {
     /// Looks once, and sleeps; false: it can't look any more.
     fn turn(&mut self) -> bool {
         let news = NEWS.load(Ordering::Acquire);
+        if follow::has_left() {
+            return false;
+        }
         let (mut all, mut live) = (Tally::default(), 0);
         let begun = clock(libc::CLOCK_MONOTONIC);
         self.elapsed = Duration::from_nanos(begun.saturating_sub(self.looked_at));

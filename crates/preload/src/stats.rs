@@ -41,10 +41,12 @@ pub enum Off {
     Guard,
     /// Or it doesn't protect pages.
     Protect,
+    /// The program's first thread has ended by itself.
+    First,
 }
 
 /// All reasons.
-const ALL: [Off; 9] = [
+const ALL: [Off; 10] = [
     Off::Detector,
     Off::Window,
     Off::Pages,
@@ -54,6 +56,7 @@ const ALL: [Off; 9] = [
     Off::Handler,
     Off::Guard,
     Off::Protect,
+    Off::First,
 ];
 
 impl Off {
@@ -69,6 +72,7 @@ impl Off {
             Off::Handler => Some("the program has set its SIGSEGV handler past sigaction"),
             Off::Guard => Some("no guard pages in mapped files before Linux 6.15"),
             Off::Protect => Some("pages can't be protected"),
+            Off::First => Some("the program's first thread has ended before the others"),
         }
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ def layout(path: str | os.PathLike[str]) -> Layout:
         OSError: It can't be read.
     """
     path = Path(path)
+    if not stat.S_ISREG(path.stat().st_mode):
+        # To open a pipe would wait for whoever writes to it.
+        raise InvalidError(f"{path} is no regular file")
     with path.open("rb") as file:
         nbytes, start = os.fstat(file.fileno()).st_size, file.read(8)
         if start[:6] == b"\x93NUMPY":

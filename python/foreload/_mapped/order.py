@@ -1,19 +1,22 @@
 """A sampler's order with what it names fetched ahead: what `foreload.mmap.wrap_sampler` answers with.
 
-What an epoch reads has to be known before it is read, so the sampler is asked for all of it when the epoch begins. For whoever looks at the sampler that makes
-a difference, which is undone: a sampler's state (`state_dict`) is that at the sample which was handed out last, and what torch's own samplers draw from is, after an
-epoch that was left early, where it would be.
+The sampler is asked sample by sample, as it would be without this, so that its order, its state and what it draws from are what they would be. What it is going to name says a
+[double](double.py) of it, a part of an epoch at a time. Where the sampler names something else, as it does when somebody draws from its generator meanwhile, nothing more is
+fetched ahead in that epoch.
 """
 
 from __future__ import annotations
 
-import copy
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Protocol
 
-#: Of torch, which isn't imported here: samplers whose only state is their generator.
-_DRAWS_ALONE = "torch.utils.data.sampler"
+from foreload._mapped.double import Draws, NoDoubleError, double
+
+#: So many samples of an epoch are looked up at a time, and the next ones when so many are left.
+_PART, _OVERLAP = 1 << 14, 1 << 8
 
 
 class Going(Protocol):
@@ -32,127 +35,159 @@ class Going(Protocol):
         """Nothing more is read."""
 
 
+class NothingAheadError(Exception):
+    """Nothing can be fetched ahead: why. The program reads on without it."""
+
+
+#: Begins to fetch what samples name, in this order; the second argument says whether it is an epoch's begin.
+Begin = Callable[[Sequence[Any], bool], Going]
+
+
 class Ordered:
     """A sampler's order, with the pages of what it names fetched ahead.
 
     Args:
         sampler: A sampler, or a batch sampler.
         begin: Begins to fetch what samples name, in this order.
+        tuples_are_names: Whether a tuple is a sample's name; else it is a batch.
+        part: So many samples of an epoch are looked up at a time.
     """
 
-    def __init__(self, sampler: Any, begin: Callable[[Sequence[Any]], Going]) -> None:
-        self.sampler, self._begin = sampler, begin
+    _OWN = frozenset(("sampler", "_begin", "_tuples_are_names", "_part"))
+
+    def __init__(self, sampler: Any, begin: Begin, tuples_are_names: bool = False, part: int = _PART) -> None:
+        self.sampler, self._begin, self._tuples_are_names, self._part = sampler, begin, tuples_are_names, part
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "sampler":
+        if name.startswith("__") or name in Ordered._OWN:
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An epoch's number, say.
+        if name in Ordered._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.sampler, name, value)
+
     def __iter__(self) -> Iterator[Any]:
-        drawn, is_over = _Drawn(self.sampler), False
-        order = self._order()
-        drawn.ends()
-        is_batched = bool(order) and isinstance(order[0], (list, tuple))
-        going = self._begin(list(chain.from_iterable(order)) if is_batched else order)
-        nth = handed_out = due = 0
+        foreseen = _Foreseen(self.sampler, self._begin, self._names, self._part)
         try:
-            for each in order:
-                # To say so costs a reader that finds all in memory a hundredth of its time.
-                if nth >= due:
-                    going.reached(nth)
-                    due = nth + going.every
-                nth += len(each) if is_batched else 1
-                handed_out += 1
-                self._handed_out()
+            for each in self.sampler:
+                foreseen.comes(each)
                 yield each
-            self._ended()
-            is_over = True
         finally:
-            going.stop()
-            if not is_over:
-                drawn.only(handed_out)
+            foreseen.ends()
 
-    def _order(self) -> list[Any]:
-        return list(self.sampler)
-
-    def _handed_out(self) -> None:
-        pass
-
-    def _ended(self) -> None:
-        pass
-
-
-class Stateful(Ordered):
-    """The same of a sampler with a state.
-
-    Its state within an epoch is the sampler's own after the epoch's first sample, and how many were handed out since.
-    """
-
-    _first: Any = None
-    _since = 0
-    _skipped = 0
-
-    def _order(self) -> list[Any]:
-        going, self._since = iter(self.sampler), self._skipped - 1
-        first = list(islice(going, 1))
-        self._first = copy.deepcopy(self.sampler.state_dict()) if first else None
-        skipped, self._skipped = self._skipped, 0
-        return [*first, *going][skipped:]
-
-    def _handed_out(self) -> None:
-        self._since += 1
-
-    def _ended(self) -> None:
-        self._first = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sampler's state at what was handed out last."""
-        if self._first is None:
-            return {"sampler": self.sampler.state_dict(), "since": self._skipped}
-        return {"sampler": copy.deepcopy(self._first), "since": self._since}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on after what had been handed out last; also with a state of the sampler's own."""
-        is_ours = isinstance(state, dict) and state.keys() == {"sampler", "since"}
-        self.sampler.load_state_dict(copy.deepcopy(state["sampler"]) if is_ours else state)
-        self._skipped, self._first = state["since"] if is_ours else 0, None
+    def _names(self, each: Any) -> list[Any]:
+        """What a sampler yields, as samples."""
+        if isinstance(each, tuple):
+            return [each] if self._tuples_are_names else list(each)
+        if isinstance(each, list):
+            return each
+        # An array, or a tensor, of one dimension.
+        if getattr(each, "ndim", 0) == 1 and hasattr(each, "tolist"):
+            return list(each.tolist())
+        return [each]
 
 
-def ordered(sampler: Any, begin: Callable[[Sequence[Any]], Going]) -> Ordered:
-    """Wraps a sampler."""
-    has_state = all(callable(getattr(sampler, name, None)) for name in ("state_dict", "load_state_dict"))
-    return (Stateful if has_state else Ordered)(sampler, begin)
+class _Part:
+    """Samples that were looked up together."""
+
+    def __init__(self, first: int, count: int, going: Going) -> None:
+        self.first, self.end, self.going = first, first + count, going
+        self.due = first
 
 
-class _Drawn:
-    """What a sampler has drawn from its generator for a whole epoch."""
+class _Foreseen:
+    """What a sampler is going to name in an epoch."""
 
-    def __init__(self, sampler: Any) -> None:
-        self._sampler, self._generator = sampler, _generator(sampler)
-        self._before = self._state()
+    def __init__(self, sampler: Any, begin: Begin, names: Callable[[Any], list[Any]], part: int) -> None:
+        self._begin, self._names, self._most = begin, names, part
+        self._parts: deque[_Part] = deque()
+        self._coming: deque[list[Any]] = deque()
+        self._draws = Draws()
+        self._going: Iterator[Any] | None = None
+        self._foreseen = self._nth = 0
+        try:
+            with self._draws.own():
+                self._going = iter(double(sampler))
+        except NoDoubleError as why:
+            self._warn(f"what {type(sampler).__name__} is going to name can't be known: {why}")
+        except Exception:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
+            return
+        self._look()
 
-    def _state(self) -> Any:
-        return None if self._generator is None else self._generator.get_state()
+    def _look(self) -> None:
+        """Looks up the next part."""
+        if self._going is None:
+            return
+        part: list[list[Any]] = []
+        count, is_over = 0, False
+        try:
+            with self._draws.own():
+                while count < self._most:
+                    part.append(self._names(next(self._going)))
+                    count += len(part[-1])
+        except Exception:  # noqa: BLE001 (its end, or as above)
+            is_over = True
+        if is_over:
+            self._going = None
+        if not part:
+            return
+        try:
+            going = self._begin(list(chain.from_iterable(part)), self._foreseen == 0)
+        except NothingAheadError as error:
+            self._stop()
+            self._warn(str(error))
+            return
+        self._parts.append(_Part(self._foreseen, count, going))
+        self._foreseen += count
+        self._coming.extend(part)
+
+    def comes(self, each: Any) -> None:
+        """The sampler has named this."""
+        if not self._coming:
+            return
+        names = self._names(each)
+        if not _are_same(names, self._coming.popleft()):
+            self._stop()
+            self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
+            return
+        part = self._parts[0]
+        while self._nth >= part.end:
+            part.going.stop()
+            self._parts.popleft()
+            part = self._parts[0]
+        # To say so costs a reader that finds all in memory a hundredth of its time.
+        if self._nth >= part.due:
+            part.going.reached(self._nth - part.first)
+            part.due = self._nth + part.going.every
+        self._nth += len(names)
+        if self._foreseen - self._nth <= _OVERLAP:
+            self._look()
+
+    def _stop(self) -> None:
+        self._going = None
+        self._coming.clear()
+        self.ends()
 
     def ends(self) -> None:
-        """All of it is drawn."""
-        self._after = self._state()
+        """Nothing more is read."""
+        while self._parts:
+            self._parts.popleft().going.stop()
 
-    def only(self, count: int) -> None:
-        """So many of them were handed out: the generator gets to where they alone had brought it, unless somebody has drawn from it since."""
-        if self._generator is not None and self._state().equal(self._after):
-            self._generator.set_state(self._before)
-            for _ in islice(self._sampler, count):
-                pass
+    @staticmethod
+    def _warn(why: str) -> None:
+        warnings.warn(f"nothing more is fetched ahead in this epoch: {why}", RuntimeWarning, stacklevel=5)
 
 
-def _generator(sampler: Any) -> Any:
-    """What torch's own samplers draw from, one that wraps another included; None: nothing that is known."""
-    while type(sampler).__module__ == _DRAWS_ALONE:
-        if hasattr(found := getattr(sampler, "generator", None), "set_state"):
-            return found
-        sampler = getattr(sampler, "sampler", None)
-    return None
+def _are_same(one: list[Any], other: list[Any]) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):
+        # Arrays within a batch.
+        return False

@@ -231,6 +231,8 @@ def _real(pattern: str) -> Iterator[str]:
 
 def _below(directory: str, pattern: str) -> Iterator[str]:
     """The files below a directory that a pattern with `**` means, as far as they are found soon; directories that are links aren't entered."""
+    # Many stars one behind the other mean what two do, and take a regular expression ages.
+    pattern = re.sub(r"\*{3,}", "**", pattern)
     parts = (("**/", "(?:.*/)?"), ("**", ".*"), ("*", "[^/]*"), ("?", "[^/]"))
     words, at = [], 0
     while at < len(pattern):
@@ -238,7 +240,8 @@ def _below(directory: str, pattern: str) -> Iterator[str]:
         end = pattern.find("]", at + 2)
         if word == "[" and end > 0:
             word = pattern[at : end + 1]
-            meant = word.replace("[!", "[^")
+            negated, inside = ("^", word[2:-1]) if word.startswith("[!") else ("", word[1:-1])
+            meant = f"[{negated}{_SPECIAL.sub(_escaped, inside)}]"
         words.append(re.escape(word) if meant is None else meant)
         at += len(word)
     is_meant = re.compile("".join(words), re.DOTALL).fullmatch
@@ -247,6 +250,14 @@ def _below(directory: str, pattern: str) -> Iterator[str]:
         yield from filter(is_meant, (os.path.join(place, name) for name in names))  # noqa: PTH118
         if time.monotonic() > until:
             return
+
+
+#: What means something else within brackets in a regular expression.
+_SPECIAL = re.compile(r"[][\\&~|^]")
+
+
+def _escaped(letter: re.Match[str]) -> str:
+    return f"\\{letter[0]}"
 
 
 def _told(pattern: str) -> str:

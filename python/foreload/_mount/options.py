@@ -183,6 +183,8 @@ _OF_S3FS: dict[str, tuple[str, Any]] = {
     "gid": ("gid", int),
     "umask": ("umask", _octal),
 }
+#: Those that are there or not.
+_SWITCHES = {"allow_other": "allow_other", "rw": "allow_write"}
 #: And of the store's.
 _STORE_OF_S3FS = {"url": "endpoint_url", "endpoint": "region", "profile": "profile"}
 #: Those that say what is so anyway.
@@ -205,27 +207,29 @@ def given(words: Mapping[str, str]) -> Given:
     found = Given()
     for name, text in words.items():
         if name in _OF_S3FS:
-            to, read = _OF_S3FS[name]
-            try:
-                found.fields[to] = read(text)
-            except ValueError:
-                raise InvalidError(f"-o {name}={text}: give a number") from None
-            if name == "multipart_size":
-                # Of what is written, too.
-                found.fields["part"] = max(found.fields[to], _LEAST_PART)
+            _take(found, name, text)
         elif name in _STORE_OF_S3FS:
             found.store[_STORE_OF_S3FS[name]] = text
         elif name == "public_bucket":
             found.store["anonymous"] = "true" if text not in ("", "0") else "false"
-        elif name == "allow_other":
-            found.fields["allow_other"] = text not in ("0", "false")
-        elif name == "rw":
-            found.fields["allow_write"] = True
+        elif name in _SWITCHES:
+            found.fields[_SWITCHES[name]] = text not in ("0", "false")
         elif name in _INSTEAD:
             raise InvalidError(f"-o {name}: {_INSTEAD[name]}")
         elif name not in _IDLE:
             found.store[name] = text
     return found
+
+
+def _take(found: Given, name: str, text: str) -> None:
+    to, read = _OF_S3FS[name]
+    try:
+        found.fields[to] = read(text)
+    except ValueError:
+        raise InvalidError(f"-o {name}={text}: give a number") from None
+    if name == "multipart_size":
+        # Of what is written, too.
+        found.fields["part"] = max(found.fields[to], _LEAST_PART)
 
 
 def directory(target: str | os.PathLike[str]) -> str:

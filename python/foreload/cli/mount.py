@@ -90,7 +90,9 @@ FileMode = Annotated[
 ]
 DirMode = Annotated[
     str | None,
-    typer.Option(metavar="OCTAL", help="Permission bits of directories. Default: 555, or 755.", rich_help_panel="Names"),
+    typer.Option(
+        metavar="OCTAL", help="Permission bits of directories. Default: 555, or 755.", rich_help_panel="Names"
+    ),
 ]
 AllowWrite = Annotated[
     bool,

@@ -1,5 +1,6 @@
 """`foreload run`: a program as it is, with what it maps fetched ahead of it."""
 
+import errno
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from foreload.cli import options
+from foreload.errors import ForeloadError, InvalidError, NotFoundError
 
 Mmap = Annotated[
     list[str],
@@ -65,7 +67,6 @@ def run(
     """Runs a program and fetches what it maps ahead of it, without a change to it. Its exit status is the program's."""
     from foreload._mapped import preload
     from foreload._settings.sizes import parse_bytes
-    from foreload.errors import NotFoundError
 
     def parse(text: str | None, name: str) -> int | None:
         return None if text is None else parse_bytes(text, name)
@@ -81,7 +82,7 @@ def run(
     )
     program = shutil.which(words[0])
     if program is None:
-        raise NotFoundError(f"{words[0]}: no such program")
+        raise _missing(words[0])
     preload.check_program(Path(program))
     if stats is not None:
         stats.write_text("")
@@ -91,4 +92,20 @@ def run(
     # Python ignores these for itself, and what is ignored stays so in the program: `yes | head -1` would never end.
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    os.execve(program, words, variables)  # noqa: S606 (the program takes our place)
+    try:
+        os.execve(program, words, variables)  # noqa: S606 (the program takes our place)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script that doesn't say by what it is run, as shells and execvp do it.
+        os.execve("/bin/sh", ["/bin/sh", program, *words[1:]], variables)  # noqa: S606 (as above)
+
+
+def _missing(word: str) -> ForeloadError:
+    """Why there is no such program."""
+    place = Path(word)
+    if "/" not in word or not place.exists():
+        return NotFoundError(f"{word}: no such program")
+    return InvalidError(
+        f"{word} is a directory" if place.is_dir() else f"{word} may not be executed: chmod +x makes it so"
+    )

@@ -25,6 +25,9 @@ def look(path: Path) -> Iterator[Finding]:
     if not os.access(path, os.R_OK):
         yield Finding(name, "fail", f"{path}: no permission to read", f"chmod +r {path}, or run as its owner")
         return
+    if not path.is_file() and not path.is_dir():
+        yield Finding(name, "fail", f"{path} is neither a file nor a directory", "name what the data lies in")
+        return
     kind = filesystem(path)
     size = "a directory" if path.is_dir() else human_bytes(path.stat().st_size)
     detail = f"{path}: {size} on {kind or 'an unknown file system'}"
