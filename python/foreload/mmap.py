@@ -451,12 +451,19 @@ def _least_tree(index: LmdbIndex) -> list[tuple[int, int]]:
 
 
 def wrap_sampler(
-    sampler: Any, path: Place, key: Callable[[Any], Any] | None = None, *, ahead: int = 64, database: str = ""
+    sampler: Any,
+    path: Place,
+    key: Callable[[Any], Any] | None = None,
+    *,
+    ahead: int = 64,
+    database: str = "",
+    foresee: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Wraps a sampler (or a batch sampler), so that the pages of what it names are fetched before they are touched.
 
-    The sampler is asked as it would be without this, so that its order, its state and its generator stay what they are; what it is going to name says a copy of it. Where that
-    can't be known (a sampler that draws from what others draw from, too, or that has more in it than can be copied) a warning says so, and nothing is fetched ahead.
+    The sampler is asked as it would be without this, so that its order, its state and its generator stay what they are; what it is going to name says a double of it. There is one
+    of lists and of torch's samplers, which have their own generator in it. Code of another sampler isn't run for this unless `foresee` says how; without it a warning
+    says that nothing is fetched ahead.
 
         >>> sampler = foreload.mmap.wrap_sampler(RandomSampler(data), "train.lmdb", key=lambda i: b"%08d" % i)  # doctest: +SKIP
         >>> DataLoader(data, 32, sampler=sampler, num_workers=4)                                                # doctest: +SKIP
@@ -468,6 +475,9 @@ def wrap_sampler(
             number counts the file's parts in their order. A tuple is a name for it, and a batch where there is none; lists and arrays are batches.
         ahead: How many samples ahead of the one that is handed out, at most; three quarters of that at least.
         database: Of an LMDB file the database with this name; none given: the one without a name.
+        foresee: Makes of a sampler with code of its own what names what it will in this epoch: `copy.deepcopy`, if a copy of it does, or a function such as
+            `lambda sampler: order_of(sampler.epoch)`. It is called when an epoch begins, and what it makes is asked ahead of the sampler: neither may change anything else, nor draw
+            from what others draw from.
 
     Returns:
         The same, with its pages on their way.
@@ -476,4 +486,5 @@ def wrap_sampler(
         InvalidError: The file is of no kind that is known.
         KeyError: When it is iterated: the file has nothing by that name.
     """
-    return Ordered(sampler, _Parts(Path(path), key, ahead, database).begin, tuples_are_names=key is not None)
+    parts = _Parts(Path(path), key, ahead, database)
+    return Ordered(sampler, parts.begin, foresee, tuples_are_names=key is not None)

@@ -89,11 +89,16 @@ class _Told:
         pass
 
 
-def wrap_sampler(sampler: Any, paths: Sequence[Place] | Callable[[Any], Place]) -> Any:
+def wrap_sampler(
+    sampler: Any,
+    paths: Sequence[Place] | Callable[[Any], Place],
+    *,
+    foresee: Callable[[Any], Any] | None = None,
+) -> Any:
     """Wraps a sampler (or a batch sampler), so that a mount knows at the beginning of each epoch which files are read in it.
 
-    The sampler is asked as it would be without this, so that its order, its state and its generator stay what they are; what it is going to name says a copy of it, a million
-    samples at a time.
+    The sampler is asked as it would be without this, so that its order, its state and its generator stay what they are; what it is going to name says a double of it, a
+    million samples at a time.
 
         >>> data = torchvision.datasets.ImageFolder("/data/train")                                  # doctest: +SKIP
         >>> sampler = foreload.mount.wrap_sampler(RandomSampler(data), [path for path, _ in data.samples])  # doctest: +SKIP
@@ -101,6 +106,7 @@ def wrap_sampler(sampler: Any, paths: Sequence[Place] | Callable[[Any], Place]) 
     Args:
         sampler: What names samples; `set_epoch` and others are passed on to it.
         paths: The file of each sample by its number, or what makes it of what the sampler names.
+        foresee: As of [`foreload.mmap.wrap_sampler`][foreload.mmap.wrap_sampler].
 
     Returns:
         The same, with its files on their way.
@@ -114,4 +120,4 @@ def wrap_sampler(sampler: Any, paths: Sequence[Place] | Callable[[Any], Place]) 
         hint([paths(sample) if callable(paths) else paths[sample] for sample in samples])
         return _Told()
 
-    return Ordered(sampler, begin, part=_EPOCH)
+    return Ordered(sampler, begin, foresee, part=_EPOCH)

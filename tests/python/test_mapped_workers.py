@@ -5,7 +5,9 @@ Bytes and numbers of samples are compared with what the packages lmdb and safete
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import functools
 import gc
 import json
@@ -15,7 +17,7 @@ import pickle
 import random
 import signal
 import subprocess
-import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -38,6 +40,7 @@ from torch.utils.data import (
 import foreload.mmap as fm
 from foreload import torch as fl_torch
 from foreload._mapped import order
+from foreload._mapped.double import NoDoubleError, double
 from foreload._node import agent as _agent
 from foreload.errors import ForkedError
 from mapping import COUNT, SOON, Mapped, fetched, key, printed, record, slowly, started, value, write
@@ -179,16 +182,16 @@ def by_one(dice: Any) -> ByOne:
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "of one's own": lambda: Mine(Plain(), generator=seeded()),
     "of one's own, with repeats": lambda: Mine(Plain(), replacement=True, generator=seeded()),
-    "by one": lambda: by_one(random.Random(5)),
-    "by one of all": lambda: by_one(random),
-    "of numpy": lambda: ByOne(functools.partial(np.random.default_rng(3).integers, COUNT)),
-    "lists in lists": Mixed,
     "random": lambda: RandomSampler(Plain(), generator=seeded()),
     "with repeats": lambda: RandomSampler(Plain(), replacement=True, num_samples=90, generator=seeded()),
     "more than all": lambda: RandomSampler(Plain(), num_samples=COUNT + 30, generator=seeded()),
     "subset": lambda: SubsetRandomSampler(range(3, 90), seeded()),
     "weighted": lambda: WeightedRandomSampler([1.0] * COUNT, 70, generator=seeded()),
     "unseeded": lambda: RandomSampler(Plain()),
+    "unseeded, with repeats": lambda: RandomSampler(Plain(), replacement=True, num_samples=90),
+    "unseeded subset": lambda: SubsetRandomSampler(range(3, 90)),
+    "unseeded weighted": lambda: WeightedRandomSampler([1.0] * COUNT, 70),
+    "unseeded batches": lambda: BatchSampler(RandomSampler(Plain()), 7, drop_last=False),
     "distributed": lambda: DistributedSampler(Plain(), 2, 1, seed=3),
     "batches": lambda: BatchSampler(RandomSampler(Plain(), generator=seeded()), 7, drop_last=False),
     "whole batches": lambda: BatchSampler(RandomSampler(Plain(), generator=seeded()), 7, drop_last=True),
@@ -200,12 +203,15 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 def test_epochs_after_one_that_was_left_are_those_without_it(values: Path, kind: str, breaks: int) -> None:
     make = SAMPLERS[kind]
 
-    def orders(sampler: Any) -> list[list[Any]]:
+    def orders(sampler: Any) -> list[Any]:
         torch.manual_seed(9)
-        random.seed(9)
-        return passes(sampler, (None, breaks, None, breaks, breaks, None))
+        return [*passes(sampler, (None, breaks, None, breaks, breaks, None)), torch.rand(1).item()]
 
-    assert orders(fm.wrap_sampler(make(), values, key)) == orders(make())
+    # That nothing is fetched ahead, for it isn't what was foreseen, is an error here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = orders(fm.wrap_sampler(make(), values, key))
+    assert found == orders(make())
 
 
 def test_who_draws_from_the_same_generator_changes_what_a_plain_one_would(values: Path) -> None:
@@ -219,7 +225,70 @@ def test_who_draws_from_the_same_generator_changes_what_a_plain_one_would(values
         return found
 
     with pytest.warns(RuntimeWarning, match="something else than foreseen"):
-        assert order(lambda sampler: fm.wrap_sampler(sampler, values, key)) == order(lambda sampler: sampler)
+        found = order(lambda sampler: fm.wrap_sampler(sampler, values, key, foresee=copy.deepcopy))
+    assert found == order(lambda sampler: sampler)
+
+
+#: What is shared, and changed with each sample.
+DICE, LOG = random.Random(8), list[int]()
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "by one": lambda: by_one(random.Random(5)),
+    "by one of all": lambda: by_one(random),
+    "of numpy": lambda: ByOne(functools.partial(np.random.default_rng(3).integers, COUNT)),
+    "lists in lists": Mixed,
+    "of a module": lambda: by_one(DICE),
+    "with side effects": lambda: ByOne(lambda: LOG.append(n := DICE.randrange(COUNT)) or n),  # type: ignore[func-returns-value]
+}
+
+
+@pytest.mark.filterwarnings("ignore:nothing more is fetched:RuntimeWarning")
+@pytest.mark.parametrize("foresee", [None, copy.deepcopy, lambda _: iter([5, 6])], ids=["unknown", "copied", "wrong"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_sampler_with_code_of_its_own_is_asked_as_it_would_be(values: Path, kind: str, foresee: Any) -> None:
+    if foresee is copy.deepcopy and kind in ("by one of all", "of a module", "with side effects"):
+        pytest.skip("what a copy of it does changes something else")
+
+    def orders(sampler: Any) -> list[Any]:
+        torch.manual_seed(9)
+        random.seed(9)
+        DICE.seed(9)
+        LOG.clear()
+        return [passes(sampler, (None, 5, None, 1)), list(LOG), random.random(), torch.rand(1).item(), DICE.random()]
+
+    assert orders(fm.wrap_sampler(OTHERS[kind](), values, key, foresee=foresee)) == orders(OTHERS[kind]())
+
+
+def test_what_a_copy_names_is_fetched_ahead(values: Path) -> None:
+    seen: list[Any] = []
+    wrapped = fm.wrap_sampler(Walk(), values, lambda n: seen.append(n) or key(n), foresee=copy.deepcopy)  # type: ignore[func-returns-value]
+    first = next(iter(wrapped))
+    assert len(seen) == COUNT
+    assert seen[0] == first
+
+
+class Strange(RandomSampler):
+    """Of torch's own, with another number of samples."""
+
+    @property
+    def num_samples(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Strange(Plain()),
+        lambda: SubsetRandomSampler(collections.UserList(range(9))),
+        lambda: BatchSampler(Strange(Plain()), 2, False),
+        lambda: map(int, range(5)),
+    ],
+)  # fmt: skip
+def test_what_may_be_code_is_not_run_twice(values: Path, make: Callable[[], Any]) -> None:
+    with pytest.raises(NoDoubleError):
+        double(make())
+    with pytest.warns(RuntimeWarning, match="can't be known"):
+        list(fm.wrap_sampler(make(), values, key))
 
 
 class Endless:
@@ -230,7 +299,7 @@ class Endless:
 
 def test_one_without_an_end_is_followed_part_by_part(values: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "_OVERLAP", 8)
-    wrapped = order.Ordered(Endless(), fm._Parts(values, key, 4, "").begin, part=30)
+    wrapped = order.Ordered(Endless(), fm._Parts(values, key, 4, "").begin, copy.copy, part=30)
     assert list(islice(iter(wrapped), 5 * COUNT)) == list(range(COUNT)) * 5
 
 
@@ -243,20 +312,6 @@ def test_names_and_batches_of_any_shape_are_handed_out_as_they_are(values: Path,
     if shape is tuple:
         numbers = fm.wrap_sampler([(1, 2), (0, 3)], values)
         assert list(numbers) == [(1, 2), (0, 3)]
-
-
-def test_what_has_no_double_is_followed_without_anything_ahead(values: Path) -> None:
-    class Locked:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def __iter__(self) -> Iterator[int]:
-            with self.lock:
-                yield from range(COUNT)
-
-    for sampler in (Locked(), iter(range(COUNT))):
-        with pytest.warns(RuntimeWarning, match="can't be known"):
-            assert list(fm.wrap_sampler(sampler, values, key)) == list(range(COUNT))
 
 
 def test_attributes_are_the_sampler_s(values: Path) -> None:

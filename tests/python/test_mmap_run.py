@@ -604,9 +604,11 @@ def test_a_program_that_cannot_be_helped_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("detector", ["poll", "mprotect", "guard"])
+@pytest.mark.parametrize("way", ["pthread_exit", "thrd_exit", "pthread_cancel", "alone", "child"])
 def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
-    files: Path, tmp_path: Path, detector: str
+    files: Path, tmp_path: Path, detector: str, way: str
 ) -> None:
+    """And what it has printed is there, as the last thread that there is writes it."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("no compiler")
@@ -616,7 +618,11 @@ def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
         #include <fcntl.h>
         #include <pthread.h>
         #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
         #include <sys/mman.h>
+        #include <sys/wait.h>
+        #include <threads.h>
         #include <unistd.h>
         static void *works(void *path) {
             int file = open(path, O_RDONLY);
@@ -626,24 +632,36 @@ def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
             usleep(300000);
             map = mmap(0, 4 << 20, PROT_READ, MAP_SHARED, file, 0);
             for (int nth = 0; nth < 4 << 20; nth += 4096) sum += map[nth];
-            printf("%lu\n", sum);
+            printf("%lu\\n", sum);
             return 0;
         }
+        static void last(void) { printf("last\\n"); }
         int main(int count, char **words) {
             pthread_t thread;
             int file = open(words[1], O_RDONLY);
             mmap(0, 4 << 20, PROT_READ, MAP_SHARED, file, 0);
-            pthread_create(&thread, 0, works, words[1]);
+            atexit(last);
             usleep(100000);
+            if (!strcmp(words[2], "child")) {
+                pid_t child = fork();
+                if (child) return waitpid(child, 0, 0) != child;
+            } else if (strcmp(words[2], "alone")) {
+                pthread_create(&thread, 0, works, words[1]);
+                usleep(50000);
+            }
+            printf("first\\n");
+            if (!strcmp(words[2], "thrd_exit")) thrd_exit(0);
+            if (!strcmp(words[2], "pthread_cancel")) { pthread_cancel(pthread_self()); pthread_testcancel(); }
             pthread_exit(0);
         }
         """
     )
     subprocess.run([compiler, source, "-o", tmp_path / "main", "-pthread"], check=True)
-    words = [tmp_path / "main", files / "plain.bin"]
+    words = [tmp_path / "main", files / "plain.bin", way]
     plain = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SOON)
+    assert "first" in plain.stdout
     environment = preload.environment(["*.bin"], detector=detector)
-    for _ in range(5):
+    for _ in range(2):
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=SOON)
         assert (done.returncode, done.stdout) == (0, plain.stdout)
 

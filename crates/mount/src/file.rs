@@ -86,6 +86,7 @@ impl Shared {
             "unnamed_keys": questions.unnamed,
             "written_objects": writing.map_or(0, |writing| of(&writing.objects)),
             "written_bytes": writing.map_or(0, |writing| of(&writing.bytes)),
+            "writes_under_way": writing.map_or(0, Writing::left),
             "writes_that_failed": writing.map_or(0, |writing| of(&writing.failures)),
         })
         .to_string()

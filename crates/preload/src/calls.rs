@@ -22,15 +22,17 @@ static UNMAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static PROTECT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REMAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static LEAVE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static LEAVE_BY_C11: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Looks up the calls behind ours: the C library's, or those of another library that interposes.
 pub fn find() {
-    let calls: [(&AtomicPtr<c_void>, &CStr); 5] = [
+    let calls: [(&AtomicPtr<c_void>, &CStr); 6] = [
         (&MAP, c"mmap"),
         (&UNMAP, c"munmap"),
         (&PROTECT, c"mprotect"),
         (&REMAP, c"mremap"),
         (&LEAVE, c"pthread_exit"),
+        (&LEAVE_BY_C11, c"thrd_exit"),
     ];
     for (place, name) in calls {
         // SAFETY: a look-up by a name that ends with a zero.
@@ -175,48 +177,57 @@ pub unsafe extern "C" fn mremap(
     moved
 }
 
-/// As in the C library. Where the program's first thread ends by itself, ours does, too: else it would be the last one, and the program would never end.
+/// A call by which a thread ends itself. Where it is the program's first one, ours ends before: the last thread that there is ends the program as `exit` does, and ours has none of the
+/// program's descriptors, into which that writes what is buffered.
 ///
 /// The C library unwinds the stack of whoever calls it, so that nothing of ours may be on it: the real call is jumped to.
-///
-/// # Safety
-/// As there.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn pthread_exit(value: *mut c_void) -> ! {
-    core::arch::naked_asm!("push rdi", "call {leaves}", "pop rdi", "jmp rax", leaves = sym leaves)
+macro_rules! leaving {
+    ($name:ident, $leaves:ident, $place:ident) => {
+        /// As in the C library.
+        ///
+        /// # Safety
+        /// As there.
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(value: *mut c_void) -> ! {
+            core::arch::naked_asm!("push rdi", "call {leaves}", "pop rdi", "jmp rax", leaves = sym $leaves)
+        }
+
+        /// As in the C library.
+        ///
+        /// # Safety
+        /// As there.
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(value: *mut c_void) -> ! {
+            core::arch::naked_asm!(
+                "stp x0, x30, [sp, #-16]!",
+                "bl {leaves}",
+                "mov x16, x0",
+                "ldp x0, x30, [sp], #16",
+                "br x16",
+                leaves = sym $leaves
+            )
+        }
+
+        extern "C" fn $leaves() -> *mut c_void {
+            leaves(&$place)
+        }
+    };
 }
 
-/// As on the other architecture.
-///
-/// # Safety
-/// As there.
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn pthread_exit(value: *mut c_void) -> ! {
-    core::arch::naked_asm!(
-        "stp x0, x30, [sp, #-16]!",
-        "bl {leaves}",
-        "mov x16, x0",
-        "ldp x0, x30, [sp], #16",
-        "br x16",
-        leaves = sym leaves
-    )
-}
+leaving!(pthread_exit, leaves_by_posix, LEAVE);
+leaving!(thrd_exit, leaves_by_c11, LEAVE_BY_C11);
 
-/// A thread ends by itself; what is to be called for that.
-extern "C" fn leaves() -> *mut c_void {
+/// A thread ends itself; what is to be called for that.
+fn leaves(real: &AtomicPtr<c_void>) -> *mut c_void {
     // SAFETY: numbers of the caller's.
     if unsafe { libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid()) } {
-        quietly(follow::first_has_left);
+        quietly(follow::first_leaves);
     }
-    let mut real = LEAVE.load(Ordering::Acquire);
-    if real.is_null() {
-        // SAFETY: a look-up by a name that ends with a zero.
-        real = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_exit".as_ptr()) };
-    }
+    let real = real.load(Ordering::Acquire);
     match real.is_null() {
         true => ends as *mut c_void,
         false => real,
@@ -234,9 +245,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_ends_by_itself_is_ended_by_the_c_library() {
-        assert_ne!(pthread_exit as *const c_void, core::ptr::null());
-        assert_ne!(leaves(), core::ptr::null_mut());
+    fn a_thread_that_ends_itself_is_ended_by_the_c_library() {
+        find();
+        assert_ne!(pthread_exit as *const c_void, thrd_exit as *const c_void);
+        assert_ne!(leaves_by_posix(), leaves_by_c11());
+        assert_ne!(leaves_by_posix(), ends as *mut c_void);
         assert!(!follow::has_left(), "the first thread doesn't run tests");
     }
 

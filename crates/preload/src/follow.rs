@@ -3,7 +3,7 @@
 //! Interposed calls tell of what is mapped, moved and ended; a mapping whose path matches gets a place in the [table](crate::table). The first one starts the thread, which is [`poll`]'s, or for the detectors of paper
 //! 003 the [`optimizer`]'s. It sleeps on [`NEWS`], a number that each interposed call of interest changes. Everything that the thread knows is its own: interposed calls reach it by the table alone.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use foreload_plan::window::glob;
@@ -22,6 +22,23 @@ const STACK: usize = 512 << 10;
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
 /// The program's first thread has ended by itself: the last of the others ends the program, and that must not be ours.
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
+/// The thread, for whoever waits for its end; 0: there is none.
+static THREAD: AtomicUsize = AtomicUsize::new(0);
+/// How long that takes at most, in seconds.
+const MOST_WAIT_S: libc::time_t = 1;
+
+unsafe extern "C" {
+    /// Of the GNU C library: waits for a thread's end until a time of the real-time clock.
+    fn pthread_timedjoin_np(
+        thread: libc::pthread_t,
+        value: *mut *mut libc::c_void,
+        until: *const libc::timespec,
+    ) -> c_int;
+}
+
+/// How often it is looked for the program's first thread, and when that was last.
+const LOOK: Duration = Duration::from_millis(250);
+static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
 /// Changes with each mapping, and each checkpoint that is hit: what the thread sleeps on.
 pub static NEWS: AtomicU32 = AtomicU32::new(0);
 
@@ -46,6 +63,7 @@ unsafe extern "C" fn in_child() {
         IS_STARTED.store(false, Ordering::Release);
         // The thread that forks is the first one there.
         HAS_LEFT.store(false, Ordering::Release);
+        THREAD.store(0, Ordering::Release);
         poll::in_child();
         if mappings > 0 {
             start();
@@ -118,8 +136,28 @@ fn follow(mapping: &Mapping) {
     }
 }
 
-/// The program's first thread ends by itself, and so does ours.
-pub fn first_has_left() {
+/// Whether the thread is to end.
+pub fn has_left() -> bool {
+    HAS_LEFT.load(Ordering::Acquire)
+}
+
+/// The program's first thread is about to end itself: ours ends before, unless it takes too long.
+pub fn first_leaves() {
+    leave();
+    let thread = THREAD.swap(0, Ordering::AcqRel);
+    if thread == 0 {
+        return;
+    }
+    let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place is as large as the call fills it, and the thread is one that nobody else waits for.
+    unsafe {
+        libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut until);
+        until.tv_sec += MOST_WAIT_S;
+        pthread_timedjoin_np(thread as libc::pthread_t, core::ptr::null_mut(), &raw const until);
+    }
+}
+
+fn leave() {
     HAS_LEFT.store(true, Ordering::Release);
     if !stats::is_off() {
         stats::off(Off::First);
@@ -128,9 +166,30 @@ pub fn first_has_left() {
     wake();
 }
 
-/// Whether the thread is to end.
-pub fn has_left() -> bool {
-    HAS_LEFT.load(Ordering::Acquire)
+/// Looks whether the program's first thread is there still: one that is cancelled, say, tells nobody.
+fn look_for_first() {
+    let mut said = [0_u8; 256];
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: the path ends with a zero, the place has so many bytes, and the descriptor is ours.
+    let len = unsafe {
+        let file = libc::open(c"/proc/self/stat".as_ptr(), flags);
+        if file < 0 {
+            return;
+        }
+        let len = libc::read(file, said.as_mut_ptr().cast(), said.len());
+        libc::close(file);
+        usize::try_from(len).unwrap_or(0)
+    };
+    if is_dead(&said[..len]) {
+        leave();
+    }
+}
+
+/// Whether a process' line says that its first thread has ended. Its name, in brackets, may be anything.
+fn is_dead(line: &[u8]) -> bool {
+    let end = line.iter().rposition(|&byte| byte == b')');
+    end.and_then(|end| line.get(end + 2))
+        .is_some_and(|state| matches!(state, b'Z' | b'X'))
 }
 
 /// Wakes the thread, which looks why.
@@ -146,16 +205,28 @@ pub fn wake() {
     };
 }
 
-/// Sleeps until [`NEWS`] isn't this number any more, or for so long.
+/// Sleeps until [`NEWS`] isn't this number any more, or for so long, or until the thread is to end.
 pub fn sleep(news: u32, most: Option<Duration>) {
+    let mut left = most;
+    loop {
+        let step = left.map_or(LOOK, |left| left.min(LOOK));
+        wait(news, step);
+        let now = clock(libc::CLOCK_MONOTONIC);
+        if now.saturating_sub(LOOKED_AT.load(Ordering::Relaxed)) >= LOOK.as_nanos() as u64 {
+            LOOKED_AT.store(now, Ordering::Relaxed);
+            look_for_first();
+        }
+        left = left.map(|left| left.saturating_sub(step));
+        if has_left() || left == Some(Duration::ZERO) || NEWS.load(Ordering::Acquire) != news {
+            return;
+        }
+    }
+}
+
+fn wait(news: u32, most: Duration) {
     let time = libc::timespec {
         tv_sec: 0,
-        tv_nsec: most.map_or(0, |most| most.subsec_nanos() as libc::c_long),
-    };
-    let time = if most.is_none() {
-        core::ptr::null()
-    } else {
-        &raw const time
+        tv_nsec: most.subsec_nanos() as libc::c_long,
     };
     // SAFETY: the number and the time outlive the call. What came meanwhile has changed the number.
     unsafe {
@@ -164,7 +235,7 @@ pub fn sleep(news: u32, most: Option<Duration>) {
             NEWS.as_ptr(),
             libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
             news,
-            time,
+            &raw const time,
         )
     };
 }
@@ -216,7 +287,6 @@ fn start() -> bool {
         libc::pthread_sigmask(libc::SIG_SETMASK, signals.as_ptr(), before.as_mut_ptr());
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         let failed = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, core::ptr::null_mut());
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), core::ptr::null_mut());
@@ -226,7 +296,10 @@ fn start() -> bool {
         stats::off(Off::Thread);
         stats::begin();
         end_traps();
+        return true;
     }
+    // SAFETY: the call has filled it.
+    THREAD.store(unsafe { thread.assume_init() } as usize, Ordering::Release);
     true
 }
 
@@ -264,4 +337,20 @@ extern "C" fn run(_: *mut libc::c_void) -> *mut libc::c_void {
     stats::begin();
     stats::write();
     core::ptr::null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_thread_s_state_is_read_whatever_its_name_is() {
+        assert!(is_dead(b"12 (a) Z 1 2"));
+        assert!(is_dead(b"12 (a) R (b)) Z 1 2") && is_dead(b"12 ((Z) X 1"));
+        for other in [&b"12 (Z) S 1 2"[..], b"12 (a) Z) R 1", b"", b")", b"12 (a)", b"Z"] {
+            assert!(!is_dead(other));
+        }
+        look_for_first();
+        assert!(!has_left());
+    }
 }

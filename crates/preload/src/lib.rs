@@ -92,6 +92,7 @@ mod tests {
             "sigaction",
             "signal",
             "sigprocmask",
+            "thrd_exit",
         ];
         assert_eq!(listed[0], "foreload_preload_abi_version");
         assert_eq!(listed[1..], ours);

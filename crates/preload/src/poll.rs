@@ -1,6 +1,6 @@
 //! The detector `poll`: a loop that looks which pages were touched, and asks for those that come next.
 //!
-//! The thread sleeps without a wake-up while nothing is mapped that is followed, and looks as often as [`foreload_plan::window::pace`] says.
+//! While nothing is mapped that is followed, the thread only looks whether the program's first one is there still; else it looks as often as [`foreload_plan::window::pace`] says.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 

@@ -1,43 +1,56 @@
 """A double of a sampler: asked for what the sampler will name, it names it, and the sampler stays as it is.
 
-What a sampler draws from and what it changes (generators, lists, arrays, other samplers, its own attributes) the double has of its own, and the generators of `random`, NumPy
-and torch are put back after it was asked. What both only read, a data set, they share. Of what can't be told apart nothing is made, and who wants a double hears why not.
+That holds of samplers whose code is known: lists, and those of torch, with subclasses that change nothing of it. Such a double shares all with its sampler but the samplers that
+it draws on and the generator, of which it has its own, also where the sampler draws from torch's. The code of other samplers may do anything while it runs, and so
+isn't run for this: who knows how theirs is copied says so.
 """
 
 from __future__ import annotations
 
-import copy
-import datetime as dt
-import enum
-import functools
-import logging
-import random
 import sys
-import types
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-#: Things that a sampler has in itself; what has more is more than a sampler.
-_MOST = 100_000
-_DEEPEST = 12
-#: By these names samplers, torch's own among them, have what they name samples of.
-_DATA = frozenset(("data_source", "dataset", "data"))
-
-_AS_THEY_ARE = frozenset(
+#: Sequences, which are read without a change to them.
+_PLAIN = (list, tuple, range)
+#: Samplers whose code reads its attributes, draws from its generator, and does nothing else.
+_KNOWN = frozenset(
     (
-        *(int, float, complex, bool, str, bytes, type(None), range, slice, type, type(Ellipsis)),
-        *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, staticmethod, classmethod),
+        *((f"torch.utils.data.{module}", name) for module, name in (
+            ("sampler", "SequentialSampler"),
+            ("sampler", "RandomSampler"),
+            ("sampler", "SubsetRandomSampler"),
+            ("sampler", "WeightedRandomSampler"),
+            ("sampler", "BatchSampler"),
+            ("distributed", "DistributedSampler"),
+        )),
+        ("transformers.trainer_pt_utils", "LengthGroupedSampler"),
+        ("transformers.trainer_pt_utils", "DistributedLengthGroupedSampler"),
+    )
+)  # fmt: skip
+_SEEDED = ("torch.utils.data.sampler", "RandomSampler")
+#: What that code goes by, beside what is written in it: a subclass that changes one of these is another sampler.
+_GONE_BY = frozenset(
+    (
+        *("__iter__", "__len__", "__getattr__", "__getattribute__", "__new__", "__del__", "__dict__", "__slots__"),
+        *("data_source", "replacement", "num_samples", "_num_samples", "generator", "indices", "weights", "sampler"),
+        *(
+            "batch_size",
+            "drop_last",
+            "dataset",
+            "num_replicas",
+            "rank",
+            "epoch",
+            "total_size",
+            "shuffle",
+            "seed",
+            "lengths",
+        ),
     )
 )
-_NEVER_CHANGED = (type, np.generic, enum.Enum, PurePath, dt.date, dt.timedelta, logging.Logger)
-_DRAWS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-_CONTAINERS = (list, tuple, set, frozenset, deque)
-_MAPS = (dict, OrderedDict, defaultdict)
+#: Attributes that are read part by part: of another kind than these, that may be code, too.
+_READ = ("indices", "weights", "lengths")
 
 
 class NoDoubleError(Exception):
@@ -53,138 +66,54 @@ def double(sampler: Any) -> Any:
     """A sampler that will name what this one will, and changes nothing of it.
 
     Raises:
-        NoDoubleError: It has something of which it isn't known whether it may be shared.
+        NoDoubleError: What happens when it is asked isn't known.
     """
-    return _Copies().of(sampler, 0)
+    kind = type(sampler)
+    if kind in _PLAIN:
+        return sampler
+    if not _is_known(kind):
+        raise NoDoubleError(f"the code of {kind.__module__}.{kind.__qualname__} isn't")
+    fields = dict(vars(sampler))
+    for name in _READ:
+        if name in fields and not _is_data(fields[name]):
+            raise NoDoubleError(f"its {name} are of a kind that isn't")
+    if "generator" in fields:
+        fields["generator"] = _generator(kind, fields["generator"])
+    if "sampler" in fields:
+        fields["sampler"] = double(fields["sampler"])
+    made = object.__new__(kind)
+    made.__dict__.update(fields)
+    return made
 
 
-class _Copies:
-    """Copies, each thing once."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
-        # What is compared by its address has to stay.
-        self._kept: list[Any] = []
-
-    def of(self, value: Any, depth: int) -> Any:
-        kind = type(value)
-        if kind in _AS_THEY_ARE or isinstance(value, _NEVER_CHANGED):
-            return value
-        if id(value) in self._made:
-            return self._made[id(value)]
-        if depth > _DEEPEST or len(self._made) > _MOST:
-            raise NoDoubleError("it has more in it than a sampler needs")
-        made = self._new(value, kind, depth)
-        self._made[id(value)] = made
-        self._kept.append(value)
-        return made
-
-    def _new(self, value: Any, kind: type, depth: int) -> Any:
-        if kind in _CONTAINERS or kind in _MAPS:
-            return self._container(value, kind, depth)
-        if isinstance(value, np.ndarray):
-            return value.copy()
-        if isinstance(value, _DRAWS):
-            return copy.deepcopy(value)
-        if (torch := _torch()) is not None and kind.__module__.partition(".")[0] == "torch":
-            found = _of_torch(torch, value)
-            if found is not None:
-                return found
-        if isinstance(value, (types.MethodType, functools.partial)):
-            return self._call(value, depth)
-        if hasattr(kind, "__next__"):
-            raise NoDoubleError(f"what {kind.__name__} yields can be had once only")
-        # What has parts by number or by name is a data set.
-        return value if hasattr(kind, "__getitem__") else self._object(value, kind, depth)
-
-    def _call(self, value: Any, depth: int) -> Any:
-        if isinstance(value, types.MethodType):
-            return types.MethodType(value.__func__, self.of(value.__self__, depth + 1))
-        words = {name: self.of(each, depth + 1) for name, each in value.keywords.items()}
-        given = (self.of(each, depth + 1) for each in value.args)
-        return functools.partial(self.of(value.func, depth + 1), *given, **words)
-
-    def _container(self, value: Any, kind: type, depth: int) -> Any:
-        elements = value.values() if kind in _MAPS else value
-        if all(type(each) in _AS_THEY_ARE for each in elements):
-            return copy.copy(value)
-        if kind in _MAPS:
-            made = copy.copy(value)
-            self._made[id(value)] = made
-            for name, each in value.items():
-                made[name] = self.of(each, depth + 1)
-            return made
-        copies = [self.of(each, depth + 1) for each in value]
-        return deque(copies, value.maxlen) if isinstance(value, deque) else kind(copies)
-
-    def _object(self, value: Any, kind: type, depth: int) -> Any:
-        fields = getattr(value, "__dict__", None)
-        # Who says how it is pickled has something that an attribute doesn't show.
-        is_plain = not any(
-            "__reduce_ex__" in each.__dict__ or "__reduce__" in each.__dict__ for each in kind.__mro__[:-1]
-        )
-        slots = [name for each in kind.__mro__ for name in _slots(each)]
-        if (fields is None and not slots) or not is_plain or not kind.__flags__ & _OF_PYTHON:
-            raise NoDoubleError(f"it has a {kind.__module__}.{kind.__qualname__}")
-        made: Any = object.__new__(kind)
-        self._made[id(value)] = made
-        for name in slots:
-            if hasattr(value, name):
-                object.__setattr__(made, name, self.of(getattr(value, name), depth + 1))
-        for name, each in (fields or {}).items():
-            made.__dict__[name] = each if name in _DATA else self.of(each, depth + 1)
-        return made
+def _is_known(kind: type) -> bool:
+    for each in kind.__mro__:
+        if (each.__module__, each.__qualname__) in _KNOWN:
+            return True
+        if not _GONE_BY.isdisjoint(vars(each).keys() - {"__dict__"}):
+            return False
+    return False
 
 
-def _of_torch(torch: Any, value: Any) -> Any:
-    """A copy of a tensor or a generator, and of what never changes itself; None: it is something else."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, torch.Generator):
-        own = torch.Generator(device=value.device)
-        own.set_state(value.get_state())
+def _is_data(value: Any) -> bool:
+    torch = _torch()
+    if type(value) in (*_PLAIN, np.ndarray):
+        return True
+    return torch is not None and type(value) is torch.Tensor
+
+
+def _generator(kind: type, drawn_from: Any) -> Any:
+    """One that will draw the same."""
+    torch = _torch()
+    own = torch.Generator()
+    if drawn_from is None:
+        # Torch's own, of which some samplers draw a seed for theirs when they begin.
+        own.set_state(torch.get_rng_state())
+        if any((each.__module__, each.__qualname__) == _SEEDED for each in kind.__mro__):
+            own.manual_seed(int(torch.empty((), dtype=torch.int64).random_(generator=own).item()))
         return own
-    return value if isinstance(value, (torch.device, torch.dtype)) else None
-
-
-#: A class that was made by a `class` statement (CPython's `Py_TPFLAGS_HEAPTYPE`).
-_OF_PYTHON = 1 << 9
-
-
-def _slots(kind: type) -> list[str]:
-    named = kind.__dict__.get("__slots__", ())
-    names = [named] if isinstance(named, str) else list(named)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-class Draws:
-    """What `random`, NumPy and torch draw from when they aren't given a generator, as a double has it."""
-
-    def __init__(self) -> None:
-        self._states = _states()
-
-    @contextmanager
-    def own(self) -> Iterator[None]:
-        """What is drawn within comes from the double's, and the program's are as they were."""
-        before = _states()
-        _set(self._states)
-        try:
-            yield
-        finally:
-            self._states = _states()
-            _set(before)
-
-
-def _states() -> list[tuple[Callable[[Any], object], Any]]:
-    found: list[tuple[Callable[[Any], object], Any]] = [
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),
-    ]
-    if (torch := _torch()) is not None and hasattr(torch, "get_rng_state"):
-        found.append((torch.set_rng_state, torch.get_rng_state()))
-    return found
-
-
-def _set(states: list[tuple[Callable[[Any], object], Any]]) -> None:
-    for put, state in states:
-        put(state)
+    if type(drawn_from) is not torch.Generator:
+        raise NoDoubleError(f"its generator is a {type(drawn_from).__qualname__}, which isn't")
+    own = torch.Generator(device=drawn_from.device)
+    own.set_state(drawn_from.get_state())
+    return own

@@ -1,8 +1,8 @@
 """A sampler's order with what it names fetched ahead: what `foreload.mmap.wrap_sampler` answers with.
 
 The sampler is asked sample by sample, as it would be without this, so that its order, its state and what it draws from are what they would be. What it is going to name says a
-[double](double.py) of it, a part of an epoch at a time. Where the sampler names something else, as it does when somebody draws from its generator meanwhile, nothing more is
-fetched ahead in that epoch.
+[double](double.py) of it, a part of an epoch at a time; of a sampler with code of its own, a copy that its owner makes. Where the sampler names something else, as it does when
+somebody draws from its generator meanwhile, nothing more is fetched ahead in that epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
-from foreload._mapped.double import Draws, NoDoubleError, double
+from foreload._mapped.double import NoDoubleError, double
 
 #: So many samples of an epoch are looked up at a time, and the next ones when so many are left.
 _PART, _OVERLAP = 1 << 14, 1 << 8
@@ -49,14 +49,23 @@ class Ordered:
     Args:
         sampler: A sampler, or a batch sampler.
         begin: Begins to fetch what samples name, in this order.
+        foresee: Makes of the sampler what names what it will, without a change to it. None: it is one whose code is known.
         tuples_are_names: Whether a tuple is a sample's name; else it is a batch.
         part: So many samples of an epoch are looked up at a time.
     """
 
-    _OWN = frozenset(("sampler", "_begin", "_tuples_are_names", "_part"))
+    _OWN = frozenset(("sampler", "_begin", "_foresee", "_tuples_are_names", "_part"))
 
-    def __init__(self, sampler: Any, begin: Begin, tuples_are_names: bool = False, part: int = _PART) -> None:
-        self.sampler, self._begin, self._tuples_are_names, self._part = sampler, begin, tuples_are_names, part
+    def __init__(
+        self,
+        sampler: Any,
+        begin: Begin,
+        foresee: Callable[[Any], Any] | None = None,
+        tuples_are_names: bool = False,
+        part: int = _PART,
+    ) -> None:
+        self.sampler, self._begin, self._foresee = sampler, begin, foresee or double
+        self._tuples_are_names, self._part = tuples_are_names, part
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -74,7 +83,7 @@ class Ordered:
             setattr(self.sampler, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        foreseen = _Foreseen(self.sampler, self._begin, self._names, self._part)
+        foreseen = _Foreseen(self.sampler, self._foresee, self._begin, self._names, self._part)
         try:
             for each in self.sampler:
                 foreseen.comes(each)
@@ -105,18 +114,26 @@ class _Part:
 class _Foreseen:
     """What a sampler is going to name in an epoch."""
 
-    def __init__(self, sampler: Any, begin: Begin, names: Callable[[Any], list[Any]], part: int) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        foresee: Callable[[Any], Any],
+        begin: Begin,
+        names: Callable[[Any], list[Any]],
+        part: int,
+    ) -> None:
         self._begin, self._names, self._most = begin, names, part
         self._parts: deque[_Part] = deque()
         self._coming: deque[list[Any]] = deque()
-        self._draws = Draws()
         self._going: Iterator[Any] | None = None
         self._foreseen = self._nth = 0
         try:
-            with self._draws.own():
-                self._going = iter(double(sampler))
+            self._going = iter(foresee(sampler))
         except NoDoubleError as why:
-            self._warn(f"what {type(sampler).__name__} is going to name can't be known: {why}")
+            self._warn(
+                f"what {type(sampler).__name__} is going to name can't be known, for {why}; where a copy of it names it, "
+                "and copying and asking it changes nothing else, foresee=copy.deepcopy says so"
+            )
         except Exception:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
             return
         self._look()
@@ -128,10 +145,10 @@ class _Foreseen:
         part: list[list[Any]] = []
         count, is_over = 0, False
         try:
-            with self._draws.own():
-                while count < self._most:
-                    part.append(self._names(next(self._going)))
-                    count += len(part[-1])
+            # Batches may have nothing in them, for ever.
+            while count < self._most and len(part) < self._most:
+                part.append(self._names(next(self._going)))
+                count += len(part[-1])
         except Exception:  # noqa: BLE001 (its end, or as above)
             is_over = True
         if is_over:

@@ -1,0 +1,65 @@
+"""A bucket that is mounted, and what another client sees in it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bucket import Bucket
+
+from foreload._mount import program
+from foreload._mount.options import Options
+
+
+@contextmanager
+def mounted(home: Any, store: Bucket, url: str = "s3://bench", **fields: Any) -> Iterator[Path]:
+    """The bucket, mounted until the end."""
+    target = home.cache_dir / fields.pop("at", "mounted")
+    target.mkdir(parents=True, exist_ok=True)
+    given = {"endpoint_url": store.environment()["AWS_ENDPOINT_URL"]}
+    keys = store.boto3()
+    given.update(access_key_id=keys["aws_access_key_id"], secret_access_key=keys["aws_secret_access_key"])
+    settings = Options(**{"ram": "256MB", **fields}).settings(url, given, str(home.cache_dir))
+    pid = program.start(str(target), settings, home.cache_dir / "mount.log")
+    try:
+        yield target
+    finally:
+        ended = program.ended(pid)
+        subprocess.run(["umount", "-l", str(target)], check=False, capture_output=True)
+        assert ended, "it doesn't end"
+        assert not program.is_mounted(str(target))
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def objects(store: Bucket) -> dict[str, bytes]:
+    """What the bucket has, as another client reads it."""
+    import boto3
+
+    client = boto3.client("s3", **store.boto3())
+    found = {}
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bench"):
+        for each in page.get("Contents", []):
+            found[each["Key"]] = client.get_object(Bucket="bench", Key=each["Key"])["Body"].read()
+    return found
+
+
+def put(store: Bucket, key: str, body: bytes) -> None:
+    import boto3
+
+    boto3.client("s3", **store.boto3()).put_object(Bucket="bench", Key=key, Body=body)
+
+
+def fails_with(attempt: Callable[[], Any]) -> int | None:
+    """The number of the error that it ends with."""
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno
+    return None
