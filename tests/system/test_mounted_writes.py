@@ -167,6 +167,7 @@ def test_an_object_is_written_anew_or_not_at_all(home: Any, store: Bucket) -> No
 
 
 def test_files_and_directories_come_and_go(home: Any, store: Bucket) -> None:
+    put(store, "marked/", b"")
     with writable(home, store) as target:
         (target / "empty").mkdir()
         assert list((target / "empty").iterdir()) == []
@@ -179,7 +180,6 @@ def test_files_and_directories_come_and_go(home: Any, store: Bucket) -> None:
         victim.unlink()
         assert f"small/{victim.name}" not in objects(store)
         assert fails_with(victim.unlink) == errno.ENOENT
-        put(store, "marked/", b"")
         assert (target / "marked").is_dir()
         (target / "marked").rmdir()
         assert "marked/" not in objects(store)

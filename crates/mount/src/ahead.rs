@@ -123,9 +123,18 @@ impl Ahead {
         }
     }
 
-    /// The next chunk to ask for, if there is one.
-    pub fn take(&mut self) -> Option<u64> {
-        self.wanted.pop_front()
+    /// The next chunk to ask for, if there is one and there is room for it; without room it stays the next one, unless it is read meanwhile.
+    pub fn take(&mut self, has_room: impl FnOnce(u64) -> bool) -> Option<u64> {
+        let read = if self.is_whole {
+            self.front / self.layout.chunk
+        } else {
+            0
+        };
+        while self.wanted.front().is_some_and(|&nth| nth < read) {
+            self.wanted.pop_front();
+        }
+        let nth = *self.wanted.front()?;
+        if has_room(nth) { self.wanted.pop_front() } else { None }
     }
 
     /// Chunks that won't be read again: they end before this one.
@@ -148,7 +157,7 @@ mod tests {
     const READ: u64 = 128 << 10;
 
     fn asked(ahead: &mut Ahead) -> Vec<u64> {
-        std::iter::from_fn(|| ahead.take()).collect()
+        std::iter::from_fn(|| ahead.take(|_| true)).collect()
     }
 
     fn ahead(bytes: u64, most: u64) -> Ahead {
@@ -243,6 +252,22 @@ mod tests {
             }
         }
         assert!(most_ahead <= (THEN + 2) * 4 * MIB, "{most_ahead}");
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_asked_for_later_unless_it_was_read() {
+        let mut ahead = ahead(400 * MIB, 64 * MIB);
+        ahead.read(0..READ, Duration::ZERO, true);
+        assert_eq!(ahead.take(|nth| nth != 1), None);
+        assert_eq!(asked(&mut ahead), [1, 2, 3]);
+        let mut all = Vec::new();
+        for at in (READ..200 * MIB).step_by(READ as usize) {
+            ahead.read(at..at + READ, Duration::ZERO, true);
+            // For one at a time, and every other time for none.
+            all.extend(ahead.take(|_| at % (8 * MIB) == 0));
+        }
+        assert!(all.is_sorted() && all.len() > 20, "{all:?}");
+        assert!(asked(&mut ahead).iter().all(|&nth| nth >= 200 / 4 - 1));
     }
 
     #[test]

@@ -208,6 +208,23 @@ impl OpenFile {
         }
     }
 
+    /// Whoever reads it says himself what he is going to read.
+    pub fn is_read_in_order(&self) {
+        self.state().ahead.is_left_alone(true);
+    }
+
+    /// What will be read next is asked for: of the chunks that these bytes are in the first `most`, as far as there is room.
+    pub fn ask_for(&self, span: Range<u64>, most: u64) {
+        let chunks = self.layout.of(span);
+        let mut state = self.state();
+        for nth in chunks.start..chunks.end.min(chunks.start + most) {
+            // Who reads it asks again, and says so himself if it fails.
+            if self.want(&mut state, nth, true).is_err() {
+                return;
+            }
+        }
+    }
+
     /// Its number.
     #[must_use]
     pub fn ino(&self) -> Ino {
@@ -327,7 +344,7 @@ impl OpenFile {
             let first = state.chunks.pop_first();
             first.into_iter().for_each(|(_, chunk)| self.give_back(chunk));
         }
-        while let Some(nth) = state.ahead.take() {
+        while let Some(nth) = state.ahead.take(|nth| self.has_room(nth)) {
             // Who reads it asks again, and says so himself if it fails.
             if self.want(state, nth, true).is_err() {
                 break;
@@ -348,6 +365,12 @@ impl OpenFile {
         }
     }
 
+    /// Whether a chunk may be asked for ahead, of all files together.
+    fn has_room(&self, nth: u64) -> bool {
+        let span = self.layout.span(nth);
+        self.shared.ahead_bytes.load(Ordering::Relaxed) + (span.end - span.start) <= self.shared.most_ahead
+    }
+
     /// Asks for a chunk, unless it was already.
     fn want(&self, state: &mut State, nth: u64, is_ahead: bool) -> Result<(), ClientError> {
         if let Some(chunk) = state.chunks.get_mut(&nth) {
@@ -360,7 +383,7 @@ impl OpenFile {
         let span = self.layout.span(nth);
         let len = span.end - span.start;
         let ahead_bytes = if is_ahead { len } else { 0 };
-        if is_ahead && self.shared.ahead_bytes.load(Ordering::Relaxed) + len > self.shared.most_ahead {
+        if is_ahead && !self.has_room(nth) {
             return Ok(());
         }
         let place = match &state.place {

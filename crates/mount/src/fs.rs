@@ -346,15 +346,16 @@ impl Inner {
             return reply.error(Errno::ESTALE);
         };
         // Pages of another object are no use; those of this one stay.
-        let cache = if is_kept {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::empty()
-        };
+        let mut flags = FopenFlags::empty();
+        if is_kept {
+            flags |= FopenFlags::FOPEN_KEEP_CACHE;
+        }
+        // Who only reads has nothing to be said of when it is closed.
+        flags |= FopenFlags::FOPEN_NOFLUSH;
         let file = OpenFile::new(Arc::clone(&self.shared), ino, key, object);
         let handle = self.number();
         locked(&self.files).insert(handle, Arc::new(file));
-        reply.opened(FileHandle(handle), cache);
+        reply.opened(FileHandle(handle), flags);
     }
 
     fn attribute_at_hand(&self, ino: Ino, reply: ReplyAttr) {

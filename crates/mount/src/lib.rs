@@ -4,7 +4,7 @@
 //! ([`shelves`], [`layout`]), [`ahead`] says which chunks come next, and [`fs`] answers the kernel. What is read stays in the kernel's page cache for as long as the object is the same,
 //! and in the agent's memory and on its disks, where the loader finds it, too.
 //!
-//! Nothing here fetches an object: the agent's plan decides what is fetched when.
+//! [`changes`] and [`writing`] make objects of files that are written. Nothing here fetches one: the agent's plan decides what is fetched when.
 
 pub mod ahead;
 pub mod changes;
@@ -14,6 +14,7 @@ pub mod fs;
 pub mod layout;
 pub mod log;
 pub mod names;
+pub mod serve;
 pub mod settings;
 pub mod shelves;
 pub mod tree;
@@ -27,9 +28,11 @@ use crate::settings::Settings;
 use crate::shelves::Shelves;
 use crate::tree::Tree;
 use crate::writing::Writing;
+use foreload_store::source::Retry;
 use foreload_store::{Source, SourceOptions};
 use fuser::{Config, MountOption, Notifier, Session, SessionACL, SessionUnmounter};
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -75,42 +78,62 @@ pub enum MountError {
     System(#[from] io::Error),
 }
 
+/// What answers from a bucket: names, and what is read by way of the agent.
+struct Base {
+    runtime: tokio::runtime::Runtime,
+    names: Arc<Names>,
+    shared: Arc<Shared>,
+}
+
+impl Base {
+    fn open(settings: &Settings) -> Result<Self, MountError> {
+        let options = SourceOptions {
+            storage_options: settings.storage_options.clone(),
+            // Whoever asks for a name waits as long as whoever reads.
+            retry: Retry {
+                patience: settings.timeout(),
+                ..Retry::default()
+            },
+            ..SourceOptions::default()
+        };
+        let source = Source::open(&settings.url, &options)?;
+        // One thread that hashes what is written keeps nobody from asking for names.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("foreload-mount-names")
+            .enable_all()
+            .build()?;
+        let is_closing = Arc::new(AtomicBool::new(false));
+        let tree = Tree::new(settings.most_entries, settings.ttl(), Instant::now());
+        let shelves = Shelves::new(settings.clone(), &source, Arc::clone(&is_closing));
+        shelves.connect()?;
+        let names = Arc::new(Names::new(source, tree, settings.timeout()));
+        let shared = Arc::new(Shared {
+            shelves,
+            names: Arc::clone(&names),
+            most_ahead: settings.most_ahead(),
+            ahead_bytes: AtomicU64::new(0),
+            most_held: settings.ram_bytes,
+            held_bytes: AtomicU64::new(0),
+            timeout: settings.timeout() + Duration::from_secs(5),
+            is_closing,
+            tally: Tally::default(),
+        });
+        // An URL that is wrong is better said now than by each program. The log says what is.
+        runtime
+            .block_on(names.list(tree::ROOT))
+            .map_err(|_| MountError::Unlisted(settings.url.clone()))?;
+        Ok(Base { runtime, names, shared })
+    }
+}
+
 /// Mounts, says so, and serves until somebody unmounts it or a signal says so.
 ///
 /// # Errors
 /// [`MountError`]: there was no mount, or it ended badly.
 pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(), MountError> {
-    let options = SourceOptions {
-        storage_options: settings.storage_options.clone(),
-        ..SourceOptions::default()
-    };
-    let source = Source::open(&settings.url, &options)?;
-    // One thread that hashes what is written keeps nobody from asking for names.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("foreload-mount-names")
-        .enable_all()
-        .build()?;
-    let is_closing = Arc::new(AtomicBool::new(false));
-    let tree = Tree::new(settings.most_entries, settings.ttl(), Instant::now());
-    let shelves = Shelves::new(settings.clone(), &source, Arc::clone(&is_closing));
-    shelves.connect()?;
-    let names = Arc::new(Names::new(source, tree, settings.timeout()));
-    let shared = Arc::new(Shared {
-        shelves,
-        names: Arc::clone(&names),
-        most_ahead: settings.most_ahead(),
-        ahead_bytes: AtomicU64::new(0),
-        most_held: settings.ram_bytes,
-        held_bytes: AtomicU64::new(0),
-        timeout: settings.timeout() + Duration::from_secs(5),
-        is_closing: Arc::clone(&is_closing),
-        tally: Tally::default(),
-    });
-    // An URL that is wrong is better said now than by each program. The log says what is.
-    runtime
-        .block_on(names.list(tree::ROOT))
-        .map_err(|_| MountError::Unlisted(settings.url.clone()))?;
+    let Base { runtime, names, shared } = Base::open(settings)?;
+    let is_closing = Arc::clone(&shared.is_closing);
     // Where the bucket is was found out by listing it.
     let writing = settings.write.map(|write| {
         let writer = names.source().writer(settings.timeout())?;
@@ -132,7 +155,12 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         target: target.to_owned(),
         why,
     };
-    let mut session = Session::new(view, target, &config(settings)).map_err(refused)?;
+    let given = descriptor(target);
+    let session = match given {
+        Some(descriptor) => Session::from_fd(view, descriptor?, acl(settings), config(settings)),
+        None => Session::new(view, target, &config(settings)),
+    };
+    let mut session = session.map_err(refused)?;
     let unmounter = Arc::new(Mutex::new(session.unmount_callable()));
     let forgetting = forget(session.notifier(), told, Arc::clone(&is_closing))?;
     let asking = ask(
@@ -142,11 +170,13 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         writing.clone(),
         Arc::clone(&is_closing),
     )?;
-    // Looking at it asks for an answer, so it is done aside.
-    let place = target.to_owned();
-    std::thread::Builder::new()
-        .name("foreload-mount-window".into())
-        .spawn(move || read_ahead(&place))?;
+    if !is_descriptor(target) {
+        // Looking at it asks for an answer, so it is done aside.
+        let place = target.to_owned();
+        std::thread::Builder::new()
+            .name("foreload-mount-window".into())
+            .spawn(move || read_ahead(&place))?;
+    }
     ready();
     let ended = session.run();
     is_closing.store(true, Ordering::Relaxed);
@@ -157,6 +187,13 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     asking.ends();
     drop(forgetting);
     Ok(ended?)
+}
+
+fn end(writing: Option<&Writing>) -> ! {
+    if let Some(writing) = writing {
+        tokio::runtime::Handle::current().block_on(finish(writing));
+    }
+    std::process::exit(0);
 }
 
 /// What is being written, or was closed just now, has so long to become objects; of the rest nothing is left.
@@ -175,14 +212,41 @@ fn config(settings: &Settings) -> Config {
         MountOption::FSName(format!("{FS_NAME}{}", settings.url)),
         MountOption::DefaultPermissions,
     ];
-    config.acl = if settings.allow_other {
-        SessionACL::All
-    } else {
-        SessionACL::Owner
-    };
+    config.acl = acl(settings);
     config.n_threads = Some(2);
     config.clone_fd = true;
     config
+}
+
+fn acl(settings: &Settings) -> SessionACL {
+    match settings.allow_other {
+        true => SessionACL::All,
+        false => SessionACL::Owner,
+    }
+}
+
+/// What a descriptor is named by that somebody has mounted already, and given to this process.
+const DESCRIPTORS: &str = "/dev/fd/";
+
+fn is_descriptor(target: &Path) -> bool {
+    target.starts_with(DESCRIPTORS)
+}
+
+/// A descriptor of `/dev/fuse` that was given for this, if the target is one.
+fn descriptor(target: &Path) -> Option<io::Result<OwnedFd>> {
+    let number = target.strip_prefix(DESCRIPTORS).ok()?;
+    let number = number.to_str().and_then(|text| text.parse::<u32>().ok());
+    let given = number.and_then(|number| RawFd::try_from(number).ok());
+    let is_open = |given: &RawFd| Path::new(&format!("/proc/self/fd/{given}")).exists();
+    Some(match given.filter(|given| *given > 2 && is_open(given)) {
+        // SAFETY: it is open, and whoever began this process gave it for this and nothing else.
+        #[allow(unsafe_code)]
+        Some(given) => Ok(unsafe { OwnedFd::from_raw_fd(given) }),
+        None => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no descriptor that was given to this process",
+        )),
+    })
 }
 
 /// A thread that tells the kernel to let go of names: not one that answers it, which it may be waiting for.
@@ -260,6 +324,10 @@ fn ask(
 
 /// Unmounts; what somebody has open is hidden, and closed when the time of grace is over.
 fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path, writing: Option<&Writing>) {
+    if is_descriptor(target) {
+        // Whoever has mounted it unmounts it.
+        end(writing);
+    }
     let asked = unmounter
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -285,10 +353,7 @@ fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path, writing: Option<&
     }
     // Without anybody who answers, what is open there fails and doesn't hang.
     std::thread::sleep(GRACE);
-    if let Some(writing) = writing {
-        tokio::runtime::Handle::current().block_on(finish(writing));
-    }
-    std::process::exit(0);
+    end(writing);
 }
 
 /// Has the kernel read further ahead than its 128 KiB, where that may be set.

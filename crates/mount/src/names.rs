@@ -14,9 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two questions where the bucket can't answer.
-const AGAIN: Duration = Duration::from_millis(200);
-
 /// What is asked of the bucket about names.
 pub struct Names {
     source: Source,
@@ -29,7 +26,13 @@ pub struct Names {
     listed: AtomicU64,
     /// Keys that can't be names here.
     unnamed: AtomicU64,
+    /// How many names of a directory were asked for one by one.
+    asked_in: Mutex<FxHashMap<Ino, u32>>,
 }
+
+/// So many names of one directory are several, and of so many directories they are counted.
+const SEVERAL: u32 = 4;
+const MOST_ASKED_IN: usize = 10_000;
 
 /// What was asked of the bucket so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +76,7 @@ impl Names {
             asked: AtomicU64::new(0),
             listed: AtomicU64::new(0),
             unnamed: AtomicU64::new(0),
+            asked_in: Mutex::default(),
         }
     }
 
@@ -121,6 +125,54 @@ impl Names {
         self.tree().doubt_missing(parent, name);
     }
 
+    /// The entry by a key. Nothing is asked about what it lies in: where there is an object there are directories, and a listing of one may be long.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none. Else what the bucket says.
+    pub async fn find(self: &Arc<Self>, key: &str) -> Result<Ino, Errno> {
+        let (mut at, mut rest) = (crate::tree::ROOT, key);
+        while let Some((part, behind)) = rest.split_once('/') {
+            if !is_name(part) {
+                return Err(Errno::ENOENT);
+            }
+            let known = self.tree().look(at, part, Instant::now());
+            at = match known {
+                Look::Found(ino) => ino,
+                Look::Missing => return Err(Errno::ENOENT),
+                Look::Unknown => {
+                    let put = self.tree().put(at, part, Kind::Directory, Instant::now());
+                    put.ok_or(Errno::ENOENT)?
+                }
+            };
+            rest = behind;
+        }
+        match rest {
+            "" if key.is_empty() => Ok(at),
+            rest if is_name(rest) => {
+                if self.tree().look(at, rest, Instant::now()) == Look::Unknown {
+                    self.asked_in(at);
+                }
+                self.look_up(at, rest).await
+            }
+            _ => Err(Errno::ENOENT),
+        }
+    }
+
+    /// Who has asked for several names of a directory asks for more of them: it is listed meanwhile.
+    fn asked_in(self: &Arc<Self>, directory: Ino) {
+        let mut asked = locked(&self.asked_in);
+        if asked.len() > MOST_ASKED_IN {
+            asked.clear();
+        }
+        let count = asked.entry(directory).or_default();
+        *count += 1;
+        if *count == SEVERAL {
+            let names = Arc::clone(self);
+            // Whoever asks for one of them hears himself what is wrong.
+            tokio::spawn(async move { drop(names.list(directory).await) });
+        }
+    }
+
     /// The entry at a path, which begins at the root. Directories on the way are listed, for whoever names many files names neighbours.
     ///
     /// # Errors
@@ -145,7 +197,7 @@ impl Names {
     async fn ask(&self, key: &str) -> Result<Kind, Errno> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + self.timeout;
-        match until(deadline, || self.source.head(key, deadline)).await {
+        match self.source.head(key, deadline).await {
             Ok(meta) => return Ok(kind_of(&meta)),
             // Of a directory on a disk it is said so, and a bucket that denies questions says the same of what it doesn't have.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {}
@@ -203,8 +255,7 @@ impl Names {
             format!("{key}/")
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let asked = until(deadline, || self.source.list_level(&prefix));
-        let entries = tokio::time::timeout_at(deadline, asked).await;
+        let entries = tokio::time::timeout_at(deadline, self.source.list_level(&prefix)).await;
         let entries = match entries.map_err(|_| self.timed_out(&prefix))? {
             // A directory that was made here is there without the bucket knowing of it.
             Err(error) if is_ours && error.kind() == ErrorKind::NotFound => Ok(Entries::default()),
@@ -251,21 +302,6 @@ impl Names {
         let now = Instant::now();
         let listed = self.tree().list(directory, found.into_iter().collect(), now);
         listed.ok_or(Errno::ENOENT)
-    }
-}
-
-/// Asks again and again while the answer may be another one soon.
-async fn until<T, F: Future<Output = foreload_store::Result<T>>>(
-    deadline: tokio::time::Instant,
-    mut ask: impl FnMut() -> F,
-) -> foreload_store::Result<T> {
-    loop {
-        let answer = ask().await;
-        let is_over = tokio::time::Instant::now() + AGAIN >= deadline;
-        match &answer {
-            Err(error) if error.kind().is_transient() && !is_over => tokio::time::sleep(AGAIN).await,
-            _ => return answer,
-        }
     }
 }
 

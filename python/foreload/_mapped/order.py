@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Any, Protocol
 
 from foreload._mapped.double import NoDoubleError, double
@@ -108,7 +108,6 @@ class _Part:
 
     def __init__(self, first: int, count: int, going: Going) -> None:
         self.first, self.end, self.going = first, first + count, going
-        self.due = first
 
 
 class _Foreseen:
@@ -124,9 +123,9 @@ class _Foreseen:
     ) -> None:
         self._begin, self._names, self._most = begin, names, part
         self._parts: deque[_Part] = deque()
-        self._coming: deque[list[Any]] = deque()
+        self._coming: deque[Any] = deque()
         self._going: Iterator[Any] | None = None
-        self._foreseen = self._nth = 0
+        self._foreseen = self._nth = self._due = 0
         try:
             self._going = iter(foresee(sampler))
         except NoDoubleError as why:
@@ -142,50 +141,59 @@ class _Foreseen:
         """Looks up the next part."""
         if self._going is None:
             return
-        part: list[list[Any]] = []
-        count, is_over = 0, False
+        part: list[Any] = []
         try:
-            # Batches may have nothing in them, for ever.
-            while count < self._most and len(part) < self._most:
-                part.append(self._names(next(self._going)))
-                count += len(part[-1])
-        except Exception:  # noqa: BLE001 (its end, or as above)
-            is_over = True
-        if is_over:
+            part.extend(islice(self._going, 1))
+            # Of batches fewer make a part; there may be nothing in them, for ever.
+            of_each = max(1, len(self._names(part[0]))) if part else 1
+            part.extend(islice(self._going, max(0, self._most // of_each - 1)))
+        except Exception:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
             self._going = None
         if not part:
+            self._going = None
             return
+        names = (
+            part if all(type(each) is int for each in part) else [name for each in part for name in self._names(each)]
+        )
         try:
-            going = self._begin(list(chain.from_iterable(part)), self._foreseen == 0)
+            going = self._begin(names, self._foreseen == 0)
         except NothingAheadError as error:
             self._stop()
             self._warn(str(error))
             return
-        self._parts.append(_Part(self._foreseen, count, going))
-        self._foreseen += count
+        self._parts.append(_Part(self._foreseen, len(names), going))
+        self._foreseen += len(names)
         self._coming.extend(part)
 
     def comes(self, each: Any) -> None:
         """The sampler has named this."""
         if not self._coming:
             return
-        names = self._names(each)
-        if not _are_same(names, self._coming.popleft()):
-            self._stop()
-            self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
-            return
+        other = self._coming.popleft()
+        if type(each) is int and each == other:
+            count = 1
+        else:
+            names = self._names(each)
+            count = len(names)
+            if not _are_same(names, self._names(other)):
+                self._stop()
+                self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
+                return
+        # To say where it is costs a reader that finds all in memory a hundredth of its time.
+        if self._nth >= self._due:
+            self._reached()
+        self._nth += count
+        if self._foreseen - self._nth <= _OVERLAP:
+            self._look()
+
+    def _reached(self) -> None:
         part = self._parts[0]
-        while self._nth >= part.end:
+        while self._nth >= part.end and len(self._parts) > 1:
             part.going.stop()
             self._parts.popleft()
             part = self._parts[0]
-        # To say so costs a reader that finds all in memory a hundredth of its time.
-        if self._nth >= part.due:
-            part.going.reached(self._nth - part.first)
-            part.due = self._nth + part.going.every
-        self._nth += len(names)
-        if self._foreseen - self._nth <= _OVERLAP:
-            self._look()
+        part.going.reached(self._nth - part.first)
+        self._due = min(self._nth + part.going.every, part.end)
 
     def _stop(self) -> None:
         self._going = None

@@ -6,6 +6,7 @@ The names that s3fs has for what there is here, too, are taken for it: whoever c
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from foreload.errors import InvalidError
 _PAPER = {"chunk": "52MB", "connections": 20}
 _MOST_CONNECTIONS = 4096
 _MOST_CHUNK = 1 << 30
+_MOST_PORT = 65_535
 #: Room for a chunk that is read, one that comes, and two more.
 _CHUNKS = 4
 _MIB = 1 << 20
@@ -232,12 +234,55 @@ def _take(found: Given, name: str, text: str) -> None:
         found.fields["part"] = max(found.fields[to], _LEAST_PART)
 
 
+def address(text: str) -> str:
+    """Where it is to listen.
+
+    Raises:
+        InvalidError: It is no address of this machine's loopback, or no port.
+    """
+    host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
+    host = {"": "127.0.0.1", "localhost": "127.0.0.1"}.get(host, host)
+    try:
+        is_good = ipaddress.ip_address(host.strip("[]")).is_loopback and 0 <= int(port) <= _MOST_PORT
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise InvalidError(f"--listen {text}: give 127.0.0.1:PORT, for whoever reaches it may read all there is")
+    return f"http://{host}:{int(port)}"
+
+
+#: What a descriptor of `/dev/fuse` is named by that somebody has mounted already, as libfuse has it.
+_DESCRIPTORS = "/dev/fd/"
+_FUSE = (10, 229)
+
+
+def descriptor(target: str | os.PathLike[str]) -> int | None:
+    """The descriptor that is meant, if it is one.
+
+    Raises:
+        InvalidError: It isn't open in this process, or isn't of `/dev/fuse`.
+    """
+    text = os.fspath(target)
+    if not text.startswith(_DESCRIPTORS):
+        return None
+    number = int(text[len(_DESCRIPTORS) :]) if text[len(_DESCRIPTORS) :].isdecimal() else -1
+    try:
+        device = os.fstat(number).st_rdev
+    except (OSError, OverflowError):
+        raise InvalidError(f"{text}: it isn't open in this process") from None
+    if (os.major(device), os.minor(device)) != _FUSE:
+        raise InvalidError(f"{text}: it is no descriptor of /dev/fuse")
+    return number
+
+
 def directory(target: str | os.PathLike[str]) -> str:
     """Where it is to be mounted.
 
     Raises:
         InvalidError: It is no directory, or something is mounted there that doesn't answer any more.
     """
+    if descriptor(target) is not None:
+        return os.fspath(target)
     place = Path(target).expanduser().absolute()
     try:
         place.stat()

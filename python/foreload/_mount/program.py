@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,42 @@ def command(target: str, settings: Mapping[str, Any]) -> list[str]:
     return [str(PROGRAM), target, json.dumps(settings)]
 
 
-def serve(target: str, settings: Mapping[str, Any]) -> int:
-    """Serves until it is unmounted, or Ctrl-C: the program's exit status."""
-    return subprocess.run(command(target, settings), stdout=subprocess.DEVNULL, check=False).returncode
-
-
-def start(target: str, settings: Mapping[str, Any], log: Path) -> int:
-    """Has a program of its own serve; its process when the mount is there.
+def serve(
+    target: str, settings: Mapping[str, Any], given: Sequence[int] = (), say: Callable[[str], object] | None = None
+) -> int:
+    """Serves until it is unmounted, or Ctrl-C: the program's exit status.
 
     Args:
-        target: The directory.
+        target: The directory, or an address.
+        settings: What the program reads.
+        given: Descriptors that it gets.
+        say: Is told what it says when it serves.
+    """
+    running = subprocess.Popen(command(target, settings), stdout=subprocess.PIPE, text=True, pass_fds=given)
+    assert running.stdout is not None
+    while True:
+        try:
+            if (line := running.stdout.readline().strip()) and say is not None:
+                say(line)
+            return running.wait()
+        except KeyboardInterrupt:
+            # It hears of it, too, and ends when it is done.
+            continue
+
+
+def start(target: str, settings: Mapping[str, Any], log: Path, given: Sequence[int] = ()) -> int:
+    """Has a program of its own serve a mount; its process when it is there. As [`begin`][foreload._mount.program.begin]."""
+    return begin(target, settings, log, given)[0]
+
+
+def begin(target: str, settings: Mapping[str, Any], log: Path, given: Sequence[int] = ()) -> tuple[int, str]:
+    """Has a program of its own serve; its process, and what it says when it does.
+
+    Args:
+        target: The directory, or an address.
         settings: What the program reads.
         log: What it says goes there.
+        given: Descriptors that it gets.
 
     Raises:
         ForeloadError: It ended instead, with what it said.
@@ -55,12 +79,13 @@ def start(target: str, settings: Mapping[str, Any], log: Path) -> int:
             stderr=said,
             start_new_session=True,
             cwd="/",
+            pass_fds=given,
         )
     assert running.stdout is not None
     with running.stdout as out:
         line = out.readline()
-    if line.strip() == b"mounted":
-        return running.pid
+    if line.strip():
+        return running.pid, line.decode().strip()
     running.wait()
     text = log.read_bytes()[before:][-_SAID:].decode(errors="replace")
     lines = [line.removeprefix("foreload-mount: ") for line in text.strip().splitlines()]

@@ -21,7 +21,7 @@ from foreload.cli.doctor import doctor
 from foreload.cli.explain import explain
 from foreload.cli.failure import report
 from foreload.cli.index import index
-from foreload.cli.mount import mount, unmount
+from foreload.cli.mount import mount, serve, unmount
 from foreload.cli.plan import plan
 from foreload.cli.preview import preview
 from foreload.cli.run import run
@@ -40,7 +40,7 @@ app = typer.Typer(
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data sets": (index, preview, explain),
-    "Files": (mount, unmount),
+    "Files": (mount, unmount, serve),
     "Planning": (plan, simulate, cost, calibrate),
     "This machine": (bench, doctor, top),
 }

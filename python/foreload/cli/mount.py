@@ -1,5 +1,6 @@
-"""`foreload mount` and `foreload unmount`: a bucket as a directory."""
+"""`foreload mount` and `foreload unmount`: a bucket as a directory; `foreload serve`: the same for S3 clients."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,12 @@ from foreload.cli import options, output
 #: The largest number that somebody can have.
 _MOST_ID = 2**32 - 2
 
-Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where; it must exist.")]
+Directory = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIRECTORY", help="Where; it must exist. /dev/fd/N: a descriptor of /dev/fuse that is mounted already."
+    ),
+]
 Foreground = Annotated[
     bool, typer.Option("--foreground", "-f", help="Serve in this process until it is unmounted, or Ctrl-C.")
 ]
@@ -171,15 +177,83 @@ def mount(
     }
     fields.update({name: value for name, value in named.items() if value is not None})
     settings = _options.Options(**fields).settings(url, given.store)
-    target = _options.directory(directory)
+    target, descriptor = _options.directory(directory), _options.descriptor(directory)
+    descriptors = () if descriptor is None else (descriptor,)
     if foreground:
-        raise typer.Exit(program.serve(target, settings))
+        raise typer.Exit(program.serve(target, settings, descriptors))
     place = log or Path(_agent.cache_directory()) / "mount.log"
-    pid = program.start(target, settings, place)
+    pid = program.start(target, settings, place, descriptors)
     value = {"url": settings["url"], "directory": target, "pid": pid, "log": str(place)}
     output.emit(
         value, lambda console: console.print(f"{settings['url']} is at {target} (process {pid})"), as_json=as_json
     )
+
+
+Listen = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS:PORT", help="Where, on this machine's loopback; port 0: a free one."),
+]
+Background = Annotated[
+    bool, typer.Option("--background", help="Have a process of its own serve, and say which; `kill` ends it.")
+]
+
+
+def serve(
+    url: options.Url,
+    listen: Listen = "127.0.0.1:9090",
+    background: Background = False,
+    log: Log = None,
+    chunk: Chunk = None,
+    connections: Connections = None,
+    preset: Preset = None,
+    ram: Ram = None,
+    disk: Disk = None,
+    ahead: Ahead = None,
+    timeout: Timeout = None,
+    ttl: Ttl = None,
+    entries: Entries = None,
+    endpoint_url: options.EndpointUrl = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Serves a bucket to S3 clients on this machine, to be read: what they fetch comes by way of the node's agent, its memory and its disks.
+
+    They need its address (AWS_ENDPOINT_URL), and nothing else is changed: the bucket has its own name, and a directory its last one. Signatures aren't looked at.
+    """
+    from foreload._mount import options as _options
+    from foreload._mount import program
+    from foreload._node import agent as _agent
+
+    given = _options.given(options.storage_options(endpoint_url, profile, anonymous, option))
+    fields: dict[str, Any] = {**(_options.preset(preset) if preset else {}), **given.fields}
+    named = {
+        "chunk": chunk,
+        "connections": connections,
+        "ram": ram,
+        "disk": disk or None,
+        "ahead": ahead,
+        "timeout_s": timeout,
+        "ttl_s": ttl,
+        "entries": entries,
+    }
+    fields.update({name: value for name, value in named.items() if value is not None})
+    settings = _options.Options(**fields).settings(url, given.store)
+    target = _options.address(listen)
+
+    def say(at: str, **more: object) -> None:
+        value = {"url": settings["url"], "endpoint": at, **more}
+        text = f"{settings['url']} is at {at}: AWS_ENDPOINT_URL={at}"
+        # Who waits for it reads it through a pipe.
+        output.emit(value, lambda console: console.print(text, soft_wrap=True), as_json=as_json)
+        sys.stdout.flush()
+
+    if not background:
+        raise typer.Exit(program.serve(target, settings, say=say))
+    place = log or Path(_agent.cache_directory()) / "serve.log"
+    pid, at = program.begin(target, settings, place)
+    say(at, pid=pid, log=str(place))
 
 
 def unmount(directory: Directory, as_json: options.AsJson = False) -> None:

@@ -1,7 +1,7 @@
 //! The program behind `foreload mount`, which writes its settings.
 //!
-//! `foreload-mount DIRECTORY SETTINGS` serves until it is unmounted, and says `mounted` on its standard output when it is there. The settings are the JSON of
-//! [`Settings`](foreload_mount::settings::Settings).
+//! `foreload-mount DIRECTORY SETTINGS` serves until it is unmounted, and says `mounted` on its standard output when it is there. `foreload-mount http://ADDRESS:PORT SETTINGS` is an S3
+//! endpoint, and says its address. The settings are the JSON of [`Settings`](foreload_mount::settings::Settings).
 
 use foreload_mount::log;
 use std::io::{self, Write};
@@ -23,11 +23,17 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let ready = || {
-        // Whoever has started it may have gone.
-        let _ = writeln!(io::stdout(), "mounted");
+    // Whoever has started it may have gone.
+    let say = |line: &str| drop(writeln!(io::stdout(), "{line}"));
+    let served = match target.strip_prefix("http://").map(str::parse) {
+        None => foreload_mount::run(&settings, Path::new(target), || say("mounted")),
+        Some(Ok(address)) => foreload_mount::serve::run(&settings, address, |at| say(&format!("http://{at}"))),
+        Some(Err(_)) => {
+            log::line(format_args!("{target}: give http://127.0.0.1:PORT"));
+            return ExitCode::from(2);
+        }
     };
-    match foreload_mount::run(&settings, Path::new(target), ready) {
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::line(format_args!("{error}"));

@@ -54,6 +54,9 @@ pub struct Retry {
     pub pause: Duration,
     /// Longest pause ever. Default 5 s. A longer `Retry-After` wins.
     pub pause_limit: Duration,
+    /// How long a call that somebody waits for (a listing, a question about one object) is repeated. Default 10 s: long enough for a store that restarts, and not so long that a wrong
+    /// address looks like a hang.
+    pub patience: Duration,
 }
 
 impl Default for Retry {
@@ -62,6 +65,7 @@ impl Default for Retry {
             attempts: None,
             pause: Duration::from_millis(50),
             pause_limit: Duration::from_secs(5),
+            patience: Duration::from_secs(10),
         }
     }
 }

@@ -106,16 +106,13 @@ fn random() -> f64 {
     random as f64 / (1_u64 << 53) as f64
 }
 
-/// How long a call that somebody waits for is repeated: long enough for a store that restarts, and not so long that a wrong address looks like a hang.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Calls `attempt` until it succeeds, fails for good, or fails beyond [`PATIENCE`]; one attempt may take until `deadline`.
+/// Calls `attempt` until it succeeds, fails for good, or fails beyond [`Retry::patience`]; one attempt may take until `deadline`.
 pub(crate) async fn retrying<T, F>(retry: Retry, deadline: Instant, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     let outage = Outage::default();
-    let mut attempts = Attempts::new(retry, deadline.min(Instant::now() + PATIENCE), &outage);
+    let mut attempts = Attempts::new(retry, deadline.min(Instant::now() + retry.patience), &outage);
     loop {
         attempts.made += 1;
         match tokio::time::timeout_at(deadline, attempt()).await {
