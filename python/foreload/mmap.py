@@ -399,6 +399,9 @@ class _Parts:
         except (ForeloadError, OSError) as error:
             # The program hears itself what is wrong with the file, if anything is: one that is being written can be read.
             raise NothingAheadError(str(error)) from error
+        except KeyError as error:
+            # Nor may it ever come to what isn't there.
+            raise NothingAheadError(str(error.args[0])) from error
 
     def _begin(self, samples: Sequence[Any], is_first: bool) -> Advice:
         if _stamp(self._place) != self._stamp:
@@ -471,7 +474,7 @@ def wrap_sampler(
     Args:
         sampler: What names samples; `set_epoch` and others are passed on to it.
         path: The file: LMDB, `.npy`, Arrow IPC or safetensors.
-        key: Makes what the sampler names into what the file knows it by: an LMDB key, a row, a record batch or a tensor's name. None: it is that already; a
+        key: Makes what the sampler names into what the file knows it by, ahead of it: an LMDB key, a row, a record batch or a tensor's name. None: it is that already; a
             number counts the file's parts in their order. A tuple is a name for it, and a batch where there is none; lists and arrays are batches.
         ahead: How many samples ahead of the one that is handed out, at most; three quarters of that at least.
         database: Of an LMDB file the database with this name; none given: the one without a name.
@@ -484,7 +487,6 @@ def wrap_sampler(
 
     Raises:
         InvalidError: The file is of no kind that is known.
-        KeyError: When it is iterated: the file has nothing by that name.
     """
     parts = _Parts(Path(path), key, ahead, database)
     return Ordered(sampler, parts.begin, foresee, tuples_are_names=key is not None)

@@ -314,6 +314,47 @@ def test_names_and_batches_of_any_shape_are_handed_out_as_they_are(values: Path,
         assert list(numbers) == [(1, 2), (0, 3)]
 
 
+class Odd:
+    """What can't be compared."""
+
+    __hash__ = None  # type: ignore[assignment] # as arrays have none
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("ambiguous")
+
+
+@pytest.mark.filterwarnings("ignore:nothing more is fetched:RuntimeWarning")
+def test_names_that_cannot_be_compared_are_handed_out(values: Path) -> None:
+    names = [Odd(n) for n in range(5)]
+    assert [name.n for name in fm.wrap_sampler(names, values, lambda name: key(name.n))] == list(range(5))
+
+
+def test_an_iterator_s_own_state_is_there(values: Path) -> None:
+    class Counted:
+        def __iter__(self) -> Iterator[int]:
+            return Counting()
+
+    class Counting:
+        at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            self.at += 1
+            return self.at
+
+        def state_dict(self) -> dict[str, int]:
+            return {"at": self.at}
+
+    going = iter(fm.wrap_sampler(Counted(), values, key, foresee=lambda _: range(1, 50)))
+    assert [next(going) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert going.state_dict() == {"at": 5}
+
+
 def test_attributes_are_the_sampler_s(values: Path) -> None:
     walk = Walk()
     wrapped = fm.wrap_sampler(walk, values, key)

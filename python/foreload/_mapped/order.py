@@ -83,13 +83,9 @@ class Ordered:
             setattr(self.sampler, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        foreseen = _Foreseen(self.sampler, self._foresee, self._begin, self._names, self._part)
-        try:
-            for each in self.sampler:
-                foreseen.comes(each)
-                yield each
-        finally:
-            foreseen.ends()
+        return _Followed(
+            self.sampler, lambda: _Foreseen(self.sampler, self._foresee, self._begin, self._names, self._part)
+        )
 
     def _names(self, each: Any) -> list[Any]:
         """What a sampler yields, as samples."""
@@ -101,6 +97,43 @@ class Ordered:
         if getattr(each, "ndim", 0) == 1 and hasattr(each, "tolist"):
             return list(each.tolist())
         return [each]
+
+
+class _Followed(Iterator[Any]):
+    """A sampler's iterator, which is followed. What the iterator has besides, such as a state, this has, too."""
+
+    def __init__(self, sampler: Any, foresee: Callable[[], _Foreseen]) -> None:
+        self._going, self._foresee = iter(sampler), foresee
+        self._foreseen: _Foreseen | None = None
+
+    def __next__(self) -> Any:
+        # A sampler draws when it is asked first, and not before.
+        if self._foreseen is None:
+            self._foreseen = self._foresee()
+        try:
+            each = next(self._going)
+        except BaseException:
+            self._foreseen.ends()
+            raise
+        self._foreseen.comes(each)
+        return each
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._going, name)
+
+    def close(self) -> None:
+        """The epoch is left."""
+        if self._foreseen is not None:
+            self._foreseen.ends()
+        if (close := getattr(self._going, "close", None)) is not None:
+            close()
+
+    def __del__(self) -> None:
+        # Of one that could not be made there is nothing.
+        if (foreseen := self.__dict__.get("_foreseen")) is not None:
+            foreseen.ends()
 
 
 class _Part:
@@ -133,8 +166,8 @@ class _Foreseen:
                 f"what {type(sampler).__name__} is going to name can't be known, for {why}; where a copy of it names it, "
                 "and copying and asking it changes nothing else, foresee=copy.deepcopy says so"
             )
-        except Exception:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
-            return
+        except Exception as error:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
+            self._warn(f"asked ahead, {type(sampler).__name__} says {type(error).__name__}: {error}")
         self._look()
 
     def _look(self) -> None:
@@ -147,8 +180,11 @@ class _Foreseen:
             # Of batches fewer make a part; there may be nothing in them, for ever.
             of_each = max(1, len(self._names(part[0]))) if part else 1
             part.extend(islice(self._going, max(0, self._most // of_each - 1)))
-        except Exception:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
+            # A sampler may fill the same list again and again.
+            part = [list(each) if type(each) is list else each for each in part] if of_each > 1 else part
+        except Exception as error:  # noqa: BLE001 (as above)
             self._going = None
+            self._warn(f"asked ahead, the sampler says {type(error).__name__}: {error}")
         if not part:
             self._going = None
             return
@@ -213,6 +249,5 @@ class _Foreseen:
 def _are_same(one: list[Any], other: list[Any]) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):
-        # Arrays within a batch.
+    except Exception:  # noqa: BLE001 (what samplers name may compare as it likes: arrays do)
         return False
