@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -21,6 +22,7 @@ from bucket import Bucket
 from foreload._mount import options, program
 from foreload._mount.options import Options
 from foreload.cli.doctor import machine
+from foreload.errors import InvalidError
 from mounting import digest, fails_with, mounted, objects, put
 
 pytestmark = pytest.mark.needs("fuse")
@@ -511,3 +513,33 @@ def test_the_program_of_the_guide_runs(home: Any, store: Bucket) -> None:
         for _ in range(2):
             labels = [int(label) for _, batch in names["loader"] for label in batch]
             assert (len(labels), sum(labels)) == (40, 14)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts by itself, which takes root")
+def test_a_descriptor_that_somebody_has_mounted_is_served(home: Any, store: Bucket) -> None:
+    """As a pod gets it that may not open /dev/fuse."""
+    expected, target = objects(store), home.cache_dir / "mounted"
+    target.mkdir(parents=True)
+    given = {"endpoint_url": store.environment()["AWS_ENDPOINT_URL"]}
+    keys = store.boto3()
+    given.update(access_key_id=keys["aws_access_key_id"], secret_access_key=keys["aws_secret_access_key"])
+    settings = Options(ram="256MB", allow_write=True).settings("s3://bench", given, str(home.cache_dir))
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    words = f"fd={device},rootmode=40000,user_id=0,group_id=0,default_permissions".encode()
+    library = ctypes.CDLL(None, use_errno=True)
+    assert library.mount(b"foreload:given", str(target).encode(), b"fuse", 0, words) == 0, ctypes.get_errno()
+    try:
+        place = options.directory(f"/dev/fd/{device}")
+        pid = program.start(place, settings, home.cache_dir / "mount.log", (device,))
+        os.close(device)
+        for key, data in list(expected.items())[:5]:
+            assert (target / key).read_bytes() == data
+        (target / "new").write_bytes(b"written")
+        assert program.ended(pid)
+        assert objects(store)["new"] == b"written"
+        assert fails_with(target.stat) == errno.ENOTCONN
+    finally:
+        subprocess.run(["umount", "-l", str(target)], check=True)
+    for other in ("/dev/fd/999", "/dev/fd/0", "/dev/fd/x"):
+        with pytest.raises(InvalidError, match="/dev/fd/"):
+            options.directory(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -292,6 +293,23 @@ def test_a_part_that_is_refused_is_said_and_what_was_there_stays(home: Any, stor
         (target / "kept").write_bytes(b"after")
         assert objects(store)["kept"] == b"after"
     assert "kept" in (home.cache_dir / "mount.log").read_text()
+
+
+def test_many_files_at_once_take_no_more_memory_than_parts_do(home: Any, store: Bucket) -> None:
+    """Forty of 12 MiB, of which none fills a part."""
+    with writable(home, store, part="16MiB") as target:
+        pid = json.loads((target / ".foreload/stats").read_text())["pid"]
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context((target / f"{nth}").open("wb", buffering=0)) for nth in range(40)]
+            for _ in range(12):
+                for nth, file in enumerate(files):
+                    file.write(bytes([nth]) * MIB)
+            status = Path(f"/proc/{pid}/status").read_text()
+            resident = int(status.split("VmRSS:")[1].split()[0]) * 1024
+        # Less than 5 MiB of each, what is on its way, and the program itself; all of it would be 480 MiB besides that.
+        assert resident < 500 * MIB
+        found = objects(store)
+        assert all(found[f"{nth}"] == bytes([nth]) * (12 * MIB) for nth in range(40))
 
 
 def test_what_fails_for_a_moment_is_sent_again(home: Any, store: Bucket) -> None:

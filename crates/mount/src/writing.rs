@@ -20,6 +20,8 @@ use tokio::sync::Semaphore;
 
 /// Parts of one file that are as large as was asked for; of the next so many each is twice as large. Ten thousand parts hold 37 times as much as they would otherwise.
 const EVEN_PARTS: u64 = 2500;
+/// What stores take as a part that isn't the last one, at least.
+const LEAST_PART: u64 = 5 << 20;
 /// What parts that are under way count in.
 const UNIT: u64 = 1 << 20;
 
@@ -31,6 +33,9 @@ pub struct Writing {
     /// Parts that may be under way, of all files together.
     room: Arc<Semaphore>,
     room_units: u32,
+    /// What lies here of all files, and what may before parts are sent that aren't full.
+    held: Arc<AtomicU64>,
+    most_held: u64,
     open: Mutex<FxHashMap<u64, Arc<NewFile>>>,
     /// Those that aren't done: open, or being completed.
     left: Arc<()>,
@@ -63,8 +68,30 @@ pub struct NewFile {
     is_gone: AtomicBool,
     is_pending: AtomicBool,
     size: AtomicU64,
+    held: Held,
     state: tokio::sync::Mutex<State>,
     _left: Arc<()>,
+}
+
+/// What lies here of one file, counted among all.
+struct Held {
+    all: Arc<AtomicU64>,
+    own: AtomicU64,
+}
+
+impl Held {
+    fn is(&self, bytes: usize) {
+        let bytes = bytes as u64;
+        let before = self.own.swap(bytes, Ordering::Relaxed);
+        // What becomes less wraps around, and is less in the sum.
+        self.all.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.is(0);
+    }
 }
 
 /// What becomes of a file.
@@ -115,6 +142,8 @@ impl Writing {
             part_bytes,
             room: Arc::new(Semaphore::new(room_units as usize)),
             room_units,
+            held: Arc::default(),
+            most_held: u64::from(room_units) * UNIT,
             open: Mutex::default(),
             left: Arc::new(()),
             objects: AtomicU64::new(0),
@@ -149,6 +178,10 @@ impl Writing {
             is_gone: AtomicBool::new(false),
             is_pending: AtomicBool::new(true),
             size: AtomicU64::new(new.was.unwrap_or(0)),
+            held: Held {
+                all: Arc::clone(&self.held),
+                own: AtomicU64::new(0),
+            },
             state: tokio::sync::Mutex::new(state),
             _left: Arc::clone(&self.left),
         });
@@ -194,7 +227,8 @@ impl Writing {
     /// Writes at once, if nothing has to be waited for. `None`: it does.
     pub fn write_at_hand(&self, file: &NewFile, at: u64, data: &[u8]) -> Option<Result<(), Errno>> {
         let mut state = file.state.try_lock().ok()?;
-        if at + data.len() as u64 - state.sent.min(at) >= self.part_bytes_of(state.parts) {
+        let end = at + data.len() as u64 - state.sent.min(at);
+        if end >= self.part_bytes_of(state.parts) || (end >= LEAST_PART && self.is_full(&state)) {
             return None;
         }
         let written = file.put_into(&mut state, at, data);
@@ -217,11 +251,17 @@ impl Writing {
             }
             file.put_into(&mut state, at, &data[..now])?;
             (at, data) = (at + now as u64, &data[now..]);
-            if state.sent + state.tail.len() as u64 >= end {
+            let len = state.tail.len() as u64;
+            if state.sent + len >= end || (len >= LEAST_PART && self.is_full(&state)) {
                 self.send(file, &mut state).await?;
             }
         }
         Ok(())
+    }
+
+    /// Whether more lies here than is to. A file has only so many parts, so that one that has many has large ones.
+    fn is_full(&self, state: &State) -> bool {
+        state.parts < EVEN_PARTS && self.held.load(Ordering::Relaxed) > self.most_held
     }
 
     /// Sends what is here as a part.
@@ -243,6 +283,7 @@ impl Writing {
 
     async fn send_or_say(&self, file: &NewFile, state: &mut State) -> foreload_store::Result<()> {
         let part = Bytes::from(std::mem::take(&mut state.tail));
+        file.held.is(0);
         let units = u32::try_from((part.len() as u64).div_ceil(UNIT)).unwrap_or(u32::MAX);
         let room = Arc::clone(&self.room)
             .acquire_many_owned(units.min(self.room_units))
@@ -265,6 +306,7 @@ impl Writing {
             let (len, most) = (bytes.saturating_sub(state.sent), self.part_bytes_of(state.parts));
             if len > state.tail.len() as u64 {
                 state.tail.resize(len.min(most) as usize, 0);
+                file.held.is(state.tail.len());
             }
             if len <= most {
                 return Ok(());
@@ -447,6 +489,7 @@ impl NewFile {
         }
         let end = state.sent + tail.len() as u64;
         self.size.fetch_max(end, Ordering::Relaxed);
+        self.held.is(tail.len());
         state.is_new = true;
         self.note(state);
         Ok(())
@@ -503,6 +546,7 @@ impl NewFile {
         let len = usize::try_from(bytes - state.sent).unwrap_or(usize::MAX);
         // Zeros that follow are sent with what is written before them.
         state.tail.truncate(len);
+        self.held.is(state.tail.len());
         state.is_new = bytes > 0;
         state.is_due = true;
         self.size.store(bytes, Ordering::Relaxed);

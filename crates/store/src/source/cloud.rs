@@ -174,18 +174,9 @@ impl Bucket {
         })
     }
 
-    /// Deletes the object that stands for a directory, where there are such: its key ends in a slash, which object_store has no path for.
-    pub async fn delete_marker(&self, key: &str, deadline: Instant) -> Result<()> {
-        if !self.lists_pages() {
-            return Ok(());
-        }
-        match self
-            .send("DELETE", &format!("{key}/"), None, None, true, deadline)
-            .await
-        {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+    /// Deletes an object, where that is one request of its own: object_store sends a list of keys, which not every store takes, and has no path for a key that ends in a slash.
+    pub async fn delete(&self, key: &str, deadline: Instant) -> Result<()> {
+        self.send("DELETE", key, None, None, true, deadline).await.map(drop)
     }
 
     /// One attempt to get `range`, from byte `progress.bytes` of it on.

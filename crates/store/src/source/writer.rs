@@ -121,7 +121,14 @@ impl Writer {
     /// As [`Writer::put`]; `NotFound` where the store says so: many don't.
     pub async fn delete(&self, key: &str) -> Result<()> {
         let path = self.path(key)?;
-        self.store.delete(&path).await.map_err(self.failed("deleting", key))
+        match &self.source.store {
+            Store::Bucket(bucket) if bucket.lists_pages() => {
+                let deadline = Instant::now() + self.timeout;
+                let deleted = retrying(self.source.retry, deadline, || bucket.delete(key, deadline)).await;
+                deleted.map_err(|error| self.named(error, key))
+            }
+            _ => self.store.delete(&path).await.map_err(self.failed("deleting", key)),
+        }
     }
 
     /// Removes what stands for an empty directory, if anything does: an object whose key ends in a slash, or the directory.
@@ -129,14 +136,18 @@ impl Writer {
     /// # Errors
     /// As [`Writer::put`].
     pub async fn delete_marker(&self, key: &str) -> Result<()> {
-        let deadline = Instant::now() + self.timeout;
+        let (deadline, marker) = (Instant::now() + self.timeout, format!("{key}/"));
         let deleted = retrying(self.source.retry, deadline, || async {
             match &self.source.store {
-                Store::Bucket(bucket) => bucket.delete_marker(key, deadline).await,
+                Store::Bucket(bucket) if bucket.lists_pages() => bucket.delete(&marker, deadline).await,
+                Store::Bucket(_) => Ok(()),
                 Store::Directory(directory) => directory.remove_directory(key, deadline).await,
             }
         });
-        deleted.await.map_err(|error| self.named(error, key))
+        match deleted.await {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(self.named(error, key)),
+            _ => Ok(()),
+        }
     }
 
     /// Whether an object of so many bytes can be renamed: what can't be copied in one request has to be written again.
@@ -150,9 +161,13 @@ impl Writer {
     /// # Errors
     /// As [`Writer::put`].
     pub async fn rename(&self, from: &str, to: &str) -> Result<ObjectMeta> {
-        let (old, new) = (self.path(from)?, self.path(to)?);
-        let renamed = self.store.rename(&old, &new).await;
-        renamed.map_err(self.failed(&format!("renaming it to {to}"), from))?;
+        let (old, new, step) = (self.path(from)?, self.path(to)?, format!("renaming it to {to}"));
+        if self.source.is_local() {
+            self.store.rename(&old, &new).await.map_err(self.failed(&step, from))?;
+        } else {
+            self.store.copy(&old, &new).await.map_err(self.failed(&step, from))?;
+            self.delete(from).await?;
+        }
         self.source.head(to, Instant::now() + self.timeout).await
     }
 }
