@@ -355,7 +355,73 @@ def test_an_iterator_s_own_state_is_there(values: Path) -> None:
     assert going.state_dict() == {"at": 5}
 
 
+class Behind:
+    """A class behind torch's in the order of classes."""
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self.__dict__["shared"]
+
+    @generator.setter
+    def generator(self, other: torch.Generator) -> None:
+        self.__dict__["shared"] = other
+
+
+class WithBehind(RandomSampler, Behind):
+    pass
+
+
+def test_what_a_class_behind_torch_s_or_somebody_else_puts_there_is_not_run_twice(
+    values: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoDoubleError):
+        double(WithBehind(Plain(), generator=seeded()))
+    calls = []
+    monkeypatch.setattr(RandomSampler, "__iter__", lambda self: calls.append(self) or iter([3, 1]))
+    with pytest.warns(RuntimeWarning, match="can't be known"):
+        assert list(fm.wrap_sampler(RandomSampler(Plain()), values, key)) == [3, 1]
+    assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore:nothing more is fetched:RuntimeWarning")
+def test_what_raises_ahead_is_the_program_s_when_it_comes_to_it(values: Path) -> None:
+    def named(n: int) -> bytes:
+        if n > 7:
+            raise TypeError("no such number")
+        return key(n)
+
+    going = iter(fm.wrap_sampler(range(10), values, named))
+    assert list(islice(going, 5)) == list(range(5))
+
+    class Again:
+        """Goes on after its end."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            self.at += 1
+            if self.at % 5 == 0:
+                raise StopIteration
+            return self.at
+
+    going = iter(fm.wrap_sampler(Again(), values, key, foresee=lambda _: range(1, 50)))
+    assert [list(going) for _ in range(3)] == [[1, 2, 3, 4], [6, 7, 8, 9], [11, 12, 13, 14]]
+
+
 def test_attributes_are_the_sampler_s(values: Path) -> None:
+    inner = DistributedSampler(Plain(), 2, 0)
+    batches = fm.wrap_sampler(BatchSampler(inner, 7, drop_last=False), values, key)
+    batches.sampler.set_epoch(3)
+    assert (batches.sampler, inner.epoch, batches.batch_size, bool(fm.wrap_sampler(Walk(), values))) == (
+        inner,
+        3,
+        7,
+        True,
+    )
     walk = Walk()
     wrapped = fm.wrap_sampler(walk, values, key)
     wrapped.passes = 7

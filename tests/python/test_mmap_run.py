@@ -604,7 +604,7 @@ def test_a_program_that_cannot_be_helped_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("detector", ["poll", "mprotect", "guard"])
-@pytest.mark.parametrize("way", ["pthread_exit", "thrd_exit", "pthread_cancel", "alone", "child"])
+@pytest.mark.parametrize("way", ["pthread_exit", "thrd_exit", "pthread_cancel", "another", "alone", "child"])
 def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
     files: Path, tmp_path: Path, detector: str, way: str
 ) -> None:
@@ -635,6 +635,12 @@ def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
             printf("%lu\\n", sum);
             return 0;
         }
+        static void *cancels(void *first) {
+            printf("cancels\\n");
+            pthread_cancel(*(pthread_t *)first);
+            usleep(10000);
+            return 0;
+        }
         static void last(void) { printf("last\\n"); }
         int main(int count, char **words) {
             pthread_t thread;
@@ -645,11 +651,17 @@ def test_a_program_whose_first_thread_ends_before_the_others_ends_with_the_last(
             if (!strcmp(words[2], "child")) {
                 pid_t child = fork();
                 if (child) return waitpid(child, 0, 0) != child;
-            } else if (strcmp(words[2], "alone")) {
+            } else if (strcmp(words[2], "alone") && strcmp(words[2], "another")) {
                 pthread_create(&thread, 0, works, words[1]);
                 usleep(50000);
             }
             printf("first\\n");
+            if (!strcmp(words[2], "another")) {
+                // Its end is another thread's doing, which ends soon after.
+                pthread_t other, first = pthread_self();
+                pthread_create(&other, 0, cancels, &first);
+                for (;;) pause();
+            }
             if (!strcmp(words[2], "thrd_exit")) thrd_exit(0);
             if (!strcmp(words[2], "pthread_cancel")) { pthread_cancel(pthread_self()); pthread_testcancel(); }
             pthread_exit(0);

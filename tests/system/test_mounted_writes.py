@@ -142,6 +142,13 @@ def test_what_is_here_still_may_be_written_over_and_the_rest_may_not(home: Any, 
             file.truncate(3 * PART)
             file.write(b"begin")
         assert objects(store)["sparse"] == b"begin" + bytes(3 * PART - 5)
+        with (target / "gap").open("wb", buffering=0) as file:
+            file.write(b"begin")
+            file.seek(4 * PART)
+            file.write(b"end")
+            file.seek(500 * PART)
+            assert fails_with(lambda: file.write(b"far")) == errno.EOPNOTSUPP
+        assert objects(store)["gap"] == b"begin" + bytes(4 * PART - 5) + b"end"
         with (target / "back").open("wb", buffering=0) as file:
             file.write(content(PART + 1))
             file.seek(10)
@@ -167,6 +174,30 @@ def test_an_object_is_written_anew_or_not_at_all(home: Any, store: Bucket) -> No
     assert "nothing can be added to an object" in (home.cache_dir / "mount.log").read_text()
 
 
+def test_who_may_write_may_read(home: Any, store: Bucket) -> None:
+    """What is an object, or is here still; what is on its way may not be read before it is there."""
+    data = content(3 * PART)
+    with writable(home, store) as target:
+        (target / "file").write_bytes(data)
+        with (target / "file").open("r+b", buffering=0) as file:
+            file.seek(PART - 5)
+            assert file.read(10) == data[PART - 5 : PART + 5]
+            file.truncate(0)
+            file.seek(0)
+            assert file.read(10) == b""
+            file.write(b"anew")
+            file.seek(1)
+            assert file.read(10) == b"new"
+        assert objects(store)["file"] == b"anew"
+        with (target / "large").open("w+b", buffering=0) as file:
+            file.write(data)
+            file.seek(0)
+            assert fails_with(lambda: file.read(5)) == errno.EOPNOTSUPP
+            os.fsync(file.fileno())
+            file.seek(7)
+            assert file.read(5) == data[7:12]
+
+
 def test_files_and_directories_come_and_go(home: Any, store: Bucket) -> None:
     put(store, "marked/", b"")
     with writable(home, store) as target:
@@ -187,6 +218,9 @@ def test_files_and_directories_come_and_go(home: Any, store: Bucket) -> None:
         shutil.rmtree(target / "small")
         assert objects(store).keys() == {"unused/00000000.bin"}
         assert [path.name for path in target.iterdir()] == ["unused"]
+        for name in ("a\tb", "a\nb", "a\x7f"):
+            assert fails_with((target / name).touch) == errno.EINVAL
+            assert fails_with((target / name).mkdir) == errno.EINVAL
         assert fails_with(lambda: (target / "link").symlink_to("a")) == errno.EPERM
         assert fails_with(lambda: os.open(target / "small2" / "file", os.O_CREAT | os.O_WRONLY)) == errno.ENOENT
 

@@ -124,6 +124,15 @@ def test_lists_are_the_bucket_s(home: Any, store: Bucket, size: int) -> None:
         client.get_bucket_location(Bucket="bench")
 
 
+def test_what_is_listed_can_be_read(home: Any, store: Bucket) -> None:
+    for key in ("x//y", "../z", "./w", "marked/"):
+        put(store, key, b"x")
+    with served(home, store) as client:
+        listed = keys_of(client)
+        assert not {"x//y", "../z", "./w", "marked/"} & set(listed)
+        assert all(client.head_object(Bucket="bench", Key=key)["ETag"] for key in listed[:20])
+
+
 def test_a_prefix_is_served_by_the_keys_that_it_has_in_the_bucket(home: Any, store: Bucket) -> None:
     with served(home, store, url="s3://bench/large") as client:
         assert keys_of(client) == [f"large/{nth:08}.bin" for nth in range(2)]

@@ -62,6 +62,15 @@ impl Inner {
         Ok(crate::names::joined(&directory, name))
     }
 
+    /// A key that something is to be made by.
+    fn new_key(&self, parent: Ino, name: &str) -> Result<String, Errno> {
+        let key = self.key_of(parent, name)?;
+        match self.writing()?.writer().takes(&key) {
+            true => Ok(key),
+            false => Err(Errno::EINVAL),
+        }
+    }
+
     /// What is there by a name, if anything is; asked for unless it is known.
     async fn there(&self, parent: Ino, name: &str) -> Result<Option<(Ino, Kind)>, Errno> {
         if !is_name(name) || (parent == ROOT && name == crate::fs::CONTROL) {
@@ -89,7 +98,7 @@ impl Inner {
             Some((ino, _)) => return self.open_to_write(ino, handle, how).await.map(|()| ino),
             None => {}
         }
-        let key = self.key_of(parent, name)?;
+        let key = self.new_key(parent, name)?;
         let made = self.names().tree().make(parent, name, nothing(), Instant::now());
         let ino = made.ok_or(Errno::ENOENT)?;
         let new = New {
@@ -143,7 +152,7 @@ impl Inner {
         let new = New {
             ino,
             target: Target { parent, name, key },
-            was: Some(object.size),
+            was: Some(object),
         };
         let file = writing.open(handle, new, how.pid);
         if let Some(hold) = came {
@@ -152,7 +161,7 @@ impl Inner {
         self.cut(&file, how).await
     }
 
-    async fn cut(&self, file: &NewFile, how: How) -> Result<(), Errno> {
+    async fn cut(&self, file: &Arc<NewFile>, how: How) -> Result<(), Errno> {
         match how.truncates {
             true => self.resize(file, 0).await,
             false => Ok(()),
@@ -160,8 +169,15 @@ impl Inner {
     }
 
     /// Makes a file that is being written as long as this.
-    pub(crate) async fn resize(&self, file: &NewFile, bytes: u64) -> Result<(), Errno> {
-        file.resize(bytes).await
+    pub(crate) async fn resize(&self, file: &Arc<NewFile>, bytes: u64) -> Result<(), Errno> {
+        file.resize(bytes).await?;
+        // What was read of the object that it was is of no use.
+        let handles = self.writing()?.handles(file);
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let before: Vec<_> = handles.iter().filter_map(|handle| files.remove(handle)).collect();
+        drop(files);
+        drop(before);
+        Ok(())
     }
 
     /// Who asks for this name next hears of an entry for whoever writes it.
@@ -240,10 +256,13 @@ impl Inner {
         let (Some((parent, name)), Some(key), Some(aside)) = (named, key, aside) else {
             return Err(Errno::ESTALE);
         };
+        let Some((Kind::File(object), _)) = self.names().tree().kind(aside, Instant::now()) else {
+            return Err(Errno::ESTALE);
+        };
         let new = New {
             ino: aside,
             target: Target { parent, name, key },
-            was: Some(1),
+            was: Some(object),
         };
         let file = writing.open(handle, new, pid);
         let done = match self.resize(&file, 0).await {
@@ -282,6 +301,7 @@ impl Inner {
         if self.there(parent, name).await?.is_some() {
             return Err(Errno::EEXIST);
         }
+        self.new_key(parent, name)?;
         let made = self.names().tree().make(parent, name, Kind::Directory, Instant::now());
         made.ok_or(Errno::ENOENT)
     }
@@ -344,7 +364,7 @@ impl Inner {
 
     async fn rename_file(&self, mut ino: Ino, from: (Ino, &str), to: (Ino, &str)) -> Result<(), Errno> {
         let writing = self.writing()?;
-        let (old, new) = (self.key_of(from.0, from.1)?, self.key_of(to.0, to.1)?);
+        let (old, new) = (self.key_of(from.0, from.1)?, self.new_key(to.0, to.1)?);
         let target = Target {
             parent: to.0,
             name: to.1.into(),

@@ -9,7 +9,7 @@ use crate::names::Names;
 use crate::settings::Settings;
 use crate::tree::{Ino, Kind, Listed, Look, MOST_NAME, ROOT};
 use crate::workers::Workers;
-use crate::writing::{NewFile, Writing};
+use crate::writing::{NewFile, Read, Writing};
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
@@ -73,7 +73,7 @@ pub(crate) struct Inner {
     /// Entries for those that open files to write them.
     pub(crate) asides: Mutex<Vec<Aside>>,
     shared: Arc<Shared>,
-    files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
+    pub(crate) files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
     directories: Mutex<FxHashMap<u64, Arc<Vec<Listed>>>>,
     /// What was said of the mount to whoever has that open, and orders that are being written.
     said: Mutex<FxHashMap<u64, Arc<String>>>,
@@ -633,8 +633,17 @@ impl Filesystem for View {
     ) {
         let Some(file) = locked(&self.inner.files).get(&handle.0).cloned() else {
             if let Some(file) = self.inner.writing.as_ref().and_then(|writing| writing.of(handle.0)) {
+                let (inner, ino) = (Arc::clone(&self.inner), file.ino);
                 self.runtime.spawn(async move {
-                    match file.read(offset, size as usize).await {
+                    let (key, object) = match file.read(offset, size as usize).await {
+                        Ok(Read::Here(bytes)) => return reply.data(&bytes),
+                        Ok(Read::Of(key, object)) => (key, object),
+                        Err(error) => return reply.error(error),
+                    };
+                    let new = || Arc::new(OpenFile::new(Arc::clone(&inner.shared), ino, key, object));
+                    let file = Arc::clone(locked(&inner.files).entry(handle.0).or_insert_with(new));
+                    let read = tokio::task::spawn_blocking(move || file.read(offset, u64::from(size), <[u8]>::to_vec));
+                    match read.await.unwrap_or(Err(Errno::EIO)) {
                         Ok(bytes) => reply.data(&bytes),
                         Err(error) => reply.error(error),
                     }
@@ -695,7 +704,9 @@ impl Filesystem for View {
             .filter(|writing| writing.of(handle.0).is_some())
         {
             self.runtime.spawn(async move { writing.release(handle.0).await });
-            return reply.ok();
+            let file = locked(&self.inner.files).remove(&handle.0);
+            reply.ok();
+            return drop(file);
         }
         let file = locked(&self.inner.files).remove(&handle.0);
         locked(&self.inner.said).remove(&handle.0);

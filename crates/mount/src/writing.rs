@@ -8,7 +8,7 @@
 
 use crate::failure;
 use crate::names::{Names, object_of};
-use crate::tree::Ino;
+use crate::tree::{Ino, Object};
 use bytes::Bytes;
 use foreload_store::source::{Upload, Writer};
 use fuser::Errno;
@@ -20,6 +20,8 @@ use tokio::sync::Semaphore;
 
 /// Parts of one file that are as large as was asked for; of the next so many each is twice as large. Ten thousand parts hold 37 times as much as they would otherwise.
 const EVEN_PARTS: u64 = 2500;
+/// Zeros that a program leaves out are sent, up to so many parts at a time.
+const MOST_GAP_PARTS: u64 = 64;
 /// What stores take as a part that isn't the last one, at least.
 const LEAST_PART: u64 = 5 << 20;
 /// What parts that are under way count in.
@@ -53,8 +55,16 @@ pub struct New {
     pub ino: Ino,
     /// What becomes of it.
     pub target: Target,
-    /// Bytes of the object that is there, which stays if nothing is changed.
-    pub was: Option<u64>,
+    /// The object that is there, which stays if nothing is changed.
+    pub was: Option<Object>,
+}
+
+/// What is read of a file that is written.
+pub enum Read {
+    /// What is here.
+    Here(Vec<u8>),
+    /// What is in the bucket, by this key.
+    Of(String, Object),
 }
 
 /// A file that somebody writes.
@@ -120,6 +130,8 @@ struct State {
     is_kept: bool,
     /// It went up in parts and is complete: nothing can follow.
     is_complete: bool,
+    /// What it is then, or was before.
+    object: Option<Object>,
     failed: Option<Errno>,
 }
 
@@ -167,9 +179,15 @@ impl Writing {
             upload: None,
             is_new: false,
             is_due: new.was.is_none(),
-            is_kept: new.was.is_some_and(|size| size > 0),
+            is_kept: new.was.as_ref().is_some_and(|object| object.size > 0),
             is_complete: false,
             failed: None,
+            object: None,
+        };
+        let size = new.was.as_ref().map_or(0, |object| object.size);
+        let state = State {
+            object: new.was,
+            ..state
         };
         let file = Arc::new(NewFile {
             ino: new.ino,
@@ -177,7 +195,7 @@ impl Writing {
             openers: Mutex::new(vec![process_of(pid)]),
             is_gone: AtomicBool::new(false),
             is_pending: AtomicBool::new(true),
-            size: AtomicU64::new(new.was.unwrap_or(0)),
+            size: AtomicU64::new(size),
             held: Held {
                 all: Arc::clone(&self.held),
                 own: AtomicU64::new(0),
@@ -218,6 +236,14 @@ impl Writing {
         locked(&self.open).values().find(|file| file.ino == ino).cloned()
     }
 
+    /// What the kernel has for a file.
+    #[must_use]
+    pub fn handles(&self, file: &Arc<NewFile>) -> Vec<u64> {
+        let open = locked(&self.open);
+        let own = open.iter().filter(|(_, other)| Arc::ptr_eq(other, file));
+        own.map(|(handle, _)| *handle).collect()
+    }
+
     /// Files that are being written, or completed.
     #[must_use]
     pub fn left(&self) -> usize {
@@ -241,11 +267,21 @@ impl Writing {
     /// `EOPNOTSUPP`: it isn't written from its beginning on. `EIO`: an earlier part failed.
     pub async fn write(&self, file: &NewFile, mut at: u64, mut data: &[u8]) -> Result<(), Errno> {
         let mut state = file.state.lock().await;
+        let gap = at.saturating_sub(state.sent + state.tail.len() as u64);
+        if gap > 0 && gap <= MOST_GAP_PARTS * self.part_bytes {
+            file.may_change(&state, at)?;
+            self.fill(file, &mut state, at).await?;
+        }
         while !data.is_empty() {
             let end = state.sent + self.part_bytes_of(state.parts);
             let now = usize::try_from(end.saturating_sub(at))
                 .unwrap_or(usize::MAX)
                 .min(data.len());
+            if now == 0 && at == end && at == state.sent + state.tail.len() as u64 {
+                // Zeros have filled it.
+                self.send(file, &mut state).await?;
+                continue;
+            }
             if now == 0 {
                 return Err(file.out_of_place(at));
             }
@@ -359,6 +395,7 @@ impl Writing {
                 self.objects.fetch_add(1, Ordering::Relaxed);
                 self.bytes.fetch_add(bytes, Ordering::Relaxed);
                 let (now, object) = (Instant::now(), object_of(&meta));
+                state.object = Some(object.clone());
                 if !file.is_gone.load(Ordering::Relaxed) {
                     let target = file.target();
                     self.names
@@ -554,16 +591,24 @@ impl NewFile {
         Ok(())
     }
 
-    /// What was written there, as far as it is here still.
+    /// What is there, as far as it is here or an object.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: it is in the bucket already.
-    pub async fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, Errno> {
+    /// `EOPNOTSUPP`: it is a part of what will be one.
+    pub async fn read(&self, at: u64, len: usize) -> Result<Read, Errno> {
         let state = self.state.lock().await;
-        if (at < state.sent || state.is_kept) && len > 0 {
-            return Err(self.out_of_place(at));
+        if state.is_kept || state.is_complete {
+            let object = state.object.clone().ok_or(Errno::EIO)?;
+            return Ok(Read::Of(self.key(), object));
         }
-        let from = usize::try_from(at - state.sent)
+        if at < state.sent && len > 0 {
+            let key = self.key();
+            crate::log::line(format_args!(
+                "{key}: byte {at} is on its way to the bucket, and can be read when the file is closed"
+            ));
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let from = usize::try_from(at.saturating_sub(state.sent))
             .unwrap_or(usize::MAX)
             .min(state.tail.len());
         // Up to its size there are zeros.
@@ -573,7 +618,7 @@ impl NewFile {
         );
         let mut bytes = state.tail[from..end].to_vec();
         bytes.resize(bytes.len().max(len.min(usize::try_from(all).unwrap_or(usize::MAX))), 0);
-        Ok(bytes)
+        Ok(Read::Here(bytes))
     }
 }
 

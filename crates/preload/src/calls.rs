@@ -23,16 +23,18 @@ static PROTECT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REMAP: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static LEAVE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static LEAVE_BY_C11: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static CANCEL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Looks up the calls behind ours: the C library's, or those of another library that interposes.
 pub fn find() {
-    let calls: [(&AtomicPtr<c_void>, &CStr); 6] = [
+    let calls: [(&AtomicPtr<c_void>, &CStr); 7] = [
         (&MAP, c"mmap"),
         (&UNMAP, c"munmap"),
         (&PROTECT, c"mprotect"),
         (&REMAP, c"mremap"),
         (&LEAVE, c"pthread_exit"),
         (&LEAVE_BY_C11, c"thrd_exit"),
+        (&CANCEL, c"pthread_cancel"),
     ];
     for (place, name) in calls {
         // SAFETY: a look-up by a name that ends with a zero.
@@ -177,12 +179,12 @@ pub unsafe extern "C" fn mremap(
     moved
 }
 
-/// A call by which a thread ends itself. Where it is the program's first one, ours ends before: the last thread that there is ends the program as `exit` does, and ours has none of the
+/// A call by which a thread ends itself, or another one. Where it is the program's first one, ours ends before: the last thread that there is ends the program as `exit` does, and ours has none of the
 /// program's descriptors, into which that writes what is buffered.
 ///
 /// The C library unwinds the stack of whoever calls it, so that nothing of ours may be on it: the real call is jumped to.
 macro_rules! leaving {
-    ($name:ident, $leaves:ident, $place:ident) => {
+    ($name:ident, $leaves:ident, $place:ident, $is_first:expr, $answer:ty) => {
         /// As in the C library.
         ///
         /// # Safety
@@ -190,7 +192,7 @@ macro_rules! leaving {
         #[cfg(target_arch = "x86_64")]
         #[unsafe(naked)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(value: *mut c_void) -> ! {
+        pub unsafe extern "C" fn $name(value: *mut c_void) -> $answer {
             core::arch::naked_asm!("push rdi", "call {leaves}", "pop rdi", "jmp rax", leaves = sym $leaves)
         }
 
@@ -201,7 +203,7 @@ macro_rules! leaving {
         #[cfg(target_arch = "aarch64")]
         #[unsafe(naked)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(value: *mut c_void) -> ! {
+        pub unsafe extern "C" fn $name(value: *mut c_void) -> $answer {
             core::arch::naked_asm!(
                 "stp x0, x30, [sp, #-16]!",
                 "bl {leaves}",
@@ -212,19 +214,24 @@ macro_rules! leaving {
             )
         }
 
-        extern "C" fn $leaves() -> *mut c_void {
-            leaves(&$place)
+        extern "C" fn $leaves(value: *mut c_void) -> *mut c_void {
+            leaves(&$place, $is_first(value))
         }
     };
 }
 
-leaving!(pthread_exit, leaves_by_posix, LEAVE);
-leaving!(thrd_exit, leaves_by_c11, LEAVE_BY_C11);
+leaving!(pthread_exit, leaves_by_posix, LEAVE, is_first_here, !);
+leaving!(thrd_exit, leaves_by_c11, LEAVE_BY_C11, is_first_here, !);
+leaving!(pthread_cancel, leaves_by_another, CANCEL, follow::is_first, c_int);
 
-/// A thread ends itself; what is to be called for that.
-fn leaves(real: &AtomicPtr<c_void>) -> *mut c_void {
+fn is_first_here(_: *mut c_void) -> bool {
     // SAFETY: numbers of the caller's.
-    if unsafe { libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid()) } {
+    unsafe { libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid()) }
+}
+
+/// A thread ends; what is to be called for that.
+fn leaves(real: &AtomicPtr<c_void>, is_first: bool) -> *mut c_void {
+    if is_first {
         quietly(follow::first_leaves);
     }
     let real = real.load(Ordering::Acquire);
@@ -248,8 +255,11 @@ mod tests {
     fn a_thread_that_ends_itself_is_ended_by_the_c_library() {
         find();
         assert_ne!(pthread_exit as *const c_void, thrd_exit as *const c_void);
-        assert_ne!(leaves_by_posix(), leaves_by_c11());
-        assert_ne!(leaves_by_posix(), ends as *mut c_void);
+        assert_ne!(pthread_exit as *const c_void, pthread_cancel as *const c_void);
+        let nobody = core::ptr::null_mut();
+        assert_ne!(leaves_by_posix(nobody), leaves_by_c11(nobody));
+        assert_ne!(leaves_by_posix(nobody), leaves_by_another(nobody));
+        assert_ne!(leaves_by_posix(nobody), ends as *mut c_void);
         assert!(!follow::has_left(), "the first thread doesn't run tests");
     }
 

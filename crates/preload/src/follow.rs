@@ -42,8 +42,18 @@ static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
 /// Changes with each mapping, and each checkpoint that is hit: what the thread sleeps on.
 pub static NEWS: AtomicU32 = AtomicU32::new(0);
 
+/// The program's first thread, which loads the library, as the C library names it.
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a thread, as the C library names it, is the program's first one.
+pub fn is_first(thread: *mut libc::c_void) -> bool {
+    thread as usize != 0 && thread as usize == FIRST.load(Ordering::Acquire)
+}
+
 /// A child is told, for it has no thread.
 pub fn on_load() {
+    // SAFETY: it names this thread.
+    FIRST.store(unsafe { libc::pthread_self() } as usize, Ordering::Release);
     // SAFETY: the function stays where it is, for the library isn't unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if env::detector().is_trap() {
@@ -64,6 +74,8 @@ unsafe extern "C" fn in_child() {
         // The thread that forks is the first one there.
         HAS_LEFT.store(false, Ordering::Release);
         THREAD.store(0, Ordering::Release);
+        // SAFETY: it names this thread.
+        FIRST.store(unsafe { libc::pthread_self() } as usize, Ordering::Release);
         poll::in_child();
         if mappings > 0 {
             start();

@@ -87,6 +87,7 @@ mod tests {
             "mprotect",
             "mremap",
             "munmap",
+            "pthread_cancel",
             "pthread_exit",
             "pthread_sigmask",
             "sigaction",

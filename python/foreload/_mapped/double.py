@@ -29,6 +29,8 @@ _KNOWN = frozenset(
         ("transformers.trainer_pt_utils", "DistributedLengthGroupedSampler"),
     )
 )  # fmt: skip
+#: What all of them are made of.
+_BELOW = frozenset((("torch.utils.data.sampler", "Sampler"), ("typing", "Generic"), ("builtins", "object")))
 _SEEDED = ("torch.utils.data.sampler", "RandomSampler")
 #: What that code goes by, beside what is written in it: a subclass that changes one of these is another sampler.
 _GONE_BY = frozenset(
@@ -87,12 +89,25 @@ def double(sampler: Any) -> Any:
 
 
 def _is_known(kind: type) -> bool:
+    """Whether a sampler's code is one that is known, whatever its classes add to it."""
+    is_known = False
     for each in kind.__mro__:
-        if (each.__module__, each.__qualname__) in _KNOWN:
-            return True
-        if not _GONE_BY.isdisjoint(vars(each).keys() - {"__dict__"}):
+        name = (each.__module__, each.__qualname__)
+        if name in _KNOWN:
+            # Somebody may have put another function there.
+            asked = vars(each).get("__iter__")
+            if asked is not None and asked.__module__ != each.__module__:
+                return False
+            is_known = True
+        elif name not in _BELOW and not _GONE_BY.isdisjoint(vars(each).keys() - {"__dict__"}):
             return False
-    return False
+    return is_known
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's or a tensor."""
+    torch = _torch()
+    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
 def _is_data(value: Any) -> bool:

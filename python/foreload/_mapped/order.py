@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from foreload._mapped.double import NoDoubleError, double
+from foreload._mapped.double import NoDoubleError, double, is_array
 
 #: So many samples of an epoch are looked up at a time, and the next ones when so many are left.
 _PART, _OVERLAP = 1 << 14, 1 << 8
@@ -54,7 +54,7 @@ class Ordered:
         part: So many samples of an epoch are looked up at a time.
     """
 
-    _OWN = frozenset(("sampler", "_begin", "_foresee", "_tuples_are_names", "_part"))
+    _OWN = frozenset(("_sampler", "_begin", "_foresee", "_tuples_are_names", "_part"))
 
     def __init__(
         self,
@@ -64,27 +64,30 @@ class Ordered:
         tuples_are_names: bool = False,
         part: int = _PART,
     ) -> None:
-        self.sampler, self._begin, self._foresee = sampler, begin, foresee or double
+        self._sampler, self._begin, self._foresee = sampler, begin, foresee or double
         self._tuples_are_names, self._part = tuples_are_names, part
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self._sampler)
+
+    def __bool__(self) -> bool:
+        return bool(self._sampler)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in Ordered._OWN:
             raise AttributeError(name)
-        return getattr(self.sampler, name)
+        return getattr(self._sampler, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An epoch's number, say.
         if name in Ordered._OWN:
             object.__setattr__(self, name, value)
         else:
-            setattr(self.sampler, name, value)
+            setattr(self._sampler, name, value)
 
     def __iter__(self) -> Iterator[Any]:
         return _Followed(
-            self.sampler, lambda: _Foreseen(self.sampler, self._foresee, self._begin, self._names, self._part)
+            self._sampler, lambda: _Foreseen(self._sampler, self._foresee, self._begin, self._names, self._part)
         )
 
     def _names(self, each: Any) -> list[Any]:
@@ -93,8 +96,7 @@ class Ordered:
             return [each] if self._tuples_are_names else list(each)
         if isinstance(each, list):
             return each
-        # An array, or a tensor, of one dimension.
-        if getattr(each, "ndim", 0) == 1 and hasattr(each, "tolist"):
+        if is_array(each) and each.ndim == 1:
             return list(each.tolist())
         return [each]
 
@@ -193,9 +195,9 @@ class _Foreseen:
         )
         try:
             going = self._begin(names, self._foreseen == 0)
-        except NothingAheadError as error:
-            self._stop()
-            self._warn(str(error))
+        except Exception as error:  # noqa: BLE001 (what makes names of samples may raise anything, for one that is never come to)
+            self.ends()
+            self._warn(str(error) if isinstance(error, NothingAheadError) else f"{type(error).__name__}: {error}")
             return
         self._parts.append(_Part(self._foreseen, len(names), going))
         self._foreseen += len(names)
@@ -212,7 +214,7 @@ class _Foreseen:
             names = self._names(each)
             count = len(names)
             if not _are_same(names, self._names(other)):
-                self._stop()
+                self.ends()
                 self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
                 return
         # To say where it is costs a reader that finds all in memory a hundredth of its time.
@@ -231,13 +233,10 @@ class _Foreseen:
         part.going.reached(self._nth - part.first)
         self._due = min(self._nth + part.going.every, part.end)
 
-    def _stop(self) -> None:
-        self._going = None
-        self._coming.clear()
-        self.ends()
-
     def ends(self) -> None:
         """Nothing more is read."""
+        self._going = None
+        self._coming.clear()
         while self._parts:
             self._parts.popleft().going.stop()
 

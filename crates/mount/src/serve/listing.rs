@@ -5,7 +5,7 @@
 
 use super::asked::{Asked, Refusal};
 use crate::names::{Names, object_of};
-use crate::tree::{Kind, Listed, Object};
+use crate::tree::{Kind, Listed, Object, is_name};
 use fuser::Errno;
 use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -162,7 +162,11 @@ impl Listings {
                 Err(error) if error.kind() == foreload_store::ErrorKind::NotFound => break,
                 page => page.map_err(|error| Refusal::of(crate::failure::of_store(&error)))?,
             };
-            let meant = page.into_iter().filter(|meta| meta.key.starts_with(below));
+            // What can't be found can't be listed either.
+            let is_found = |key: &str| key.split('/').all(is_name);
+            let meant = page
+                .into_iter()
+                .filter(|meta| meta.key.starts_with(below) && is_found(&meta.key));
             entries.extend(meant.map(|meta| Entry {
                 key: format!("{}{}", self.root, meta.key),
                 object: Some(object_of(&meta)),

@@ -66,6 +66,12 @@ impl Writer {
         path.ok_or_else(|| self.named(Error::invalid("an object can't have that name"), key))
     }
 
+    /// Whether an object can have this key: control characters, say, are no part of one that every store takes.
+    #[must_use]
+    pub fn takes(&self, key: &str) -> bool {
+        self.path(key).is_ok()
+    }
+
     fn named(&self, error: Error, key: &str) -> Error {
         error.with_object(self.source.url_of(key))
     }
