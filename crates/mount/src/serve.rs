@@ -157,6 +157,9 @@ impl Served {
             return Err(Refusal::no_bucket());
         }
         if !asked.key.is_empty() {
+            if let Some(what) = asked.beside_an_object() {
+                return Err(Refusal::unknown(what));
+            }
             return self.object(method, &asked.key, headers).await;
         }
         if method == Method::HEAD {

@@ -51,6 +51,13 @@ impl Asked {
         self.query.get(name).map_or("", String::as_str)
     }
 
+    /// What is asked for of an object that isn't its bytes as they are: another version, a part, its rights, and so on.
+    pub fn beside_an_object(&self) -> Option<&str> {
+        let is_ours = |name: &str| BESIDE.contains(&name) || name.starts_with("X-Amz-");
+        let mut others = self.query.keys().filter(|name| !is_ours(name));
+        others.next().map(String::as_str)
+    }
+
     /// What is asked for that is neither objects nor a list of them: versions, uploads, and so on.
     pub fn beside(&self) -> Option<&str> {
         let of_lists = [
