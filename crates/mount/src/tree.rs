@@ -22,6 +22,8 @@ pub type Ino = u64;
 pub const ROOT: Ino = 1;
 /// The longest name that a file system can have, in bytes.
 pub const MOST_NAME: usize = 255;
+/// Times that are no further apart may be one.
+const PRECISION: Duration = Duration::from_secs(1);
 /// Entries that are looked at for each one that is added while there are too many.
 const LOOKS: usize = 8;
 
@@ -617,7 +619,15 @@ impl Is {
             (Is::Directory(_), Kind::Directory) | (Is::Missing, Kind::Missing) => true,
             // Of the same object what is known stays: a question may bring less than a listing. Another one is another entry: the kernel keeps pages by entries, and would give
             // those of the one to whoever has the other open.
-            (Is::File(file), Kind::File(object)) => is_same(&file.object, object),
+            (Is::File(file), Kind::File(object)) if is_same(&file.object, object) => {
+                // Written once more with the same bytes. A listing and a question say the time with different precision.
+                if let (Some(before), Some(now)) = (file.object.modified, object.modified)
+                    && now.duration_since(before).is_ok_and(|later| later > PRECISION)
+                {
+                    file.object.modified = Some(now);
+                }
+                true
+            }
             _ => false,
         }
     }
@@ -739,6 +749,29 @@ mod tests {
         assert_eq!((kept, tree.spot(first)), (object, Some(spot)));
         tree.forget(first, 1);
         assert!(tree.kind(first, now).is_none());
+    }
+
+    #[test]
+    fn an_object_that_was_written_once_more_with_the_same_bytes_is_the_same_and_newer() {
+        let (mut tree, now) = tree(100);
+        let at = |seconds: u64, more: u32| {
+            let Kind::File(object) = file(3, "x") else {
+                panic!("a file")
+            };
+            let modified = SystemTime::UNIX_EPOCH + Duration::new(seconds, more);
+            Kind::File(Object {
+                modified: Some(modified),
+                ..object
+            })
+        };
+        let ino = tree.put(ROOT, "a", at(100, 500_000_000), now).expect("there is a root");
+        for (seconds, more, expected) in [(100, 0, (100, 500_000_000)), (200, 0, (200, 0)), (150, 0, (200, 0))] {
+            assert_eq!(tree.put(ROOT, "a", at(seconds, more), now), Some(ino));
+            assert_eq!(
+                tree.kind(ino, now).map(|(kind, _)| kind),
+                Some(at(expected.0, expected.1))
+            );
+        }
     }
 
     #[test]
