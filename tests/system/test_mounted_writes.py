@@ -390,6 +390,33 @@ def test_it_ends_when_what_was_closed_is_there(home: Any, store: Bucket) -> None
     assert all(found[f"{nth}"] == b"" for nth in range(4))
 
 
+@pytest.mark.parametrize("ttl_s", [0.0, 60.0])
+def test_names_come_and_go_while_their_directory_is_listed(home: Any, store: Bucket, ttl_s: float) -> None:
+    """A listing that was asked for before knows nothing of them."""
+    with writable(home, store, ttl_s=ttl_s) as target:
+        place, is_over = target / "d", threading.Event()
+        place.mkdir()
+        (place / "kept").write_bytes(b"x")
+
+        def lists() -> None:
+            while not is_over.is_set():
+                assert "kept" in {path.name for path in place.iterdir()}
+
+        listing = threading.Thread(target=lists)
+        listing.start()
+        try:
+            for nth in range(100):
+                (place / f"t{nth}").write_bytes(b"y" * nth)
+                (place / f"t{nth}").rename(place / f"f{nth}")
+                assert (place / f"f{nth}").read_bytes() == b"y" * nth
+                (place / f"f{nth}").unlink()
+                assert not (place / f"f{nth}").exists()
+        finally:
+            is_over.set()
+            listing.join()
+        assert [path.name for path in place.iterdir()] == ["kept"]
+
+
 def locks(path: str) -> int:
     failures = 0
     for _ in range(20):

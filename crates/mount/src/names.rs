@@ -115,9 +115,11 @@ impl Names {
             joined(&tree.key(parent).ok_or(Errno::ENOENT)?, name)
         };
         let kind = self.ask(&key).await?;
-        let is_missing = kind == Kind::Missing;
-        let found = self.tree().put(parent, name, kind, Instant::now());
-        found.filter(|_| !is_missing).ok_or(Errno::ENOENT)
+        let mut tree = self.tree();
+        let found = tree.put_asked(parent, name, kind, now, Instant::now());
+        // It may have been made, or deleted, from here meanwhile.
+        let is_there = |ino: &Ino| !matches!(tree.kind(*ino, now), Some((Kind::Missing, _)) | None);
+        found.filter(is_there).ok_or(Errno::ENOENT)
     }
 
     /// That there is nothing by a name is believed no longer.
@@ -249,6 +251,7 @@ impl Names {
             (tree.key(directory).ok_or(Errno::ENOENT)?, tree.is_ours(directory))
         };
         self.listed.fetch_add(1, Ordering::Relaxed);
+        let asked = Instant::now();
         let prefix = if key.is_empty() {
             String::new()
         } else {
@@ -300,7 +303,7 @@ impl Names {
                 .filter_map(|prefix| Some((name(prefix)?, Kind::Directory))),
         );
         let now = Instant::now();
-        let listed = self.tree().list(directory, found.into_iter().collect(), now);
+        let listed = self.tree().list(directory, found.into_iter().collect(), asked, now);
         listed.ok_or(Errno::ENOENT)
     }
 }

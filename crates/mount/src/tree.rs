@@ -109,6 +109,8 @@ struct Node {
     is_linked: bool,
     /// Whether it was made here, and the bucket doesn't have it.
     is_ours: bool,
+    /// When it was made, changed or removed from here: what was asked before knows nothing of that.
+    changed: Option<Instant>,
 }
 
 /// All that is known.
@@ -135,6 +137,7 @@ impl Tree {
             until: now,
             is_linked: true,
             is_ours: false,
+            changed: None,
         };
         Tree {
             nodes: FxHashMap::from_iter([(ROOT, root)]),
@@ -218,7 +221,14 @@ impl Tree {
     }
 
     /// A directory has these, and nothing else; all of them in the order of names. None: there is no such directory.
-    pub fn list(&mut self, directory: Ino, found: Vec<(String, Kind)>, now: Instant) -> Option<Vec<Listed>> {
+    /// It was asked for then.
+    pub fn list(
+        &mut self,
+        directory: Ino,
+        found: Vec<(String, Kind)>,
+        asked: Instant,
+        now: Instant,
+    ) -> Option<Vec<Listed>> {
         let mut before: FxHashMap<Arc<str>, Ino> = match self.directory_mut(directory) {
             Some(known) => known.children.clone(),
             None => return None,
@@ -227,10 +237,10 @@ impl Tree {
         self.make_room(found.len(), |ino, node| ino == directory || node.parent == directory);
         for (name, kind) in found {
             before.remove(name.as_str());
-            self.add(directory, &name, kind, now);
+            self.add(directory, &name, kind, asked, now);
         }
         for (_, ino) in before {
-            if !self.is_ours(ino) {
+            if !self.is_ours(ino) && !self.is_newer(ino, asked) {
                 self.unlink(ino);
             }
         }
@@ -243,19 +253,35 @@ impl Tree {
 
     /// A directory has this entry, or it is known that it has none by that name; its number, unless there is no such directory.
     pub fn put(&mut self, parent: Ino, name: &str, kind: Kind, now: Instant) -> Option<Ino> {
-        let ino = self.add(parent, name, kind, now)?;
+        self.put_asked(parent, name, kind, now, now)
+    }
+
+    /// The same of what was asked for then: what was changed from here since stays.
+    pub fn put_asked(&mut self, parent: Ino, name: &str, kind: Kind, asked: Instant, now: Instant) -> Option<Ino> {
+        let ino = self.add(parent, name, kind, asked, now)?;
         self.make_room(0, |other, _| other == ino);
         Some(ino)
     }
 
-    fn add(&mut self, parent: Ino, name: &str, kind: Kind, now: Instant) -> Option<Ino> {
+    fn is_newer(&self, ino: Ino, asked: Instant) -> bool {
+        let changed = self.nodes.get(&ino).and_then(|node| node.changed);
+        changed.is_some_and(|changed| changed > asked)
+    }
+
+    fn change(&mut self, ino: Ino, now: Instant) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.changed = Some(now);
+        }
+    }
+
+    fn add(&mut self, parent: Ino, name: &str, kind: Kind, asked: Instant, now: Instant) -> Option<Ino> {
         let until = now + self.ttl;
         let known = self.directory(parent)?.children.get(name).copied();
         if let Some(ino) = known
             && let Some(node) = self.nodes.get_mut(&ino)
         {
             // A file that is written here takes the place of whatever the bucket has by its name meanwhile.
-            if node.is_ours && matches!(node.is, Is::File(_)) {
+            if node.is_ours && matches!(node.is, Is::File(_)) || node.changed.is_some_and(|changed| changed > asked) {
                 return Some(ino);
             }
             if node.is.become_(&kind) {
@@ -278,6 +304,7 @@ impl Tree {
             until,
             is_linked: true,
             is_ours: false,
+            changed: None,
         };
         self.nodes.insert(ino, node);
         self.queue.push_back(ino);
@@ -294,6 +321,7 @@ impl Tree {
     pub fn make(&mut self, parent: Ino, name: &str, kind: Kind, now: Instant) -> Option<Ino> {
         let ino = self.put(parent, name, kind, now)?;
         self.set_ours(ino);
+        self.change(ino, now);
         Some(ino)
     }
 
@@ -321,6 +349,7 @@ impl Tree {
             until: now,
             is_linked: false,
             is_ours: false,
+            changed: None,
         };
         self.nodes.insert(aside, node);
         Some(aside)
@@ -334,9 +363,12 @@ impl Tree {
             && node.is_linked
         {
             (node.is, node.is_ours, node.until) = (Kind::File(object).into(), false, until);
+            node.changed = Some(now);
         } else {
             // The kernel has pages, and names, of what was there before.
-            self.put(parent, name, Kind::File(object), now);
+            if let Some(other) = self.put(parent, name, Kind::File(object), now) {
+                self.change(other, now);
+            }
             self.unwanted.push((parent, Arc::clone(name)));
         }
         // What it lies in is the bucket's, too.
@@ -366,7 +398,14 @@ impl Tree {
         let Some((parent, name)) = self.name(ino) else { return };
         self.unlink(ino);
         self.set_ours(parent);
-        self.put(parent, &name, Kind::Missing, now);
+        self.is_gone(parent, &name, now);
+    }
+
+    /// It is known from here that there is nothing by a name.
+    fn is_gone(&mut self, parent: Ino, name: &str, now: Instant) {
+        if let Some(ino) = self.put(parent, name, Kind::Missing, now) {
+            self.change(ino, now);
+        }
     }
 
     /// An entry has another name; `object` is what it is by that, of a file.
@@ -383,13 +422,13 @@ impl Tree {
             directory.children.remove(&old_name);
         }
         self.set_ours(old_parent);
-        self.put(old_parent, &old_name, Kind::Missing, now);
+        self.is_gone(old_parent, &old_name, now);
         let name: Arc<str> = name.into();
         if let Some(directory) = self.directory_mut(parent) {
             directory.children.insert(Arc::clone(&name), ino);
         }
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        (node.parent, node.name, node.until) = (parent, name, until);
+        (node.parent, node.name, node.until, node.changed) = (parent, name, until, Some(now));
         if let (Is::File(file), Some(object)) = (&mut node.is, object) {
             // It has the same bytes, by another key.
             (file.object, file.spot) = (object, None);
@@ -689,6 +728,7 @@ mod tests {
             ROOT,
             vec![("b".into(), file(1, "x")), ("a".into(), Kind::Directory)],
             now,
+            now,
         );
         let names = |tree: &Tree, now| -> Option<Vec<String>> {
             let listing = tree.listing(ROOT, now)?;
@@ -703,7 +743,7 @@ mod tests {
         assert_eq!(tree.look(ROOT, "a", now + TTL), Look::Unknown);
         assert_eq!(tree.listing(ROOT, now + TTL), None);
         // Listed again: the same entries, but for what has gone.
-        tree.list(ROOT, vec![("a".into(), Kind::Directory)], now + TTL);
+        tree.list(ROOT, vec![("a".into(), Kind::Directory)], now + TTL, now + TTL);
         assert_eq!(tree.look(ROOT, "a", now + TTL), Look::Found(a));
         assert_eq!(tree.look(ROOT, "b", now + TTL), Look::Missing);
         assert_eq!(tree.len(), 1);
@@ -775,6 +815,38 @@ mod tests {
     }
 
     #[test]
+    fn what_was_asked_before_a_change_from_here_knows_nothing_of_it() {
+        let (mut tree, asked) = tree(100);
+        let now = asked + Duration::from_secs(1);
+        let Kind::File(object) = file(3, "x") else {
+            panic!("a file")
+        };
+        let old = tree.put(ROOT, "old", file(3, "x"), asked).expect("there is a root");
+        let gone = tree.put(ROOT, "gone", file(3, "x"), asked).expect("there is a root");
+        tree.renamed(old, ROOT, "new", Some(object.clone()), now);
+        tree.deleted(gone, now);
+        let made = tree.make(ROOT, "made", file(0, "y"), now).expect("there is a root");
+        tree.landed(ROOT, &"made".into(), made, object, now);
+        let all = vec![("old".into(), file(3, "x")), ("gone".into(), file(3, "x"))];
+        tree.list(ROOT, all.clone(), asked, now);
+        let look = |tree: &Tree, name| tree.look(ROOT, name, now);
+        assert_eq!(
+            (look(&tree, "new"), look(&tree, "made")),
+            (Look::Found(old), Look::Found(made))
+        );
+        assert_eq!(
+            (look(&tree, "old"), look(&tree, "gone")),
+            (Look::Missing, Look::Missing)
+        );
+        tree.put_asked(ROOT, "new", Kind::Missing, asked, now);
+        assert_eq!(look(&tree, "new"), Look::Found(old));
+        // What is asked afterwards does.
+        tree.list(ROOT, all, now + TTL, now + TTL);
+        assert_eq!(tree.look(ROOT, "new", now + TTL), Look::Missing);
+        assert!(matches!(tree.look(ROOT, "gone", now + TTL), Look::Found(_)));
+    }
+
+    #[test]
     fn what_the_kernel_refers_to_stays_when_it_is_unlinked() {
         let (mut tree, now) = tree(100);
         let directory = tree.put(ROOT, "d", Kind::Directory, now).expect("there is a root");
@@ -783,7 +855,7 @@ mod tests {
             .expect("there is a directory");
         tree.refer(ino);
         tree.refer(ino);
-        tree.list(ROOT, vec![("d".into(), file(1, "z"))], now);
+        tree.list(ROOT, vec![("d".into(), file(1, "z"))], now, now);
         assert_eq!(tree.look(directory, "a", now), Look::Missing);
         assert!(tree.kind(ino, now).is_some());
         tree.forget(ino, 1);
@@ -798,7 +870,7 @@ mod tests {
         let directory = tree.put(ROOT, "d", Kind::Directory, now).expect("there is a root");
         tree.refer(directory);
         let found = (0..200).map(|n| (format!("{n:03}"), file(n, "x"))).collect();
-        tree.list(directory, found, now);
+        tree.list(directory, found, now, now);
         // A directory is known as a whole.
         assert_eq!(tree.listing(directory, now).map(|listing| listing.len()), Some(200));
         let other = tree.put(ROOT, "e", Kind::Directory, now).expect("there is a root");
@@ -806,6 +878,7 @@ mod tests {
             tree.list(
                 other,
                 (0..more).map(|n| (format!("{n:03}"), file(n, "x"))).collect(),
+                now,
                 now,
             );
         }
