@@ -417,6 +417,16 @@ def test_names_come_and_go_while_their_directory_is_listed(home: Any, store: Buc
         assert [path.name for path in place.iterdir()] == ["kept"]
 
 
+def test_unmount_waits_until_what_was_closed_is_there(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        store.set_profile({"first_byte_ms": 4000})
+        (target / "slow").touch()
+        program.unmount(str(target))
+        assert store.counters()["requests"]["put"] >= 1
+        store.set_profile({"first_byte_ms": 0})
+        assert objects(store)["slow"] == b""
+
+
 def locks(path: str) -> int:
     failures = 0
     for _ in range(20):

@@ -122,26 +122,33 @@ def _unescaped(text: str) -> str:
     return text
 
 
-def unmount(target: str, patience_s: float = 10.0) -> None:
-    """Unmounts what is mounted there, also where its program has ended. What somebody has open there is closed soon after.
+def unmount(target: str, patience_s: float = 40.0) -> None:
+    """Unmounts what is mounted there, also where its program has ended, and waits until what was closed is written. What somebody has open there is closed soon after.
 
     Raises:
         InvalidError: Nothing of ours is mounted there.
-        ForeloadError: It could not be unmounted.
+        ForeloadError: It could not be unmounted, or its program has not ended within so many seconds.
     """
     place = str(Path(target).expanduser().absolute())
     if not is_mounted(place):
         raise InvalidError(f"{place}: nothing of foreload is mounted there")
+    pid = _program_of(place)
     if _unmounted(place) is True:
+        if pid is not None and not _has_ended(pid, patience_s):
+            raise ForeloadError(f"{place} is unmounted, and process {pid} still writes what was closed there")
         return
     # Somebody has it open: its program knows what to do then.
-    with contextlib.suppress(OSError, ValueError):
-        pid = int(json.loads((Path(place) / ".foreload" / "stats").read_text())["pid"])
-        if ended(pid, patience_s) and not is_mounted(place):
-            return
+    if pid is not None and ended(pid, patience_s) and not is_mounted(place):
+        return
     said = _unmounted(place, "-l")
     if is_mounted(place):
         raise ForeloadError(f"{place}: {said}")
+
+
+def _program_of(place: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return int(json.loads((Path(place) / ".foreload" / "stats").read_text())["pid"])
+    return None
 
 
 def _unmounted(place: str, *lazily: str) -> bool | str:
@@ -162,6 +169,10 @@ def ended(pid: int, within_s: float = 10.0) -> bool:
     """Has a program end, which unmounts; whether it has."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
+    return _has_ended(pid, within_s)
+
+
+def _has_ended(pid: int, within_s: float) -> bool:
     until = time.monotonic() + within_s
     while _lives(pid):
         if time.monotonic() >= until:
