@@ -305,6 +305,7 @@ def test_programs_that_write_do(home: Any, store: Bucket, tmp_path: Path) -> Non
             mv {target}/copied {target}/moved && diff -r {tree} {target}/moved
             (echo one; echo two) > {target}/lines && test "$(cat {target}/lines)" = "$(printf 'one\\ntwo')"
             sed -i s/one/three/ {target}/lines && head -1 {target}/lines | grep -q three
+            : > {target}/nothing && test -e {target}/nothing
             touch {target}/lines {target}/touched && test ! -s {target}/touched
             rm -r {target}/moved {target}/unpacked && test ! -e {target}/moved
         """
@@ -315,6 +316,11 @@ def test_programs_that_write_do(home: Any, store: Bucket, tmp_path: Path) -> Non
 def test_a_part_that_is_refused_is_said_and_what_was_there_stays(home: Any, store: Bucket) -> None:
     with writable(home, store, timeout_s=1.0) as target:
         (target / "kept").write_bytes(b"before")
+        store.add_fault("status", status=403, on=["put"])
+        assert fails_with((target / "empty").touch) == errno.EACCES
+        assert fails_with(lambda: (target / "kept").write_bytes(b"")) == errno.EACCES
+        store.clear_faults()
+        assert "empty" not in objects(store)
         for size in (10, 3 * PART):
             for status, number in ((403, errno.EACCES), (500, errno.EIO)):
                 store.add_fault("status", status=status, on=["put", "multipart"])

@@ -759,13 +759,16 @@ impl Filesystem for View {
     /// An order that was written is read when it is closed, and whoever closes it hears what is wrong with it.
     fn flush(&self, request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
         if let Some((writing, file)) = self.inner.written(handle) {
-            let is_opener = file.is_opener(request.pid());
+            let pid = request.pid();
+            let is_opener = file.is_opener(pid);
             self.runtime.spawn(async move {
                 // A child that has it open, too, ends without closing it for others.
-                match is_opener {
-                    true => answer(writing.complete(&file, false).await, reply),
-                    false => reply.ok(),
+                if !is_opener {
+                    return reply.ok();
                 }
+                // A shell closes one of two descriptors before anything is written; what is empty then may become more.
+                let is_last = !file.has_content() && !file.is_open_elsewhere(pid);
+                answer(writing.complete(&file, is_last).await, reply);
             });
             return;
         }

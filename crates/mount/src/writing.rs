@@ -507,6 +507,27 @@ impl NewFile {
         process == 0 || openers.iter().any(|&opener| opener == process || opener == 0)
     }
 
+    /// Whether anything was written to it.
+    #[must_use]
+    pub fn has_content(&self) -> bool {
+        self.size() > 0
+    }
+
+    /// Whether the process has another descriptor of it, as far as that can be seen.
+    #[must_use]
+    pub fn is_open_elsewhere(&self, pid: u32) -> bool {
+        let end = format!("/{}", self.key());
+        let Ok(descriptors) = std::fs::read_dir(format!("/proc/{}/fd", process_of(pid))) else {
+            return true;
+        };
+        let links = descriptors.filter_map(|each| std::fs::read_link(each.ok()?.path()).ok());
+        let mut named = links.filter(|link| {
+            let link = link.to_string_lossy();
+            link.strip_suffix(" (deleted)").unwrap_or(&link).ends_with(&end)
+        });
+        named.next().is_some()
+    }
+
     /// Somebody has deleted it: nothing becomes of it.
     pub fn is_deleted(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
