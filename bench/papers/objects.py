@@ -44,13 +44,20 @@ OBJECTS = [1 * MB, 4 * MB, 16 * MB, 64 * MB, 200 * MB, 500 * MB, 1000 * MB]
 CONNECTIONS = (1, 20)
 
 
+def _rule(stage: Stage, size: int, connections: int) -> str:
+    """An object that is asked for in so many requests of one size that it takes a while, and in no more."""
+    whole = max(size * connections, min(size * 60 * connections, stage.amount(600 * MB, 20 * MB)))
+    return f"r{whole}:1x{whole}"
+
+
 def _requests(stage: Stage, rig: _Rig, sizes: list[int]) -> Iterator[tuple[str, int, float]]:
     for size in sizes:
         for connections in CONNECTIONS:
-            # So many that it takes a while, and no more.
-            whole = max(size * connections, min(size * 60 * connections, stage.amount(600 * MB, 20 * MB)))
-            rule = f"r{whole}:1x{whole}"
-            options = [f"--synthetic={rule}", f"--part={size}", f"--connections={connections}"]
+            options = [
+                f"--synthetic={_rule(stage, size, connections)}",
+                f"--part={size}",
+                f"--connections={connections}",
+            ]
             rate = float(stage.bare("get", *options, bucket=rig.bucket)["mb_per_s"])
             yield f"{connections} at a time", size, rate
 
@@ -81,8 +88,7 @@ def measure(stage: Stage) -> dict[str, Any]:
     wholes = {f"o{size}:1x{size}" for size in objects}
     for size in requests:
         for connections in CONNECTIONS:
-            whole = max(size * connections, min(size * 60 * connections, stage.amount(600 * MB, 20 * MB)))
-            wholes.add(f"r{whole}:1x{whole}")
+            wholes.add(_rule(stage, size, connections))
     found: dict[str, Any] = {"requests": {}, "objects": {}, "cache": {}}
     with stage.bucket(*sorted(wholes), f"five{five}:5x{five}") as bucket:
         rig = _Rig(stage, bucket)

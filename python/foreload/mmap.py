@@ -35,10 +35,10 @@ from foreload._data.dataset import Dataset
 from foreload._data.dataset import open as _open
 from foreload._mapped.ahead import Ahead
 from foreload._mapped.layout import Layout, layout
-from foreload._mapped.order import NothingAheadError, Ordered
+from foreload._mapped.order import Ordered
 from foreload._settings.memory import available_bytes
 from foreload._settings.sizes import format_bytes, parse_bytes
-from foreload.errors import ChangedError, CorruptError, ForeloadError, ForkedError, InvalidError, NotFoundError
+from foreload.errors import ChangedError, CorruptError, ForkedError, InvalidError, NotFoundError
 
 __all__ = ["Advice", "LmdbIndex", "Prefetch", "advise", "prefetch", "wrap_sampler"]
 
@@ -394,16 +394,6 @@ class _Parts:
 
     def begin(self, samples: Sequence[Any], is_first: bool) -> Advice:
         """Has what samples name fetched in this order, and before an epoch's first part the tree."""
-        try:
-            return self._begin(samples, is_first)
-        except (ForeloadError, OSError) as error:
-            # The program hears itself what is wrong with the file, if anything is: one that is being written can be read.
-            raise NothingAheadError(str(error)) from error
-        except KeyError as error:
-            # Nor may it ever come to what isn't there.
-            raise NothingAheadError(str(error.args[0])) from error
-
-    def _begin(self, samples: Sequence[Any], is_first: bool) -> Advice:
         if _stamp(self._place) != self._stamp:
             self._look()
             self._is_another = True
@@ -412,7 +402,7 @@ class _Parts:
             places = self._places(named)
         except KeyError as nothing:
             replaced = "; it is another file than the one that was wrapped" if self._is_another else ""
-            raise KeyError(f"{self._found.path} has nothing by the name {nothing.args[0]!r}{replaced}") from None
+            raise NotFoundError(f"{self._found.path} has nothing by the name {nothing.args[0]!r}{replaced}") from None
         return Advice(self._found.path, places, self._ahead, before=self._before if is_first else ())
 
     def _places(self, named: Sequence[Any]) -> list[tuple[int, int]]:

@@ -109,11 +109,7 @@ def wrap_sampler(
         foresee: As of [`foreload.mmap.wrap_sampler`][foreload.mmap.wrap_sampler].
 
     Returns:
-        The same, with its files on their way.
-
-    Raises:
-        InvalidError: When it is iterated: a file lies in no mount.
-        NotFoundError: When it is iterated: there is no such file.
+        The same, with its files on their way. Where a file lies in no mount, or isn't there, a warning says so when it is iterated, and nothing is fetched ahead.
     """
 
     def begin(samples: Sequence[Any], _is_first: bool) -> _Told:

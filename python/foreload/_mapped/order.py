@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from foreload._mapped.double import NoDoubleError, double, is_array
+from foreload.errors import ForeloadError
 
 #: So many samples of an epoch are looked up at a time, and the next ones when so many are left.
 _PART, _OVERLAP = 1 << 14, 1 << 8
@@ -35,11 +36,8 @@ class Going(Protocol):
         """Nothing more is read."""
 
 
-class NothingAheadError(Exception):
-    """Nothing can be fetched ahead: why. The program reads on without it."""
-
-
-#: Begins to fetch what samples name, in this order; the second argument says whether it is an epoch's begin.
+#: Begins to fetch what samples name, in this order; the second argument says whether it is an epoch's begin. Where it can't, the program reads on without it: a name may never be
+#: come to, and what is wrong with a file the program hears itself.
 Begin = Callable[[Sequence[Any], bool], Going]
 
 
@@ -197,7 +195,9 @@ class _Foreseen:
             going = self._begin(names, self._foreseen == 0)
         except Exception as error:  # noqa: BLE001 (what makes names of samples may raise anything, for one that is never come to)
             self.ends()
-            self._warn(str(error) if isinstance(error, NothingAheadError) else f"{type(error).__name__}: {error}")
+            self._warn(
+                str(error) if isinstance(error, (ForeloadError, OSError)) else f"{type(error).__name__}: {error}"
+            )
             return
         self._parts.append(_Part(self._foreseen, len(names), going))
         self._foreseen += len(names)

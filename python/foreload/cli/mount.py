@@ -156,8 +156,7 @@ def mount(
     from foreload._mount import program
     from foreload._node import agent as _agent
 
-    given = _options.given(options.storage_options(endpoint_url, profile, anonymous, option))
-    fields: dict[str, Any] = {**(_options.preset(preset) if preset else {}), **given.fields}
+    store = options.storage_options(endpoint_url, profile, anonymous, option)
     named = {
         "chunk": chunk,
         "connections": connections,
@@ -175,8 +174,7 @@ def mount(
         "allow_write": allow_write or None,
         "part": part,
     }
-    fields.update({name: value for name, value in named.items() if value is not None})
-    settings = _options.Options(**fields).settings(url, given.store)
+    settings = _settings(url, store, preset, named)
     target, descriptor = _options.directory(directory), _options.descriptor(directory)
     descriptors = () if descriptor is None else (descriptor,)
     if foreground:
@@ -226,8 +224,7 @@ def serve(
     from foreload._mount import program
     from foreload._node import agent as _agent
 
-    given = _options.given(options.storage_options(endpoint_url, profile, anonymous, option))
-    fields: dict[str, Any] = {**(_options.preset(preset) if preset else {}), **given.fields}
+    store = options.storage_options(endpoint_url, profile, anonymous, option)
     named = {
         "chunk": chunk,
         "connections": connections,
@@ -238,8 +235,7 @@ def serve(
         "ttl_s": ttl,
         "entries": entries,
     }
-    fields.update({name: value for name, value in named.items() if value is not None})
-    settings = _options.Options(**fields).settings(url, given.store)
+    settings = _settings(url, store, preset, named)
     target = _options.address(listen)
 
     def say(at: str, **more: object) -> None:
@@ -262,6 +258,16 @@ def unmount(directory: Directory, as_json: options.AsJson = False) -> None:
 
     program.unmount(directory)
     output.emit({"directory": directory}, lambda console: console.print(f"{directory} is unmounted"), as_json=as_json)
+
+
+def _settings(url: str, store: dict[str, str], preset: str | None, named: dict[str, Any]) -> dict[str, Any]:
+    """What the program reads: a preset's options, those of `-o`, and those that have names, of which the later ones win."""
+    from foreload._mount import options as _options
+
+    given = _options.given(store)
+    fields: dict[str, Any] = {**(_options.preset(preset) if preset else {}), **given.fields}
+    fields.update({name: value for name, value in named.items() if value is not None})
+    return _options.Options(**fields).settings(url, given.store)
 
 
 def _octal(text: str | None, what: str) -> int | None:
