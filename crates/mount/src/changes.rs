@@ -3,12 +3,12 @@
 //! A bucket has no directories, so that one is made here alone, until a file is in it.
 
 use crate::failure;
-use crate::fs::Inner;
-use crate::names::Names;
-use crate::tree::{Ino, Kind, Listed, Object, ROOT, is_name};
+use crate::inner::Inner;
+use crate::locked;
+use crate::tree::{Ino, Kind, Object, ROOT, is_name};
 use crate::writing::{New, NewFile, Target, Writing};
 use fuser::Errno;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The kernel asks again at once.
@@ -49,16 +49,8 @@ impl Inner {
         self.writing.as_ref().ok_or(Errno::EROFS)
     }
 
-    fn asides(&self) -> MutexGuard<'_, Vec<Aside>> {
-        self.asides.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn names(&self) -> &Names {
-        &self.names
-    }
-
     fn key_of(&self, parent: Ino, name: &str) -> Result<String, Errno> {
-        let directory = self.names().tree().key(parent).ok_or(Errno::ENOENT)?;
+        let directory = self.names.tree().key(parent).ok_or(Errno::ENOENT)?;
         Ok(crate::names::joined(&directory, name))
     }
 
@@ -73,15 +65,15 @@ impl Inner {
 
     /// What is there by a name, if anything is; asked for unless it is known.
     async fn there(&self, parent: Ino, name: &str) -> Result<Option<(Ino, Kind)>, Errno> {
-        if !is_name(name) || (parent == ROOT && name == crate::fs::CONTROL) {
+        if !is_name(name) || (parent == ROOT && name == crate::inner::CONTROL) {
             return Err(Errno::EPERM);
         }
-        let found = match self.names().look_up(parent, name).await {
+        let found = match self.names.look_up(parent, name).await {
             Ok(ino) => ino,
             Err(error) if error.code() == Errno::ENOENT.code() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let kind = self.names().tree().kind(found, Instant::now());
+        let kind = self.names.tree().kind(found, Instant::now());
         Ok(kind.map(|(kind, _)| (found, kind)))
     }
 
@@ -90,7 +82,7 @@ impl Inner {
         let writing = self.writing()?;
         if how.is_exclusive || !how.truncates {
             // Somebody may have put it since it was missing.
-            self.names().doubt_missing(parent, name);
+            self.names.tree().doubt_missing(parent, name);
         }
         match self.there(parent, name).await? {
             Some((_, Kind::Directory)) => return Err(Errno::EISDIR),
@@ -99,7 +91,7 @@ impl Inner {
             None => {}
         }
         let key = self.new_key(parent, name)?;
-        let made = self.names().tree().make(parent, name, nothing(), Instant::now());
+        let made = self.names.tree().make(parent, name, nothing(), Instant::now());
         let ino = made.ok_or(Errno::ENOENT)?;
         let new = New {
             ino,
@@ -120,7 +112,7 @@ impl Inner {
     /// hears of that one ([`Inner::aside_of`]). Who comes to read in between waits ([`Inner::stands_aside`]).
     pub(crate) async fn open_to_write(self: &Arc<Self>, ino: Ino, handle: u64, how: How) -> Result<(), Errno> {
         let writing = self.writing()?;
-        let (is_linked, came) = (self.names().tree().is_linked(ino), self.takes_aside(ino));
+        let (is_linked, came) = (self.names.tree().is_linked(ino), self.takes_aside(ino));
         let is_shared = |file: &Arc<NewFile>| came.is_some() || !is_linked || file.is_under_way();
         if let Some(file) = writing.by_ino(ino).filter(is_shared) {
             writing.share(handle, &file, how.pid);
@@ -130,18 +122,18 @@ impl Inner {
             return self.cut(&file, how).await;
         }
         let (named, key) = {
-            let tree = self.names().tree();
+            let tree = self.names.tree();
             (tree.name(ino), tree.key(ino))
         };
         let (Some((parent, name)), Some(key)) = (named, key) else {
             return Err(Errno::ESTALE);
         };
-        let Some((Kind::File(object), _)) = self.names().tree().kind(ino, Instant::now()) else {
+        let Some((Kind::File(object), _)) = self.names.tree().kind(ino, Instant::now()) else {
             return Err(Errno::ESTALE);
         };
         if came.is_none() && is_linked && object.size == 0 {
             // Nobody can read anything of it, so that it can be what is written.
-            self.names().tree().set_ours(ino);
+            self.names.tree().set_ours(ino);
         } else if came.is_none() {
             // What the kernel knows may have been replaced: it asks for the name once more, and no more.
             if let Some((now, Kind::File(_))) = self.there(parent, &name).await? {
@@ -173,7 +165,7 @@ impl Inner {
         file.resize(bytes).await?;
         // What was read of the object that it was is of no use.
         let handles = self.writing()?.handles(file);
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = locked(&self.files);
         let before: Vec<_> = handles.iter().filter_map(|handle| files.remove(handle)).collect();
         drop(files);
         drop(before);
@@ -188,7 +180,7 @@ impl Inner {
             return Ok(());
         }
         let found = writing.by_name(parent, &name).filter(|file| file.is_under_way());
-        let (ino, hold) = match found.filter(|file| self.names().tree().refer(file.ino)) {
+        let (ino, hold) = match found.filter(|file| self.names.tree().refer(file.ino)) {
             Some(file) => {
                 // It isn't done with before the kernel has come again.
                 let hold = self.number();
@@ -196,11 +188,11 @@ impl Inner {
                 (file.ino, Some(hold))
             }
             None => {
-                let aside = self.names().tree().aside(there, Instant::now());
+                let aside = self.names.tree().aside(there, Instant::now());
                 (aside.ok_or(Errno::EISDIR)?, None)
             }
         };
-        self.asides().push(Aside {
+        locked(&self.asides).push(Aside {
             parent,
             name,
             ino,
@@ -219,7 +211,7 @@ impl Inner {
 
     /// What kept an entry, and a file, until the kernel came doesn't any more: it refers to it by now.
     async fn lets_go(&self, ino: Ino, hold: Option<u64>) {
-        self.names().tree().forget(ino, 1);
+        self.names.tree().forget(ino, 1);
         if let (Some(hold), Some(writing)) = (hold, &self.writing) {
             writing.release(hold).await;
         }
@@ -227,21 +219,21 @@ impl Inner {
 
     /// The entry that was set aside for whoever opens this name to write it, until then.
     pub(crate) fn aside_of(&self, parent: Ino, name: &str) -> Option<Ino> {
-        let asides = self.asides();
+        let asides = locked(&self.asides);
         let mut found = asides.iter().filter(|aside| aside.parent == parent);
         found.find(|aside| &*aside.name == name).map(|aside| aside.ino)
     }
 
     /// Waits until whoever an entry was set aside for has come, or doesn't.
     pub(crate) async fn stands_aside(&self, ino: Ino) {
-        while self.asides().iter().any(|aside| aside.ino == ino) {
+        while locked(&self.asides).iter().any(|aside| aside.ino == ino) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     /// Whoever it was set aside for has come: what keeps the file meanwhile. `None`: it was for nobody.
     fn takes_aside(&self, ino: Ino) -> Option<Option<u64>> {
-        let mut asides = self.asides();
+        let mut asides = locked(&self.asides);
         let found = asides.iter().position(|aside| aside.ino == ino)?;
         Some(asides.swap_remove(found).hold)
     }
@@ -250,13 +242,13 @@ impl Inner {
     pub(crate) async fn empty(&self, ino: Ino, pid: u32) -> Result<(), Errno> {
         let (writing, handle) = (self.writing()?, self.number());
         let (named, key, aside) = {
-            let mut tree = self.names().tree();
+            let mut tree = self.names.tree();
             (tree.name(ino), tree.key(ino), tree.aside(ino, Instant::now()))
         };
         let (Some((parent, name)), Some(key), Some(aside)) = (named, key, aside) else {
             return Err(Errno::ESTALE);
         };
-        let Some((Kind::File(object), _)) = self.names().tree().kind(aside, Instant::now()) else {
+        let Some((Kind::File(object), _)) = self.names.tree().kind(aside, Instant::now()) else {
             return Err(Errno::ESTALE);
         };
         let new = New {
@@ -271,7 +263,7 @@ impl Inner {
         };
         drop(file);
         writing.release(handle).await;
-        self.names().tree().forget(aside, 1);
+        self.names.tree().forget(aside, 1);
         done
     }
 
@@ -283,16 +275,15 @@ impl Inner {
         if kind == Kind::Directory {
             return Err(Errno::EISDIR);
         }
-        let written: Option<Arc<NewFile>> = writing.by_name(parent, name);
-        if let Some(file) = &written {
+        if let Some(file) = writing.by_name(parent, name) {
             file.is_deleted();
         }
-        if !self.names().tree().is_ours(ino) {
+        if !self.names.tree().is_ours(ino) {
             let key = self.key_of(parent, name)?;
             let deleted = writing.writer().delete(&key).await;
             deleted.map_err(|error| failure::of_writing(&error))?;
         }
-        self.names().tree().deleted(ino, Instant::now());
+        self.names.tree().deleted(ino, Instant::now());
         Ok(())
     }
 
@@ -302,7 +293,7 @@ impl Inner {
             return Err(Errno::EEXIST);
         }
         self.new_key(parent, name)?;
-        let made = self.names().tree().make(parent, name, Kind::Directory, Instant::now());
+        let made = self.names.tree().make(parent, name, Kind::Directory, Instant::now());
         made.ok_or(Errno::ENOENT)
     }
 
@@ -312,24 +303,18 @@ impl Inner {
             None => Err(Errno::ENOENT),
             Some((ino, Kind::Directory)) => {
                 // What others have put there since it was listed counts.
-                self.names().tree().doubt(ino, Instant::now());
-                let listed: Vec<Listed> = self.names().list(ino).await?;
-                if !listed.is_empty() {
+                self.names.tree().doubt(ino, Instant::now());
+                if !self.names.list(ino).await?.is_empty() {
                     return Err(Errno::ENOTEMPTY);
                 }
-                self.remove_marker(parent, name).await?;
-                self.names().tree().deleted(ino, Instant::now());
+                let key = self.key_of(parent, name)?;
+                let removed = self.writing()?.writer().delete_marker(&key).await;
+                removed.map_err(|error| failure::of_writing(&error))?;
+                self.names.tree().deleted(ino, Instant::now());
                 Ok(())
             }
             Some(_) => Err(Errno::ENOTDIR),
         }
-    }
-
-    /// An object that stands for an empty directory is deleted, if there is one.
-    async fn remove_marker(&self, parent: Ino, name: &str) -> Result<(), Errno> {
-        let key = self.key_of(parent, name)?;
-        let removed = self.writing()?.writer().delete_marker(&key).await;
-        removed.map_err(|error| failure::of_writing(&error))
     }
 
     /// Gives a file another name, or a directory without anything in it.
@@ -349,12 +334,12 @@ impl Inner {
             (Kind::File(_), Some((_, Kind::Directory))) => Err(Errno::EISDIR),
             (Kind::Directory, Some((_, Kind::File(_)))) => Err(Errno::ENOTDIR),
             (Kind::Directory, _) => {
-                let is_empty = self.names().tree().is_ours(ino) && self.names().list(ino).await?.is_empty();
+                let is_empty = self.names.tree().is_ours(ino) && self.names.list(ino).await?.is_empty();
                 if !is_empty || target.is_some() {
                     // Programs move the files one by one then.
                     return Err(Errno::EXDEV);
                 }
-                self.names().tree().renamed(ino, to.0, to.1, None, Instant::now());
+                self.names.tree().renamed(ino, to.0, to.1, None, Instant::now());
                 Ok(())
             }
             (Kind::File(_), _) => self.rename_file(ino, from, to).await,
@@ -376,15 +361,15 @@ impl Inner {
         }
         let open = writing.by_name(from.0, from.1);
         if let Some(file) = &open {
-            if self.names().tree().is_ours(ino) && file.is_to_be(&target).await {
+            if self.names.tree().is_ours(ino) && file.is_to_be(&target).await {
                 // Nothing of it is in the bucket, so that it needs no other name there.
-                self.names().tree().renamed(ino, to.0, to.1, None, Instant::now());
+                self.names.tree().renamed(ino, to.0, to.1, None, Instant::now());
                 return writing.complete(file, true).await;
             }
             writing.complete(file, true).await?;
             ino = self.there(from.0, from.1).await?.ok_or(Errno::ENOENT)?.0;
         }
-        let Some((Kind::File(object), _)) = self.names().tree().kind(ino, Instant::now()) else {
+        let Some((Kind::File(object), _)) = self.names.tree().kind(ino, Instant::now()) else {
             return Err(Errno::ENOENT);
         };
         if !writing.writer().renames(object.size) {
@@ -393,16 +378,14 @@ impl Inner {
         let renamed = writing.writer().rename(&old, &new).await;
         let meta = renamed.map_err(|error| {
             // It may be there by both names now.
-            self.names().tree().doubt(ino, Instant::now());
+            self.names.tree().doubt(ino, Instant::now());
             failure::of_writing(&error)
         })?;
         if let Some(file) = open {
             file.has_become(target);
         }
         let object = crate::names::object_of(&meta);
-        self.names()
-            .tree()
-            .renamed(ino, to.0, to.1, Some(object), Instant::now());
+        self.names.tree().renamed(ino, to.0, to.1, Some(object), Instant::now());
         Ok(())
     }
 }

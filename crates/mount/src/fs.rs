@@ -3,53 +3,41 @@
 //! A question that can be answered from what is here is answered on the kernel's own thread. One about names goes to a thread with a runtime, and a read that has to wait to one of
 //! the [workers](crate::workers), so no thread of the kernel's waits for a bucket.
 
-use crate::changes::{Aside, How};
+use crate::changes::How;
 use crate::file::{OpenFile, Shared};
+use crate::inner::{BLOCK, CONTROL_INO, DOTS, Inner, ORDER_INO, STATS_INO};
+use crate::locked;
 use crate::names::Names;
 use crate::settings::Settings;
-use crate::tree::{Ino, Kind, Listed, Look, MOST_NAME, ROOT};
+use crate::tree::{Ino, Look, MOST_NAME, ROOT};
 use crate::workers::Workers;
-use crate::writing::{NewFile, Read, Writing};
+use crate::writing::{Read, Writing};
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
-use rustc_hash::FxHashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
 
 /// Requests of the kernel that may be on their way, and bytes of each.
 const MOST_BACKGROUND: u16 = 256;
 const MOST_REQUEST: u32 = 1 << 20;
-/// What a directory begins with: itself, and the one above.
-const DOTS: u64 = 2;
-/// What isn't of the bucket is what it is.
-const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 /// How often it is looked for what lies unread, and for how long it may.
 const TIDY: Duration = Duration::from_secs(2);
 const UNREAD: Duration = Duration::from_secs(10);
 /// Where memory is short, who was read so long ago isn't at it.
 const AT_IT: Duration = Duration::from_millis(5);
-/// What `stat` says is good to read at a time.
-const BLOCK: u32 = 128 << 10;
 
 /// Blocks that are free where there is no end: a petabyte.
 const FREE: u64 = (1 << 50) / BLOCK as u64;
 
-/// What isn't of the bucket: a directory that no listing has, with what the mount says of itself, and where it is told what will be read. Their numbers are the last that there are.
-pub(crate) const CONTROL: &str = ".foreload";
-const CONTROL_INO: Ino = u64::MAX - 1;
-const STATS: &str = "stats";
-const STATS_INO: Ino = u64::MAX - 2;
-const ORDER: &str = "order";
-const ORDER_INO: Ino = u64::MAX - 3;
 /// An order's text at most: ten million files by names of a hundred bytes.
 const MOST_ORDER: usize = 1 << 30;
 
@@ -63,29 +51,6 @@ pub struct View {
     workers: Workers,
     /// Where names go that the kernel is to let go of: never told from here, for the kernel may be waiting for an answer with the same directory locked.
     unwanted: Mutex<Sender<Unwanted>>,
-}
-
-/// What answers.
-pub(crate) struct Inner {
-    pub(crate) names: Arc<Names>,
-    /// Who writes, where that is allowed.
-    pub(crate) writing: Option<Arc<Writing>>,
-    /// Entries for those that open files to write them.
-    pub(crate) asides: Mutex<Vec<Aside>>,
-    shared: Arc<Shared>,
-    pub(crate) files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
-    directories: Mutex<FxHashMap<u64, Arc<Vec<Listed>>>>,
-    /// What was said of the mount to whoever has that open, and orders that are being written.
-    said: Mutex<FxHashMap<u64, Arc<String>>>,
-    told: Mutex<FxHashMap<u64, Vec<u8>>>,
-    next: AtomicU64,
-    owner: (u32, u32),
-    modes: (u16, u16),
-    begun: SystemTime,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl View {
@@ -197,254 +162,6 @@ impl View {
             let _ = sender.send(each);
         }
     }
-}
-
-impl Inner {
-    fn attributes(&self, ino: Ino, kind: &Kind) -> FileAttr {
-        let (is_directory, size, modified) = match kind {
-            Kind::File(object) => (false, object.size, object.modified.unwrap_or(self.begun)),
-            _ => (true, 0, self.begun),
-        };
-        FileAttr {
-            ino: INodeNo(ino),
-            size,
-            blocks: size.div_ceil(512),
-            atime: modified,
-            mtime: modified,
-            ctime: modified,
-            crtime: modified,
-            kind: if is_directory {
-                FileType::Directory
-            } else {
-                FileType::RegularFile
-            },
-            perm: if is_directory { self.modes.1 } else { self.modes.0 },
-            nlink: if is_directory { 2 } else { 1 },
-            uid: self.owner.0,
-            gid: self.owner.1,
-            rdev: 0,
-            blksize: BLOCK,
-            flags: 0,
-        }
-    }
-
-    /// What isn't of the bucket, by its number.
-    fn control(&self, ino: Ino) -> Option<FileAttr> {
-        let mut attributes = self.attributes(ino, &Kind::Directory);
-        if ino == CONTROL_INO {
-            return Some(attributes);
-        }
-        attributes.kind = FileType::RegularFile;
-        attributes.nlink = 1;
-        attributes.perm = match ino {
-            STATS_INO => 0o444,
-            ORDER_INO => 0o222,
-            _ => return None,
-        };
-        Some(attributes)
-    }
-
-    /// The number of what isn't of the bucket.
-    fn control_by_name(parent: Ino, name: &str) -> Option<Ino> {
-        match (parent, name) {
-            (ROOT, CONTROL) => Some(CONTROL_INO),
-            (CONTROL_INO, STATS) => Some(STATS_INO),
-            (CONTROL_INO, ORDER) => Some(ORDER_INO),
-            _ => None,
-        }
-    }
-
-    /// What an entry is, and how long the kernel may believe that.
-    fn known(&self, ino: Ino) -> Option<(FileAttr, Duration)> {
-        if let Some(attributes) = self.control(ino).filter(|_| ino >= ORDER_INO) {
-            return Some((attributes, FOREVER));
-        }
-        let (kind, fresh) = self.names.tree().kind(ino, Instant::now())?;
-        if kind == Kind::Missing {
-            return None;
-        }
-        let mut attributes = self.attributes(ino, &kind);
-        if let Some(file) = self.writing.as_ref().and_then(|writing| writing.by_ino(ino)) {
-            attributes.size = file.size();
-            attributes.blocks = attributes.size.div_ceil(512);
-            return Some((attributes, Duration::ZERO));
-        }
-        Some((attributes, fresh))
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// A file that is being written, and who writes it.
-    fn written(&self, handle: FileHandle) -> Option<(Arc<Writing>, Arc<NewFile>)> {
-        let writing = self.writing.as_ref()?;
-        Some((Arc::clone(writing), writing.of(handle.0)?))
-    }
-
-    /// What is said of what no bucket has.
-    fn no_such_thing(&self) -> Errno {
-        match self.writing {
-            Some(_) => Errno::EPERM,
-            None => Errno::EROFS,
-        }
-    }
-
-    async fn look_up(&self, parent: Ino, name: &str, reply: ReplyEntry) {
-        match self.names.look_up(parent, name).await {
-            Ok(ino) => self.entry(ino, reply),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn entry(&self, ino: Ino, reply: ReplyEntry) {
-        match self.known(ino) {
-            Some((attributes, fresh)) => {
-                self.names.tree().refer(ino);
-                reply.entry(&fresh, &attributes, Generation(0));
-            }
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    /// Asks for an entry again, by its name: what is there now may be another one.
-    async fn renew(&self, ino: Ino) -> Result<(), Errno> {
-        let name = self.names.tree().name(ino).filter(|_| ino != ROOT);
-        let Some((parent, name)) = name else { return Ok(()) };
-        match self.names.look_up(parent, &name).await {
-            Ok(found) if found == ino => Ok(()),
-            Ok(_) | Err(Errno::ENOENT) => Err(Errno::ESTALE),
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn attribute(&self, ino: Ino, reply: ReplyAttr) {
-        match self.renew(ino).await {
-            Ok(()) | Err(Errno::ESTALE) => self.attribute_at_hand(ino, reply),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn open_file(&self, ino: Ino, reply: ReplyOpen) {
-        let (kind, key, is_kept, is_ours) = {
-            let mut tree = self.names.tree();
-            // The kernel asks for the name again then.
-            if !tree.is_linked(ino) {
-                return reply.error(Errno::ESTALE);
-            }
-            let (kind, key, is_ours) = (tree.kind(ino, Instant::now()), tree.key(ino), tree.is_ours(ino));
-            (kind, key, tree.keep(ino), is_ours)
-        };
-        if is_ours {
-            let key = key.unwrap_or_default();
-            crate::log::line(format_args!(
-                "{key}: it is being written, and can be read when it is closed"
-            ));
-            return reply.error(Errno::EBUSY);
-        }
-        let (Some((Kind::File(object), _)), Some(key)) = (kind, key) else {
-            return reply.error(Errno::ESTALE);
-        };
-        // Pages of another object are no use; those of this one stay.
-        let mut flags = FopenFlags::empty();
-        if is_kept {
-            flags |= FopenFlags::FOPEN_KEEP_CACHE;
-        }
-        // Who only reads has nothing to be said of when it is closed.
-        flags |= FopenFlags::FOPEN_NOFLUSH;
-        let file = OpenFile::new(Arc::clone(&self.shared), ino, key, object);
-        let handle = self.number();
-        locked(&self.files).insert(handle, Arc::new(file));
-        reply.opened(FileHandle(handle), flags);
-    }
-
-    fn attribute_at_hand(&self, ino: Ino, reply: ReplyAttr) {
-        match self.known(ino) {
-            Some((attributes, fresh)) => reply.attr(&fresh, &attributes),
-            None => reply.error(Errno::ESTALE),
-        }
-    }
-
-    async fn open_directory(&self, ino: Ino, reply: ReplyOpen) {
-        match self.names.list(ino).await {
-            Ok(listing) => {
-                let handle = self.number();
-                locked(&self.directories).insert(handle, Arc::new(listing));
-                reply.opened(FileHandle(handle), FopenFlags::empty());
-            }
-            Err(error) => reply.error(error),
-        }
-    }
-
-    /// What comes in a directory from `offset` on: number, name, what it is, and how long that is believed.
-    fn entries(&self, ino: Ino, handle: FileHandle, offset: u64) -> Option<impl Iterator<Item = Entry> + '_> {
-        let listing = Arc::clone(locked(&self.directories).get(&handle.0)?);
-        let above = self.names.tree().name(ino).map_or(ROOT, |(parent, _)| parent);
-        let entry = move |nth: u64| match nth {
-            0 => self.dot(ino, "."),
-            1 => self.dot(above, ".."),
-            _ => {
-                let Listed { name, kind } = listing.get((nth - DOTS) as usize)?;
-                let now = Instant::now();
-                let mut tree = self.names.tree();
-                // What has left for others meanwhile is there all the same.
-                let ino = match tree.look(ino, name, now) {
-                    Look::Found(found) => found,
-                    Look::Missing => return None,
-                    Look::Unknown => tree.put(ino, name, kind.clone(), now)?,
-                };
-                drop(tree);
-                let (attributes, fresh) = self.known(ino)?;
-                let name = Arc::clone(name);
-                Some(Entry {
-                    nth,
-                    ino,
-                    name,
-                    attributes,
-                    fresh,
-                })
-            }
-        };
-        let count = DOTS + locked(&self.directories).get(&handle.0)?.len() as u64;
-        Some((offset..count).filter_map(entry))
-    }
-
-    /// These files are read next, in this order: paths, a line each, which begin where the mount does.
-    async fn order(&self, text: &[u8]) -> Result<(), Errno> {
-        let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
-        let mut files = Vec::new();
-        for line in text.lines().filter(|line| !line.is_empty()) {
-            let ino = self.names.resolve(line.trim_start_matches('/')).await?;
-            let kind = self.names.tree().kind(ino, Instant::now());
-            let Some((Kind::File(object), _)) = kind else {
-                return Err(Errno::EISDIR);
-            };
-            files.push((ino, line.trim_start_matches('/').to_owned(), object));
-        }
-        let shared = Arc::clone(&self.shared);
-        let ordered = tokio::task::spawn_blocking(move || shared.shelves.order(files));
-        let ordered = ordered.await.map_err(|_| Errno::EIO)?;
-        ordered.map_err(|error| crate::failure::of_client(&error, "in the order that was told"))
-    }
-
-    fn dot(&self, ino: Ino, name: &str) -> Option<Entry> {
-        Some(Entry {
-            nth: name.len() as u64 - 1,
-            ino,
-            name: name.into(),
-            attributes: self.attributes(ino, &Kind::Directory),
-            fresh: Duration::ZERO,
-        })
-    }
-}
-
-/// One of a directory.
-struct Entry {
-    nth: u64,
-    ino: Ino,
-    name: Arc<str>,
-    attributes: FileAttr,
-    fresh: Duration,
 }
 
 fn text(name: &OsStr) -> Result<&str, Errno> {

@@ -11,6 +11,7 @@ pub mod changes;
 pub mod failure;
 pub mod file;
 pub mod fs;
+mod inner;
 pub mod layout;
 pub mod log;
 pub mod names;
@@ -36,7 +37,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -52,6 +53,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 const GRACE: Duration = Duration::from_secs(2);
 /// What is being written has so long. Those that stop programs wait thirty seconds, often.
 const WRITTEN: Duration = Duration::from_secs(25);
+
+/// What a lock keeps. Whoever has died with it has left it as it was: each change is one step.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Why there is no mount.
 #[derive(Debug, thiserror::Error)]
@@ -328,10 +334,7 @@ fn unmount(unmounter: &Mutex<SessionUnmounter>, target: &Path, writing: Option<&
         // Whoever has mounted it unmounts it.
         end(writing);
     }
-    let asked = unmounter
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .unmount();
+    let asked = locked(unmounter).unmount();
     // It answers for one try only.
     if asked.is_ok() {
         return;

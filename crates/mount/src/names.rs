@@ -4,6 +4,7 @@
 //! lists a directory and then looks at each file in it has asked once.
 
 use crate::failure;
+use crate::locked;
 use crate::tree::{Ino, Kind, Listed, Look, Object, Tree, is_name};
 use foreload_store::source::{Entries, ObjectMeta};
 use foreload_store::{ErrorKind, Source};
@@ -11,7 +12,7 @@ use fuser::Errno;
 use futures::StreamExt;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// What is asked of the bucket about names.
@@ -43,10 +44,6 @@ pub struct Questions {
     pub directories: u64,
     /// Keys that can't be names here.
     pub unnamed: u64,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A file's object, as the store says it.
@@ -120,11 +117,6 @@ impl Names {
         // It may have been made, or deleted, from here meanwhile.
         let is_there = |ino: &Ino| !matches!(tree.kind(*ino, now), Some((Kind::Missing, _)) | None);
         found.filter(is_there).ok_or(Errno::ENOENT)
-    }
-
-    /// That there is nothing by a name is believed no longer.
-    pub fn doubt_missing(&self, parent: Ino, name: &str) {
-        self.tree().doubt_missing(parent, name);
     }
 
     /// The entry by a key. Nothing is asked about what it lies in: where there is an object there are directories, and a listing of one may be long.
@@ -273,7 +265,7 @@ impl Names {
         })?;
         let name = |key: &str| {
             let part = key.strip_prefix(prefix.as_str())?.trim_end_matches('/');
-            let is_ours = directory == crate::tree::ROOT && part == crate::fs::CONTROL;
+            let is_ours = directory == crate::tree::ROOT && part == crate::inner::CONTROL;
             if is_name(part) && !is_ours {
                 return Some(part.to_owned());
             }

@@ -7,6 +7,7 @@
 //! All shelves share the agent's memory, disks and requests, for their jobs are alike; the first one brings the memory.
 
 use crate::layout::Layout;
+use crate::locked;
 use crate::names::Names;
 use crate::settings::Settings;
 use crate::tree::{Ino, Object, Spot};
@@ -24,7 +25,7 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Files that become a shelf at once, at most.
@@ -79,10 +80,6 @@ struct Ordered {
     shelf: Arc<Shelf>,
     /// The places in the order that each file's first chunk has.
     turns: FxHashMap<Ino, (Object, VecDeque<u64>)>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shelves {

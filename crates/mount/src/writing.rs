@@ -7,6 +7,7 @@
 //! The mount's own process sends it, and not the agent: a plan has nothing to say about it.
 
 use crate::failure;
+use crate::locked;
 use crate::names::{Names, object_of};
 use crate::tree::{Ino, Object};
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use foreload_store::source::{Upload, Writer};
 use fuser::Errno;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -133,10 +134,6 @@ struct State {
     /// What it is then, or was before.
     object: Option<Object>,
     failed: Option<Errno>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Writing {

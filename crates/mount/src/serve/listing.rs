@@ -4,6 +4,7 @@
 //! for the pages that follow.
 
 use super::asked::{Asked, Refusal};
+use crate::locked;
 use crate::names::{Names, object_of};
 use crate::tree::{Kind, Listed, Object, is_name};
 use fuser::Errno;
@@ -11,7 +12,7 @@ use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use quick_xml::escape::escape;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Keys of a page at most, and of all that is put in order.
@@ -177,7 +178,7 @@ impl Listings {
         }
         entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
         let entries = Arc::new(entries);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.kept);
         kept.retain(|each| each.prefix != prefix);
         if kept.len() >= KEPT {
             kept.remove(0);
@@ -191,7 +192,7 @@ impl Listings {
     }
 
     fn known(&self, prefix: &str) -> Option<Arc<Vec<Entry>>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.kept);
         kept.retain(|each| each.at.elapsed() < self.ttl);
         let found = kept.iter().find(|each| each.prefix == prefix);
         found.map(|each| Arc::clone(&each.entries))

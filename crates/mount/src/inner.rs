@@ -1,0 +1,300 @@
+//! What is known of entries, and how the kernel hears of it: attributes, directories, and what isn't of the bucket.
+
+use crate::changes::Aside;
+use crate::file::{OpenFile, Shared};
+use crate::locked;
+use crate::names::Names;
+use crate::tree::{Ino, Kind, Listed, Look, ROOT};
+use crate::writing::{NewFile, Writing};
+use fuser::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEntry, ReplyOpen};
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+/// What a directory begins with: itself, and the one above.
+pub(crate) const DOTS: u64 = 2;
+/// What isn't of the bucket is what it is.
+pub(crate) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+/// What `stat` says is good to read at a time.
+pub(crate) const BLOCK: u32 = 128 << 10;
+
+/// What isn't of the bucket: a directory that no listing has, with what the mount says of itself, and where it is told what will be read. Their numbers are the last that there are.
+pub(crate) const CONTROL: &str = ".foreload";
+pub(crate) const CONTROL_INO: Ino = u64::MAX - 1;
+pub(crate) const STATS: &str = "stats";
+pub(crate) const STATS_INO: Ino = u64::MAX - 2;
+pub(crate) const ORDER: &str = "order";
+pub(crate) const ORDER_INO: Ino = u64::MAX - 3;
+
+/// What answers.
+pub(crate) struct Inner {
+    pub(crate) names: Arc<Names>,
+    /// Who writes, where that is allowed.
+    pub(crate) writing: Option<Arc<Writing>>,
+    /// Entries for those that open files to write them.
+    pub(crate) asides: Mutex<Vec<Aside>>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
+    pub(crate) directories: Mutex<FxHashMap<u64, Arc<Vec<Listed>>>>,
+    /// What was said of the mount to whoever has that open, and orders that are being written.
+    pub(crate) said: Mutex<FxHashMap<u64, Arc<String>>>,
+    pub(crate) told: Mutex<FxHashMap<u64, Vec<u8>>>,
+    pub(crate) next: AtomicU64,
+    pub(crate) owner: (u32, u32),
+    pub(crate) modes: (u16, u16),
+    pub(crate) begun: SystemTime,
+}
+
+impl Inner {
+    pub(crate) fn attributes(&self, ino: Ino, kind: &Kind) -> FileAttr {
+        let (is_directory, size, modified) = match kind {
+            Kind::File(object) => (false, object.size, object.modified.unwrap_or(self.begun)),
+            _ => (true, 0, self.begun),
+        };
+        FileAttr {
+            ino: INodeNo(ino),
+            size,
+            blocks: size.div_ceil(512),
+            atime: modified,
+            mtime: modified,
+            ctime: modified,
+            crtime: modified,
+            kind: if is_directory {
+                FileType::Directory
+            } else {
+                FileType::RegularFile
+            },
+            perm: if is_directory { self.modes.1 } else { self.modes.0 },
+            nlink: if is_directory { 2 } else { 1 },
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        }
+    }
+
+    /// What isn't of the bucket, by its number.
+    pub(crate) fn control(&self, ino: Ino) -> Option<FileAttr> {
+        let mut attributes = self.attributes(ino, &Kind::Directory);
+        if ino == CONTROL_INO {
+            return Some(attributes);
+        }
+        attributes.kind = FileType::RegularFile;
+        attributes.nlink = 1;
+        attributes.perm = match ino {
+            STATS_INO => 0o444,
+            ORDER_INO => 0o222,
+            _ => return None,
+        };
+        Some(attributes)
+    }
+
+    /// The number of what isn't of the bucket.
+    pub(crate) fn control_by_name(parent: Ino, name: &str) -> Option<Ino> {
+        match (parent, name) {
+            (ROOT, CONTROL) => Some(CONTROL_INO),
+            (CONTROL_INO, STATS) => Some(STATS_INO),
+            (CONTROL_INO, ORDER) => Some(ORDER_INO),
+            _ => None,
+        }
+    }
+
+    /// What an entry is, and how long the kernel may believe that.
+    pub(crate) fn known(&self, ino: Ino) -> Option<(FileAttr, Duration)> {
+        if let Some(attributes) = self.control(ino).filter(|_| ino >= ORDER_INO) {
+            return Some((attributes, FOREVER));
+        }
+        let (kind, fresh) = self.names.tree().kind(ino, Instant::now())?;
+        if kind == Kind::Missing {
+            return None;
+        }
+        let mut attributes = self.attributes(ino, &kind);
+        if let Some(file) = self.writing.as_ref().and_then(|writing| writing.by_ino(ino)) {
+            attributes.size = file.size();
+            attributes.blocks = attributes.size.div_ceil(512);
+            return Some((attributes, Duration::ZERO));
+        }
+        Some((attributes, fresh))
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A file that is being written, and who writes it.
+    pub(crate) fn written(&self, handle: FileHandle) -> Option<(Arc<Writing>, Arc<NewFile>)> {
+        let writing = self.writing.as_ref()?;
+        Some((Arc::clone(writing), writing.of(handle.0)?))
+    }
+
+    /// What is said of what no bucket has.
+    pub(crate) fn no_such_thing(&self) -> Errno {
+        match self.writing {
+            Some(_) => Errno::EPERM,
+            None => Errno::EROFS,
+        }
+    }
+
+    pub(crate) async fn look_up(&self, parent: Ino, name: &str, reply: ReplyEntry) {
+        match self.names.look_up(parent, name).await {
+            Ok(ino) => self.entry(ino, reply),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    pub(crate) fn entry(&self, ino: Ino, reply: ReplyEntry) {
+        match self.known(ino) {
+            Some((attributes, fresh)) => {
+                self.names.tree().refer(ino);
+                reply.entry(&fresh, &attributes, Generation(0));
+            }
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    /// Asks for an entry again, by its name: what is there now may be another one.
+    pub(crate) async fn renew(&self, ino: Ino) -> Result<(), Errno> {
+        let name = self.names.tree().name(ino).filter(|_| ino != ROOT);
+        let Some((parent, name)) = name else { return Ok(()) };
+        match self.names.look_up(parent, &name).await {
+            Ok(found) if found == ino => Ok(()),
+            Ok(_) | Err(Errno::ENOENT) => Err(Errno::ESTALE),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn attribute(&self, ino: Ino, reply: ReplyAttr) {
+        match self.renew(ino).await {
+            Ok(()) | Err(Errno::ESTALE) => self.attribute_at_hand(ino, reply),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    pub(crate) fn open_file(&self, ino: Ino, reply: ReplyOpen) {
+        let (kind, key, is_kept, is_ours) = {
+            let mut tree = self.names.tree();
+            // The kernel asks for the name again then.
+            if !tree.is_linked(ino) {
+                return reply.error(Errno::ESTALE);
+            }
+            let (kind, key, is_ours) = (tree.kind(ino, Instant::now()), tree.key(ino), tree.is_ours(ino));
+            (kind, key, tree.keep(ino), is_ours)
+        };
+        if is_ours {
+            let key = key.unwrap_or_default();
+            crate::log::line(format_args!(
+                "{key}: it is being written, and can be read when it is closed"
+            ));
+            return reply.error(Errno::EBUSY);
+        }
+        let (Some((Kind::File(object), _)), Some(key)) = (kind, key) else {
+            return reply.error(Errno::ESTALE);
+        };
+        // Pages of another object are no use; those of this one stay.
+        let mut flags = FopenFlags::empty();
+        if is_kept {
+            flags |= FopenFlags::FOPEN_KEEP_CACHE;
+        }
+        // Who only reads has nothing to be said of when it is closed.
+        flags |= FopenFlags::FOPEN_NOFLUSH;
+        let file = OpenFile::new(Arc::clone(&self.shared), ino, key, object);
+        let handle = self.number();
+        locked(&self.files).insert(handle, Arc::new(file));
+        reply.opened(FileHandle(handle), flags);
+    }
+
+    pub(crate) fn attribute_at_hand(&self, ino: Ino, reply: ReplyAttr) {
+        match self.known(ino) {
+            Some((attributes, fresh)) => reply.attr(&fresh, &attributes),
+            None => reply.error(Errno::ESTALE),
+        }
+    }
+
+    pub(crate) async fn open_directory(&self, ino: Ino, reply: ReplyOpen) {
+        match self.names.list(ino).await {
+            Ok(listing) => {
+                let handle = self.number();
+                locked(&self.directories).insert(handle, Arc::new(listing));
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// What comes in a directory from `offset` on: number, name, what it is, and how long that is believed.
+    pub(crate) fn entries(
+        &self,
+        ino: Ino,
+        handle: FileHandle,
+        offset: u64,
+    ) -> Option<impl Iterator<Item = Entry> + '_> {
+        let listing = Arc::clone(locked(&self.directories).get(&handle.0)?);
+        let above = self.names.tree().name(ino).map_or(ROOT, |(parent, _)| parent);
+        let entry = move |nth: u64| match nth {
+            0 => self.dot(ino, "."),
+            1 => self.dot(above, ".."),
+            _ => {
+                let Listed { name, kind } = listing.get((nth - DOTS) as usize)?;
+                let now = Instant::now();
+                let mut tree = self.names.tree();
+                // What has left for others meanwhile is there all the same.
+                let ino = match tree.look(ino, name, now) {
+                    Look::Found(found) => found,
+                    Look::Missing => return None,
+                    Look::Unknown => tree.put(ino, name, kind.clone(), now)?,
+                };
+                drop(tree);
+                let (attributes, fresh) = self.known(ino)?;
+                let name = Arc::clone(name);
+                Some(Entry {
+                    nth,
+                    ino,
+                    name,
+                    attributes,
+                    fresh,
+                })
+            }
+        };
+        let count = DOTS + locked(&self.directories).get(&handle.0)?.len() as u64;
+        Some((offset..count).filter_map(entry))
+    }
+
+    /// These files are read next, in this order: paths, a line each, which begin where the mount does.
+    pub(crate) async fn order(&self, text: &[u8]) -> Result<(), Errno> {
+        let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+        let mut files = Vec::new();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let ino = self.names.resolve(line.trim_start_matches('/')).await?;
+            let kind = self.names.tree().kind(ino, Instant::now());
+            let Some((Kind::File(object), _)) = kind else {
+                return Err(Errno::EISDIR);
+            };
+            files.push((ino, line.trim_start_matches('/').to_owned(), object));
+        }
+        let shared = Arc::clone(&self.shared);
+        let ordered = tokio::task::spawn_blocking(move || shared.shelves.order(files));
+        let ordered = ordered.await.map_err(|_| Errno::EIO)?;
+        ordered.map_err(|error| crate::failure::of_client(&error, "in the order that was told"))
+    }
+
+    pub(crate) fn dot(&self, ino: Ino, name: &str) -> Option<Entry> {
+        Some(Entry {
+            nth: name.len() as u64 - 1,
+            ino,
+            name: name.into(),
+            attributes: self.attributes(ino, &Kind::Directory),
+            fresh: Duration::ZERO,
+        })
+    }
+}
+
+/// One of a directory.
+pub(crate) struct Entry {
+    pub(crate) nth: u64,
+    pub(crate) ino: Ino,
+    pub(crate) name: Arc<str>,
+    pub(crate) attributes: FileAttr,
+    pub(crate) fresh: Duration,
+}
