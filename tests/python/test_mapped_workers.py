@@ -377,10 +377,31 @@ def test_what_a_class_behind_torch_s_or_somebody_else_puts_there_is_not_run_twic
     with pytest.raises(NoDoubleError):
         double(WithBehind(Plain(), generator=seeded()))
     calls = []
-    monkeypatch.setattr(RandomSampler, "__iter__", lambda self: calls.append(self) or iter([3, 1]))
+
+    @functools.wraps(RandomSampler.__iter__)
+    def other(self: Any) -> Iterator[int]:
+        calls.append(self)
+        return iter([3, 1])
+
+    monkeypatch.setattr(RandomSampler, "__iter__", other)
     with pytest.warns(RuntimeWarning, match="can't be known"):
         assert list(fm.wrap_sampler(RandomSampler(Plain()), values, key)) == [3, 1]
     assert len(calls) == 1
+
+
+class Unread(list[int]):
+    """A batch that can't be counted."""
+
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
+@pytest.mark.filterwarnings("ignore:nothing more is fetched:RuntimeWarning")
+def test_batches_that_cannot_be_read_are_handed_out(values: Path) -> None:
+    batches = [[1, 2], Unread([3]), [4]]
+    assert [each is other for each, other in zip(fm.wrap_sampler(batches, values, key), batches, strict=True)] == [
+        True
+    ] * 3
 
 
 @pytest.mark.filterwarnings("ignore:nothing more is fetched:RuntimeWarning")

@@ -2,7 +2,7 @@
 
 That holds of samplers whose code is known: lists, and those of torch, with subclasses that change nothing of it. Such a double shares all with its sampler but the samplers that
 it draws on and the generator, of which it has its own, also where the sampler draws from torch's. The code of other samplers may do anything while it runs, and so
-isn't run for this: who knows how theirs is copied says so.
+isn't run for this: who knows how theirs is copied says so. A data set is only asked for its length.
 """
 
 from __future__ import annotations
@@ -94,14 +94,20 @@ def _is_known(kind: type) -> bool:
     for each in kind.__mro__:
         name = (each.__module__, each.__qualname__)
         if name in _KNOWN:
-            # Somebody may have put another function there.
-            asked = vars(each).get("__iter__")
-            if asked is not None and asked.__module__ != each.__module__:
+            if not _is_as_written(each):
                 return False
             is_known = True
         elif name not in _BELOW and not _GONE_BY.isdisjoint(vars(each).keys() - {"__dict__"}):
             return False
     return is_known
+
+
+def _is_as_written(kind: type) -> bool:
+    """Whether a class' functions are those of its module's file: somebody may have put others there."""
+    written = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    functions = (each.fget if isinstance(each, property) else each for each in vars(kind).values())
+    codes = (getattr(each, "__code__", None) for each in functions)
+    return all(code.co_filename == written for code in codes if code is not None)
 
 
 def is_array(value: Any) -> bool:

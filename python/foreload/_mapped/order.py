@@ -188,10 +188,9 @@ class _Foreseen:
         if not part:
             self._going = None
             return
-        names = (
-            part if all(type(each) is int for each in part) else [name for each in part for name in self._names(each)]
-        )
         try:
+            is_plain = all(type(each) is int for each in part)
+            names = part if is_plain else [name for each in part for name in self._names(each)]
             going = self._begin(names, self._foreseen == 0)
         except Exception as error:  # noqa: BLE001 (what makes names of samples may raise anything, for one that is never come to)
             self.ends()
@@ -208,21 +207,25 @@ class _Foreseen:
         if not self._coming:
             return
         other = self._coming.popleft()
-        if type(each) is int and each == other:
-            count = 1
-        else:
-            names = self._names(each)
-            count = len(names)
-            if not _are_same(names, self._names(other)):
-                self.ends()
-                self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
-                return
+        count = 1 if type(each) is int and each == other else self._common(each, other)
+        if count is None:
+            self.ends()
+            self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
+            return
         # To say where it is costs a reader that finds all in memory a hundredth of its time.
         if self._nth >= self._due:
             self._reached()
         self._nth += count
         if self._foreseen - self._nth <= _OVERLAP:
             self._look()
+
+    def _common(self, each: Any, other: Any) -> int | None:
+        """How many samples both name, if they name the same."""
+        try:
+            names = self._names(each)
+            return len(names) if names == self._names(other) else None
+        except Exception:  # noqa: BLE001 (what samplers name may compare, and be read, as it likes: arrays do)
+            return None
 
     def _reached(self) -> None:
         part = self._parts[0]
@@ -243,10 +246,3 @@ class _Foreseen:
     @staticmethod
     def _warn(why: str) -> None:
         warnings.warn(f"nothing more is fetched ahead in this epoch: {why}", RuntimeWarning, stacklevel=5)
-
-
-def _are_same(one: list[Any], other: list[Any]) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 (what samplers name may compare as it likes: arrays do)
-        return False
