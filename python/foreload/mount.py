@@ -6,6 +6,8 @@ fetches the files ahead as the loader would. The programs that read them need no
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from foreload._mapped.order import Ordered
-from foreload.errors import InvalidError, NotFoundError
+from foreload.errors import ForeloadError, InvalidError, NotFoundError
 
 __all__ = ["hint", "wrap_sampler"]
 
 Place = str | os.PathLike[str]
 
-#: Where a mount listens.
-_ORDER = Path(".foreload") / "order"
+_LOG = logging.getLogger("foreload")
+
+#: Where a mount listens, and what it says of itself.
+_ORDER, _STATS = Path(".foreload") / "order", Path(".foreload") / "stats"
 
 
 def root_of(path: Place) -> Path:
@@ -37,7 +41,7 @@ def root_of(path: Place) -> Path:
 
 
 def hint(paths: Iterable[Place]) -> None:
-    """Tells a mount which files will be read next, in this order. What was told before is over.
+    """Tells a mount which files will be read next, in this order. What this process has told before is over; others' orders are followed beside it.
 
     Each file is fetched ahead of its turn, within the mount's memory. Whoever reads others, or in another order, reads them as before; a file that is named twice is read twice.
 
@@ -111,9 +115,36 @@ def wrap_sampler(
     Returns:
         The same, with its files on their way. Where a file lies in no mount, or isn't there, a warning says so when it is iterated, and nothing is fetched ahead.
     """
+    return Ordered(sampler, _begin(paths), foresee, part=_EPOCH)
 
+
+def _begin(paths: Sequence[Place] | Callable[[Any], Place]) -> Callable[[Sequence[Any], bool], _Told]:
     def begin(samples: Sequence[Any], _is_first: bool) -> _Told:
         hint([paths(sample) if callable(paths) else paths[sample] for sample in samples])
         return _Told()
 
-    return Ordered(sampler, begin, foresee, part=_EPOCH)
+    return begin
+
+
+def follow(sampler: Any, paths: Callable[[Any], Place], count: int, *, had: int) -> Any:
+    """The sampler of a loader that nobody has wrapped: as `wrap_sampler`, where there is a mount that has room for so many names, and without a warning.
+
+    Args:
+        sampler: A sampler, or a batch sampler.
+        paths: The file of a sample.
+        count: How many samples there are.
+        had: How much of what the sampler names was read before.
+    """
+    try:
+        root = root_of(paths(0))
+        room = json.loads((root / _STATS).read_text())["most_names"]
+    except (ForeloadError, OSError, ValueError, LookupError, TypeError):
+        return sampler
+    if count > room:
+        _LOG.info("%s isn't told which of %d files come next: mount it with --entries %d", root, count, 2 * count)
+        return sampler
+    return Ordered(sampler, _begin(paths), part=_EPOCH, had=had, warn=_said)
+
+
+def _said(why: str) -> None:
+    _LOG.info("the mount isn't told which files come next: %s", why)

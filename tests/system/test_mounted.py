@@ -410,6 +410,41 @@ def test_files_are_fetched_ahead_in_an_order_that_is_told(home: Any, far: Bucket
             assert read_all(each)[1] == [digest(expected[str(path.relative_to(target))]) for path in each]
 
 
+RANK = """
+import json, sys, time
+from pathlib import Path
+import foreload.mount
+paths = sys.argv[1:]
+foreload.mount.hint(paths)
+print("told", flush=True)
+sys.stdin.readline()
+begun = time.monotonic()
+for path in paths:
+    Path(path).read_bytes()
+    time.sleep(0.005)
+print(time.monotonic() - begun, flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_ranks_of_a_node_each_have_their_own_order(home: Any, far: Bucket, ranks: int) -> None:
+    with mounted(home, far) as target:
+        paths = sorted((target / "small").iterdir())
+        random.Random(1).shuffle(paths)
+        given = [list(map(str, paths[rank::ranks])) for rank in range(ranks)]
+        words = [[sys.executable, "-c", RANK, *each] for each in given]
+        pipe: Any = subprocess.PIPE
+        before = requests(far)["get"]
+        running = [subprocess.Popen(each, stdin=pipe, stdout=pipe, text=True) for each in words]
+        for rank in running:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "told\n"
+        times = [float(rank.communicate("\n", timeout=60)[0]) for rank in running]
+        assert requests(far)["get"] - before == len(paths)
+        # A file takes 50 ms where nobody knows that it is next.
+        assert max(times) < 0.5 * 0.05 * len(paths) / ranks, times
+
+
 def test_an_order_that_makes_no_sense_is_refused(home: Any, far: Bucket, tmp_path: Path) -> None:
     import foreload.mount
     from foreload.errors import InvalidError, NotFoundError
@@ -444,6 +479,114 @@ def test_a_sampler_tells_each_epoch(home: Any, far: Bucket) -> None:
             assert read_all([Path(path) for path in read])[1] == [
                 digest(expected[str(Path(path).relative_to(target))]) for path in read
             ]
+
+
+@pytest.mark.parametrize("is_aside", [True, False])
+def test_what_a_plan_names_is_on_its_way_before_anybody_reads(
+    home: Any, far: Bucket, tmp_path: Path, is_aside: bool
+) -> None:
+    expected = objects(far)
+    keys = sorted(expected)
+    random.Random(3).shuffle(keys)
+    before = requests(far)["get"]
+    plan = tmp_path / "plan"
+    plan.write_text("".join(f"{key}\n" for key in keys))
+    target = home.cache_dir / "planned"
+    target.mkdir(parents=True)
+    words = [sys.executable, "-m", "foreload", "mount", "s3://bench", str(target), "--plan", str(plan)]
+    environment = dict(os.environ) | far.environment()
+    words += [] if is_aside else ["--foreground"]
+    running = subprocess.Popen(words, env=environment)
+    try:
+        if is_aside:
+            assert running.wait(60) == 0
+        deadline = time.monotonic() + 30
+        while requests(far)["get"] - before < len(keys) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        took, digests = read_all([target / key for key in keys])
+        assert digests == [digest(expected[key]) for key in keys]
+        assert took < 0.2 * 0.05 * len(keys)
+        assert requests(far)["get"] - before == len(keys)
+    finally:
+        program.unmount(str(target))
+        running.wait(60)
+    plan.write_text("small/nothing\n")
+    wrong = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 3
+    assert "small/nothing" in wrong.stderr
+    assert not program.is_mounted(str(target))
+
+
+@pytest.mark.parametrize("ends", [[], ["--foreground"]], ids=["aside", "in the foreground"])
+@pytest.mark.parametrize(
+    ("url", "variables", "code"),
+    [
+        ("s3://nothing", {}, 3),
+        ("s3://bench", {"AWS_SECRET_ACCESS_KEY": "wrong"}, 4),
+        ("s3://bench", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 5),
+        ("nothing://bench", {}, 2),
+    ],
+)
+def test_why_nothing_is_mounted_is_an_exit_code(
+    home: Any, far: Bucket, url: str, variables: dict[str, str], code: int, ends: list[str]
+) -> None:
+    target = home.cache_dir / "refused"
+    target.mkdir(parents=True)
+    words = [sys.executable, "-m", "foreload", "mount", url, str(target), "--timeout", "1", *ends]
+    environment = dict(os.environ) | far.environment() | variables
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == code, said.stderr
+
+
+def read_bytes(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Bucket, workers: int) -> None:
+    import torch
+    from torch.utils import data
+    from torchvision.datasets import DatasetFolder
+
+    import foreload.torch
+
+    def batches(loader: Any) -> list[list[bytes]]:
+        torch.manual_seed(5)
+        return [list(samples) for samples, _ in loader]
+
+    arguments: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "collate_fn": columns}
+    with mounted(home, far) as target:
+        folder = data.Subset(DatasetFolder(str(target), read_bytes, (".bin",)), range(10, 110))
+        found = batches(foreload.torch.DataLoader(folder, **arguments))
+        assert found == batches(data.DataLoader(folder, **arguments))
+    with mounted(home, far) as target:
+        folder = data.Subset(DatasetFolder(str(target), read_bytes, (".bin",)), range(10, 110))
+        before = requests(far)["get"]
+        loader = foreload.torch.DataLoader(folder, **arguments)
+        torch.manual_seed(5)
+        passing = iter(loader)
+        begun = time.monotonic()
+        had = [list(next(passing)[0]) for _ in range(5)]
+        state = loader.state_dict()
+        had += [list(samples) for samples, _ in passing]
+        took = time.monotonic() - begun
+        assert had == found
+        # One after the other each takes 50 ms.
+        assert took < 0.4 * 0.05 * len(folder) / max(1, workers)
+        assert requests(far)["get"] - before == len(folder)
+    with mounted(home, far) as target:
+        before = requests(far)["get"]
+        again = foreload.torch.DataLoader(folder, **arguments)
+        again.load_state_dict(state)
+        begun = time.monotonic()
+        assert [list(samples) for samples, _ in again] == found[5:]
+        assert time.monotonic() - begun < 0.4 * 0.05 * (len(folder) - 40) / max(1, workers)
+        # What the loop has had isn't fetched.
+        assert requests(far)["get"] - before == len(folder) - 40
+
+
+def columns(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], list[int]]:
+    return [sample for sample, _ in samples], [label for _, label in samples]
 
 
 def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:

@@ -112,6 +112,8 @@ def test_lists_are_the_bucket_s(home: Any, store: Bucket, size: int) -> None:
             {"Delimiter": "/", "Prefix": "a/b"},
             {"Delimiter": "/", "Prefix": "none/"},
             {"StartAfter": "a/b c"},
+            {"Delimiter": "/", "StartAfter": "a/b"},
+            {"Delimiter": "/", "StartAfter": "small/00000003.bin"},
         ):
             paged = {**words, "PaginationConfig": {"PageSize": size}}
             assert sorted(keys_of(client, **paged)) == sorted(keys_of(plain, **paged)), words

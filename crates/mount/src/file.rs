@@ -81,6 +81,7 @@ impl Shared {
             "held_bytes": of(&self.held_bytes),
             "ahead_bytes": of(&self.ahead_bytes),
             "names": names.tree().len(),
+            "most_names": names.tree().most(),
             "name_questions": questions.names,
             "directory_questions": questions.directories,
             "unnamed_keys": questions.unnamed,

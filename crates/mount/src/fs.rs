@@ -493,13 +493,9 @@ impl Filesystem for View {
         match text.filter(|text| !text.is_empty()) {
             None => reply.ok(),
             Some(text) => {
-                let inner = Arc::clone(&self.inner);
-                self.runtime.spawn(async move {
-                    match inner.order(&text).await {
-                        Ok(()) => reply.ok(),
-                        Err(error) => reply.error(error),
-                    }
-                });
+                let (inner, thread) = (Arc::clone(&self.inner), request.pid());
+                self.runtime
+                    .spawn(async move { answer(inner.order(thread, &text).await, reply) });
             }
         }
     }

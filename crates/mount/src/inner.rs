@@ -2,10 +2,10 @@
 
 use crate::changes::Aside;
 use crate::file::{OpenFile, Shared};
-use crate::locked;
 use crate::names::Names;
 use crate::tree::{Ino, Kind, Listed, Look, ROOT};
 use crate::writing::{NewFile, Writing};
+use crate::{locked, process_of};
 use fuser::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEntry, ReplyOpen};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -261,8 +261,8 @@ impl Inner {
         Some((offset..count).filter_map(entry))
     }
 
-    /// These files are read next, in this order: paths, a line each, which begin where the mount does.
-    pub(crate) async fn order(&self, text: &[u8]) -> Result<(), Errno> {
+    /// These files are read next, in this order: paths, a line each, which begin where the mount does. This thread's process says so.
+    pub(crate) async fn order(&self, thread: u32, text: &[u8]) -> Result<(), Errno> {
         let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
         let mut files = Vec::new();
         for line in text.lines().filter(|line| !line.is_empty()) {
@@ -274,7 +274,7 @@ impl Inner {
             files.push((ino, line.trim_start_matches('/').to_owned(), object));
         }
         let shared = Arc::clone(&self.shared);
-        let ordered = tokio::task::spawn_blocking(move || shared.shelves.order(files));
+        let ordered = tokio::task::spawn_blocking(move || shared.shelves.order(process_of(thread), files));
         let ordered = ordered.await.map_err(|_| Errno::EIO)?;
         ordered.map_err(|error| crate::failure::of_client(&error, "in the order that was told"))
     }

@@ -15,6 +15,7 @@ mod inner;
 pub mod layout;
 pub mod log;
 pub mod names;
+pub mod orders;
 pub mod serve;
 pub mod settings;
 pub mod shelves;
@@ -29,8 +30,9 @@ use crate::settings::Settings;
 use crate::shelves::Shelves;
 use crate::tree::Tree;
 use crate::writing::Writing;
+use foreload_engine::client::ClientError;
 use foreload_store::source::Retry;
-use foreload_store::{Source, SourceOptions};
+use foreload_store::{ErrorKind, Source, SourceOptions};
 use fuser::{Config, MountOption, Notifier, Session, SessionACL, SessionUnmounter};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -59,6 +61,13 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The process that a thread is of; 0 where that can't be seen, as in another namespace.
+pub(crate) fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Why there is no mount.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
@@ -67,10 +76,10 @@ pub enum MountError {
     Store(#[from] foreload_store::Error),
     /// It can't be listed.
     #[error("{0} can't be listed")]
-    Unlisted(String),
+    Unlisted(String, fuser::Errno),
     /// The agent can't be reached.
     #[error("{0}")]
-    Agent(#[from] foreload_engine::client::ClientError),
+    Agent(#[from] ClientError),
     /// The kernel doesn't mount it.
     #[error("mounting at {}: {why}", .target.display())]
     Kernel {
@@ -82,6 +91,39 @@ pub enum MountError {
     /// The system refuses something else.
     #[error("{0}")]
     System(#[from] io::Error),
+}
+
+impl MountError {
+    /// The exit code, as all commands have them: 2 what was asked for can't work, 3 it isn't there, 4 it is denied, 5 it may be there later, 6 it is damaged, 1 the rest.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        use ErrorKind as Kind;
+        let of_kind = |kind| match kind {
+            Kind::Invalid => 2,
+            Kind::NotFound => 3,
+            Kind::Denied => 4,
+            Kind::Unavailable | Kind::Throttled | Kind::Timeout => 5,
+            Kind::Corrupt | Kind::Changed => 6,
+            _ => 1,
+        };
+        match self {
+            MountError::Store(error) => of_kind(error.kind()),
+            MountError::Unlisted(_, errno) => match rustix::io::Errno::from_raw_os_error(errno.code()) {
+                rustix::io::Errno::INVAL => 2,
+                rustix::io::Errno::NOENT => 3,
+                rustix::io::Errno::ACCESS => 4,
+                _ => 5,
+            },
+            MountError::Agent(ClientError::NoAgent(_) | ClientError::TimedOut(_)) => 5,
+            MountError::Kernel { why, .. } | MountError::System(why) => match why.kind() {
+                io::ErrorKind::InvalidInput => 2,
+                io::ErrorKind::NotFound => 3,
+                io::ErrorKind::PermissionDenied => 4,
+                _ => 1,
+            },
+            MountError::Agent(_) => 1,
+        }
+    }
 }
 
 /// What answers from a bucket: names, and what is read by way of the agent.
@@ -128,7 +170,7 @@ impl Base {
         // An URL that is wrong is better said now than by each program. The log says what is.
         runtime
             .block_on(names.list(tree::ROOT))
-            .map_err(|_| MountError::Unlisted(settings.url.clone()))?;
+            .map_err(|errno| MountError::Unlisted(settings.url.clone(), errno))?;
         Ok(Base { runtime, names, shared })
     }
 }

@@ -9,6 +9,7 @@
 use crate::layout::Layout;
 use crate::locked;
 use crate::names::Names;
+use crate::orders::{Orders, Turns};
 use crate::settings::Settings;
 use crate::tree::{Ino, Object, Spot};
 use foreload_engine::calls::{Attach, Call, Open};
@@ -72,14 +73,7 @@ struct Known {
     /// The one that has brought the memory of all, which stays.
     first: Option<Arc<Shelf>>,
     shelves: BTreeMap<u64, Arc<Shelf>>,
-    ordered: Option<Ordered>,
-}
-
-/// Files in the order in which they will be read.
-struct Ordered {
-    shelf: Arc<Shelf>,
-    /// The places in the order that each file's first chunk has.
-    turns: FxHashMap<Ino, (Object, VecDeque<u64>)>,
+    orders: Orders<Arc<Shelf>>,
 }
 
 impl Shelves {
@@ -136,7 +130,7 @@ impl Shelves {
         }
         known.first = None;
         known.shelves.clear();
-        known.ordered = None;
+        known.orders = Orders::default();
         let linger = env::linger().map_err(ClientError::NoAgent)?;
         let place = Place::of(self.settings.cache_dir.clone(), self.settings.agent.clone(), linger);
         let client = Client::connect(&place, &mut || self.waits(until))?;
@@ -259,25 +253,25 @@ impl Shelves {
         Ok((Opened::new(client, &Call::Open(open), &mut pulse, &mut |_| ())?, firsts))
     }
 
-    /// These files will be read next, in this order: they are fetched ahead by it. What was told before is over.
+    /// These files will be read next, in this order: they are fetched ahead by it. What this process has told before is over.
     ///
     /// # Errors
     /// What the agent says.
-    pub fn order(&self, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
+    pub fn order(&self, teller: u32, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
         let until = self.until();
-        self.told(self.order_until(until, files))
+        self.told(self.order_until(until, teller, files))
     }
 
-    fn order_until(&self, until: Instant, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
+    fn order_until(&self, until: Instant, teller: u32, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
         let mut known = locked(&self.known);
         if !self.waits(until) {
             return Err(ClientError::Interrupted);
         }
         let client = self.client(&mut known, until)?;
-        if let Some(before) = known.ordered.take() {
+        for over in known.orders.over(teller, Instant::now(), is_process) {
             // Whoever reads by it still has what was asked for, and nothing more is fetched ahead.
             let leave = Ask::Leave {
-                job: before.shelf.attached.job,
+                job: over.attached.job,
                 rank: 0,
             };
             client.send(&leave)?;
@@ -295,7 +289,7 @@ impl Shelves {
         }
         let (opened, firsts) = self.open(&new, &each)?;
         let first_of: FxHashMap<Ino, u64> = each.iter().map(|(ino, ..)| *ino).zip(firsts).collect();
-        let (mut list, mut turns) = (Vec::new(), FxHashMap::<Ino, (Object, VecDeque<u64>)>::default());
+        let (mut list, mut turns) = (Vec::new(), Turns::default());
         for (ino, _, object) in files {
             let Some(first) = first_of.get(&ino) else { continue };
             let count = self.layout(object.size).count();
@@ -312,21 +306,18 @@ impl Shelves {
             batch: 0,
         };
         client.send(&begin)?;
-        known.ordered = Some(Ordered { shelf, turns });
+        known.orders.add(teller, shelf, turns, Instant::now());
         Ok(())
     }
 
-    /// Where a file comes next in the order that was told, if it does and is as it was then.
+    /// Where a file comes next in an order that was told, if it does and is as it was then.
     #[must_use]
     pub fn turn_of(&self, ino: Ino, object: &Object) -> Option<(Arc<Shelf>, u64)> {
         let mut known = locked(&self.known);
-        let ordered = known.ordered.as_mut()?;
-        if ordered.shelf.attached.client.is_closed() {
+        if known.client.as_ref().is_none_or(|client| client.is_closed()) {
             return None;
         }
-        let (known_object, turns) = ordered.turns.get_mut(&ino)?;
-        let first = turns.pop_front().filter(|_| known_object == object)?;
-        Some((Arc::clone(&ordered.shelf), first))
+        known.orders.turn_of(ino, object, Instant::now())
     }
 
     /// Chunks as samples, and the first one of each file.
@@ -412,6 +403,10 @@ impl Shelves {
         let known = std::mem::take(&mut *locked(&self.known));
         drop(known);
     }
+}
+
+fn is_process(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 fn bug(why: &str) -> ClientError {

@@ -155,6 +155,12 @@ impl Tree {
         self.nodes.len() - 1
     }
 
+    /// Entries that are kept at most.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// Whether nothing is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -7,9 +7,9 @@
 //! The mount's own process sends it, and not the agent: a plan has nothing to say about it.
 
 use crate::failure;
-use crate::locked;
 use crate::names::{Names, object_of};
 use crate::tree::{Ino, Object};
+use crate::{locked, process_of};
 use bytes::Bytes;
 use foreload_store::source::{Upload, Writer};
 use fuser::Errno;
@@ -638,11 +638,4 @@ impl NewFile {
         bytes.resize(bytes.len().max(len.min(usize::try_from(all).unwrap_or(usize::MAX))), 0);
         Ok(Read::Here(bytes))
     }
-}
-
-/// The process that a thread is of; 0 where that can't be seen, as in another namespace.
-fn process_of(thread: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }

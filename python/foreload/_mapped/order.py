@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from foreload._mapped.double import NoDoubleError, double, is_array
 from foreload.errors import ForeloadError
@@ -41,6 +41,31 @@ class Going(Protocol):
 Begin = Callable[[Sequence[Any], bool], Going]
 
 
+def _warn(why: str) -> None:
+    warnings.warn(f"nothing more is fetched ahead in this epoch: {why}", RuntimeWarning, stacklevel=5)
+
+
+class _How(NamedTuple):
+    """How a sampler is followed: see `Ordered`."""
+
+    begin: Begin
+    foresee: Callable[[Any], Any]
+    tuples_are_names: bool
+    part: int
+    had: int
+    warn: Callable[[str], None]
+
+    def names(self, each: Any) -> list[Any]:
+        """What a sampler yields, as samples."""
+        if isinstance(each, tuple):
+            return [each] if self.tuples_are_names else list(each)
+        if isinstance(each, list):
+            return each
+        if is_array(each) and each.ndim == 1:
+            return list(each.tolist())
+        return [each]
+
+
 class Ordered:
     """A sampler's order, with the pages of what it names fetched ahead.
 
@@ -50,9 +75,11 @@ class Ordered:
         foresee: Makes of the sampler what names what it will, without a change to it. None: it is one whose code is known.
         tuples_are_names: Whether a tuple is a sample's name; else it is a batch.
         part: So many samples of an epoch are looked up at a time.
+        had: What is named so often first was read before this, and isn't again.
+        warn: Is told why nothing more is fetched ahead.
     """
 
-    _OWN = frozenset(("_sampler", "_begin", "_foresee", "_tuples_are_names", "_part"))
+    _OWN = frozenset(("_sampler", "_how"))
 
     def __init__(
         self,
@@ -61,9 +88,11 @@ class Ordered:
         foresee: Callable[[Any], Any] | None = None,
         tuples_are_names: bool = False,
         part: int = _PART,
+        had: int = 0,
+        warn: Callable[[str], None] = _warn,
     ) -> None:
-        self._sampler, self._begin, self._foresee = sampler, begin, foresee or double
-        self._tuples_are_names, self._part = tuples_are_names, part
+        self._sampler = sampler
+        self._how = _How(begin, foresee or double, tuples_are_names, part, had, warn)
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -84,32 +113,20 @@ class Ordered:
             setattr(self._sampler, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        return _Followed(
-            self._sampler, lambda: _Foreseen(self._sampler, self._foresee, self._begin, self._names, self._part)
-        )
-
-    def _names(self, each: Any) -> list[Any]:
-        """What a sampler yields, as samples."""
-        if isinstance(each, tuple):
-            return [each] if self._tuples_are_names else list(each)
-        if isinstance(each, list):
-            return each
-        if is_array(each) and each.ndim == 1:
-            return list(each.tolist())
-        return [each]
+        return _Followed(self._sampler, self._how)
 
 
 class _Followed(Iterator[Any]):
     """A sampler's iterator, which is followed. What the iterator has besides, such as a state, this has, too."""
 
-    def __init__(self, sampler: Any, foresee: Callable[[], _Foreseen]) -> None:
-        self._going, self._foresee = iter(sampler), foresee
+    def __init__(self, sampler: Any, how: _How) -> None:
+        self._going, self._sampler, self._how = iter(sampler), sampler, how
         self._foreseen: _Foreseen | None = None
 
     def __next__(self) -> Any:
         # A sampler draws when it is asked first, and not before.
         if self._foreseen is None:
-            self._foreseen = self._foresee()
+            self._foreseen = _Foreseen(self._sampler, self._how)
         try:
             each = next(self._going)
         except BaseException:
@@ -146,28 +163,24 @@ class _Part:
 class _Foreseen:
     """What a sampler is going to name in an epoch."""
 
-    def __init__(
-        self,
-        sampler: Any,
-        foresee: Callable[[Any], Any],
-        begin: Begin,
-        names: Callable[[Any], list[Any]],
-        part: int,
-    ) -> None:
-        self._begin, self._names, self._most = begin, names, part
+    def __init__(self, sampler: Any, how: _How) -> None:
+        self._how = how
         self._parts: deque[_Part] = deque()
         self._coming: deque[Any] = deque()
         self._going: Iterator[Any] | None = None
         self._foreseen = self._nth = self._due = 0
+        self._had = how.had
         try:
-            self._going = iter(foresee(sampler))
+            going = iter(how.foresee(sampler))
+            deque(islice(going, how.had), 0)
+            self._going = going
         except NoDoubleError as why:
-            self._warn(
+            self._how.warn(
                 f"what {type(sampler).__name__} is going to name can't be known, for {why}; where a copy of it names it, "
                 "and copying and asking it changes nothing else, foresee=copy.deepcopy says so"
             )
         except Exception as error:  # noqa: BLE001 (a sampler may raise anything, and whoever asks it itself hears of it)
-            self._warn(f"asked ahead, {type(sampler).__name__} says {type(error).__name__}: {error}")
+            self._how.warn(f"asked ahead, {type(sampler).__name__} says {type(error).__name__}: {error}")
         self._look()
 
     def _look(self) -> None:
@@ -178,23 +191,23 @@ class _Foreseen:
         try:
             part.extend(islice(self._going, 1))
             # Of batches fewer make a part; there may be nothing in them, for ever.
-            of_each = max(1, len(self._names(part[0]))) if part else 1
-            part.extend(islice(self._going, max(0, self._most // of_each - 1)))
+            of_each = max(1, len(self._how.names(part[0]))) if part else 1
+            part.extend(islice(self._going, max(0, self._how.part // of_each - 1)))
             # A sampler may fill the same list again and again.
             part = [list(each) if type(each) is list else each for each in part] if of_each > 1 else part
         except Exception as error:  # noqa: BLE001 (as above)
             self._going = None
-            self._warn(f"asked ahead, the sampler says {type(error).__name__}: {error}")
+            self._how.warn(f"asked ahead, the sampler says {type(error).__name__}: {error}")
         if not part:
             self._going = None
             return
         try:
             is_plain = all(type(each) is int for each in part)
-            names = part if is_plain else [name for each in part for name in self._names(each)]
-            going = self._begin(names, self._foreseen == 0)
+            names = part if is_plain else [name for each in part for name in self._how.names(each)]
+            going = self._how.begin(names, self._foreseen == 0)
         except Exception as error:  # noqa: BLE001 (what makes names of samples may raise anything, for one that is never come to)
             self.ends()
-            self._warn(
+            self._how.warn(
                 str(error) if isinstance(error, (ForeloadError, OSError)) else f"{type(error).__name__}: {error}"
             )
             return
@@ -204,13 +217,16 @@ class _Foreseen:
 
     def comes(self, each: Any) -> None:
         """The sampler has named this."""
+        if self._had > 0:
+            self._had -= 1
+            return
         if not self._coming:
             return
         other = self._coming.popleft()
         count = 1 if type(each) is int and each == other else self._common(each, other)
         if count is None:
             self.ends()
-            self._warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
+            self._how.warn("the sampler names something else than foreseen: is its generator drawn from elsewhere?")
             return
         # To say where it is costs a reader that finds all in memory a hundredth of its time.
         if self._nth >= self._due:
@@ -222,8 +238,8 @@ class _Foreseen:
     def _common(self, each: Any, other: Any) -> int | None:
         """How many samples both name, if they name the same."""
         try:
-            names = self._names(each)
-            return len(names) if names == self._names(other) else None
+            names = self._how.names(each)
+            return len(names) if names == self._how.names(other) else None
         except Exception:  # noqa: BLE001 (what samplers name may compare, and be read, as it likes: arrays do)
             return None
 
@@ -242,7 +258,3 @@ class _Foreseen:
         self._coming.clear()
         while self._parts:
             self._parts.popleft().going.stop()
-
-    @staticmethod
-    def _warn(why: str) -> None:
-        warnings.warn(f"nothing more is fetched ahead in this epoch: {why}", RuntimeWarning, stacklevel=5)

@@ -21,8 +21,8 @@ from foreload._settings.cache import Cache
 from foreload._settings.sizes import parse_bytes
 from foreload.errors import InvalidError
 
-#: Paper 004: chunks of 52 MB, and twenty connections.
-_PAPER = {"chunk": "52MB", "connections": 20}
+#: Paper 004: chunks of 52 MB, and twenty connections. Each has a chunk on its way, and a few are read.
+_PAPER = {"chunk": "52MB", "connections": 20, "ram": "1300MB"}
 _MOST_CONNECTIONS = 4096
 _MOST_CHUNK = 1 << 30
 _MOST_PORT = 65_535
@@ -60,7 +60,7 @@ class Options:
 
     chunk: int | str = "adaptive"
     connections: int | None = None
-    ram: int | str = "1GB"
+    ram: int | str = "256MB"
     disk: str | Sequence[str] | None = ()
     ahead: int | str | None = None
     entries: int = 100_000

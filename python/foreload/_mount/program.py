@@ -14,12 +14,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foreload.errors import ForeloadError, InvalidError
+from foreload.errors import (
+    CorruptError,
+    DeniedError,
+    ForeloadError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
 
 PROGRAM = Path(__file__).parents[1] / "_bin" / "foreload-mount"
 _LISTED = Path("/proc/self/mounts")
 #: What the list of mounts has before the URL.
 _NAMED = "foreload:"
+#: What its exit status says when it fails: the codes of all commands.
+_FAILED: dict[int, type[ForeloadError]] = {
+    2: InvalidError,
+    3: NotFoundError,
+    4: DeniedError,
+    5: UnavailableError,
+    6: CorruptError,
+}
 #: So much of what it says when it fails.
 _SAID = 4000
 
@@ -50,6 +65,10 @@ def serve(
         except KeyboardInterrupt:
             # It hears of it, too, and ends when it is done.
             continue
+        except Exception:
+            running.terminate()
+            running.wait()
+            raise
 
 
 def start(target: str, settings: Mapping[str, Any], log: Path, given: Sequence[int] = ()) -> int:
@@ -90,7 +109,7 @@ def begin(target: str, settings: Mapping[str, Any], log: Path, given: Sequence[i
     text = log.read_bytes()[before:][-_SAID:].decode(errors="replace")
     lines = [line.removeprefix("foreload-mount: ") for line in text.strip().splitlines()]
     why = "; ".join(lines[-2:]) or f"status {running.returncode}"
-    raise ForeloadError(f"{target}: {why} (log: {log})")
+    raise _FAILED.get(running.returncode, ForeloadError)(f"{target}: {why} (log: {log})")
 
 
 def is_mounted(target: str) -> bool:

@@ -43,7 +43,7 @@ Preset = Annotated[
     typer.Option(metavar="NAME", help="paper: chunks of 52 MB, 20 connections (paper 004).", rich_help_panel="Reading"),
 ]
 Ram = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory for chunks. Default: 1GB.", rich_help_panel="Reading")
+    str | None, typer.Option(metavar="SIZE", help="Memory for chunks. Default: 256MB.", rich_help_panel="Reading")
 ]
 Disk = Annotated[
     list[str] | None,
@@ -58,6 +58,16 @@ Ahead = Annotated[
     typer.Option(
         metavar="SIZE",
         help="What may be asked for ahead of all open files together. Default: half of --ram; 0: nothing.",
+        rich_help_panel="Reading",
+    ),
+]
+Plan = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Files that will be read, a path below DIRECTORY on each line, in that order: they are fetched ahead of their turn.",
         rich_help_panel="Reading",
     ),
 ]
@@ -132,6 +142,7 @@ def mount(
     ram: Ram = None,
     disk: Disk = None,
     ahead: Ahead = None,
+    plan: Plan = None,
     timeout: Timeout = None,
     ttl: Ttl = None,
     entries: Entries = None,
@@ -155,6 +166,7 @@ def mount(
     from foreload._mount import options as _options
     from foreload._mount import program
     from foreload._node import agent as _agent
+    from foreload.mount import hint
 
     store = options.storage_options(endpoint_url, profile, anonymous, option)
     named = {
@@ -177,10 +189,23 @@ def mount(
     settings = _settings(url, store, preset, named)
     target, descriptor = _options.directory(directory), _options.descriptor(directory)
     descriptors = () if descriptor is None else (descriptor,)
+
+    def tell() -> None:
+        if plan is not None:
+            root = Path(target)
+            hint(root / path for path in plan.read_text().splitlines() if path)
+
+    if descriptor is not None and plan is not None:
+        raise typer.BadParameter("it is told where the directory is seen: by foreload.mount.hint", param_hint="--plan")
     if foreground:
-        raise typer.Exit(program.serve(target, settings, descriptors))
+        raise typer.Exit(program.serve(target, settings, descriptors, say=lambda _: tell()))
     place = log or Path(_agent.cache_directory()) / "mount.log"
     pid = program.start(target, settings, place, descriptors)
+    try:
+        tell()
+    except BaseException:
+        program.unmount(target)
+        raise
     value = {"url": settings["url"], "directory": target, "pid": pid, "log": str(place)}
     output.emit(
         value, lambda console: console.print(f"{settings['url']} is at {target} (process {pid})"), as_json=as_json

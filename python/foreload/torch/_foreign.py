@@ -22,7 +22,7 @@ from torch.utils.data import dataloader as _torchs
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
 from foreload.errors import StateError
-from foreload.torch import _feed, _samplers
+from foreload.torch import _feed, _mounted, _samplers
 from foreload.torch._kept import Kept
 from foreload.torch._progress import Progress, is_iterable, own_now, place_planned, put_back_own, random_now, workers_in
 from foreload.torch._waits import STALL_S, Waiting, report
@@ -277,17 +277,17 @@ def _skip(iterator: Iterator[Any], progress: Progress) -> None:
 
 
 class _Order:
-    """A sampler that tells a pass when an iterator of it is made."""
+    """A sampler that tells a pass when an iterator of it is made, and a mount which files are read in it."""
 
-    def __init__(self, progress: Progress, order: Any) -> None:
-        self._progress, self._sampler = progress, order
+    def __init__(self, progress: Progress, order: Any, dataset: Any) -> None:
+        self._progress, self._sampler, self._dataset = progress, order, dataset
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
         self._progress.begins_to_draw()
-        return iter(self._sampler)
+        return iter(_mounted.followed(self._dataset, self._sampler, self._progress.skips))
 
 
 class _Counting(_torchs._BaseDataLoaderIter):
@@ -299,7 +299,7 @@ class _Counting(_torchs._BaseDataLoaderIter):
     @property
     def _index_sampler(self) -> Any:
         """What torch asks for an iterator of the sampler."""
-        return _Order(self._progress, self._order)
+        return _Order(self._progress, self._order, self._dataset)
 
     @_index_sampler.setter
     def _index_sampler(self, order: Any) -> None:

@@ -170,8 +170,8 @@ class Progress:
             self.samples = self.samples * state["sampler"]["replicas"] // replicas
             self._stood[self.had - 1] = {name: state["sampler"][name] for name in _PARTS if name in state["sampler"]}
             return
-        self._skip = self._batches_to_skip(state)
-        if self._skip == state["_num_yielded"]:
+        self.skips = self._batches_to_skip(state)
+        if self.skips == state["_num_yielded"]:
             self._asked_ahead = random.get("ahead")
         self._check = self._to_check(state)
 
@@ -185,7 +185,8 @@ class Progress:
             check.length = state.get("length")
         return check
 
-    _skip = 0
+    #: How often the sampler is asked for what the loop has had.
+    skips = 0
     #: What the sampler was asked for when the state was saved.
     _asked_ahead: dict[str, Any] | None = None
     _left_out: frozenset[int] = frozenset()
@@ -354,18 +355,18 @@ class Progress:
                 others = before.others if after.others_moved(before) else None
                 if others is not None or after.torch_moved(before):
                     self._sampled = Draw(before.torch_state, others)
-        if self._skip:
+        if self.skips:
             _go_on_drawing(outside, before, skipped, after)
         return index
 
     def _skip_had(self, drawing: Iterator[Any]) -> None:
         """Draws again what the loop has had."""
-        for batches in range(self._skip):
+        for batches in range(self.skips):
             try:
                 self._take(drawing)
             except StopIteration:
                 raise StateError(
-                    f"the sampler yields {batches} batches, and the state was saved after {self._skip}: what it draws from, its data set or its arguments are "
+                    f"the sampler yields {batches} batches, and the state was saved after {self.skips}: what it draws from, its data set or its arguments are "
                     "others than then"
                 ) from None
 

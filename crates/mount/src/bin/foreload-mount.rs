@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::line(format_args!("{error}"));
-            ExitCode::FAILURE
+            ExitCode::from(error.code())
         }
     }
 }

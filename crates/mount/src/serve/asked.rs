@@ -95,7 +95,8 @@ pub(super) fn ranged(headers: &HeaderMap, size: u64, etag: &str) -> Result<Optio
     let range = match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {
         (Ok(first), Ok(last)) if first <= last => first..last.saturating_add(1).min(size),
         (Ok(first), Err(_)) if last.trim().is_empty() => first..size,
-        (Err(_), Ok(count)) if first.trim().is_empty() && count > 0 => size.saturating_sub(count)..size,
+        (Err(_), Ok(0)) if first.trim().is_empty() => return Err(Refusal::no_range(size)),
+        (Err(_), Ok(count)) if first.trim().is_empty() => size.saturating_sub(count)..size,
         _ => return Ok(None),
     };
     if range.start >= size {
@@ -146,6 +147,10 @@ impl Refusal {
             "NotImplemented",
             format!("Not served here: {what}."),
         )
+    }
+
+    pub fn invalid(why: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "InvalidArgument", why)
     }
 
     pub fn too_many(most: usize) -> Self {
@@ -233,14 +238,8 @@ mod tests {
         assert_eq!(range("bytes=-500", 100), Some(Some(0..100)));
         assert_eq!(range("bytes=100-", 100), None);
         assert_eq!(range("bytes=0-0", 0), None);
-        for all in [
-            "bytes=5-4",
-            "bytes=a-b",
-            "bytes=-",
-            "bytes=1-2,4-5",
-            "lines=1-2",
-            "bytes=-0",
-        ] {
+        assert_eq!(range("bytes=-0", 100), None);
+        for all in ["bytes=5-4", "bytes=a-b", "bytes=-", "bytes=1-2,4-5", "lines=1-2"] {
             assert_eq!(range(all, 100), Some(None), "{all}");
         }
     }

@@ -81,7 +81,7 @@ impl Listings {
             "" => PAGE,
             text => text
                 .parse::<usize>()
-                .map_err(|_| Refusal::unknown("max-keys that is no number"))?
+                .map_err(|_| Refusal::invalid("max-keys is no number."))?
                 .min(PAGE),
         };
         let is_second = asked.word("list-type") == "2";
@@ -90,7 +90,12 @@ impl Listings {
             (true, token) => token,
             (false, _) => asked.word("marker"),
         };
-        let from = entries.partition_point(|entry| entry.key.as_str() <= after);
+        // Where a list begins among what one entry stands for, that comes too.
+        let is_before = |entry: &Entry| {
+            let key = entry.key.as_str();
+            key <= after && !(entry.object.is_none() && key.len() < after.len() && after.starts_with(key))
+        };
+        let from = entries.partition_point(is_before);
         let page = &entries[from..entries.len().min(from + most)];
         let is_cut = from + page.len() < entries.len() && most > 0;
         Ok(self.document(asked, page, most, is_cut, is_second))
