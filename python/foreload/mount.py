@@ -43,7 +43,7 @@ def root_of(path: Place) -> Path:
 def hint(paths: Iterable[Place]) -> None:
     """Tells a mount which files will be read next, in this order. What this process has told before is over; others' orders are followed beside it.
 
-    Each file is fetched ahead of its turn, within the mount's memory. Whoever reads others, or in another order, reads them as before; a file that is named twice is read twice.
+    Each file is fetched ahead of its turn, within the mount's memory, unless it lies in the page cache. Whoever reads others, or in another order, reads them as before; a file that is named twice is read twice.
 
         >>> foreload.mount.hint(["/data/train/0001.jpg", "/data/train/7312.jpg"])  # doctest: +SKIP
 

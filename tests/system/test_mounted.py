@@ -410,6 +410,29 @@ def test_files_are_fetched_ahead_in_an_order_that_is_told(home: Any, far: Bucket
             assert read_all(each)[1] == [digest(expected[str(path.relative_to(target))]) for path in each]
 
 
+def test_what_the_kernel_has_is_not_fetched_again_in_the_next_epoch(home: Any, far: Bucket) -> None:
+    import foreload.mount
+
+    with mounted(home, far) as target:
+        paths = sorted((target / "small").iterdir())
+        for nth in range(3):
+            before = requests(far)["get"]
+            foreload.mount.hint(paths)
+            time.sleep(0.3)
+            read_all(paths)
+            assert requests(far)["get"] - before == (len(paths) if nth == 0 else 0)
+        # What it has let go of is.
+        for path in paths[::3]:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = requests(far)["get"]
+        foreload.mount.hint(paths)
+        time.sleep(0.3)
+        took = read_all(paths)[0]
+        assert requests(far)["get"] - before == len(paths[::3])
+        assert took < 0.4 * 0.05 * len(paths[::3])
+
+
 RANK = """
 import json, sys, time
 from pathlib import Path
@@ -428,6 +451,7 @@ print(time.monotonic() - begun, flush=True)
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_ranks_of_a_node_each_have_their_own_order(home: Any, far: Bucket, ranks: int) -> None:
+    far.set_profile({"first_byte_ms": 200})
     with mounted(home, far) as target:
         paths = sorted((target / "small").iterdir())
         random.Random(1).shuffle(paths)
@@ -441,8 +465,8 @@ def test_the_ranks_of_a_node_each_have_their_own_order(home: Any, far: Bucket, r
             assert rank.stdout.readline() == "told\n"
         times = [float(rank.communicate("\n", timeout=60)[0]) for rank in running]
         assert requests(far)["get"] - before == len(paths)
-        # A file takes 50 ms where nobody knows that it is next.
-        assert max(times) < 0.5 * 0.05 * len(paths) / ranks, times
+        # A file takes 200 ms where nobody knows that it is next.
+        assert max(times) < 0.5 * 0.2 * len(paths) / ranks, times
 
 
 def test_an_order_that_makes_no_sense_is_refused(home: Any, far: Bucket, tmp_path: Path) -> None:
@@ -554,6 +578,7 @@ def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Buck
         torch.manual_seed(5)
         return [list(samples) for samples, _ in loader]
 
+    far.set_profile({"first_byte_ms": 200})
     arguments: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "collate_fn": columns}
     with mounted(home, far) as target:
         folder = data.Subset(DatasetFolder(str(target), read_bytes, (".bin",)), range(10, 110))
@@ -571,8 +596,8 @@ def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Buck
         had += [list(samples) for samples, _ in passing]
         took = time.monotonic() - begun
         assert had == found
-        # One after the other each takes 50 ms.
-        assert took < 0.4 * 0.05 * len(folder) / max(1, workers)
+        # One after the other each takes 200 ms.
+        assert took < 0.4 * 0.2 * len(folder) / max(1, workers)
         assert requests(far)["get"] - before == len(folder)
     with mounted(home, far) as target:
         before = requests(far)["get"]
@@ -580,7 +605,7 @@ def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Buck
         again.load_state_dict(state)
         begun = time.monotonic()
         assert [list(samples) for samples, _ in again] == found[5:]
-        assert time.monotonic() - begun < 0.4 * 0.05 * (len(folder) - 40) / max(1, workers)
+        assert time.monotonic() - begun < 0.4 * 0.2 * (len(folder) - 40) / max(1, workers)
         # What the loop has had isn't fetched.
         assert requests(far)["get"] - before == len(folder) - 40
 
@@ -649,13 +674,15 @@ def test_the_program_of_the_guide_runs(home: Any, store: Bucket) -> None:
         Image.fromarray(pixels).save(body := io.BytesIO(), "PNG")
         put(store, f"train/{'cat' if number % 3 else 'dog'}/{number:03}.png", body.getvalue())
     page = (Path(__file__).parents[2] / "docs" / "guide" / "mount.md").read_text()
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
     with mounted(home, store, "s3://bench/train") as target:
         names: dict[str, Any] = {"augment": v2.Compose([v2.PILToTensor()])}
-        exec(block.replace("/data", str(target)).replace("num_workers=8", "num_workers=2"), names)
-        for _ in range(2):
-            labels = [int(label) for _, batch in names["loader"] for label in batch]
-            assert (len(labels), sum(labels)) == (40, 14)
+        for block in blocks:
+            exec(block.replace("/data", str(target)).replace("num_workers=8", "num_workers=2"), names)
+            for _ in range(2):
+                labels = [int(label) for _, batch in names["loader"] for label in batch]
+                assert (len(labels), sum(labels)) == (40, 14)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts by itself, which takes root")

@@ -7,6 +7,7 @@ use crate::ahead::Ahead;
 use crate::failure;
 use crate::layout::Layout;
 use crate::names::Names;
+use crate::room::Room;
 use crate::shelves::{Shelf, Shelves};
 use crate::tree::{Ino, Object};
 use crate::writing::Writing;
@@ -32,10 +33,8 @@ pub struct Shared {
     pub shelves: Shelves,
     /// Names.
     pub names: Arc<Names>,
-    /// What may be asked for ahead, and what was.
-    pub most_ahead: u64,
-    /// See [`Shared::most_ahead`].
-    pub ahead_bytes: AtomicU64,
+    /// For what is asked for ahead.
+    pub room: Arc<Room>,
     /// What may lie here of all files together, and what does.
     pub most_held: u64,
     /// See [`Shared::most_held`].
@@ -79,7 +78,7 @@ impl Shared {
             "chunks": of(&tally.chunks),
             "cached_chunks": of(&tally.cached_chunks),
             "held_bytes": of(&self.held_bytes),
-            "ahead_bytes": of(&self.ahead_bytes),
+            "ahead_bytes": self.room.taken(),
             "names": names.tree().len(),
             "most_names": names.tree().most(),
             "name_questions": questions.names,
@@ -190,7 +189,7 @@ impl OpenFile {
     pub fn new(shared: Arc<Shared>, ino: Ino, key: String, object: Object) -> Self {
         let layout = shared.shelves.layout(object.size);
         let state = State {
-            ahead: Ahead::new(layout, shared.most_ahead),
+            ahead: Ahead::new(layout, shared.room.most()),
             place: None,
             chunks: BTreeMap::new(),
             read_at: Instant::now(),
@@ -250,6 +249,12 @@ impl OpenFile {
             return Some(Ok(take(&[])));
         }
         let mut state = self.state();
+        if self.turn(&mut state).is_some_and(|place| place.is_ordered) {
+            for nth in self.layout.of(span.clone()) {
+                // Who waits for it hears what is wrong.
+                self.want(&mut state, nth, false).ok()?;
+            }
+        }
         let found: Option<Vec<Arc<Bytes>>> = self
             .layout
             .of(span.clone())
@@ -369,14 +374,14 @@ impl OpenFile {
     /// Whether a chunk may be asked for ahead, of all files together.
     fn has_room(&self, nth: u64) -> bool {
         let span = self.layout.span(nth);
-        self.shared.ahead_bytes.load(Ordering::Relaxed) + (span.end - span.start) <= self.shared.most_ahead
+        self.shared.room.has(span.end - span.start)
     }
 
     /// Asks for a chunk, unless it was already.
     fn want(&self, state: &mut State, nth: u64, is_ahead: bool) -> Result<(), ClientError> {
         if let Some(chunk) = state.chunks.get_mut(&nth) {
             if !is_ahead && chunk.ahead_bytes > 0 {
-                self.shared.ahead_bytes.fetch_sub(chunk.ahead_bytes, Ordering::Relaxed);
+                self.shared.room.give(chunk.ahead_bytes);
                 chunk.ahead_bytes = 0;
             }
             return Ok(());
@@ -387,22 +392,25 @@ impl OpenFile {
         if is_ahead && !self.has_room(nth) {
             return Ok(());
         }
-        let place = match &state.place {
-            Some(place) => place.clone(),
+        let place = match self.turn(state) {
+            Some(place) => place,
             None => {
-                let place = self.place(state.is_out_of_turn)?;
-                // What is read in an order that is known is fetched ahead by it.
-                state.ahead.is_left_alone(place.is_ordered);
+                let (shared, object) = (&self.shared, &self.object);
+                let (shelf, first) = shared.shelves.find(&shared.names, self.ino, &self.key, object)?;
+                let place = Place {
+                    shelf,
+                    first,
+                    is_ordered: false,
+                };
                 state.place.insert(place).clone()
             }
         };
-        let attached = place.shelf.attached();
         let want = match place.is_ordered {
-            true => attached.want_reads(0, vec![(0, place.first + nth)])?,
-            false => attached.want_samples(0, vec![place.first + nth])?,
+            true => self.shared.shelves.read_in_order(&place.shelf, place.first + nth)?,
+            false => place.shelf.attached().want_samples(0, vec![place.first + nth])?,
         };
         let shelf = place.shelf;
-        self.shared.ahead_bytes.fetch_add(ahead_bytes, Ordering::Relaxed);
+        self.shared.room.take(ahead_bytes);
         state.reads += 1;
         let chunk = Chunk {
             is: Is::Wanted(want),
@@ -443,25 +451,22 @@ impl OpenFile {
         // Whoever waits for one has it still.
         self.let_go(&mut state, |chunk| !matches!(chunk.is, Is::Awaited));
         // Who reads on begins anew, and doesn't wait for what has gone.
-        state.ahead = Ahead::new(self.layout, self.shared.most_ahead);
+        state.ahead = Ahead::new(self.layout, self.shared.room.most());
     }
 
-    fn place(&self, is_out_of_turn: bool) -> Result<Place, ClientError> {
-        let shared = &self.shared;
-        let turn = || shared.shelves.turn_of(self.ino, &self.object);
-        if let Some((shelf, first)) = (!is_out_of_turn).then(turn).flatten() {
-            return Ok(Place {
+    /// Where it is asked for, if that is known: now, where it comes in an order that was told.
+    fn turn(&self, state: &mut State) -> Option<Place> {
+        if state.place.is_none() && !state.is_out_of_turn {
+            let (shelf, first) = self.shared.shelves.turn_of(self.ino, &self.object)?;
+            // What is read in an order that is known is fetched ahead by it.
+            state.ahead.is_left_alone(true);
+            state.place = Some(Place {
                 shelf,
                 first,
                 is_ordered: true,
             });
         }
-        let (shelf, first) = shared.shelves.find(&shared.names, self.ino, &self.key, &self.object)?;
-        Ok(Place {
-            shelf,
-            first,
-            is_ordered: false,
-        })
+        state.place.clone()
     }
 
     /// Waits for a chunk, which was asked for; or again, if it has gone meanwhile.
@@ -584,7 +589,7 @@ impl OpenFile {
 
     /// A chunk goes back to the agent, and what was asked for and hasn't come isn't wanted any more.
     fn give_back(&self, chunk: Chunk) {
-        self.shared.ahead_bytes.fetch_sub(chunk.ahead_bytes, Ordering::Relaxed);
+        self.shared.room.give(chunk.ahead_bytes);
         if let Is::Wanted(want) = chunk.is {
             let attached = chunk.shelf.attached();
             let _ = attached.client.withdraw(attached.job, want);

@@ -8,6 +8,7 @@ use crate::file::{OpenFile, Shared};
 use crate::inner::{BLOCK, CONTROL_INO, DOTS, Inner, ORDER_INO, STATS_INO};
 use crate::locked;
 use crate::names::Names;
+use crate::resident::Resident;
 use crate::settings::Settings;
 use crate::tree::{Ino, Look, MOST_NAME, ROOT};
 use crate::workers::Workers;
@@ -61,6 +62,7 @@ impl View {
         names: Arc<Names>,
         shared: Arc<Shared>,
         writing: Option<Arc<Writing>>,
+        resident: Option<Resident>,
         runtime: Handle,
         unwanted: Sender<Unwanted>,
     ) -> Self {
@@ -71,6 +73,7 @@ impl View {
         let inner = Inner {
             names,
             writing,
+            resident: resident.map(Arc::new),
             asides: Mutex::default(),
             shared,
             files: Mutex::default(),
@@ -110,6 +113,7 @@ impl View {
                 let Some(inner) = inner.upgrade() else { return };
                 let files: Vec<Arc<OpenFile>> = locked(&inner.files).values().cloned().collect();
                 files.iter().for_each(|file| file.rest(UNREAD));
+                inner.shared.shelves.rest(UNREAD);
             }
         });
     }

@@ -3,6 +3,7 @@
 use crate::changes::Aside;
 use crate::file::{OpenFile, Shared};
 use crate::names::Names;
+use crate::resident::Resident;
 use crate::tree::{Ino, Kind, Listed, Look, ROOT};
 use crate::writing::{NewFile, Writing};
 use crate::{locked, process_of};
@@ -32,6 +33,8 @@ pub(crate) struct Inner {
     pub(crate) names: Arc<Names>,
     /// Who writes, where that is allowed.
     pub(crate) writing: Option<Arc<Writing>>,
+    /// What the kernel has; none where the mount is seen by others alone.
+    pub(crate) resident: Option<Arc<Resident>>,
     /// Entries for those that open files to write them.
     pub(crate) asides: Mutex<Vec<Aside>>,
     pub(crate) shared: Arc<Shared>,
@@ -273,8 +276,14 @@ impl Inner {
             };
             files.push((ino, line.trim_start_matches('/').to_owned(), object));
         }
-        let shared = Arc::clone(&self.shared);
-        let ordered = tokio::task::spawn_blocking(move || shared.shelves.order(process_of(thread), files));
+        let (shared, resident) = (Arc::clone(&self.shared), self.resident.clone());
+        let ordered = tokio::task::spawn_blocking(move || {
+            let files = match resident {
+                Some(resident) => resident.lacking(files, |(_, key, _)| key),
+                None => files,
+            };
+            shared.shelves.order(process_of(thread), files)
+        });
         let ordered = ordered.await.map_err(|_| Errno::EIO)?;
         ordered.map_err(|error| crate::failure::of_client(&error, "in the order that was told"))
     }

@@ -16,6 +16,8 @@ pub mod layout;
 pub mod log;
 pub mod names;
 pub mod orders;
+pub mod resident;
+pub mod room;
 pub mod serve;
 pub mod settings;
 pub mod shelves;
@@ -26,6 +28,8 @@ pub mod writing;
 use crate::file::{Shared, Tally};
 use crate::fs::{Unwanted, View};
 use crate::names::Names;
+use crate::resident::Resident;
+use crate::room::Room;
 use crate::settings::Settings;
 use crate::shelves::Shelves;
 use crate::tree::Tree;
@@ -153,14 +157,14 @@ impl Base {
             .build()?;
         let is_closing = Arc::new(AtomicBool::new(false));
         let tree = Tree::new(settings.most_entries, settings.ttl(), Instant::now());
-        let shelves = Shelves::new(settings.clone(), &source, Arc::clone(&is_closing));
+        let room = Arc::new(Room::new(settings.most_ahead()));
+        let shelves = Shelves::new(settings.clone(), &source, Arc::clone(&room), Arc::clone(&is_closing));
         shelves.connect()?;
         let names = Arc::new(Names::new(source, tree, settings.timeout()));
         let shared = Arc::new(Shared {
             shelves,
             names: Arc::clone(&names),
-            most_ahead: settings.most_ahead(),
-            ahead_bytes: AtomicU64::new(0),
+            room,
             most_held: settings.ram_bytes,
             held_bytes: AtomicU64::new(0),
             timeout: settings.timeout() + Duration::from_secs(5),
@@ -196,6 +200,7 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         names,
         Arc::clone(&shared),
         writing.clone(),
+        (!is_descriptor(target)).then(|| Resident::new(target.to_owned())),
         handle.clone(),
         unwanted,
     );

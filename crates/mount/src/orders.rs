@@ -5,13 +5,16 @@
 //!
 //! Pure: time comes from outside, and so does who is there.
 
+use crate::room::Room;
 use crate::tree::{Ino, Object};
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// An order that nobody has read by for so long is over, if whoever has told it has ended.
 const QUIET: Duration = Duration::from_secs(60);
+/// So many chunks are asked for before they are read, behind each that is.
+const NEXT: u64 = 16;
 /// Orders beside each other: those that nobody has read by for longest are over first.
 const MOST: usize = 64;
 
@@ -36,6 +39,77 @@ struct Order<S> {
     /// Up to where it was read.
     front: u64,
     read_at: Instant,
+    ahead: NextOnes,
+}
+
+/// What comes at each place of an order, and was asked for before anybody reads it: then it is here, and nobody is woken to bring it.
+#[derive(Debug)]
+struct NextOnes {
+    /// The bytes of each chunk, and a bit for each that was read.
+    lens: Vec<u32>,
+    read: Vec<u64>,
+    /// By its place: the number by which it was asked for, and when.
+    asked: BTreeMap<u64, (u64, Instant)>,
+}
+
+impl NextOnes {
+    fn new(lens: Vec<u32>) -> Self {
+        NextOnes {
+            read: vec![0; lens.len().div_ceil(64)],
+            lens,
+            asked: BTreeMap::new(),
+        }
+    }
+
+    fn len(&self, place: u64) -> u64 {
+        self.lens.get(place as usize).copied().unwrap_or(0).into()
+    }
+
+    fn is_read(&self, place: u64) -> bool {
+        let word = self.read.get((place / 64) as usize);
+        word.is_some_and(|word| word >> (place % 64) & 1 == 1)
+    }
+
+    fn has_read(&mut self, place: u64) {
+        if let Some(word) = self.read.get_mut((place / 64) as usize) {
+            *word |= 1 << (place % 64);
+        }
+    }
+
+    /// The number by which it was asked for.
+    fn take(&mut self, place: u64, room: &Room) -> Option<u64> {
+        let (want, _) = self.asked.remove(&place)?;
+        room.give(self.len(place));
+        Some(want)
+    }
+
+    /// Asks for what comes behind this place, several at a time.
+    fn go_on<E>(&mut self, place: u64, now: Instant, room: &Room, mut ask: impl FnMut(u64) -> Result<u64, E>) {
+        let next = place + 1..(place + 1 + NEXT).min(self.lens.len() as u64);
+        let is_lacking = |place: &u64| !self.is_read(*place) && !self.asked.contains_key(place);
+        let lacking: Vec<u64> = next.clone().filter(is_lacking).collect();
+        if (lacking.len() as u64) < (next.end - next.start) / 2 {
+            return;
+        }
+        for place in lacking {
+            let len = self.len(place);
+            if !room.has(len) {
+                return;
+            }
+            // Who reads it asks again, and says so himself if it fails.
+            let Ok(want) = ask(place) else { return };
+            room.take(len);
+            self.asked.insert(place, (want, now));
+        }
+    }
+
+    /// What was asked for so long ago, and not read.
+    fn unread(&mut self, now: Instant, patience: Duration, room: &Room) -> Vec<u64> {
+        let is_old = |at: Instant| now.saturating_duration_since(at) >= patience;
+        let old = self.asked.iter().filter(|(_, (_, at))| is_old(*at));
+        let old: Vec<u64> = old.map(|(place, _)| *place).collect();
+        old.into_iter().filter_map(|place| self.take(place, room)).collect()
+    }
 }
 
 impl<S> Default for Orders<S> {
@@ -45,23 +119,30 @@ impl<S> Default for Orders<S> {
 }
 
 impl<S: Clone> Orders<S> {
-    /// This process tells another one: what is over then leaves.
-    pub fn over(&mut self, teller: u32, now: Instant, is_there: impl Fn(u32) -> bool) -> Vec<S> {
+    /// This process tells another one: what is over then leaves, with what was asked for and not read.
+    pub fn over(
+        &mut self,
+        teller: u32,
+        now: Instant,
+        is_there: impl Fn(u32) -> bool,
+        room: &Room,
+    ) -> Vec<(S, Vec<u64>)> {
         let is_over = |order: &mut Order<S>| {
             let is_quiet = now.saturating_duration_since(order.read_at) >= QUIET;
             let has_ended = order.teller == 0 || !is_there(order.teller);
             (teller != 0 && order.teller == teller) || order.left == 0 || (is_quiet && has_ended)
         };
-        let mut over: Vec<S> = self.all.extract_if(.., is_over).map(|order| order.shelf).collect();
+        let mut over: Vec<Order<S>> = self.all.extract_if(.., is_over).collect();
         while self.all.len() >= MOST {
             let oldest = (0..self.all.len()).min_by_key(|&nth| self.all[nth].read_at);
-            over.extend(oldest.map(|nth| self.all.remove(nth).shelf));
+            over.extend(oldest.map(|nth| self.all.remove(nth)));
         }
-        over
+        let leave = |mut order: Order<S>| (order.shelf, order.ahead.unread(now, Duration::ZERO, room));
+        over.into_iter().map(leave).collect()
     }
 
-    /// One more.
-    pub fn add(&mut self, teller: u32, shelf: S, turns: Turns, now: Instant) {
+    /// One more: where its files come, and the bytes of the chunk at each place.
+    pub fn add(&mut self, teller: u32, shelf: S, turns: Turns, lens: Vec<u32>, now: Instant) {
         let left = turns.values().map(|(_, turns)| turns.len()).sum();
         self.all.push(Order {
             teller,
@@ -70,7 +151,44 @@ impl<S: Clone> Orders<S> {
             left,
             front: 0,
             read_at: now,
+            ahead: NextOnes::new(lens),
         });
+    }
+
+    /// What comes there in an order is read: the number by which it is asked for. None: there is no such order any more.
+    pub fn read<E>(
+        &mut self,
+        is_it: impl Fn(&S) -> bool,
+        place: u64,
+        now: Instant,
+        room: &Room,
+        mut ask: impl FnMut(u64) -> Result<u64, E>,
+    ) -> Option<Result<u64, E>> {
+        let order = self.all.iter_mut().find(|order| is_it(&order.shelf))?;
+        order.read_at = now;
+        order.ahead.has_read(place);
+        let want = match order.ahead.take(place, room) {
+            Some(want) => want,
+            None => match ask(place) {
+                Ok(want) => want,
+                error => return Some(error),
+            },
+        };
+        order.ahead.go_on(place, now, room, ask);
+        Some(Ok(want))
+    }
+
+    /// What was asked for ahead so long ago, and not read.
+    pub fn rest(&mut self, now: Instant, patience: Duration, room: &Room) -> Vec<(S, Vec<u64>)> {
+        let unread = |order: &mut Order<S>| (order.shelf.clone(), order.ahead.unread(now, patience, room));
+        self.all.iter_mut().map(unread).collect()
+    }
+
+    /// All are over, and whom was asked has ended.
+    pub fn end(&mut self, room: &Room) {
+        for mut order in self.all.drain(..) {
+            order.ahead.unread(Instant::now(), Duration::ZERO, room);
+        }
     }
 
     /// Where a file comes next, in the order that is nearest to it, if it is as it was when that was told.
@@ -111,19 +229,30 @@ mod tests {
         turns
     }
 
+    /// Who has left.
+    fn over(
+        orders: &mut Orders<&'static str>,
+        teller: u32,
+        now: Instant,
+        is_there: impl Fn(u32) -> bool,
+    ) -> Vec<&'static str> {
+        let over = orders.over(teller, now, is_there, &Room::new(0));
+        over.into_iter().map(|(shelf, _)| shelf).collect()
+    }
+
     fn told(orders: &mut Orders<&'static str>, teller: u32, shelf: &'static str, files: &[Ino], now: Instant) {
-        orders.add(teller, shelf, turns(files), now);
+        orders.add(teller, shelf, turns(files), vec![10; files.len()], now);
     }
 
     #[test]
     fn two_processes_are_read_for_beside_each_other_and_each_replaces_its_own() {
         let (mut orders, now) = (Orders::default(), Instant::now());
         told(&mut orders, 1, "one", &[10, 11, 12], now);
-        assert_eq!(orders.over(2, now, |_| true), [""; 0]);
+        assert_eq!(over(&mut orders, 2, now, |_| true), [""; 0]);
         told(&mut orders, 2, "two", &[20, 21], now);
         assert_eq!(orders.turn_of(10, &object("a"), now), Some(("one", 0)));
         assert_eq!(orders.turn_of(20, &object("a"), now), Some(("two", 0)));
-        assert_eq!(orders.over(1, now, |_| true), ["one"]);
+        assert_eq!(over(&mut orders, 1, now, |_| true), ["one"]);
         told(&mut orders, 1, "again", &[12, 20], now);
         assert_eq!(orders.turn_of(11, &object("a"), now), None);
         assert_eq!(orders.turn_of(12, &object("a"), now), Some(("again", 0)));
@@ -161,12 +290,71 @@ mod tests {
         told(&mut orders, 2, "ended", &[20, 21], now);
         told(&mut orders, 3, "there", &[30], now);
         told(&mut orders, 0, "unseen", &[40, 41], now);
-        assert_eq!(orders.over(4, now, |pid| pid == 3), ["read"]);
+        assert_eq!(over(&mut orders, 4, now, |pid| pid == 3), ["read"]);
         let later = now + QUIET;
         // Somebody reads by it still.
         orders.turn_of(20, &object("a"), later);
-        assert_eq!(orders.over(4, later, |pid| pid == 3), ["unseen"]);
-        assert_eq!(orders.over(4, later + QUIET, |pid| pid == 3), ["ended"]);
+        assert_eq!(over(&mut orders, 4, later, |pid| pid == 3), ["unseen"]);
+        assert_eq!(over(&mut orders, 4, later + QUIET, |pid| pid == 3), ["ended"]);
+    }
+
+    /// Reads a place; what was asked for by it, and all that was asked for then.
+    fn read(orders: &mut Orders<&'static str>, place: u64, room: &Room) -> (u64, Vec<u64>) {
+        let mut asked = Vec::new();
+        let ask = |place| {
+            asked.push(place);
+            Ok::<u64, ()>(1000 + place)
+        };
+        let want = orders.read(|shelf| *shelf == "one", place, Instant::now(), room, ask);
+        (want.expect("it is there").expect("it can be asked for"), asked)
+    }
+
+    #[test]
+    fn what_comes_next_is_asked_for_before_it_is_read_several_at_a_time_and_each_once() {
+        let (mut orders, now, room) = (Orders::default(), Instant::now(), Room::new(10_000));
+        let files: Vec<Ino> = (0..200).collect();
+        told(&mut orders, 1, "one", &files, now);
+        let (mut all, mut times) = (Vec::new(), 0);
+        // Two workers, each with a part of its own.
+        for nth in 0..100 {
+            for place in [nth, 100 + nth] {
+                let (want, asked) = read(&mut orders, place, &room);
+                assert_eq!(want, 1000 + place);
+                times += usize::from(!asked.is_empty());
+                all.extend(asked);
+                assert!(room.taken() <= 2 * 10 * NEXT);
+            }
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..200).collect::<Vec<_>>());
+        assert!(times <= 200 / (NEXT as usize / 2) + 4, "{times}");
+        assert_eq!(room.taken(), 0);
+    }
+
+    #[test]
+    fn without_room_nothing_is_asked_for_before_it_is_read() {
+        let (mut orders, now, room) = (Orders::default(), Instant::now(), Room::new(25));
+        told(&mut orders, 1, "one", &(0..100).collect::<Vec<_>>(), now);
+        assert_eq!(read(&mut orders, 0, &room), (1000, vec![0, 1, 2]));
+        assert_eq!(read(&mut orders, 50, &room), (1050, vec![50]));
+        assert_eq!(read(&mut orders, 1, &room).0, 1001);
+        assert!(room.taken() <= 25);
+    }
+
+    #[test]
+    fn what_nobody_reads_of_it_is_given_back_and_asked_for_again() {
+        let (mut orders, now, room) = (Orders::default(), Instant::now(), Room::new(1000));
+        told(&mut orders, 1, "one", &(0..10).collect::<Vec<_>>(), now);
+        read(&mut orders, 0, &room);
+        assert_eq!(room.taken(), 90);
+        assert_eq!(orders.rest(now, QUIET, &room), [("one", vec![])]);
+        let given: Vec<u64> = (1001..1010).collect();
+        assert_eq!(orders.rest(now + 2 * QUIET, QUIET, &room), [("one", given.clone())]);
+        assert_eq!(room.taken(), 0);
+        assert_eq!(read(&mut orders, 5, &room), (1005, vec![5, 6, 7, 8, 9]));
+        let over = orders.over(1, now, |_| true, &room);
+        assert_eq!(over, [("one", given[5..].to_vec())]);
+        assert_eq!(room.taken(), 0);
     }
 
     #[test]
@@ -174,7 +362,7 @@ mod tests {
         let (mut orders, now) = (Orders::default(), Instant::now());
         for nth in 0..200 {
             let now = now + Duration::from_secs(nth);
-            let over = orders.over(nth as u32 + 1, now, |_| true);
+            let over = over(&mut orders, nth as u32 + 1, now, |_| true);
             assert_eq!(over.len(), usize::from(nth >= MOST as u64));
             told(&mut orders, nth as u32 + 1, "some", &[nth], now);
         }

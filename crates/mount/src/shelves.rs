@@ -10,6 +10,7 @@ use crate::layout::Layout;
 use crate::locked;
 use crate::names::Names;
 use crate::orders::{Orders, Turns};
+use crate::room::Room;
 use crate::settings::Settings;
 use crate::tree::{Ino, Object, Spot};
 use foreload_engine::calls::{Attach, Call, Open};
@@ -27,7 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Files that become a shelf at once, at most.
 const MOST_FILES: usize = 200_000;
@@ -56,6 +57,9 @@ pub struct Shelves {
     settings: Settings,
     root: String,
     known: Mutex<Known>,
+    /// Never held while the agent is waited for.
+    orders: Mutex<Orders<Arc<Shelf>>>,
+    room: Arc<Room>,
     next: AtomicU64,
     is_closing: Arc<AtomicBool>,
 }
@@ -73,17 +77,18 @@ struct Known {
     /// The one that has brought the memory of all, which stays.
     first: Option<Arc<Shelf>>,
     shelves: BTreeMap<u64, Arc<Shelf>>,
-    orders: Orders<Arc<Shelf>>,
 }
 
 impl Shelves {
     /// None yet.
     #[must_use]
-    pub fn new(settings: Settings, source: &Source, is_closing: Arc<AtomicBool>) -> Self {
+    pub fn new(settings: Settings, source: &Source, room: Arc<Room>, is_closing: Arc<AtomicBool>) -> Self {
         Shelves {
             settings,
             root: source.root().to_owned(),
             known: Mutex::default(),
+            orders: Mutex::default(),
+            room,
             next: AtomicU64::new(1),
             is_closing,
         }
@@ -130,7 +135,7 @@ impl Shelves {
         }
         known.first = None;
         known.shelves.clear();
-        known.orders = Orders::default();
+        locked(&self.orders).end(&self.room);
         let linger = env::linger().map_err(ClientError::NoAgent)?;
         let place = Place::of(self.settings.cache_dir.clone(), self.settings.agent.clone(), linger);
         let client = Client::connect(&place, &mut || self.waits(until))?;
@@ -268,13 +273,15 @@ impl Shelves {
             return Err(ClientError::Interrupted);
         }
         let client = self.client(&mut known, until)?;
-        for over in known.orders.over(teller, Instant::now(), is_process) {
+        let over = locked(&self.orders).over(teller, Instant::now(), is_process, &self.room);
+        for (shelf, unread) in over {
             // Whoever reads by it still has what was asked for, and nothing more is fetched ahead.
             let leave = Ask::Leave {
-                job: over.attached.job,
+                job: shelf.attached.job,
                 rank: 0,
             };
             client.send(&leave)?;
+            give_back(&shelf, &unread);
         }
         let mut each = files.clone();
         each.sort_unstable_by(|a, b| a.1.cmp(&b.1));
@@ -289,10 +296,16 @@ impl Shelves {
         }
         let (opened, firsts) = self.open(&new, &each)?;
         let first_of: FxHashMap<Ino, u64> = each.iter().map(|(ino, ..)| *ino).zip(firsts).collect();
-        let (mut list, mut turns) = (Vec::new(), Turns::default());
+        let (mut list, mut lens, mut turns) = (Vec::new(), Vec::new(), Turns::default());
         for (ino, _, object) in files {
             let Some(first) = first_of.get(&ino) else { continue };
-            let count = self.layout(object.size).count();
+            let layout = self.layout(object.size);
+            let count = layout.count();
+            lens.extend(
+                (0..count)
+                    .map(|nth| layout.span(nth))
+                    .map(|span| (span.end - span.start) as u32),
+            );
             let turn = turns.entry(ino).or_insert_with(|| (object, VecDeque::new()));
             turn.1.push_back(list.len() as u64);
             list.extend(*first..first + count);
@@ -306,18 +319,33 @@ impl Shelves {
             batch: 0,
         };
         client.send(&begin)?;
-        known.orders.add(teller, shelf, turns, Instant::now());
+        locked(&self.orders).add(teller, shelf, turns, lens, Instant::now());
         Ok(())
     }
 
     /// Where a file comes next in an order that was told, if it does and is as it was then.
     #[must_use]
     pub fn turn_of(&self, ino: Ino, object: &Object) -> Option<(Arc<Shelf>, u64)> {
-        let mut known = locked(&self.known);
-        if known.client.as_ref().is_none_or(|client| client.is_closed()) {
-            return None;
-        }
-        known.orders.turn_of(ino, object, Instant::now())
+        let turn = locked(&self.orders).turn_of(ino, object, Instant::now());
+        turn.filter(|(shelf, _)| !shelf.attached.client.is_closed())
+    }
+
+    /// Asks for what comes there in an order, or has asked for it already; and for what comes next in it, as far as there is room.
+    ///
+    /// # Errors
+    /// As of [`Attached::want_reads`].
+    pub fn read_in_order(&self, shelf: &Arc<Shelf>, place: u64) -> Result<u64, ClientError> {
+        let ask = |place| shelf.attached.want_reads(0, vec![(0, place)]);
+        let is_it = |other: &Arc<Shelf>| Arc::ptr_eq(other, shelf);
+        let asked = locked(&self.orders).read(is_it, place, Instant::now(), &self.room, ask);
+        // It may be over.
+        asked.unwrap_or_else(|| ask(place))
+    }
+
+    /// Gives back what was asked for ahead by an order so long ago, and not read.
+    pub fn rest(&self, patience: Duration) {
+        let unread = locked(&self.orders).rest(Instant::now(), patience, &self.room);
+        unread.iter().for_each(|(shelf, unread)| give_back(shelf, unread));
     }
 
     /// Chunks as samples, and the first one of each file.
@@ -402,6 +430,13 @@ impl Shelves {
     pub fn close(&self) {
         let known = std::mem::take(&mut *locked(&self.known));
         drop(known);
+    }
+}
+
+fn give_back(shelf: &Shelf, wants: &[u64]) {
+    for want in wants {
+        // Where the agent has ended there is nothing to give back.
+        let _ = shelf.attached.client.withdraw(shelf.attached.job, *want);
     }
 }
 
