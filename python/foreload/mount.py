@@ -6,7 +6,6 @@ fetches the files ahead as the loader would. The programs that read them need no
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -23,8 +22,8 @@ Place = str | os.PathLike[str]
 
 _LOG = logging.getLogger("foreload")
 
-#: Where a mount listens, and what it says of itself.
-_ORDER, _STATS = Path(".foreload") / "order", Path(".foreload") / "stats"
+#: Where a mount listens.
+_ORDER = Path(".foreload") / "order"
 
 
 def root_of(path: Place) -> Path:
@@ -46,6 +45,8 @@ def hint(paths: Iterable[Place]) -> None:
     Each file is fetched ahead of its turn, within the mount's memory, unless it lies in the page cache. Whoever reads others, or in another order, reads them as before; a file that is named twice is read twice.
 
         >>> foreload.mount.hint(["/data/train/0001.jpg", "/data/train/7312.jpg"])  # doctest: +SKIP
+
+    What is wrong is said if it is found out within five seconds; else the mount's log says it.
 
     Args:
         paths: The files; all of them in one mount.
@@ -126,22 +127,17 @@ def _begin(paths: Sequence[Place] | Callable[[Any], Place]) -> Callable[[Sequenc
     return begin
 
 
-def follow(sampler: Any, paths: Callable[[Any], Place], count: int, *, had: int) -> Any:
-    """The sampler of a loader that nobody has wrapped: as `wrap_sampler`, where there is a mount that has room for so many names, and without a warning.
+def follow(sampler: Any, paths: Callable[[Any], Place], *, had: int) -> Any:
+    """The sampler of a loader that nobody has wrapped: as `wrap_sampler`, where there is a mount, and without a warning.
 
     Args:
         sampler: A sampler, or a batch sampler.
         paths: The file of a sample.
-        count: How many samples there are.
         had: How much of what the sampler names was read before.
     """
     try:
-        root = root_of(paths(0))
-        room = json.loads((root / _STATS).read_text())["most_names"]
-    except (ForeloadError, OSError, ValueError, LookupError, TypeError):
-        return sampler
-    if count > room:
-        _LOG.info("%s isn't told which of %d files come next: mount it with --entries %d", root, count, 2 * count)
+        root_of(paths(0))
+    except (ForeloadError, OSError, LookupError):
         return sampler
     return Ordered(sampler, _begin(paths), part=_EPOCH, had=had, warn=_said)
 

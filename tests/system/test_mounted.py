@@ -433,6 +433,43 @@ def test_what_the_kernel_has_is_not_fetched_again_in_the_next_epoch(home: Any, f
         assert took < 0.4 * 0.05 * len(paths[::3])
 
 
+def test_an_order_may_have_more_names_than_are_kept(home: Any) -> None:
+    import foreload.mount
+
+    sets = ["one:3000x100", "two:3000x100"]
+    with Bucket(profile="fast", synthetic=sets) as store, mounted(home, store, entries=500) as target:
+        paths = [target / name / f"{nth:08}.bin" for name in ("one", "two") for nth in range(3000)]
+        random.Random(1).shuffle(paths)
+        before = store.counters()["requests"]
+        begun = time.monotonic()
+        foreload.mount.hint(paths)
+        assert time.monotonic() - begun < 20
+        after = store.counters()["requests"]
+        # Six pages of keys, and not a question for each.
+        assert after.get("list", 0) - before.get("list", 0) <= 8
+        assert after.get("head", 0) - before.get("head", 0) <= 8
+        expected = objects(store)
+        before = requests(store)["get"]
+        for path in paths[:500]:
+            assert path.read_bytes() == expected[str(path.relative_to(target))]
+        # They were fetched before they were read, each once.
+        assert requests(store)["get"] == before
+
+
+def test_paths_are_told_as_other_programs_write_them(home: Any, far: Bucket) -> None:
+    with mounted(home, far) as target:
+        told = target / ".foreload" / "order"
+        keys = sorted(path.name for path in (target / "small").iterdir())
+        told.write_text("".join(f"{'./' if nth % 2 else '//'}small/{key}\n" for nth, key in enumerate(keys)))
+        deadline = time.monotonic() + 20
+        while requests(far)["get"] < len(keys) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert requests(far)["get"] == len(keys)
+        for text, number in (("small/../x\n", errno.EINVAL), ("small/none\n", errno.ENOENT), ("small\n", errno.EISDIR)):
+            assert fails_with(lambda text=text: told.write_text(text)) == number  # type: ignore[misc]
+        assert 'line 1 of an order, "small/none"' in (home.cache_dir / "mount.log").read_text()
+
+
 RANK = """
 import json, sys, time
 from pathlib import Path

@@ -334,6 +334,11 @@ impl Inner {
             (Kind::File(_), Some((_, Kind::Directory))) => Err(Errno::EISDIR),
             (Kind::Directory, Some((_, Kind::File(_)))) => Err(Errno::ENOTDIR),
             (Kind::Directory, _) => {
+                if let Some((there, _)) = target
+                    && !self.names.list(there).await?.is_empty()
+                {
+                    return Err(Errno::ENOTEMPTY);
+                }
                 let is_empty = self.names.tree().is_ours(ino) && self.names.list(ino).await?.is_empty();
                 if !is_empty || target.is_some() {
                     // Programs move the files one by one then.

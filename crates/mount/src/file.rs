@@ -80,7 +80,6 @@ impl Shared {
             "held_bytes": of(&self.held_bytes),
             "ahead_bytes": self.room.taken(),
             "names": names.tree().len(),
-            "most_names": names.tree().most(),
             "name_questions": questions.names,
             "directory_questions": questions.directories,
             "unnamed_keys": questions.unnamed,
@@ -457,7 +456,7 @@ impl OpenFile {
     /// Where it is asked for, if that is known: now, where it comes in an order that was told.
     fn turn(&self, state: &mut State) -> Option<Place> {
         if state.place.is_none() && !state.is_out_of_turn {
-            let (shelf, first) = self.shared.shelves.turn_of(self.ino, &self.object)?;
+            let (shelf, first) = self.shared.shelves.turn_of(&self.key, &self.object)?;
             // What is read in an order that is known is fetched ahead by it.
             state.ahead.is_left_alone(true);
             state.place = Some(Place {

@@ -36,6 +36,8 @@ const UNREAD: Duration = Duration::from_secs(10);
 /// Where memory is short, who was read so long ago isn't at it.
 const AT_IT: Duration = Duration::from_millis(5);
 
+/// Whoever tells an order waits so long to hear what is wrong with it.
+const HEARD: Duration = Duration::from_secs(5);
 /// Blocks that are free where there is no end: a petabyte.
 const FREE: u64 = (1 << 50) / BLOCK as u64;
 
@@ -498,8 +500,12 @@ impl Filesystem for View {
             None => reply.ok(),
             Some(text) => {
                 let (inner, thread) = (Arc::clone(&self.inner), request.pid());
-                self.runtime
-                    .spawn(async move { answer(inner.order(thread, &text).await, reply) });
+                let told = self.runtime.spawn(async move { inner.order(thread, &text).await });
+                self.runtime.spawn(async move {
+                    // Who closes can't be killed meanwhile. What goes wrong later, the log says.
+                    let heard = tokio::time::timeout(HEARD, told).await;
+                    answer(heard.map_or(Ok(()), |told| told.unwrap_or(Err(Errno::EIO))), reply);
+                });
             }
         }
     }
@@ -514,7 +520,8 @@ impl Filesystem for View {
         _device: u32,
         reply: ReplyEntry,
     ) {
-        reply.error(Errno::EROFS);
+        // A bucket has files.
+        reply.error(self.inner.writing().err().unwrap_or(Errno::EPERM));
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {

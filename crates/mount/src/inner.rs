@@ -4,7 +4,7 @@ use crate::changes::Aside;
 use crate::file::{OpenFile, Shared};
 use crate::names::Names;
 use crate::resident::Resident;
-use crate::tree::{Ino, Kind, Listed, Look, ROOT};
+use crate::tree::{Ino, Kind, Listed, Look, Object, ROOT};
 use crate::writing::{NewFile, Writing};
 use crate::{locked, process_of};
 use fuser::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEntry, ReplyOpen};
@@ -266,23 +266,19 @@ impl Inner {
 
     /// These files are read next, in this order: paths, a line each, which begin where the mount does. This thread's process says so.
     pub(crate) async fn order(&self, thread: u32, text: &[u8]) -> Result<(), Errno> {
-        let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
-        let mut files = Vec::new();
-        for line in text.lines().filter(|line| !line.is_empty()) {
-            let ino = self.names.resolve(line.trim_start_matches('/')).await?;
-            let kind = self.names.tree().kind(ino, Instant::now());
-            let Some((Kind::File(object), _)) = kind else {
-                return Err(Errno::EISDIR);
-            };
-            files.push((ino, line.trim_start_matches('/').to_owned(), object));
-        }
-        let (shared, resident) = (Arc::clone(&self.shared), self.resident.clone());
+        let (teller, number) = (process_of(thread), self.number());
+        self.shared.shelves.tells(teller, number);
+        let files = crate::told::files(&self.names, text).await?;
+        let (shared, names, resident) = (Arc::clone(&self.shared), Arc::clone(&self.names), self.resident.clone());
         let ordered = tokio::task::spawn_blocking(move || {
             let files = match resident {
-                Some(resident) => resident.lacking(files, |(_, key, _)| key),
+                Some(resident) => {
+                    let is_referred_to = |(key, _): &(String, Object)| names.tree().is_referred_to(key, Instant::now());
+                    resident.lacking(files, |(key, _)| key, is_referred_to)
+                }
                 None => files,
             };
-            shared.shelves.order(process_of(thread), files)
+            shared.shelves.order((teller, number), files)
         });
         let ordered = ordered.await.map_err(|_| Errno::EIO)?;
         ordered.map_err(|error| crate::failure::of_client(&error, "in the order that was told"))

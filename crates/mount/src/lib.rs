@@ -21,6 +21,7 @@ pub mod room;
 pub mod serve;
 pub mod settings;
 pub mod shelves;
+pub mod told;
 pub mod tree;
 pub mod workers;
 pub mod writing;

@@ -124,22 +124,8 @@ impl Names {
     /// # Errors
     /// `ENOENT`: there is none. Else what the bucket says.
     pub async fn find(self: &Arc<Self>, key: &str) -> Result<Ino, Errno> {
-        let (mut at, mut rest) = (crate::tree::ROOT, key);
-        while let Some((part, behind)) = rest.split_once('/') {
-            if !is_name(part) {
-                return Err(Errno::ENOENT);
-            }
-            let known = self.tree().look(at, part, Instant::now());
-            at = match known {
-                Look::Found(ino) => ino,
-                Look::Missing => return Err(Errno::ENOENT),
-                Look::Unknown => {
-                    let put = self.tree().put(at, part, Kind::Directory, Instant::now());
-                    put.ok_or(Errno::ENOENT)?
-                }
-            };
-            rest = behind;
-        }
+        let (directory, rest) = key.rsplit_once('/').unwrap_or(("", key));
+        let at = self.directory(directory)?;
         match rest {
             "" if key.is_empty() => Ok(at),
             rest if is_name(rest) => {
@@ -150,6 +136,24 @@ impl Names {
             }
             _ => Err(Errno::ENOENT),
         }
+    }
+
+    /// The directory by a key. Nothing is asked: where there is an object there are directories.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none, as far as that is known.
+    pub fn directory(&self, key: &str) -> Result<Ino, Errno> {
+        let (mut tree, now) = (self.tree(), Instant::now());
+        let mut at = crate::tree::ROOT;
+        for part in key.split('/').filter(|_| !key.is_empty()) {
+            at = match tree.look(at, part, now) {
+                _ if !is_name(part) => return Err(Errno::ENOENT),
+                Look::Found(ino) => ino,
+                Look::Missing => return Err(Errno::ENOENT),
+                Look::Unknown => tree.put(at, part, Kind::Directory, now).ok_or(Errno::ENOENT)?,
+            };
+        }
+        Ok(at)
     }
 
     /// Who has asked for several names of a directory asks for more of them: it is listed meanwhile.
@@ -165,26 +169,6 @@ impl Names {
             // Whoever asks for one of them hears himself what is wrong.
             tokio::spawn(async move { drop(names.list(directory).await) });
         }
-    }
-
-    /// The entry at a path, which begins at the root. Directories on the way are listed, for whoever names many files names neighbours.
-    ///
-    /// # Errors
-    /// `ENOENT`: there is none. Else what the bucket says.
-    pub async fn resolve(&self, path: &str) -> Result<Ino, Errno> {
-        let mut at = crate::tree::ROOT;
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            let known = self.tree().look(at, part, Instant::now());
-            at = match known {
-                Look::Found(ino) => ino,
-                Look::Missing => return Err(Errno::ENOENT),
-                Look::Unknown => {
-                    self.list(at).await?;
-                    self.look_up(at, part).await?
-                }
-            };
-        }
-        Ok(at)
     }
 
     /// What is there by a key.
@@ -295,8 +279,7 @@ impl Names {
                 .filter_map(|prefix| Some((name(prefix)?, Kind::Directory))),
         );
         let now = Instant::now();
-        let listed = self.tree().list(directory, found.into_iter().collect(), asked, now);
-        listed.ok_or(Errno::ENOENT)
+        Ok(self.tree().list(directory, found.into_iter().collect(), asked, now))
     }
 }
 

@@ -6,7 +6,7 @@
 //! Pure: time comes from outside, and so does who is there.
 
 use crate::room::Room;
-use crate::tree::{Ino, Object};
+use crate::tree::Object;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,16 +15,20 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_secs(60);
 /// So many chunks are asked for before they are read, behind each that is.
 const NEXT: u64 = 16;
+/// Processes of which it is known what they told last.
+const MOST_TELLERS: usize = 10_000;
 /// Orders beside each other: those that nobody has read by for longest are over first.
 const MOST: usize = 64;
 
 /// Where each file comes: the places that its first chunk has in an order, and the object that it was then.
-pub type Turns = FxHashMap<Ino, (Object, VecDeque<u64>)>;
+pub type Turns = FxHashMap<String, (Object, VecDeque<u64>)>;
 
 /// All that were told.
 #[derive(Debug)]
 pub struct Orders<S> {
     all: Vec<Order<S>>,
+    /// The number of what each process has told last. Two that it tells quickly may be found in another order.
+    last: FxHashMap<u32, u64>,
 }
 
 #[derive(Debug)]
@@ -114,12 +118,29 @@ impl NextOnes {
 
 impl<S> Default for Orders<S> {
     fn default() -> Self {
-        Orders { all: Vec::new() }
+        Orders {
+            all: Vec::new(),
+            last: FxHashMap::default(),
+        }
     }
 }
 
 impl<S: Clone> Orders<S> {
-    /// This process tells another one: what is over then leaves, with what was asked for and not read.
+    /// This process tells another one, by this number.
+    pub fn tells(&mut self, teller: u32, number: u64) {
+        if self.last.len() >= MOST_TELLERS {
+            self.last.clear();
+        }
+        self.last.insert(teller, number);
+    }
+
+    /// Whether it is what the process has told last.
+    #[must_use]
+    pub fn is_last(&self, teller: u32, number: u64) -> bool {
+        teller == 0 || self.last.get(&teller).is_none_or(|last| *last == number)
+    }
+
+    /// This process has told another one: what is over then leaves, with what was asked for and not read.
     pub fn over(
         &mut self,
         teller: u32,
@@ -192,15 +213,15 @@ impl<S: Clone> Orders<S> {
     }
 
     /// Where a file comes next, in the order that is nearest to it, if it is as it was when that was told.
-    pub fn turn_of(&mut self, ino: Ino, object: &Object, now: Instant) -> Option<(S, u64)> {
+    pub fn turn_of(&mut self, key: &str, object: &Object, now: Instant) -> Option<(S, u64)> {
         let turn_in = |order: &Order<S>| {
-            let (known, turns) = order.turns.get(&ino)?;
+            let (known, turns) = order.turns.get(key)?;
             turns.front().filter(|_| known == object).copied()
         };
         let has_it = |(nth, order): (usize, &Order<S>)| Some((turn_in(order)?.abs_diff(order.front), nth));
         let (_, nearest) = self.all.iter().enumerate().filter_map(has_it).min()?;
         let order = &mut self.all[nearest];
-        let turn = order.turns.get_mut(&ino)?.1.pop_front()?;
+        let turn = order.turns.get_mut(key)?.1.pop_front()?;
         (order.left, order.front, order.read_at) = (order.left - 1, turn + 1, now);
         Some((order.shelf.clone(), turn))
     }
@@ -220,13 +241,24 @@ mod tests {
     }
 
     /// These files in this order, a chunk each.
-    fn turns(files: &[Ino]) -> Turns {
+    fn turns(files: &[u64]) -> Turns {
         let mut turns = Turns::default();
         for (nth, &ino) in files.iter().enumerate() {
-            let turn = turns.entry(ino).or_insert_with(|| (object("a"), VecDeque::new()));
+            let turn = turns
+                .entry(ino.to_string())
+                .or_insert_with(|| (object("a"), VecDeque::new()));
             turn.1.push_back(nth as u64);
         }
         turns
+    }
+
+    fn turn_of(
+        orders: &mut Orders<&'static str>,
+        file: u64,
+        version: &str,
+        now: Instant,
+    ) -> Option<(&'static str, u64)> {
+        orders.turn_of(&file.to_string(), &object(version), now)
     }
 
     /// Who has left.
@@ -240,7 +272,7 @@ mod tests {
         over.into_iter().map(|(shelf, _)| shelf).collect()
     }
 
-    fn told(orders: &mut Orders<&'static str>, teller: u32, shelf: &'static str, files: &[Ino], now: Instant) {
+    fn told(orders: &mut Orders<&'static str>, teller: u32, shelf: &'static str, files: &[u64], now: Instant) {
         orders.add(teller, shelf, turns(files), vec![10; files.len()], now);
     }
 
@@ -250,25 +282,39 @@ mod tests {
         told(&mut orders, 1, "one", &[10, 11, 12], now);
         assert_eq!(over(&mut orders, 2, now, |_| true), [""; 0]);
         told(&mut orders, 2, "two", &[20, 21], now);
-        assert_eq!(orders.turn_of(10, &object("a"), now), Some(("one", 0)));
-        assert_eq!(orders.turn_of(20, &object("a"), now), Some(("two", 0)));
+        assert_eq!(turn_of(&mut orders, 10, "a", now), Some(("one", 0)));
+        assert_eq!(turn_of(&mut orders, 20, "a", now), Some(("two", 0)));
         assert_eq!(over(&mut orders, 1, now, |_| true), ["one"]);
         told(&mut orders, 1, "again", &[12, 20], now);
-        assert_eq!(orders.turn_of(11, &object("a"), now), None);
-        assert_eq!(orders.turn_of(12, &object("a"), now), Some(("again", 0)));
-        assert_eq!(orders.turn_of(21, &object("a"), now), Some(("two", 1)));
+        assert_eq!(turn_of(&mut orders, 11, "a", now), None);
+        assert_eq!(turn_of(&mut orders, 12, "a", now), Some(("again", 0)));
+        assert_eq!(turn_of(&mut orders, 21, "a", now), Some(("two", 1)));
+    }
+
+    #[test]
+    fn what_is_found_late_and_was_told_before_something_else_is_over() {
+        let mut orders = Orders::<&'static str>::default();
+        orders.tells(1, 10);
+        orders.tells(2, 11);
+        orders.tells(1, 12);
+        let is_last = [(1, 10), (1, 12), (2, 11), (3, 1)].map(|(teller, number)| orders.is_last(teller, number));
+        assert_eq!(is_last, [false, true, true, true]);
+        // Of those that can't be seen it isn't known whether they are one.
+        orders.tells(0, 13);
+        orders.tells(0, 14);
+        assert!(orders.is_last(0, 13));
     }
 
     #[test]
     fn a_file_of_two_orders_is_read_by_the_one_that_has_it_next() {
         let (mut orders, now) = (Orders::default(), Instant::now());
-        let upwards: Vec<Ino> = (100..200).collect();
-        let downwards: Vec<Ino> = (100..200).rev().collect();
+        let upwards: Vec<u64> = (100..200).collect();
+        let downwards: Vec<u64> = (100..200).rev().collect();
         told(&mut orders, 1, "up", &upwards, now);
         told(&mut orders, 2, "down", &downwards, now);
         for nth in 0..49 {
-            assert_eq!(orders.turn_of(100 + nth, &object("a"), now), Some(("up", nth)));
-            assert_eq!(orders.turn_of(199 - nth, &object("a"), now), Some(("down", nth)));
+            assert_eq!(turn_of(&mut orders, 100 + nth, "a", now), Some(("up", nth)));
+            assert_eq!(turn_of(&mut orders, 199 - nth, "a", now), Some(("down", nth)));
         }
     }
 
@@ -276,24 +322,24 @@ mod tests {
     fn a_file_that_comes_twice_has_two_turns_and_another_object_none() {
         let (mut orders, now) = (Orders::default(), Instant::now());
         told(&mut orders, 1, "one", &[10, 11, 10], now);
-        assert_eq!(orders.turn_of(10, &object("a"), now), Some(("one", 0)));
-        assert_eq!(orders.turn_of(11, &object("b"), now), None);
-        assert_eq!(orders.turn_of(10, &object("a"), now), Some(("one", 2)));
-        assert_eq!(orders.turn_of(10, &object("a"), now), None);
+        assert_eq!(turn_of(&mut orders, 10, "a", now), Some(("one", 0)));
+        assert_eq!(turn_of(&mut orders, 11, "b", now), None);
+        assert_eq!(turn_of(&mut orders, 10, "a", now), Some(("one", 2)));
+        assert_eq!(turn_of(&mut orders, 10, "a", now), None);
     }
 
     #[test]
     fn what_was_read_to_its_end_and_what_nobody_reads_of_who_has_ended_is_over() {
         let (mut orders, now) = (Orders::default(), Instant::now());
         told(&mut orders, 1, "read", &[10], now);
-        orders.turn_of(10, &object("a"), now);
+        turn_of(&mut orders, 10, "a", now);
         told(&mut orders, 2, "ended", &[20, 21], now);
         told(&mut orders, 3, "there", &[30], now);
         told(&mut orders, 0, "unseen", &[40, 41], now);
         assert_eq!(over(&mut orders, 4, now, |pid| pid == 3), ["read"]);
         let later = now + QUIET;
         // Somebody reads by it still.
-        orders.turn_of(20, &object("a"), later);
+        turn_of(&mut orders, 20, "a", later);
         assert_eq!(over(&mut orders, 4, later, |pid| pid == 3), ["unseen"]);
         assert_eq!(over(&mut orders, 4, later + QUIET, |pid| pid == 3), ["ended"]);
     }
@@ -312,7 +358,7 @@ mod tests {
     #[test]
     fn what_comes_next_is_asked_for_before_it_is_read_several_at_a_time_and_each_once() {
         let (mut orders, now, room) = (Orders::default(), Instant::now(), Room::new(10_000));
-        let files: Vec<Ino> = (0..200).collect();
+        let files: Vec<u64> = (0..200).collect();
         told(&mut orders, 1, "one", &files, now);
         let (mut all, mut times) = (Vec::new(), 0);
         // Two workers, each with a part of its own.

@@ -27,13 +27,13 @@ impl Resident {
         Resident { root }
     }
 
-    /// Those of these files that the kernel lacks bytes of, in their order. Asks the mount: never to be called by who answers for it.
+    /// Those of these files that the kernel lacks bytes of, in their order; it may have some of those that it refers to. Asks the mount: never to be called by who answers for it.
     #[must_use]
-    pub fn lacking<T>(&self, files: Vec<T>, key: impl Fn(&T) -> &str) -> Vec<T> {
+    pub fn lacking<T>(&self, files: Vec<T>, key: impl Fn(&T) -> &str, is_referred_to: impl Fn(&T) -> bool) -> Vec<T> {
         let Ok(device) = std::fs::metadata(&self.root).map(|root| root.dev()) else {
             return files;
         };
-        let has = |file: &T| is_there(&self.root.join(key(file)), device);
+        let has = |file: &T| is_referred_to(file) && is_there(&self.root.join(key(file)), device);
         let step = files.len().div_ceil(SAMPLE).max(1);
         let sample: Vec<bool> = files.iter().step_by(step).map(&has).collect();
         let there = sample.iter().filter(|is_there| **is_there).count();
@@ -106,7 +106,7 @@ mod tests {
         let place = std::env::temp_dir().join(format!("foreload-resident-{}", std::process::id()));
         std::fs::create_dir_all(&place).expect("a directory");
         let seen = Resident::new(place.clone());
-        let lacking = |names: Vec<String>| seen.lacking(names, |name| name);
+        let lacking = |names: Vec<String>| seen.lacking(names, |name| name, |_| true);
         let all = written(&place, 300, |_| true);
         // Temporary files may be in memory and nowhere else, where nothing can be let go.
         if !lacking(written(&place, 300, |_| false)).is_empty() {
@@ -119,6 +119,8 @@ mod tests {
             assert_eq!(lacking(few), ["0007"]);
         }
         assert_eq!(lacking(vec!["nothing".into()]), ["nothing"]);
+        let unknown = written(&place, 3, |_| true);
+        assert_eq!(seen.lacking(unknown.clone(), |name| name, |_| false), unknown);
         std::fs::remove_dir_all(&place).expect("it is removed");
     }
 }

@@ -188,7 +188,7 @@ impl Shelves {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             until,
         };
-        let (opened, firsts) = self.open(&new, &files)?;
+        let (opened, firsts) = self.open(&new, files.iter().map(|(_, key, object)| (key.as_str(), object)))?;
         let kind = OrderKind::Supplied {
             length: opened.index.len(),
         };
@@ -242,7 +242,11 @@ impl Shelves {
         Ok(shelf)
     }
 
-    fn open(&self, new: &New<'_>, files: &[(Ino, String, Object)]) -> Result<(Opened, Vec<u64>), ClientError> {
+    fn open<'a>(
+        &self,
+        new: &New<'_>,
+        files: impl Iterator<Item = (&'a str, &'a Object)>,
+    ) -> Result<(Opened, Vec<u64>), ClientError> {
         let New { client, number, until } = *new;
         let (index, firsts) = self.index(files)?;
         let kept = Temporary::write(&self.settings.cache_dir, number, index.as_bytes())?;
@@ -258,16 +262,24 @@ impl Shelves {
         Ok((Opened::new(client, &Call::Open(open), &mut pulse, &mut |_| ())?, firsts))
     }
 
+    /// A process is about to say what it reads next.
+    pub fn tells(&self, teller: u32, number: u64) {
+        locked(&self.orders).tells(teller, number);
+    }
+
     /// These files will be read next, in this order: they are fetched ahead by it. What this process has told before is over.
     ///
     /// # Errors
     /// What the agent says.
-    pub fn order(&self, teller: u32, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
+    pub fn order(&self, (teller, number): (u32, u64), files: Vec<(String, Object)>) -> Result<(), ClientError> {
         let until = self.until();
+        if !locked(&self.orders).is_last(teller, number) {
+            return Ok(());
+        }
         self.told(self.order_until(until, teller, files))
     }
 
-    fn order_until(&self, until: Instant, teller: u32, files: Vec<(Ino, String, Object)>) -> Result<(), ClientError> {
+    fn order_until(&self, until: Instant, teller: u32, files: Vec<(String, Object)>) -> Result<(), ClientError> {
         let mut known = locked(&self.known);
         if !self.waits(until) {
             return Err(ClientError::Interrupted);
@@ -284,21 +296,23 @@ impl Shelves {
             give_back(&shelf, &unread);
         }
         let mut each = files.clone();
-        each.sort_unstable_by(|a, b| a.1.cmp(&b.1));
-        each.dedup_by(|a, b| a.1 == b.1);
+        each.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        each.dedup_by(|a, b| a.0 == b.0);
         let new = New {
             client: &client,
             number: self.next.fetch_add(1, Ordering::Relaxed),
             until,
         };
-        if each.iter().all(|(_, _, object)| object.size == 0) {
+        if each.iter().all(|(_, object)| object.size == 0) {
             return Ok(());
         }
-        let (opened, firsts) = self.open(&new, &each)?;
-        let first_of: FxHashMap<Ino, u64> = each.iter().map(|(ino, ..)| *ino).zip(firsts).collect();
+        let (opened, firsts) = self.open(&new, each.iter().map(|(key, object)| (key.as_str(), object)))?;
+        let first_of: FxHashMap<&str, u64> = each.iter().map(|(key, _)| key.as_str()).zip(firsts).collect();
         let (mut list, mut lens, mut turns) = (Vec::new(), Vec::new(), Turns::default());
-        for (ino, _, object) in files {
-            let Some(first) = first_of.get(&ino) else { continue };
+        for (key, object) in files {
+            let Some(first) = first_of.get(key.as_str()) else {
+                continue;
+            };
             let layout = self.layout(object.size);
             let count = layout.count();
             lens.extend(
@@ -306,7 +320,7 @@ impl Shelves {
                     .map(|nth| layout.span(nth))
                     .map(|span| (span.end - span.start) as u32),
             );
-            let turn = turns.entry(ino).or_insert_with(|| (object, VecDeque::new()));
+            let turn = turns.entry(key).or_insert_with(|| (object, VecDeque::new()));
             turn.1.push_back(list.len() as u64);
             list.extend(*first..first + count);
         }
@@ -325,8 +339,8 @@ impl Shelves {
 
     /// Where a file comes next in an order that was told, if it does and is as it was then.
     #[must_use]
-    pub fn turn_of(&self, ino: Ino, object: &Object) -> Option<(Arc<Shelf>, u64)> {
-        let turn = locked(&self.orders).turn_of(ino, object, Instant::now());
+    pub fn turn_of(&self, key: &str, object: &Object) -> Option<(Arc<Shelf>, u64)> {
+        let turn = locked(&self.orders).turn_of(key, object, Instant::now());
         turn.filter(|(shelf, _)| !shelf.attached.client.is_closed())
     }
 
@@ -349,11 +363,14 @@ impl Shelves {
     }
 
     /// Chunks as samples, and the first one of each file.
-    fn index(&self, files: &[(Ino, String, Object)]) -> Result<(foreload_store::Index, Vec<u64>), ClientError> {
+    fn index<'a>(
+        &self,
+        files: impl Iterator<Item = (&'a str, &'a Object)>,
+    ) -> Result<(foreload_store::Index, Vec<u64>), ClientError> {
         let failed = |error: foreload_store::Error| bug(&error.to_string());
         let mut builder = IndexBuilder::new(self.root.as_str(), Format::Flat);
-        let mut firsts = Vec::with_capacity(files.len());
-        for (_, key, object) in files {
+        let mut firsts = Vec::new();
+        for (key, object) in files {
             firsts.push(builder.samples());
             let layout = self.layout(object.size);
             let new = NewObject {

@@ -155,12 +155,6 @@ impl Tree {
         self.nodes.len() - 1
     }
 
-    /// Entries that are kept at most.
-    #[must_use]
-    pub fn most(&self) -> usize {
-        self.most
-    }
-
     /// Whether nothing is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -226,19 +220,18 @@ impl Tree {
         }
     }
 
-    /// A directory has these, and nothing else; all of them in the order of names. None: there is no such directory.
-    /// It was asked for then.
-    pub fn list(
-        &mut self,
-        directory: Ino,
-        found: Vec<(String, Kind)>,
-        asked: Instant,
-        now: Instant,
-    ) -> Option<Vec<Listed>> {
-        let mut before: FxHashMap<Arc<str>, Ino> = match self.directory_mut(directory) {
-            Some(known) => known.children.clone(),
-            None => return None,
+    /// A directory has these, and nothing else; all of them in the order of names. It was asked for then. One that has left meanwhile, for others, has them all the same.
+    pub fn list(&mut self, directory: Ino, found: Vec<(String, Kind)>, asked: Instant, now: Instant) -> Vec<Listed> {
+        let Some(known) = self.directory_mut(directory) else {
+            let named = |(name, kind): (String, Kind)| Listed {
+                name: name.into(),
+                kind,
+            };
+            let mut listed: Vec<Listed> = found.into_iter().map(named).collect();
+            listed.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+            return listed;
         };
+        let mut before: FxHashMap<Arc<str>, Ino> = known.children.clone();
         // A directory is known as a whole, however large it is: others leave for it.
         self.make_room(found.len(), |ino, node| ino == directory || node.parent == directory);
         for (name, kind) in found {
@@ -254,7 +247,7 @@ impl Tree {
         if let Some(known) = self.directory_mut(directory) {
             known.listed_until = Some(until);
         }
-        Some(self.children(directory))
+        self.children(directory)
     }
 
     /// A directory has this entry, or it is known that it has none by that name; its number, unless there is no such directory.
@@ -602,6 +595,19 @@ impl Tree {
     pub fn refer(&mut self, ino: Ino) -> bool {
         let node = self.nodes.get_mut(&ino);
         node.map(|node| node.lookups += 1).is_some()
+    }
+
+    /// Whether the kernel refers to what is there by a key: of nothing else it has any bytes.
+    #[must_use]
+    pub fn is_referred_to(&self, key: &str, now: Instant) -> bool {
+        let mut at = ROOT;
+        for part in key.split('/') {
+            at = match self.look(at, part, now) {
+                Look::Found(ino) => ino,
+                Look::Missing | Look::Unknown => return false,
+            };
+        }
+        self.nodes.get(&at).is_some_and(|node| node.lookups > 0)
     }
 
     /// The kernel refers to it so many times less.

@@ -23,7 +23,7 @@ def followed(dataset: Any, order: Any, had: int) -> Any:
         had: How often it was asked before the pass goes on.
     """
     paths = _paths(dataset)
-    return order if paths is None else mount.follow(order, paths, len(dataset), had=had)
+    return order if paths is None else mount.follow(order, paths, had=had)
 
 
 def _paths(dataset: Any) -> Callable[[Any], str] | None:
