@@ -113,6 +113,8 @@ def test_lists_are_the_bucket_s(home: Any, store: Bucket, size: int) -> None:
             {"Delimiter": "/", "Prefix": "none/"},
             {"StartAfter": "a/b c"},
             {"Delimiter": "/", "StartAfter": "a/b"},
+            {"Delimiter": "/", "Prefix": "/"},
+            {"Delimiter": "/", "Prefix": "//"},
             {"Delimiter": "/", "StartAfter": "small/00000003.bin"},
         ):
             paged = {**words, "PaginationConfig": {"PageSize": size}}

@@ -35,6 +35,8 @@ pub struct Orders<S> {
 struct Order<S> {
     /// Who has told it: a process; 0 is one that can't be seen.
     teller: u32,
+    /// The memory that it brings.
+    brings: u64,
     /// By what it is read.
     shelf: S,
     turns: Turns,
@@ -140,10 +142,11 @@ impl<S: Clone> Orders<S> {
         teller == 0 || self.last.get(&teller).is_none_or(|last| *last == number)
     }
 
-    /// This process has told another one: what is over then leaves, with what was asked for and not read.
+    /// This process has told another one, which brings so much memory: what is over then leaves, with what was asked for and not read. All bring no more than `most`.
     pub fn over(
         &mut self,
         teller: u32,
+        (brings, most): (u64, u64),
         now: Instant,
         is_there: impl Fn(u32) -> bool,
         room: &Room,
@@ -154,7 +157,8 @@ impl<S: Clone> Orders<S> {
             (teller != 0 && order.teller == teller) || order.left == 0 || (is_quiet && has_ended)
         };
         let mut over: Vec<Order<S>> = self.all.extract_if(.., is_over).collect();
-        while self.all.len() >= MOST {
+        let brought = |all: &[Order<S>]| all.iter().map(|order| order.brings).sum::<u64>();
+        while !self.all.is_empty() && (self.all.len() >= MOST || brought(&self.all) + brings > most) {
             let oldest = (0..self.all.len()).min_by_key(|&nth| self.all[nth].read_at);
             over.extend(oldest.map(|nth| self.all.remove(nth)));
         }
@@ -162,11 +166,12 @@ impl<S: Clone> Orders<S> {
         over.into_iter().map(leave).collect()
     }
 
-    /// One more: where its files come, and the bytes of the chunk at each place.
-    pub fn add(&mut self, teller: u32, shelf: S, turns: Turns, lens: Vec<u32>, now: Instant) {
+    /// One more: who has told it, and what it brings; where its files come, and the bytes of the chunk at each place.
+    pub fn add(&mut self, (teller, brings): (u32, u64), shelf: S, turns: Turns, lens: Vec<u32>, now: Instant) {
         let left = turns.values().map(|(_, turns)| turns.len()).sum();
         self.all.push(Order {
             teller,
+            brings,
             shelf,
             turns,
             left,
@@ -268,12 +273,12 @@ mod tests {
         now: Instant,
         is_there: impl Fn(u32) -> bool,
     ) -> Vec<&'static str> {
-        let over = orders.over(teller, now, is_there, &Room::new(0));
+        let over = orders.over(teller, (100, 100 * MOST as u64), now, is_there, &Room::new(0));
         over.into_iter().map(|(shelf, _)| shelf).collect()
     }
 
     fn told(orders: &mut Orders<&'static str>, teller: u32, shelf: &'static str, files: &[u64], now: Instant) {
-        orders.add(teller, shelf, turns(files), vec![10; files.len()], now);
+        orders.add((teller, 100), shelf, turns(files), vec![10; files.len()], now);
     }
 
     #[test]
@@ -398,7 +403,7 @@ mod tests {
         assert_eq!(orders.rest(now + 2 * QUIET, QUIET, &room), [("one", given.clone())]);
         assert_eq!(room.taken(), 0);
         assert_eq!(read(&mut orders, 5, &room), (1005, vec![5, 6, 7, 8, 9]));
-        let over = orders.over(1, now, |_| true, &room);
+        let over = orders.over(1, (100, 1000), now, |_| true, &room);
         assert_eq!(over, [("one", given[5..].to_vec())]);
         assert_eq!(room.taken(), 0);
     }
@@ -412,5 +417,27 @@ mod tests {
             assert_eq!(over.len(), usize::from(nth >= MOST as u64));
             told(&mut orders, nth as u32 + 1, "some", &[nth], now);
         }
+    }
+
+    #[test]
+    fn they_bring_no_more_memory_than_so_much() {
+        let (mut orders, now, room) = (Orders::default(), Instant::now(), Room::new(0));
+        for (nth, shelf) in ["one", "two", "three"].into_iter().enumerate() {
+            told(
+                &mut orders,
+                nth as u32 + 1,
+                shelf,
+                &[1],
+                now + Duration::from_secs(nth as u64),
+            );
+        }
+        let leave = |orders: &mut Orders<&'static str>, brings, most| {
+            let over = orders.over(9, (brings, most), now, |_| true, &room);
+            over.into_iter().map(|(shelf, _)| shelf).collect::<Vec<_>>()
+        };
+        assert_eq!(leave(&mut orders, 100, 400), [""; 0]);
+        assert_eq!(leave(&mut orders, 150, 400), ["one"]);
+        // One there is, however much it takes.
+        assert_eq!(leave(&mut orders, 5000, 400), ["two", "three"]);
     }
 }

@@ -28,13 +28,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 /// What is handed on at a time, and how much of that waits for who reads.
-const PIECE: u64 = 1 << 20;
+const PIECE: u64 = 256 << 10;
 const PIECES: usize = 4;
 /// Chunks that are asked for ahead of a reader, within what all may have.
 const AHEAD: u64 = 64;
@@ -284,7 +284,24 @@ fn check(headers: &HeaderMap, object: &Object) -> Result<(), Refusal> {
         return Err(Refusal::changed());
     }
     match names_it(header::IF_NONE_MATCH) {
-        Some(true) => Err(Refusal::same()),
+        Some(true) => return Err(Refusal::same()),
+        Some(false) => return Ok(()),
+        None => {}
+    }
+    // Versions are more exact than times, and count first (RFC 9110, 13.2.2). Headers have whole seconds.
+    let seconds = |time: SystemTime| {
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |age| age.as_secs())
+    };
+    let is_newer_than = |name: header::HeaderName| {
+        let wanted = httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()?;
+        Some(seconds(object.modified?) > seconds(wanted))
+    };
+    if !headers.contains_key(header::IF_MATCH) && is_newer_than(header::IF_UNMODIFIED_SINCE) == Some(true) {
+        return Err(Refusal::changed());
+    }
+    match is_newer_than(header::IF_MODIFIED_SINCE) {
+        Some(false) => Err(Refusal::same()),
         _ => Ok(()),
     }
 }
@@ -304,6 +321,51 @@ fn document(text: String) -> Response<Body> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn conditions_are_those_of_http() {
+        use super::{HeaderMap, Object, check, header};
+        use std::time::{Duration, SystemTime};
+
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let object = Object {
+            size: 1,
+            etag: Some("\"a\"".into()),
+            version: None,
+            modified: Some(at(1000) + Duration::from_millis(700)),
+        };
+        let answers = |conditions: &[(header::HeaderName, String)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in conditions {
+                headers.insert(name.clone(), value.parse().expect("a header"));
+            }
+            check(&headers, &object).is_ok()
+        };
+        let date = |seconds| httpdate::fmt_http_date(at(seconds));
+        assert!(answers(&[]));
+        for (name, value, expected) in [
+            (header::IF_MATCH, "\"a\"".to_owned(), true),
+            (header::IF_MATCH, "\"b\"".to_owned(), false),
+            (header::IF_NONE_MATCH, "\"a\"".to_owned(), false),
+            (header::IF_NONE_MATCH, "\"b\"".to_owned(), true),
+            (header::IF_MODIFIED_SINCE, date(999), true),
+            (header::IF_MODIFIED_SINCE, date(1000), false),
+            (header::IF_MODIFIED_SINCE, "nonsense".to_owned(), true),
+            (header::IF_UNMODIFIED_SINCE, date(999), false),
+            (header::IF_UNMODIFIED_SINCE, date(1000), true),
+        ] {
+            assert_eq!(answers(&[(name.clone(), value.clone())]), expected, "{name}: {value}");
+        }
+        let both = |first, second| answers(&[first, second]);
+        assert!(both(
+            (header::IF_MATCH, "\"a\"".into()),
+            (header::IF_UNMODIFIED_SINCE, date(1))
+        ));
+        assert!(both(
+            (header::IF_NONE_MATCH, "\"b\"".into()),
+            (header::IF_MODIFIED_SINCE, date(5000))
+        ));
+    }
+
     #[test]
     fn a_bucket_is_called_by_its_name_and_a_directory_by_its_last() {
         let named = |url| {

@@ -36,6 +36,8 @@ const MOST_FILES: usize = 200_000;
 const MOST_SHELVES: usize = 8;
 /// Longest chunks that a shelf has memory for, at least: those that wait and those that are read.
 const LEAST_CHUNKS: u64 = 4;
+/// Of a job's memory, what is for batches, which a mount makes none of.
+const BATCH_BYTES: u64 = 1 << 16;
 
 /// Files that are read by way of one job of the agent.
 pub struct Shelf {
@@ -192,7 +194,8 @@ impl Shelves {
         let kind = OrderKind::Supplied {
             length: opened.index.len(),
         };
-        let shelf = self.make(&mut known, &new, &opened, kind, files.len())?;
+        let brings = self.brings(files.iter().map(|(_, _, object)| object));
+        let shelf = self.make(&mut known, &new, &opened, kind, files.len(), brings)?;
         known.shelves.insert(new.number, Arc::clone(&shelf));
         let mut tree = names.tree();
         let mut found = None;
@@ -210,6 +213,14 @@ impl Shelves {
         Ok((shelf, first))
     }
 
+    /// The memory that a job of these files brings: what some of their chunks take.
+    fn brings<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> u64 {
+        let largest = objects
+            .map(|object| self.layout(object.size).chunk.min(object.size))
+            .max();
+        (LEAST_CHUNKS * largest.unwrap_or(0) + BATCH_BYTES).min(self.settings.ram_bytes)
+    }
+
     /// Joins or starts a job of the agent's.
     fn make(
         &self,
@@ -218,12 +229,12 @@ impl Shelves {
         opened: &Opened,
         kind: OrderKind,
         files: usize,
+        brings: u64,
     ) -> Result<Arc<Shelf>, ClientError> {
         let New { client, number, until } = *new;
-        let all = self.settings.ram_bytes;
         let ram_bytes = match known.first {
-            None => all,
-            Some(_) => all.min(LEAST_CHUNKS * self.settings.chunking.most_bytes()),
+            None => self.settings.ram_bytes,
+            Some(_) => brings,
         };
         let attach = self.attach(opened, number, kind, ram_bytes);
         let mut pulse = || self.waits(until);
@@ -285,7 +296,12 @@ impl Shelves {
             return Err(ClientError::Interrupted);
         }
         let client = self.client(&mut known, until)?;
-        let over = locked(&self.orders).over(teller, Instant::now(), is_process, &self.room);
+        let mut each = files.clone();
+        each.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        each.dedup_by(|a, b| a.0 == b.0);
+        let brings = self.brings(each.iter().map(|(_, object)| object));
+        let most = self.settings.ram_bytes;
+        let over = locked(&self.orders).over(teller, (brings, most), Instant::now(), is_process, &self.room);
         for (shelf, unread) in over {
             // Whoever reads by it still has what was asked for, and nothing more is fetched ahead.
             let leave = Ask::Leave {
@@ -295,9 +311,6 @@ impl Shelves {
             client.send(&leave)?;
             give_back(&shelf, &unread);
         }
-        let mut each = files.clone();
-        each.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        each.dedup_by(|a, b| a.0 == b.0);
         let new = New {
             client: &client,
             number: self.next.fetch_add(1, Ordering::Relaxed),
@@ -325,7 +338,7 @@ impl Shelves {
             list.extend(*first..first + count);
         }
         let kind = OrderKind::Explicit { list: list.into() };
-        let shelf = self.make(&mut known, &new, &opened, kind, each.len())?;
+        let shelf = self.make(&mut known, &new, &opened, kind, each.len(), brings)?;
         let begin = Ask::Start {
             job: shelf.attached.job,
             rank: 0,
@@ -333,7 +346,7 @@ impl Shelves {
             batch: 0,
         };
         client.send(&begin)?;
-        locked(&self.orders).add(teller, shelf, turns, lens, Instant::now());
+        locked(&self.orders).add((teller, brings), shelf, turns, lens, Instant::now());
         Ok(())
     }
 
@@ -426,7 +439,7 @@ impl Shelves {
             nodes: None,
             policy: Policy::default(),
             ram_bytes,
-            batch_bytes: 1 << 16,
+            batch_bytes: BATCH_BYTES,
             skip_large: false,
             // The page cache keeps what was read: memory that is used again and again is warm.
             staging_bytes: Some(settings.ram_bytes),

@@ -114,9 +114,11 @@ impl Listings {
                 .into_iter()
                 .collect());
         };
-        let (directory, start) = below
-            .rsplit_once('/')
-            .map_or(("", below), |(directory, start)| (directory, start));
+        // No name begins with a slash.
+        if below.starts_with('/') {
+            return Ok(Vec::new());
+        }
+        let (directory, start) = below.rsplit_once('/').unwrap_or(("", below));
         let listed = match names.find(directory).await {
             Ok(ino) => names.list(ino).await,
             Err(error) => Err(error),
