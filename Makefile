@@ -59,7 +59,7 @@ testkit: native
 lock: ## Resolves requirements/*.in into *.lock again (needs uv).
 	@tools/lock.sh
 
-servers: ## Installs independent S3, Google and Azure servers for make test-system (needs Go and npm for most; minutes).
+servers: ## Installs independent S3, Google and Azure servers, and a file system suite, for make test-system (needs Go and npm for most; minutes).
 	@tools/servers.sh
 
 # ---- tests ------------------------------------------------------------------------------------------------------------
@@ -76,6 +76,7 @@ test-python: develop testkit ## The Python tests alone (ARGS="-k NAME").
 	@$(call pytest,tests/python,-n $(JOBS) --dist worksteal)
 
 test-system: develop testkit wheel ## Processes, mounts, kills, the wheel; skips aloud, or fails with FORELOAD_REQUIRE=fuse,netns,...
+	@tools/servers.sh pjdfstest || echo "pjdfstest is left out"
 	@$(call pytest,tests/system,-n 2 --dist loadfile)
 
 test-integrations: develop testkit ## Lightning, Accelerate, Transformers, JAX.

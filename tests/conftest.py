@@ -80,12 +80,17 @@ def _server(name: str) -> Callable[[], str | None]:
     return lambda: None if servers.program(servers.KINDS[name].binary) else f"not installed (tools/servers.sh {name})"
 
 
+def _pjdfstest() -> str | None:
+    return None if servers.program("pjdfstest") else "not installed (tools/servers.sh pjdfstest)"
+
+
 NEEDS: dict[str, Callable[[], str | None]] = {
     "cgroup": _cgroup,
     "cuda": _cuda,
     "fuse": _fuse,
     "netns": _netns,
     "odirect": _odirect,
+    "pjdfstest": _pjdfstest,
     "root": _root,
     "userns": _userns,
     **{name: _server(name) for name in servers.KINDS},

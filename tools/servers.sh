@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs independent object stores into .servers/bin, for tests/system/test_interop.py: `tools/servers.sh [NAME...]`.
+# Installs independent object stores into .servers/bin, for tests/system/test_interop.py, and a file system's test suite,
+# for test_mounted_posix.py: `tools/servers.sh [NAME...]`.
 #
-# moto (S3; needs Python only), versitygw (S3) and fake-gcs-server (Google; both need Go), azurite (Azure; needs npm). Without
+# moto (S3; needs Python only), versitygw (S3) and fake-gcs-server (Google; both need Go), azurite (Azure; needs npm), pjdfstest (needs Cargo). Without
 # names it installs those whose tool chain is there and says which it leaves out. The tests look here and on PATH. Called by
 # `make servers`, by hand: the first time takes minutes, for Go compiles.
 set -euo pipefail
@@ -9,7 +10,7 @@ cd "$(dirname "$0")/.."
 ROOT=$PWD/.servers
 mkdir -p "$ROOT/bin"
 
-versitygw=v1.8.0 gcs=v1.56.1 azurite=3.37.0
+versitygw=v1.8.0 gcs=v1.56.1 azurite=3.37.0 pjdfstest=0.2.2
 
 say() { printf 'servers: %s\n' "$*" >&2; }
 has() { command -v "$1" >/dev/null || { say "$2 needs $1: left out"; return 1; }; }
@@ -26,12 +27,13 @@ azurite() {
     npm install --silent --no-fund --no-audit --prefix "$ROOT/azurite" "azurite@$azurite"
     ln -sf ../azurite/node_modules/.bin/azurite-blob "$ROOT/bin/azurite-blob"
 }
+pjdfstest() { [ -x "$ROOT/bin/pjdfstest" ] || ! has cargo pjdfstest || cargo install --quiet --locked --debug --root "$ROOT" "pjdfstest@$pjdfstest"; }
 
-[ $# -gt 0 ] || set -- moto versitygw fake-gcs-server azurite
+[ $# -gt 0 ] || set -- moto versitygw fake-gcs-server azurite pjdfstest
 for name in "$@"; do
     case $name in
-    moto | versitygw | fake-gcs-server | azurite) say "installing $name" && "$name" ;;
-    *) say "unknown: $name (moto, versitygw, fake-gcs-server, azurite)" && exit 2 ;;
+    moto | versitygw | fake-gcs-server | azurite | pjdfstest) say "installing $name" && "$name" ;;
+    *) say "unknown: $name (moto, versitygw, fake-gcs-server, azurite, pjdfstest)" && exit 2 ;;
     esac
 done
 ls "$ROOT/bin"
