@@ -6,6 +6,7 @@
 use crate::ahead::Ahead;
 use crate::failure;
 use crate::layout::Layout;
+use crate::locked;
 use crate::names::Names;
 use crate::room::Room;
 use crate::shelves::{Shelf, Shelves};
@@ -17,13 +18,17 @@ use fuser::Errno;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Chunks that are kept of a file that is read here and there.
 const KEPT: usize = 2;
 /// The kernel asks once more for a page that it didn't get, and would wait as long again.
 const FAILED: Duration = Duration::from_millis(500);
+/// For how long what was asked for may lie unread.
+const UNREAD: Duration = Duration::from_secs(10);
+/// Where memory is short, who was read so long ago isn't at it.
+const AT_IT: Duration = Duration::from_millis(5);
 /// How often a read begins anew when the agent has ended: another one is started.
 const AGENTS: u32 = 3;
 
@@ -39,6 +44,8 @@ pub struct Shared {
     pub most_held: u64,
     /// See [`Shared::most_held`].
     pub held_bytes: AtomicU64,
+    /// Files that are open.
+    pub open: Mutex<Vec<Weak<OpenFile>>>,
     /// How long a chunk is waited for at most.
     pub timeout: Duration,
     /// The mount ends: nobody waits any more.
@@ -65,6 +72,34 @@ pub struct Tally {
 }
 
 impl Shared {
+    fn files(&self) -> Vec<Arc<OpenFile>> {
+        let mut open = locked(&self.open);
+        open.retain(|file| file.strong_count() > 0);
+        open.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// What lies unread in files that nobody reads goes back: to be done now and then.
+    pub fn tidy(&self) {
+        self.files().iter().for_each(|file| file.rest(UNREAD));
+        self.shelves.rest(UNREAD);
+    }
+
+    /// Files that nobody reads give back what lies in them, those first that nobody has read for longest, until no more lies here than may.
+    pub fn shrink(&self) {
+        let is_enough = || self.held_bytes.load(Ordering::Relaxed) <= self.most_held;
+        if is_enough() {
+            return;
+        }
+        let mut files = self.files();
+        files.sort_by_cached_key(|file| file.read_at());
+        for file in files {
+            if is_enough() {
+                return;
+            }
+            file.rest(AT_IT);
+        }
+    }
+
     /// What was done so far, as JSON.
     pub fn report(&self, names: &Names, writing: Option<&Writing>) -> String {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -185,7 +220,7 @@ pub struct OpenFile {
 impl OpenFile {
     /// Opens it; nothing is asked for yet.
     #[must_use]
-    pub fn new(shared: Arc<Shared>, ino: Ino, key: String, object: Object) -> Self {
+    pub fn new(shared: &Arc<Shared>, ino: Ino, key: String, object: Object) -> Arc<Self> {
         let layout = shared.shelves.layout(object.size);
         let state = State {
             ahead: Ahead::new(layout, shared.room.most()),
@@ -196,15 +231,17 @@ impl OpenFile {
             failed: None,
             is_out_of_turn: false,
         };
-        OpenFile {
-            shared,
+        let file = Arc::new(OpenFile {
+            shared: Arc::clone(shared),
             ino,
             key,
             object,
             layout,
             state: Mutex::new(state),
             changed: Condvar::new(),
-        }
+        });
+        locked(&shared.open).push(Arc::downgrade(&file));
+        file
     }
 
     /// Whoever reads it says himself what he is going to read.

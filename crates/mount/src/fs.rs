@@ -21,7 +21,7 @@ use fuser::{
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -30,11 +30,6 @@ use tokio::runtime::Handle;
 /// Requests of the kernel that may be on their way, and bytes of each.
 const MOST_BACKGROUND: u16 = 256;
 const MOST_REQUEST: u32 = 1 << 20;
-/// How often it is looked for what lies unread, and for how long it may.
-const TIDY: Duration = Duration::from_secs(2);
-const UNREAD: Duration = Duration::from_secs(10);
-/// Where memory is short, who was read so long ago isn't at it.
-const AT_IT: Duration = Duration::from_millis(5);
 
 /// Whoever tells an order waits so long to hear what is wrong with it.
 const HEARD: Duration = Duration::from_secs(5);
@@ -87,14 +82,12 @@ impl View {
             modes: (settings.file_mode, settings.dir_mode),
             begun: SystemTime::now(),
         };
-        let view = View {
+        View {
             inner: Arc::new(inner),
             runtime,
             workers: Workers::new(usize::from(MOST_BACKGROUND)),
             unwanted: Mutex::new(unwanted),
-        };
-        view.tidy();
-        view
+        }
     }
 
     fn open_stats(&self, reply: ReplyOpen) {
@@ -103,37 +96,6 @@ impl View {
         locked(&inner.said).insert(handle, Arc::new(said));
         // Its size isn't known before it is read.
         reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    /// What lies unread in files that nobody reads goes back, again and again until the mount ends.
-    fn tidy(&self) {
-        let inner = Arc::downgrade(&self.inner);
-        self.runtime.spawn(async move {
-            let mut pause = tokio::time::interval(TIDY);
-            loop {
-                pause.tick().await;
-                let Some(inner) = inner.upgrade() else { return };
-                let files: Vec<Arc<OpenFile>> = locked(&inner.files).values().cloned().collect();
-                files.iter().for_each(|file| file.rest(UNREAD));
-                inner.shared.shelves.rest(UNREAD);
-            }
-        });
-    }
-
-    /// Files that nobody reads give back what lies in them, those first that nobody has read for longest, until no more lies here than may.
-    fn shrink(inner: &Inner) {
-        let shared = &inner.shared;
-        if shared.held_bytes.load(Ordering::Relaxed) <= shared.most_held {
-            return;
-        }
-        let mut files: Vec<Arc<OpenFile>> = locked(&inner.files).values().cloned().collect();
-        files.sort_by_cached_key(|file| file.read_at());
-        for file in files {
-            if shared.held_bytes.load(Ordering::Relaxed) <= shared.most_held {
-                return;
-            }
-            file.rest(AT_IT);
-        }
     }
 
     /// A name that may be changed something about.
@@ -363,7 +325,7 @@ impl Filesystem for View {
                         Ok(Read::Of(key, object)) => (key, object),
                         Err(error) => return reply.error(error),
                     };
-                    let new = || Arc::new(OpenFile::new(Arc::clone(&inner.shared), ino, key, object));
+                    let new = || OpenFile::new(&inner.shared, ino, key, object);
                     let file = Arc::clone(locked(&inner.files).entry(handle.0).or_insert_with(new));
                     let read = tokio::task::spawn_blocking(move || file.read(offset, u64::from(size), <[u8]>::to_vec));
                     match read.await.unwrap_or(Err(Errno::EIO)) {
@@ -395,7 +357,7 @@ impl Filesystem for View {
             _ => {
                 let inner = Arc::clone(&self.inner);
                 self.workers.run(move || {
-                    Self::shrink(&inner);
+                    inner.shared.shrink();
                     let mut reply = Some(reply);
                     let answered = file.read(offset, u64::from(size), |bytes| {
                         if let Some(reply) = reply.take() {

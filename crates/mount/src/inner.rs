@@ -202,9 +202,9 @@ impl Inner {
         }
         // Who only reads has nothing to be said of when it is closed.
         flags |= FopenFlags::FOPEN_NOFLUSH;
-        let file = OpenFile::new(Arc::clone(&self.shared), ino, key, object);
+        let file = OpenFile::new(&self.shared, ino, key, object);
         let handle = self.number();
-        locked(&self.files).insert(handle, Arc::new(file));
+        locked(&self.files).insert(handle, file);
         reply.opened(FileHandle(handle), flags);
     }
 

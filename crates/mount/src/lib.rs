@@ -44,7 +44,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -64,6 +64,33 @@ const WRITTEN: Duration = Duration::from_secs(25);
 /// What a lock keeps. Whoever has died with it has left it as it was: each change is one step.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How often it is looked for what nobody needs, and each so many times the allocator is asked for it, too.
+const TIDY: Duration = Duration::from_secs(2);
+const TRIMS: u32 = 5;
+
+/// Gives back what nobody needs, again and again until the end.
+async fn tidy(shared: Weak<Shared>) {
+    for nth in 1_u32.. {
+        tokio::time::sleep(TIDY).await;
+        let Some(shared) = shared.upgrade() else { return };
+        shared.tidy();
+        if nth.is_multiple_of(TRIMS) {
+            // It walks through all that is free.
+            drop(tokio::task::spawn_blocking(trim).await);
+        }
+    }
+}
+
+/// After many files were written, or served, at once, the allocator would keep what they took.
+fn trim() {
+    // SAFETY: it may be called by any thread at any time.
+    #[cfg(target_env = "gnu")]
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 /// The process that a thread is of; 0 where that can't be seen, as in another namespace.
@@ -168,10 +195,12 @@ impl Base {
             room,
             most_held: settings.ram_bytes,
             held_bytes: AtomicU64::new(0),
+            open: Mutex::default(),
             timeout: settings.timeout() + Duration::from_secs(5),
             is_closing,
             tally: Tally::default(),
         });
+        runtime.spawn(tidy(Arc::downgrade(&shared)));
         // An URL that is wrong is better said now than by each program. The log says what is.
         runtime
             .block_on(names.list(tree::ROOT))

@@ -227,13 +227,14 @@ impl Served {
 
     /// A range's bytes, the first of which are here when this answers.
     async fn read(&self, ino: Ino, key: String, object: Object, range: Range<u64>) -> Result<Body, Errno> {
-        let file = OpenFile::new(Arc::clone(&self.shared), ino, key, object);
+        let (file, shared) = (OpenFile::new(&self.shared, ino, key, object), Arc::clone(&self.shared));
         file.is_read_in_order();
         let (sender, mut receiver) = mpsc::channel::<Result<Bytes, Errno>>(PIECES);
         tokio::task::spawn_blocking(move || {
             let mut at = range.start;
             while at < range.end {
                 let len = PIECE.min(range.end - at);
+                shared.shrink();
                 file.ask_for(at..range.end, AHEAD);
                 let piece = file.read(at, len, Bytes::copy_from_slice);
                 let is_over = piece.is_err();
