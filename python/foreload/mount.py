@@ -33,7 +33,8 @@ def root_of(path: Place) -> Path:
         InvalidError: It lies in no mount of foreload's.
     """
     place = Path(path).absolute()
-    for above in (place, *place.parents):
+    # From the outermost on: nothing is asked of a store then.
+    for above in (*reversed(place.parents), place):
         if (above / _ORDER).exists():
             return above
     raise InvalidError(f"{place} lies in nothing that `foreload mount` has mounted")
@@ -69,6 +70,8 @@ def hint(paths: Iterable[Place]) -> None:
     except FileNotFoundError:
         missing = next((path for path in paths if not Path(path).exists()), paths[0])
         raise NotFoundError(f"there is no file {os.fspath(missing)}") from None
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (the mount's log says of which file)", str(root)) from None
 
 
 def _within(root: Path, path: Place) -> str:
@@ -114,14 +117,19 @@ def wrap_sampler(
         foresee: As of [`foreload.mmap.wrap_sampler`][foreload.mmap.wrap_sampler].
 
     Returns:
-        The same, with its files on their way. Where a file lies in no mount, or isn't there, a warning says so when it is iterated, and nothing is fetched ahead.
+        The same, with its files on their way, those that are there. Where one lies in no mount a warning says so when it is iterated, and nothing is fetched ahead.
     """
     return Ordered(sampler, _begin(paths), foresee, part=_EPOCH)
 
 
 def _begin(paths: Sequence[Place] | Callable[[Any], Place]) -> Callable[[Sequence[Any], bool], _Told]:
     def begin(samples: Sequence[Any], _is_first: bool) -> _Told:
-        hint([paths(sample) if callable(paths) else paths[sample] for sample in samples])
+        told = [paths(sample) if callable(paths) else paths[sample] for sample in samples]
+        try:
+            hint(told)
+        except NotFoundError:
+            # Whoever comes to what isn't there hears it himself; the others are fetched.
+            hint(path for path in told if os.path.exists(path))  # noqa: PTH110 (as below)
         return _Told()
 
     return begin

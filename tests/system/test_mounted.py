@@ -647,6 +647,20 @@ def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Buck
         assert requests(far)["get"] - before == len(folder) - 40
 
 
+def test_of_files_of_which_some_are_gone_the_others_are_fetched_ahead(home: Any, far: Bucket) -> None:
+    import foreload.mount
+
+    with mounted(home, far) as target:
+        paths = sorted((target / "small").iterdir())
+        named = [*paths, target / "small" / "gone"]
+        sampler = iter(foreload.mount.wrap_sampler(range(len(named)), named))
+        next(sampler)
+        deadline = time.monotonic() + 20
+        while requests(far)["get"] < len(paths) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert requests(far)["get"] == len(paths)
+
+
 def columns(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], list[int]]:
     return [sample for sample, _ in samples], [label for _, label in samples]
 

@@ -6,12 +6,14 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,18 @@ def test_lists_are_the_bucket_s(home: Any, store: Bucket, size: int) -> None:
         assert [each["Name"] for each in client.list_buckets()["Buckets"]] == ["bench"]
         client.head_bucket(Bucket="bench")
         client.get_bucket_location(Bucket="bench")
+
+
+def test_clients_that_take_nothing_keep_nobody_waiting_and_little_memory(home: Any, store: Bucket) -> None:
+    with served(home, store) as client, ExitStack() as stalled:
+        address = urllib.parse.urlsplit(client.meta.endpoint_url)
+        for nth in range(560):
+            connection = stalled.enter_context(socket.create_connection((address.hostname, address.port)))
+            connection.sendall(f"GET /bench/large/{nth % 2:08}.bin HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        begun = time.monotonic()
+        assert len(client.get_object(Bucket="bench", Key="small/00000000.bin")["Body"].read()) == 1100
+        assert len(client.get_object(Bucket="bench", Key="large/00000000.bin")["Body"].read()) == 25_000_000
+        assert time.monotonic() - begun < 10
 
 
 def test_what_is_listed_can_be_read(home: Any, store: Bucket) -> None:

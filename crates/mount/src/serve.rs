@@ -15,7 +15,7 @@ use crate::{Base, MountError};
 use asked::{Asked, Refusal, ranged};
 use bytes::Bytes;
 use fuser::Errno;
-use futures::stream;
+use futures::{StreamExt, TryStreamExt, stream};
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -31,11 +31,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 
-/// What is handed on at a time, and how much of that waits for who reads.
+/// What is handed on at a time.
 const PIECE: u64 = 256 << 10;
-const PIECES: usize = 4;
 /// Chunks that are asked for ahead of a reader, within what all may have.
 const AHEAD: u64 = 64;
 /// Who sends no head for so long is let go.
@@ -225,39 +223,41 @@ impl Served {
         }
     }
 
-    /// A range's bytes, the first of which are here when this answers.
+    /// A range's bytes, the first of which are here when this answers. The others are taken when the client takes them: whoever takes none keeps no thread.
     async fn read(&self, ino: Ino, key: String, object: Object, range: Range<u64>) -> Result<Body, Errno> {
-        let (file, shared) = (OpenFile::new(&self.shared, ino, key, object), Arc::clone(&self.shared));
+        let file = OpenFile::new(&self.shared, ino, key, object);
         file.is_read_in_order();
-        let (sender, mut receiver) = mpsc::channel::<Result<Bytes, Errno>>(PIECES);
-        tokio::task::spawn_blocking(move || {
-            let mut at = range.start;
-            while at < range.end {
-                let len = PIECE.min(range.end - at);
-                shared.shrink();
-                file.ask_for(at..range.end, AHEAD);
-                let piece = file.read(at, len, Bytes::copy_from_slice);
-                let is_over = piece.is_err();
-                // Whoever has gone wants no more.
-                if sender.blocking_send(piece).is_err() || is_over {
-                    return;
+        let shared = Arc::clone(&self.shared);
+        let first = piece(&shared, &file, range.clone()).await?;
+        let at = range.start + first.len() as u64;
+        let rest = stream::try_unfold(at, move |at| {
+            let (shared, file, end) = (Arc::clone(&shared), Arc::clone(&file), range.end);
+            async move {
+                if at >= end {
+                    return Ok(None);
                 }
-                at += len;
+                let piece = piece(&shared, &file, at..end).await;
+                let piece = piece.map_err(|error| io::Error::from_raw_os_error(error.code()))?;
+                let next = at + piece.len() as u64;
+                Ok(Some((piece, next)))
             }
         });
-        let first = receiver.recv().await.unwrap_or(Err(Errno::EIO))?;
-        let pieces = stream::unfold((Some(first), receiver), |(first, mut receiver)| async move {
-            let piece = match first {
-                Some(first) => Ok(first),
-                None => receiver.recv().await?,
-            };
-            let frame = piece
-                .map(Frame::data)
-                .map_err(|error| io::Error::from_raw_os_error(error.code()));
-            Some((frame, (None, receiver)))
-        });
+        let pieces = stream::once(async move { Ok(first) }).chain(rest).map_ok(Frame::data);
         Ok(BodyExt::boxed(StreamBody::new(Box::pin(pieces) as Pieces)))
     }
+}
+
+/// What a range of a file begins with; what comes behind it is asked for.
+async fn piece(shared: &Shared, file: &Arc<OpenFile>, range: Range<u64>) -> Result<Bytes, Errno> {
+    let (at, len) = (range.start, PIECE.min(range.end - range.start));
+    shared.shrink();
+    file.ask_for(range, AHEAD);
+    if let Some(piece) = file.read_at_hand(at, len, Bytes::copy_from_slice) {
+        return piece;
+    }
+    let file = Arc::clone(file);
+    let read = tokio::task::spawn_blocking(move || file.read(at, len, Bytes::copy_from_slice));
+    read.await.unwrap_or(Err(Errno::EIO))
 }
 
 type Pieces = std::pin::Pin<Box<dyn futures::Stream<Item = io::Result<Frame<Bytes>>> + Send + Sync>>;

@@ -92,11 +92,18 @@ pub(super) fn ranged(headers: &HeaderMap, size: u64, etag: &str) -> Result<Optio
     else {
         return Ok(None);
     };
-    let range = match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {
+    // More than any object has is more than this one has.
+    let number = |text: &str| match text.trim() {
+        digits if !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit()) => {
+            Ok(digits.parse().unwrap_or(u64::MAX))
+        }
+        other => Err(other.is_empty()),
+    };
+    let range = match (number(first), number(last)) {
         (Ok(first), Ok(last)) if first <= last => first..last.saturating_add(1).min(size),
-        (Ok(first), Err(_)) if last.trim().is_empty() => first..size,
-        (Err(_), Ok(0)) if first.trim().is_empty() => return Err(Refusal::no_range(size)),
-        (Err(_), Ok(count)) if first.trim().is_empty() => size.saturating_sub(count)..size,
+        (Ok(first), Err(true)) => first..size,
+        (Err(true), Ok(0)) => return Err(Refusal::no_range(size)),
+        (Err(true), Ok(count)) => size.saturating_sub(count)..size,
         _ => return Ok(None),
     };
     if range.start >= size {
@@ -234,6 +241,7 @@ mod tests {
         assert_eq!(range("bytes=0-9", 100), Some(Some(0..10)));
         assert_eq!(range("bytes=90-200", 100), Some(Some(90..100)));
         assert_eq!(range("bytes=90-", 100), Some(Some(90..100)));
+        assert_eq!(range("bytes=1-18446744073709551616", 100), Some(Some(1..100)));
         assert_eq!(range("bytes=-5", 100), Some(Some(95..100)));
         assert_eq!(range("bytes=-500", 100), Some(Some(0..100)));
         assert_eq!(range("bytes=100-", 100), None);
