@@ -262,7 +262,7 @@ FIGURES = [
             "the second read: requests": Bar(most=0),
             "the second `ls -l` of 10,000 objects: requests": Bar(most=0),
             "memory of 100,000 names: MB": Bar(most=51.2),
-            "small files, order told: mount / loader": Bar(least=0.8),
+            **{f"{what}, order told: mount / loader": Bar(least=0.8) for what in ("small files", "files of 323 KB")},
             **{f"small files, order not told: mount / {name}": Bar(least=1.0) for name in ("s3fs", "rclone")},
             "1 GB, cold: mount / s3fs": Bar(least=1.0),
         },

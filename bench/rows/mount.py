@@ -228,7 +228,7 @@ def mount(stage: Stage) -> Result:
     result = Result(invalid=stage.gated())
     large, middle = stage.amount(1_000_000_000, 50_000_000), stage.amount(200_000_000, 20_000_000)
     count = stage.amount(10_000, 500)
-    rules = [f"one:1x{large}", f"five:5x{middle}", f"w1:{count}x60000-160000"]
+    rules = [f"one:1x{large}", f"five:5x{middle}", f"w1:{count}x60000-160000", f"open:{count // 3}x323000"]
     found: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
@@ -239,7 +239,9 @@ def mount(stage: Stage) -> Result:
         for _ in range(stage.pairs):
             _large(stage, rig, large, middle, rules, add)
             _requests(stage, rig, middle, add)
-            _small(stage, rig, rules[2], add)
+            _small(stage, rig, "w1", "small files", add)
+            # As large as those of OpenImages that RetinaNet is trained with.
+            _small(stage, rig, "open", "files of 323 KB", add)
         result.notes = [f"{name} failed: {why}" for name, why in rig.failures.items()]
     _names(stage, add)
     for name, values in found.items():
@@ -328,27 +330,29 @@ def _requests(stage: Stage, rig: _Rig, middle: int, add: Callable[[str, float], 
         add("the second `ls -l` of 10,000 objects: requests", rig.requests() - before)
 
 
-def _small(stage: Stage, rig: _Rig, rule: str, add: Callable[[str, float], None]) -> None:
+def _small(stage: Stage, rig: _Rig, prefix: str, what: str, add: Callable[[str, float], None]) -> None:
     from bench.client import Job
     from bench.rows.throughput import rate
     from bench.stage import options_of
 
-    loader = rate(Job("s3://bench/w1", options_of(rig.bucket)), stage, [], of="bytes")
-    add("rate of the loader, small files", loader / 1e6)
+    loader = rate(Job(f"s3://bench/{prefix}", options_of(rig.bucket)), stage, [], of="bytes")
+    add(f"rate of the loader, {what}", loader / 1e6)
     for reader, name in (("told", "order told"), ("small", "order not told")):
-        with rig.mounted("w1") as target:
+        with rig.mounted(prefix) as target:
             files = _files(target)
             random.Random(5).shuffle(files)
             ours = rig.read(reader, files)
-        add(f"rate of the mount, small files, {name}", ours / 1e6)
-        add(f"small files, {name}: mount / loader", ours / loader)
+        add(f"rate of the mount, {what}, {name}", ours / 1e6)
+        add(f"{what}, {name}: mount / loader", ours / loader)
+    if prefix != "w1":
+        return
     for other, by in (("s3fs", rig.by_s3fs), ("rclone", rig.by_rclone)):
         if shutil.which(other) is None:
             continue
-        with by("w1") as target:
+        with by(prefix) as target:
             theirs = rig.tried(other, "small", lambda target=target: _some(target))
         if theirs is not None:
-            add(f"small files, order not told: mount / {other}", ours / theirs)
+            add(f"{what}, order not told: mount / {other}", ours / theirs)
 
 
 def _some(target: Path) -> list[Path]:
