@@ -31,6 +31,8 @@ use tokio::runtime::Handle;
 const MOST_BACKGROUND: u16 = 256;
 const MOST_REQUEST: u32 = 1 << 20;
 
+/// To list so many names takes more for a while than to keep them.
+const MANY: usize = 10_000;
 /// Whoever tells an order waits so long to hear what is wrong with it.
 const HEARD: Duration = Duration::from_secs(5);
 /// Blocks that are free where there is no end: a petabyte.
@@ -651,8 +653,11 @@ impl Filesystem for View {
     }
 
     fn releasedir(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        locked(&self.inner.directories).remove(&handle.0);
+        let listing = locked(&self.inner.directories).remove(&handle.0);
         reply.ok();
+        if listing.is_some_and(|listing| listing.len() >= MANY) {
+            self.runtime.spawn_blocking(crate::trim);
+        }
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
