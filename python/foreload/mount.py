@@ -41,7 +41,7 @@ def root_of(path: Place) -> Path:
 
 
 def hint(paths: Iterable[Place]) -> None:
-    """Tells a mount which files will be read next, in this order. What this process has told before is over; others' orders are followed beside it.
+    """Tells a mount which files will be read next, in this order. What this process has told so before is over; others' orders, and those of samplers, are followed beside it.
 
     Each file is fetched ahead of its turn, within the mount's memory, unless it lies in the page cache. Whoever reads others, or in another order, reads them as before; a file that is named twice is read twice.
 
@@ -59,6 +59,11 @@ def hint(paths: Iterable[Place]) -> None:
     """
     if isinstance(paths, (str, bytes)):
         raise InvalidError(f"hint({paths!r}): give a list of paths")
+    _tell(paths)
+
+
+def _tell(paths: Iterable[Place], which: int = 0) -> None:
+    """As `hint`; `which` of this process' orders it is."""
     paths = [os.fsdecode(path) for path in paths]
     if not paths:
         return
@@ -66,7 +71,7 @@ def hint(paths: Iterable[Place]) -> None:
     places = [_within(root, path) for path in paths]
     try:
         # Closing it asks for an answer: what is wrong with one of the files is said then.
-        (root / _ORDER).write_text("".join(f"{place}\n" for place in places))
+        (root / _ORDER).write_text(f"\0{which}\n" + "".join(f"{place}\n" for place in places))
     except FileNotFoundError:
         missing = next((path for path in paths if not Path(path).exists()), paths[0])
         raise NotFoundError(f"there is no file {os.fspath(missing)}") from None
@@ -119,17 +124,20 @@ def wrap_sampler(
     Returns:
         The same, with its files on their way, those that are there. Where one lies in no mount a warning says so when it is iterated, and nothing is fetched ahead.
     """
-    return Ordered(sampler, _begin(paths), foresee, part=_EPOCH)
+    return Ordered(sampler, _begin(sampler, paths), foresee, part=_EPOCH)
 
 
-def _begin(paths: Sequence[Place] | Callable[[Any], Place]) -> Callable[[Sequence[Any], bool], _Told]:
+def _begin(sampler: Any, paths: Sequence[Place] | Callable[[Any], Place]) -> Callable[[Sequence[Any], bool], _Told]:
+    # Two loaders of a process, to train and to validate, are read beside each other; the next epoch of one follows on its last.
+    which = id(sampler)
+
     def begin(samples: Sequence[Any], _is_first: bool) -> _Told:
         told = [paths(sample) if callable(paths) else paths[sample] for sample in samples]
         try:
-            hint(told)
+            _tell(told, which)
         except NotFoundError:
             # Whoever comes to what isn't there hears it himself; the others are fetched.
-            hint(path for path in told if os.path.exists(path))  # noqa: PTH110 (as below)
+            _tell((path for path in told if os.path.exists(path)), which)  # noqa: PTH110 (as below)
         return _Told()
 
     return begin
@@ -147,7 +155,7 @@ def follow(sampler: Any, paths: Callable[[Any], Place], *, had: int) -> Any:
         root_of(paths(0))
     except (ForeloadError, OSError, LookupError):
         return sampler
-    return Ordered(sampler, _begin(paths), part=_EPOCH, had=had, warn=_said)
+    return Ordered(sampler, _begin(sampler, paths), part=_EPOCH, had=had, warn=_said)
 
 
 def _said(why: str) -> None:

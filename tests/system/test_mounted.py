@@ -374,6 +374,11 @@ def far() -> Iterator[Bucket]:
         yield running
 
 
+def fetched_once(store: Bucket, count: int, before: int = 0) -> bool:
+    """Whether so many GETs were made since, besides a few for answers that were late, of which the agent asks for a second one."""
+    return count <= requests(store)["get"] - before <= count + count // 10
+
+
 def read_all(paths: list[Path]) -> tuple[float, list[str]]:
     begun = time.monotonic()
     digests = [digest(path.read_bytes()) for path in paths]
@@ -420,7 +425,7 @@ def test_what_the_kernel_has_is_not_fetched_again_in_the_next_epoch(home: Any, f
             foreload.mount.hint(paths)
             time.sleep(0.3)
             read_all(paths)
-            assert requests(far)["get"] - before == (len(paths) if nth == 0 else 0)
+            assert fetched_once(far, len(paths) if nth == 0 else 0, before)
         # What it has let go of is.
         for path in paths[::3]:
             with path.open("rb") as file:
@@ -429,7 +434,7 @@ def test_what_the_kernel_has_is_not_fetched_again_in_the_next_epoch(home: Any, f
         foreload.mount.hint(paths)
         time.sleep(0.3)
         took = read_all(paths)[0]
-        assert requests(far)["get"] - before == len(paths[::3])
+        assert fetched_once(far, len(paths[::3]), before)
         assert took < 0.4 * 0.05 * len(paths[::3])
 
 
@@ -464,7 +469,7 @@ def test_paths_are_told_as_other_programs_write_them(home: Any, far: Bucket) -> 
         deadline = time.monotonic() + 20
         while requests(far)["get"] < len(keys) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert requests(far)["get"] == len(keys)
+        assert fetched_once(far, len(keys))
         for text, number in (("small/../x\n", errno.EINVAL), ("small/none\n", errno.ENOENT), ("small\n", errno.EISDIR)):
             assert fails_with(lambda text=text: told.write_text(text)) == number  # type: ignore[misc]
         assert 'line 1 of an order, "small/none"' in (home.cache_dir / "mount.log").read_text()
@@ -501,7 +506,7 @@ def test_the_ranks_of_a_node_each_have_their_own_order(home: Any, far: Bucket, r
             assert rank.stdout is not None
             assert rank.stdout.readline() == "told\n"
         times = [float(rank.communicate("\n", timeout=60)[0]) for rank in running]
-        assert requests(far)["get"] - before == len(paths)
+        assert fetched_once(far, len(paths), before)
         # A file takes 200 ms where nobody knows that it is next.
         assert max(times) < 0.5 * 0.2 * len(paths) / ranks, times
 
@@ -567,7 +572,7 @@ def test_what_a_plan_names_is_on_its_way_before_anybody_reads(
         took, digests = read_all([target / key for key in keys])
         assert digests == [digest(expected[key]) for key in keys]
         assert took < 0.2 * 0.05 * len(keys)
-        assert requests(far)["get"] - before == len(keys)
+        assert fetched_once(far, len(keys), before)
     finally:
         program.unmount(str(target))
         running.wait(60)
@@ -635,7 +640,7 @@ def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Buck
         assert had == found
         # One after the other each takes 200 ms.
         assert took < 0.4 * 0.2 * len(folder) / max(1, workers)
-        assert requests(far)["get"] - before == len(folder)
+        assert fetched_once(far, len(folder), before)
     with mounted(home, far) as target:
         before = requests(far)["get"]
         again = foreload.torch.DataLoader(folder, **arguments)
@@ -644,7 +649,46 @@ def test_a_loader_tells_which_of_a_folder_s_files_come_next(home: Any, far: Buck
         assert [list(samples) for samples, _ in again] == found[5:]
         assert time.monotonic() - begun < 0.4 * 0.2 * (len(folder) - 40) / max(1, workers)
         # What the loop has had isn't fetched.
-        assert requests(far)["get"] - before == len(folder) - 40
+        assert fetched_once(far, len(folder) - 40, before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_loaders_of_a_process_are_fetched_for_beside_each_other(home: Any, far: Bucket, workers: int) -> None:
+    from torch.utils import data
+    from torchvision.datasets import DatasetFolder
+
+    import foreload.torch
+
+    arguments: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers, "collate_fn": columns}
+    far.set_profile({"first_byte_ms": 200})
+    with mounted(home, far) as target:
+        folder = DatasetFolder(str(target), read_bytes, (".bin",))
+        parts = [data.Subset(folder, range(60)), data.Subset(folder, range(60, 120))]
+        trains, validates = (iter(foreload.torch.DataLoader(part, **arguments)) for part in parts)
+        next(trains)
+        next(validates)
+        begun = time.monotonic()
+        # Whoever told first is read on for, too.
+        assert sum(len(samples) for samples, _ in trains) == 56
+        assert time.monotonic() - begun < 0.4 * 0.2 * 56 / max(1, workers)
+        assert sum(len(samples) for samples, _ in validates) == 56
+        assert fetched_once(far, 120)
+
+
+def test_who_tells_after_the_agent_has_died_is_heard_by_another_one(home: Any, far: Bucket) -> None:
+    import foreload.mount
+
+    with mounted(home, far) as target:
+        paths = sorted((target / "small").iterdir())
+        foreload.mount.hint(paths[:5])
+        assert len(paths[0].read_bytes()) == 20000
+        os.kill(agent_of(home), signal.SIGKILL)
+        before = requests(far)["get"]
+        foreload.mount.hint(paths[60:])
+        deadline = time.monotonic() + 20
+        while requests(far)["get"] - before < 60 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert fetched_once(far, 60, before)
 
 
 def test_of_files_of_which_some_are_gone_the_others_are_fetched_ahead(home: Any, far: Bucket) -> None:
@@ -658,7 +702,7 @@ def test_of_files_of_which_some_are_gone_the_others_are_fetched_ahead(home: Any,
         deadline = time.monotonic() + 20
         while requests(far)["get"] < len(paths) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert requests(far)["get"] == len(paths)
+        assert fetched_once(far, len(paths))
 
 
 def columns(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], list[int]]:

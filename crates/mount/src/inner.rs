@@ -3,6 +3,7 @@
 use crate::changes::Aside;
 use crate::file::{OpenFile, Shared};
 use crate::names::Names;
+use crate::orders::Teller;
 use crate::resident::Resident;
 use crate::tree::{Ino, Kind, Listed, Look, Object, ROOT};
 use crate::writing::{NewFile, Writing};
@@ -266,7 +267,9 @@ impl Inner {
 
     /// These files are read next, in this order: paths, a line each, which begin where the mount does. This thread's process says so.
     pub(crate) async fn order(&self, thread: u32, text: &[u8]) -> Result<(), Errno> {
-        let (teller, number) = (process_of(thread), self.number());
+        let (which, text) = crate::told::which(text)?;
+        let process = process_of(thread);
+        let (teller, number) = (Teller { process, which }, self.number());
         self.shared.shelves.tells(teller, number);
         let files = crate::told::files(&self.names, text).await?;
         let (shared, names, resident) = (Arc::clone(&self.shared), Arc::clone(&self.names), self.resident.clone());

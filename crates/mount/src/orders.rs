@@ -1,7 +1,7 @@
 //! Orders that were told: which files are read next, and where each of them comes in them.
 //!
-//! Each process has one: the ranks of a node tell theirs beside each other. What a process has told is over when it tells another, and when it has ended and nobody reads by it
-//! any more. Who reads a file isn't who has told it, often: a loader's workers read, or another program. So a file is read by the order that has it next.
+//! Each process has its own: the ranks of a node tell theirs beside each other, and a loader's pass beside those of others. What was told is over when the same one tells another,
+//! and when its process has ended and nobody reads by it any more. Who reads a file isn't who has told it, often: a loader's workers read, or another program. So a file is read by the order that has it next.
 //!
 //! Pure: time comes from outside, and so does who is there.
 
@@ -23,18 +23,26 @@ const MOST: usize = 64;
 /// Where each file comes: the places that its first chunk has in an order, and the object that it was then.
 pub type Turns = FxHashMap<String, (Object, VecDeque<u64>)>;
 
+/// Who tells an order: a process (0 is one that can't be seen), and which of its orders that is, by its own count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Teller {
+    /// The process.
+    pub process: u32,
+    /// Which of its orders.
+    pub which: u64,
+}
+
 /// All that were told.
 #[derive(Debug)]
 pub struct Orders<S> {
     all: Vec<Order<S>>,
     /// The number of what each process has told last. Two that it tells quickly may be found in another order.
-    last: FxHashMap<u32, u64>,
+    last: FxHashMap<Teller, u64>,
 }
 
 #[derive(Debug)]
 struct Order<S> {
-    /// Who has told it: a process; 0 is one that can't be seen.
-    teller: u32,
+    teller: Teller,
     /// The memory that it brings.
     brings: u64,
     /// By what it is read.
@@ -128,24 +136,24 @@ impl<S> Default for Orders<S> {
 }
 
 impl<S: Clone> Orders<S> {
-    /// This process tells another one, by this number.
-    pub fn tells(&mut self, teller: u32, number: u64) {
+    /// Another one is told, by this number.
+    pub fn tells(&mut self, teller: Teller, number: u64) {
         if self.last.len() >= MOST_TELLERS {
             self.last.clear();
         }
         self.last.insert(teller, number);
     }
 
-    /// Whether it is what the process has told last.
+    /// Whether it is what was told last there.
     #[must_use]
-    pub fn is_last(&self, teller: u32, number: u64) -> bool {
-        teller == 0 || self.last.get(&teller).is_none_or(|last| *last == number)
+    pub fn is_last(&self, teller: Teller, number: u64) -> bool {
+        teller.process == 0 || self.last.get(&teller).is_none_or(|last| *last == number)
     }
 
-    /// This process has told another one, which brings so much memory: what is over then leaves, with what was asked for and not read. All bring no more than `most`.
+    /// Another one was told, which brings so much memory: what is over then leaves, with what was asked for and not read. All bring no more than `most`.
     pub fn over(
         &mut self,
-        teller: u32,
+        teller: Teller,
         (brings, most): (u64, u64),
         now: Instant,
         is_there: impl Fn(u32) -> bool,
@@ -153,8 +161,9 @@ impl<S: Clone> Orders<S> {
     ) -> Vec<(S, Vec<u64>)> {
         let is_over = |order: &mut Order<S>| {
             let is_quiet = now.saturating_duration_since(order.read_at) >= QUIET;
-            let has_ended = order.teller == 0 || !is_there(order.teller);
-            (teller != 0 && order.teller == teller) || order.left == 0 || (is_quiet && has_ended)
+            let process = order.teller.process;
+            let has_ended = process == 0 || !is_there(process);
+            (process != 0 && order.teller == teller) || order.left == 0 || (is_quiet && has_ended)
         };
         let mut over: Vec<Order<S>> = self.all.extract_if(.., is_over).collect();
         let brought = |all: &[Order<S>]| all.iter().map(|order| order.brings).sum::<u64>();
@@ -167,7 +176,7 @@ impl<S: Clone> Orders<S> {
     }
 
     /// One more: who has told it, and what it brings; where its files come, and the bytes of the chunk at each place.
-    pub fn add(&mut self, (teller, brings): (u32, u64), shelf: S, turns: Turns, lens: Vec<u32>, now: Instant) {
+    pub fn add(&mut self, (teller, brings): (Teller, u64), shelf: S, turns: Turns, lens: Vec<u32>, now: Instant) {
         let left = turns.values().map(|(_, turns)| turns.len()).sum();
         self.all.push(Order {
             teller,
@@ -236,6 +245,10 @@ impl<S: Clone> Orders<S> {
 mod tests {
     use super::*;
 
+    fn of(process: u32) -> Teller {
+        Teller { process, which: 0 }
+    }
+
     fn object(version: &str) -> Object {
         Object {
             size: 1,
@@ -273,12 +286,12 @@ mod tests {
         now: Instant,
         is_there: impl Fn(u32) -> bool,
     ) -> Vec<&'static str> {
-        let over = orders.over(teller, (100, 100 * MOST as u64), now, is_there, &Room::new(0));
+        let over = orders.over(of(teller), (100, 100 * MOST as u64), now, is_there, &Room::new(0));
         over.into_iter().map(|(shelf, _)| shelf).collect()
     }
 
     fn told(orders: &mut Orders<&'static str>, teller: u32, shelf: &'static str, files: &[u64], now: Instant) {
-        orders.add((teller, 100), shelf, turns(files), vec![10; files.len()], now);
+        orders.add((of(teller), 100), shelf, turns(files), vec![10; files.len()], now);
     }
 
     #[test]
@@ -297,17 +310,30 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_several_beside_each_other_if_it_says_so() {
+        let (mut orders, now, room) = (Orders::default(), Instant::now(), Room::new(0));
+        for which in [1, 2] {
+            let teller = Teller { process: 7, which };
+            orders.add((teller, 100), "one", turns(&[10 * which]), vec![10], now);
+        }
+        let again = Teller { process: 7, which: 2 };
+        assert_eq!(orders.over(again, (0, 1000), now, |_| true, &room).len(), 1);
+        assert_eq!(turn_of(&mut orders, 10, "a", now), Some(("one", 0)));
+        assert_eq!(turn_of(&mut orders, 20, "a", now), None);
+    }
+
+    #[test]
     fn what_is_found_late_and_was_told_before_something_else_is_over() {
         let mut orders = Orders::<&'static str>::default();
-        orders.tells(1, 10);
-        orders.tells(2, 11);
-        orders.tells(1, 12);
-        let is_last = [(1, 10), (1, 12), (2, 11), (3, 1)].map(|(teller, number)| orders.is_last(teller, number));
+        orders.tells(of(1), 10);
+        orders.tells(of(2), 11);
+        orders.tells(of(1), 12);
+        let is_last = [(1, 10), (1, 12), (2, 11), (3, 1)].map(|(teller, number)| orders.is_last(of(teller), number));
         assert_eq!(is_last, [false, true, true, true]);
         // Of those that can't be seen it isn't known whether they are one.
-        orders.tells(0, 13);
-        orders.tells(0, 14);
-        assert!(orders.is_last(0, 13));
+        orders.tells(of(0), 13);
+        orders.tells(of(0), 14);
+        assert!(orders.is_last(of(0), 13));
     }
 
     #[test]
@@ -403,7 +429,7 @@ mod tests {
         assert_eq!(orders.rest(now + 2 * QUIET, QUIET, &room), [("one", given.clone())]);
         assert_eq!(room.taken(), 0);
         assert_eq!(read(&mut orders, 5, &room), (1005, vec![5, 6, 7, 8, 9]));
-        let over = orders.over(1, (100, 1000), now, |_| true, &room);
+        let over = orders.over(of(1), (100, 1000), now, |_| true, &room);
         assert_eq!(over, [("one", given[5..].to_vec())]);
         assert_eq!(room.taken(), 0);
     }
@@ -432,7 +458,7 @@ mod tests {
             );
         }
         let leave = |orders: &mut Orders<&'static str>, brings, most| {
-            let over = orders.over(9, (brings, most), now, |_| true, &room);
+            let over = orders.over(of(9), (brings, most), now, |_| true, &room);
             over.into_iter().map(|(shelf, _)| shelf).collect::<Vec<_>>()
         };
         assert_eq!(leave(&mut orders, 100, 400), [""; 0]);

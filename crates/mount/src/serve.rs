@@ -76,7 +76,8 @@ pub fn run(settings: &Settings, address: SocketAddr, ready: impl FnOnce(SocketAd
         numbers: std::sync::atomic::AtomicU64::new(1),
     });
     base.runtime.block_on(async {
-        let listener = TcpListener::bind(address).await?;
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+        let listener = TcpListener::bind(address).await.map_err(named)?;
         ready(listener.local_addr()?);
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         loop {

@@ -9,7 +9,7 @@
 use crate::layout::Layout;
 use crate::locked;
 use crate::names::Names;
-use crate::orders::{Orders, Turns};
+use crate::orders::{Orders, Teller, Turns};
 use crate::room::Room;
 use crate::settings::Settings;
 use crate::tree::{Ino, Object, Spot};
@@ -273,30 +273,35 @@ impl Shelves {
         Ok((Opened::new(client, &Call::Open(open), &mut pulse, &mut |_| ())?, firsts))
     }
 
-    /// A process is about to say what it reads next.
-    pub fn tells(&self, teller: u32, number: u64) {
+    /// Somebody is about to say what is read next.
+    pub fn tells(&self, teller: Teller, number: u64) {
         locked(&self.orders).tells(teller, number);
     }
 
-    /// These files will be read next, in this order: they are fetched ahead by it. What this process has told before is over.
+    /// These files will be read next, in this order: they are fetched ahead by it. What was told before by the same one is over; no files: that is all.
     ///
     /// # Errors
     /// What the agent says.
-    pub fn order(&self, (teller, number): (u32, u64), files: Vec<(String, Object)>) -> Result<(), ClientError> {
+    pub fn order(&self, (teller, number): (Teller, u64), files: Vec<(String, Object)>) -> Result<(), ClientError> {
         let until = self.until();
         if !locked(&self.orders).is_last(teller, number) {
             return Ok(());
         }
-        self.told(self.order_until(until, teller, files))
+        let mut ordered = self.order_until(until, teller, &files);
+        if let Err(ClientError::Closed(why)) = &ordered {
+            crate::log::line(format_args!("the agent has ended ({why}): starting another one"));
+            ordered = self.order_until(until, teller, &files);
+        }
+        self.told(ordered)
     }
 
-    fn order_until(&self, until: Instant, teller: u32, files: Vec<(String, Object)>) -> Result<(), ClientError> {
+    fn order_until(&self, until: Instant, teller: Teller, files: &[(String, Object)]) -> Result<(), ClientError> {
         let mut known = locked(&self.known);
         if !self.waits(until) {
             return Err(ClientError::Interrupted);
         }
         let client = self.client(&mut known, until)?;
-        let mut each = files.clone();
+        let mut each = files.to_vec();
         each.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         each.dedup_by(|a, b| a.0 == b.0);
         let brings = self.brings(each.iter().map(|(_, object)| object));
@@ -333,7 +338,9 @@ impl Shelves {
                     .map(|nth| layout.span(nth))
                     .map(|span| (span.end - span.start) as u32),
             );
-            let turn = turns.entry(key).or_insert_with(|| (object, VecDeque::new()));
+            let turn = turns
+                .entry(key.clone())
+                .or_insert_with(|| (object.clone(), VecDeque::new()));
             turn.1.push_back(list.len() as u64);
             list.extend(*first..first + count);
         }

@@ -13,6 +13,25 @@ const AT_ONCE: usize = 8;
 /// So many names of a directory that aren't known are asked for one by one.
 const FEW: usize = 4;
 
+/// Which of its orders a process tells, and the order: a first line that begins with a zero byte has its number. Without one it is 0.
+///
+/// # Errors
+/// `EINVAL`: it is no number.
+pub fn which(text: &[u8]) -> Result<(u64, &[u8]), Errno> {
+    let Some(numbered) = text.strip_prefix(b"\0") else {
+        return Ok((0, text));
+    };
+    let end = numbered
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .unwrap_or(numbered.len());
+    let number = std::str::from_utf8(&numbered[..end])
+        .ok()
+        .and_then(|number| number.parse().ok());
+    let rest = numbered.get(end + 1..).unwrap_or(&[]);
+    number.map(|number| (number, rest)).ok_or(Errno::EINVAL)
+}
+
 /// The files that are named, in their order, with their keys. A path begins where the mount does, with or without a slash or `./`.
 ///
 /// # Errors
@@ -126,6 +145,17 @@ async fn in_directory(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_order_may_have_a_number() {
+        assert_eq!(which(b"a\nb"), Ok((0, &b"a\nb"[..])));
+        assert_eq!(which(b"\x0017\na\nb"), Ok((17, &b"a\nb"[..])));
+        assert_eq!(which(b"\x0017"), Ok((17, &b""[..])));
+        assert_eq!(which(b"\x0017\n"), Ok((17, &b""[..])));
+        for wrong in [&b"\0"[..], b"\0a\nb", b"\0-1\nb", b"\0\n"] {
+            assert_eq!(which(wrong), Err(Errno::EINVAL));
+        }
+    }
 
     #[test]
     fn paths_are_taken_as_programs_write_them() {
