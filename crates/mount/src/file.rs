@@ -268,7 +268,7 @@ impl OpenFile {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn within(&self, offset: u64, len: u64) -> Range<u64> {

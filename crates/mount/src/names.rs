@@ -32,7 +32,7 @@ pub struct Names {
 }
 
 /// So many names of one directory are several, and of so many directories they are counted.
-const SEVERAL: u32 = 4;
+pub(crate) const SEVERAL: u32 = 4;
 const MOST_ASKED_IN: usize = 10_000;
 
 /// What was asked of the bucket so far.

@@ -284,21 +284,27 @@ impl Shelves {
     /// What the agent says.
     pub fn order(&self, (teller, number): (Teller, u64), files: Vec<(String, Object)>) -> Result<(), ClientError> {
         let until = self.until();
-        if !locked(&self.orders).is_last(teller, number) {
-            return Ok(());
-        }
-        let mut ordered = self.order_until(until, teller, &files);
+        let mut ordered = self.order_until(until, (teller, number), &files);
         if let Err(ClientError::Closed(why)) = &ordered {
             crate::log::line(format_args!("the agent has ended ({why}): starting another one"));
-            ordered = self.order_until(until, teller, &files);
+            ordered = self.order_until(until, (teller, number), &files);
         }
         self.told(ordered)
     }
 
-    fn order_until(&self, until: Instant, teller: Teller, files: &[(String, Object)]) -> Result<(), ClientError> {
+    fn order_until(
+        &self,
+        until: Instant,
+        (teller, number): (Teller, u64),
+        files: &[(String, Object)],
+    ) -> Result<(), ClientError> {
         let mut known = locked(&self.known);
         if !self.waits(until) {
             return Err(ClientError::Interrupted);
+        }
+        // Asked with the lock: a later one may have got it before.
+        if !locked(&self.orders).is_last(teller, number) {
+            return Ok(());
         }
         let client = self.client(&mut known, until)?;
         let mut each = files.to_vec();

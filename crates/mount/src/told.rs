@@ -1,6 +1,6 @@
 //! An order as it is told: paths, a line each. What they name is found together, directory by directory, and however many names are kept.
 
-use crate::names::{Names, joined};
+use crate::names::{Names, SEVERAL, joined};
 use crate::tree::{Kind, Look, Object, is_name};
 use fuser::Errno;
 use futures::{StreamExt, TryStreamExt};
@@ -10,8 +10,6 @@ use std::time::Instant;
 
 /// Directories that are asked for at once.
 const AT_ONCE: usize = 8;
-/// So many names of a directory that aren't known are asked for one by one.
-const FEW: usize = 4;
 
 /// Which of its orders a process tells, and the order: a first line that begins with a zero byte has its number. Without one it is 0.
 ///
@@ -114,7 +112,8 @@ async fn in_directory(
             }
         }
     }
-    if unknown.len() > FEW {
+    // Few are asked for one by one.
+    if unknown.len() > SEVERAL as usize {
         let listed = names
             .list(at)
             .await
