@@ -63,3 +63,27 @@ def fails_with(attempt: Callable[[], Any]) -> int | None:
     except OSError as error:
         return error.errno
     return None
+
+
+def requests(store: Bucket) -> dict[str, int]:
+    return {"get": 0, **store.counters()["requests"]}
+
+
+def agent_of(home: Any) -> int:
+    found = [
+        int(each.name)
+        for each in Path("/proc").iterdir()
+        if each.name.isdigit()
+        and _command(each)[:2] == ["foreload-agent", "serve"]
+        and str(home.cache_dir) in _command(each)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def _command(process: Path) -> list[str]:
+    try:
+        words = (process / "cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+    return [Path(words[0]).name, *words[1:]]
