@@ -72,11 +72,22 @@ def _tell(paths: Iterable[Place], which: int = 0) -> None:
     try:
         # Closing it asks for an answer: what is wrong with one of the files is said then.
         (root / _ORDER).write_text(f"\0{which}\n" + "".join(f"{place}\n" for place in places))
+    except UnicodeEncodeError:
+        strange = next(path for path in map(os.fsdecode, paths) if not _is_text(path))
+        raise InvalidError(f"{strange!r} isn't UTF-8, and names of objects are") from None
     except FileNotFoundError:
         missing = next((path for path in paths if not Path(path).exists()), paths[0])
         raise NotFoundError(f"there is no file {os.fspath(missing)}") from None
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} (the mount's log says of which file)", str(root)) from None
+        raise OSError(error.errno, f"{error.strerror} (the mount's log says why)", str(root)) from None
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _within(root: Path, path: Place) -> str:

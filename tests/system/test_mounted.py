@@ -363,6 +363,37 @@ def test_why_nothing_is_mounted_is_an_exit_code(
     assert said.returncode == code, said.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "words", [["mount", "{target}", "--foreground"], ["serve", "--listen", "127.0.0.1:0"]], ids=["mount", "serve"]
+)
+def test_whoever_ends_the_command_in_the_foreground_ends_all_of_it(
+    home: Any, store: Bucket, words: list[str], number: signal.Signals
+) -> None:
+    target = home.cache_dir / "mounted"
+    target.mkdir(parents=True)
+    name, *rest = [word.format(target=target) for word in words]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "foreload", name, "s3://bench", *rest],
+        env=dict(os.environ) | store.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    if name == "mount":
+        until = time.monotonic() + 20
+        while not program.is_mounted(str(target)) and time.monotonic() < until:
+            time.sleep(0.05)
+    else:
+        assert "127.0.0.1" in running.stdout.readline()
+    below = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    assert below
+    running.send_signal(number)
+    assert running.wait(20) == 0
+    assert not program.is_mounted(str(target))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+
+
 def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:
     import json
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +182,8 @@ def test_an_order_that_makes_no_sense_is_refused(home: Any, far: Bucket, tmp_pat
             foreload.mount.hint([tmp_path / "file"])
         with pytest.raises(InvalidError, match="isn't below"):
             foreload.mount.hint([path, tmp_path / "file"])
+        with pytest.raises(InvalidError, match="UTF-8"):
+            foreload.mount.hint([path, target / "small" / "a\udcff"])
         assert fails_with(lambda: foreload.mount.hint([target / "small"])) == errno.EISDIR
         assert len(path.read_bytes()) == 20000
 
@@ -310,20 +314,42 @@ def test_two_loaders_of_a_process_are_fetched_for_beside_each_other(home: Any, f
         assert fetched_once(far, 120)
 
 
-def test_who_tells_after_the_agent_has_died_is_heard_by_another_one(home: Any, far: Bucket) -> None:
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_who_tells_when_the_agent_has_died_is_heard_by_another_one(home: Any, far: Bucket, deaths: int) -> None:
     import foreload.mount
+
+    killed: list[int] = []
+
+    def kills() -> None:
+        until = time.monotonic() + 10
+        while len(killed) < deaths and time.monotonic() < until:
+            # While one ends and another one starts there are none or two.
+            with contextlib.suppress(AssertionError, ProcessLookupError):
+                if (agent := agent_of(home)) not in killed:
+                    os.kill(agent, signal.SIGKILL)
+                    killed.append(agent)
 
     with mounted(home, far) as target:
         paths = sorted((target / "small").iterdir())
         foreload.mount.hint(paths[:5])
         assert len(paths[0].read_bytes()) == 20000
-        os.kill(agent_of(home), signal.SIGKILL)
+        os.kill(first := agent_of(home), signal.SIGKILL)
+        killed.append(first)
+        killer = threading.Thread(target=kills)
+        killer.start()
         before = requests(far)["get"]
         foreload.mount.hint(paths[60:])
+        killer.join()
+        assert len(killed) == deaths
+        if deaths > 1:
+            # The order was the one's that was killed last, perhaps.
+            foreload.mount.hint(paths[60:])
         deadline = time.monotonic() + 20
         while requests(far)["get"] - before < 60 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert fetched_once(far, 60, before)
+        assert fetched_once(far, 60, before) or deaths > 1
+        expected = objects(far)
+        assert read_all(paths[60:])[1] == [digest(expected[str(path.relative_to(target))]) for path in paths[60:]]
 
 
 def test_of_files_of_which_some_are_gone_the_others_are_fetched_ahead(home: Any, far: Bucket) -> None:

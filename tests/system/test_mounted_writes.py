@@ -150,12 +150,63 @@ def test_what_is_here_still_may_be_written_over_and_the_rest_may_not(home: Any, 
             assert fails_with(lambda: file.write(b"far")) == errno.EOPNOTSUPP
         assert objects(store)["gap"] == b"begin" + bytes(4 * PART - 5) + b"end"
         with (target / "back").open("wb", buffering=0) as file:
-            file.write(content(PART + 1))
-            file.seek(10)
+            file.write(content(2 * PART + 1))
+            file.seek(PART + 10)
             assert fails_with(lambda: file.write(b"y")) == errno.EOPNOTSUPP
-            file.seek(PART + 1)
+            file.seek(PART - 1)
+            assert fails_with(lambda: file.write(b"yy")) == errno.EOPNOTSUPP
+            file.seek(2 * PART + 1)
             file.write(b"z")
-        assert objects(store)["back"] == content(PART + 1) + b"z"
+        assert objects(store)["back"] == content(2 * PART + 1) + b"z"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_part_and_the_last_may_be_written_over_until_it_is_closed(
+    home: Any, store: Bucket, seed: int
+) -> None:
+    """A model of what is here: as many bytes as were written, the first part of them, and what doesn't fill one at the end."""
+    dice = random.Random(seed)
+    with writable(home, store) as target:
+        for nth in range(4):
+            model = bytearray()
+            with (target / f"{nth}").open("w+b", buffering=0) as file:
+                for step in range(60):
+                    size, last = len(model), len(model) // PART * PART
+                    at = dice.choice(
+                        [size, size, dice.randint(0, PART), dice.randint(last, size), dice.randint(0, size)]
+                    )
+                    at = min(at, size)
+                    data = content(dice.choice([1, 100, 4096, PART // 3, PART]), step)
+                    # Where it ends in what is here, or goes on from there.
+                    is_here = at >= last or at + len(data) <= PART or (at < PART and last == PART)
+                    file.seek(at)
+                    if dice.random() < 0.3:
+                        found = fails_with(lambda file=file: file.read(50)) if at >= PART and at < last else None
+                        if found is None:
+                            file.seek(at)
+                            # What begins in the first part may end there.
+                            some = file.read(50)
+                            assert some == model[at : at + len(some)], (nth, step)
+                            assert some or at == size
+                        else:
+                            assert found == errno.EOPNOTSUPP
+                        continue
+                    written = 0
+                    while written < len(data):
+                        # The kernel asks for a part of it at a time, so that what is said may be said of a part.
+                        with contextlib.suppress(OSError) if not is_here else contextlib.nullcontext():
+                            more = file.write(data[written:])
+                            model[at + written : at + written + more] = data[written : written + more]
+                            written += more
+                            continue
+                        assert at + written < last
+                        break
+                    if len(model) > 6 * PART:
+                        break
+                    if dice.random() < 0.05 and len(model) < 2 * PART:
+                        file.truncate(cut := dice.randint(0, len(model)))
+                        del model[cut:]
+            assert digest(objects(store)[f"{nth}"]) == digest(bytes(model)), nth
 
 
 def test_an_object_is_written_anew_or_not_at_all(home: Any, store: Bucket) -> None:
@@ -191,8 +242,10 @@ def test_who_may_write_may_read(home: Any, store: Bucket) -> None:
         assert objects(store)["file"] == b"anew"
         with (target / "large").open("w+b", buffering=0) as file:
             file.write(data)
-            file.seek(0)
+            file.seek(PART)
             assert fails_with(lambda: file.read(5)) == errno.EOPNOTSUPP
+            file.seek(PART - 5)
+            assert file.read(10) == data[PART - 5 : PART]
             os.fsync(file.fileno())
             file.seek(7)
             assert file.read(5) == data[7:12]
@@ -218,11 +271,46 @@ def test_files_and_directories_come_and_go(home: Any, store: Bucket) -> None:
         shutil.rmtree(target / "small")
         assert objects(store).keys() == {"unused/00000000.bin"}
         assert [path.name for path in target.iterdir()] == ["unused"]
-        for name in ("a\tb", "a\nb", "a\x7f"):
+        for name in ("a\tb", "a\nb", "a\x7f", "a\udcff"):
             assert fails_with((target / name).touch) == errno.EINVAL
             assert fails_with((target / name).mkdir) == errno.EINVAL
         assert fails_with(lambda: (target / "link").symlink_to("a")) == errno.EPERM
         assert fails_with(lambda: os.open(target / "small2" / "file", os.O_CREAT | os.O_WRONLY)) == errno.ENOENT
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_directories_that_were_emptied_stay_until_they_are_removed(home: Any, store: Bucket, looks: bool) -> None:
+    with writable(home, store, ttl_s=0.2) as target:
+        (target / "d/e/f").mkdir(parents=True)
+        (target / "d/e2").mkdir()
+        (target / "d/e/f/file").write_bytes(b"abc")
+        if looks:
+            assert sorted(path.name for path in target.rglob("*") if path.is_dir()) == [
+                "d",
+                "e",
+                "e2",
+                "f",
+                "small",
+                "unused",
+            ]
+        (target / "d/e/f/file").unlink()
+        for pause in (0, 0.5):
+            time.sleep(pause)
+            assert [path.name for path in sorted((target / "d").rglob("*"))] == ["e", "f", "e2"]
+        for full in ("d", "d/e"):
+            assert fails_with((target / full).rmdir) == errno.ENOTEMPTY
+        for name in ("e/f", "e", "e2", ""):
+            (target / "d" / name).rmdir()
+        assert not (target / "d").exists()
+        # What others delete is gone with the directories that it lay in.
+        put(store, "other/in/file", b"abc")
+        assert within(3, (target / "other/in/file").exists)
+        (target / "other/in/file").unlink()
+        put(store, "other/in2/file", b"abc")
+        time.sleep(0.5)
+        assert sorted(path.name for path in (target / "other").iterdir()) == ["in", "in2"]
+        shutil.rmtree(target / "other")
+        assert not (target / "other").exists()
 
 
 def test_a_name_is_changed_to_a_free_one_and_to_one_that_is_taken(home: Any, store: Bucket) -> None:
@@ -263,6 +351,62 @@ def test_a_temporary_file_takes_its_place_before_or_after_it_is_closed(home: Any
         assert not any(".tmp" in key for key in objects(store))
 
 
+def test_what_is_cut_by_its_name_is_what_has_that_name_now(home: Any, store: Bucket) -> None:
+    """Also where the kernel knows, by that name, what was there before."""
+    data = content(900)
+    with writable(home, store) as target:
+        one, other = target / "one", target / "other"
+        for nth, empties in enumerate([[other], [other, other], []]):
+            other.write_bytes(data)
+            for path in empties:
+                os.truncate(path, 0)
+                assert path.stat().st_size == 0
+            other.rename(one)
+            if nth < 2:
+                other.write_bytes(data)
+            os.truncate(one, 0)
+            assert one.stat().st_size == 0
+            assert objects(store)["one"] == one.read_bytes() == b""
+            assert objects(store).get("other", data) == data
+            assert other.exists() == (nth < 2)
+        for nth in range(60):
+            # What the kernel knows of it isn't what an fsync made of it, but what is there at the end.
+            os.truncate(one, 0)
+            with one.open("w+b", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+                for _ in range(nth % 4):
+                    file.write(data)
+                    file.seek(0)
+                    assert len(file.read()) >= len(data)
+                    file.seek(0, os.SEEK_END)
+            assert one.stat().st_size == len(data) * (1 + nth % 4)
+        for _ in range(20):
+            # Of what was closed just now, too.
+            with one.open("w+b", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+                file.truncate(100)
+            os.truncate(one, 0)
+            assert objects(store)["one"] == b""
+
+
+def test_one_who_writes_and_renames_is_never_told_to_begin_again(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        one, other = target / "one", target / "other"
+        for _ in range(10):
+            other.write_bytes(b"")
+            with other.open("w+b", buffering=0) as file:
+                file.write(content(5000))
+                os.fsync(file.fileno())
+                file.truncate(100)
+                os.fsync(file.fileno())
+            other.rename(one)
+            for path, data in ((other, content(600)), (other, b""), (one, b"")):
+                path.write_bytes(data)
+                assert objects(store)[path.name] == path.read_bytes() == data
+
+
 def test_what_is_deleted_while_it_is_written_is_nothing(home: Any, store: Bucket) -> None:
     with writable(home, store) as target:
         for size in (5, PART + 5):
@@ -293,6 +437,11 @@ def test_programs_that_write_do(home: Any, store: Bucket, tmp_path: Path) -> Non
             assert all(torch.equal(found[name], weights[name]) for name in weights)
             np.save(target / "array.npy", array := np.arange(1_000_000))
             assert np.array_equal(np.load(target / "array.npy", mmap_mode="r"), array)
+            # It goes back to its beginning when the large one is written.
+            np.savez(target / "arrays.npz", x=np.arange(5_000_000), y=np.arange(10))
+            with np.load(target / "arrays.npz") as arrays:
+                assert arrays["x"].sum() == np.arange(5_000_000).sum()
+                assert arrays["y"].size == 10
         tree = tmp_path / "tree"
         for nth in range(30):
             (tree / f"{nth % 3}").mkdir(parents=True, exist_ok=True)
@@ -335,9 +484,10 @@ def test_a_part_that_is_refused_is_said_and_what_was_there_stays(home: Any, stor
     assert "kept" in (home.cache_dir / "mount.log").read_text()
 
 
-def test_many_files_at_once_take_no_more_memory_than_parts_do(home: Any, store: Bucket) -> None:
-    """Forty of 12 MiB, of which none fills a part."""
-    with writable(home, store, part="16MiB") as target:
+@pytest.mark.parametrize("part", ["16MiB", "5MiB"])
+def test_many_files_at_once_take_no_more_memory_than_parts_do(home: Any, store: Bucket, part: str) -> None:
+    """Forty of 12 MiB, of which none fills a part, or each two."""
+    with writable(home, store, part=part) as target:
         pid = json.loads((target / ".foreload/stats").read_text())["pid"]
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context((target / f"{nth}").open("wb", buffering=0)) for nth in range(40)]
@@ -346,8 +496,11 @@ def test_many_files_at_once_take_no_more_memory_than_parts_do(home: Any, store: 
                     file.write(bytes([nth]) * MIB)
             status = Path(f"/proc/{pid}/status").read_text()
             resident = int(status.split("VmRSS:")[1].split()[0]) * 1024
+            unsent = json.loads((target / ".foreload/stats").read_text())["unsent_bytes"]
         # Less than 5 MiB of each, what is on its way, and the program itself; all of it would be 480 MiB besides that.
         assert resident < 500 * MIB
+        # What may lie here, besides what no store takes as a part, of which the smaller parts leave 2 MiB.
+        assert unsent < (128 + 40 * 5 if part == "16MiB" else 40 + 41 * 2) * MIB
         found = objects(store)
         assert all(found[f"{nth}"] == bytes([nth]) * (12 * MIB) for nth in range(40))
 
@@ -477,6 +630,16 @@ def test_who_reads_while_it_is_replaced_finds_one_or_the_other(home: Any, store:
         assert found == {digest(version) for version in versions}
 
 
+def synced(path: Path, data: bytes) -> None:
+    """Written, an object, cut, and longer again."""
+    with path.open("w+b", buffering=0) as file:
+        file.write(data[:5000])
+        os.fsync(file.fileno())
+        file.truncate(min(100, len(data)))
+        file.seek(0, os.SEEK_END)
+        file.write(data[:2000])
+
+
 def below(root: Path, name: str, what: Callable[[Path], Any]) -> Any:
     """The same of the directory that a name is in, unless it is the root."""
     return what((root / name).parent) if "/" in name else None
@@ -489,6 +652,8 @@ OPERATIONS: dict[str, Callable[[Path, str, str, bytes], Any]] = {
     "read": lambda root, name, *_: digest((root / name).read_bytes()),
     "list": lambda root, name, *_: sorted(path.name for path in (root / name).parent.iterdir()),
     "stat": lambda root, name, *_: (root / name).stat().st_size,
+    "cut": lambda root, name, *_: os.truncate(root / name, 0),
+    "write and sync": lambda root, name, _, data: synced(root / name, data),
     "unlink": lambda root, name, *_: (root / name).unlink(),
     "rename": lambda root, name, other, _: (root / name).rename(root / other) and None,
     "mkdir": lambda root, name, *_: (root / name).parent.mkdir(),
@@ -542,7 +707,7 @@ def test_a_directory_on_a_disk_is_written_the_same_way(home: Any, store: Bucket,
 def test_what_cannot_be_written_to_is_said_before_it_is_mounted(home: Any, store: Bucket) -> None:
     with pytest.raises(InvalidError, match="5 MiB to 1 GiB"):
         Options(allow_write=True, part="1MB").settings("s3://bench", {}, str(home.cache_dir))
-    settings = Options(allow_write=True).settings("http://127.0.0.1:1/a", {}, str(home.cache_dir))
+    settings = Options(allow_write=True, timeout_s=1.0).settings("http://127.0.0.1:1/a", {}, str(home.cache_dir))
     (home.cache_dir / "at").mkdir(parents=True)
     with pytest.raises(ForeloadError):
         program.start(str(home.cache_dir / "at"), settings, home.cache_dir / "log")

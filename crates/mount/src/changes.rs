@@ -243,6 +243,10 @@ impl Inner {
         let (writing, handle) = (self.writing()?, self.number());
         let (named, key, aside) = {
             let mut tree = self.names.tree();
+            // The kernel asks for the name again then.
+            if !tree.is_linked(ino) {
+                return Err(Errno::ESTALE);
+            }
             (tree.name(ino), tree.key(ino), tree.aside(ino, Instant::now()))
         };
         let (Some((parent, name)), Some(key), Some(aside)) = (named, key, aside) else {

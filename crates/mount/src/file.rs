@@ -9,7 +9,7 @@ use crate::layout::Layout;
 use crate::locked;
 use crate::names::Names;
 use crate::room::Room;
-use crate::shelves::{Shelf, Shelves};
+use crate::shelves::{AGENTS, Shelf, Shelves};
 use crate::tree::{Ino, Object};
 use crate::writing::Writing;
 use foreload_engine::client::ClientError;
@@ -29,8 +29,6 @@ const FAILED: Duration = Duration::from_millis(500);
 const UNREAD: Duration = Duration::from_secs(10);
 /// Where memory is short, who was read so long ago isn't at it.
 const AT_IT: Duration = Duration::from_millis(5);
-/// How often a read begins anew when the agent has ended: another one is started.
-const AGENTS: u32 = 3;
 
 /// What all files of a mount share.
 pub struct Shared {
@@ -120,6 +118,7 @@ impl Shared {
             "unnamed_keys": questions.unnamed,
             "written_objects": writing.map_or(0, |writing| of(&writing.objects)),
             "written_bytes": writing.map_or(0, |writing| of(&writing.bytes)),
+            "unsent_bytes": writing.map_or(0, Writing::held),
             "writes_under_way": writing.map_or(0, Writing::left),
             "writes_that_failed": writing.map_or(0, |writing| of(&writing.failures)),
         })
@@ -335,7 +334,7 @@ impl OpenFile {
         let found = loop {
             match self.chunks(&span) {
                 Ok(found) => break found,
-                Err(ClientError::Closed(why)) if agents < AGENTS => {
+                Err(ClientError::Closed(why) | ClientError::NoAgent(why)) if agents < AGENTS => {
                     agents += 1;
                     crate::log::line(format_args!("the agent has ended ({why}): starting another one"));
                     let mut state = self.state();

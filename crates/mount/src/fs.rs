@@ -11,6 +11,7 @@ use crate::names::Names;
 use crate::resident::Resident;
 use crate::settings::Settings;
 use crate::tree::{Ino, Look, MOST_NAME, ROOT};
+use crate::unwanted::Unwanted;
 use crate::workers::Workers;
 use crate::writing::{Read, Writing};
 use fuser::{
@@ -22,7 +23,6 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
@@ -41,16 +41,11 @@ const FREE: u64 = (1 << 50) / BLOCK as u64;
 /// An order's text at most: ten million files by names of a hundred bytes.
 const MOST_ORDER: usize = 1 << 30;
 
-/// A name that the kernel is to let go of.
-pub type Unwanted = (Ino, Arc<str>);
-
 /// The file system.
 pub struct View {
     inner: Arc<Inner>,
     runtime: Handle,
     workers: Workers,
-    /// Where names go that the kernel is to let go of: never told from here, for the kernel may be waiting for an answer with the same directory locked.
-    unwanted: Mutex<Sender<Unwanted>>,
 }
 
 impl View {
@@ -63,7 +58,7 @@ impl View {
         writing: Option<Arc<Writing>>,
         resident: Option<Resident>,
         runtime: Handle,
-        unwanted: Sender<Unwanted>,
+        unwanted: Unwanted,
     ) -> Self {
         let owner = (
             settings.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
@@ -79,6 +74,7 @@ impl View {
             directories: Mutex::default(),
             said: Mutex::default(),
             told: Mutex::default(),
+            unwanted,
             next: AtomicU64::new(1),
             owner,
             modes: (settings.file_mode, settings.dir_mode),
@@ -88,7 +84,6 @@ impl View {
             inner: Arc::new(inner),
             runtime,
             workers: Workers::new(usize::from(MOST_BACKGROUND)),
-            unwanted: Mutex::new(unwanted),
         }
     }
 
@@ -103,7 +98,12 @@ impl View {
     /// A name that may be changed something about.
     fn may_change(&self, name: &OsStr) -> Result<String, Errno> {
         self.inner.writing()?;
-        text(name).map(str::to_owned)
+        let name = text(name).map_err(|errno| match errno.code() {
+            // There is nothing by a name that no key can have, and nothing can be made by it.
+            code if code == Errno::ENOENT.code() => Errno::EINVAL,
+            _ => errno,
+        })?;
+        Ok(name.to_owned())
     }
 
     fn open_to_write(&self, ino: Ino, how: How, reply: ReplyOpen) {
@@ -118,19 +118,7 @@ impl View {
                 Err(error) => reply.error(error),
             }
         });
-        self.tell_unwanted();
-    }
-
-    fn tell_unwanted(&self) {
-        let unwanted = self.inner.names.tree().unwanted();
-        if unwanted.is_empty() {
-            return;
-        }
-        let sender = locked(&self.unwanted);
-        for each in unwanted {
-            // Whoever is gone hears nothing any more.
-            let _ = sender.send(each);
-        }
+        self.inner.tell_unwanted();
     }
 }
 
@@ -202,7 +190,7 @@ impl Filesystem for View {
                     .spawn(async move { inner.look_up(parent.0, &name, reply).await });
             }
         }
-        self.tell_unwanted();
+        self.inner.tell_unwanted();
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, times: u64) {
@@ -251,24 +239,31 @@ impl Filesystem for View {
             return self.inner.attribute_at_hand(ino.0, reply);
         };
         let (inner, pid) = (Arc::clone(&self.inner), request.pid());
-        let file = handle
-            .and_then(|handle| writing.of(handle.0))
-            .or_else(|| writing.by_ino(ino.0));
+        let written = handle.and_then(|handle| writing.of(handle.0));
+        let by_name = writing.by_ino(ino.0).filter(|_| written.is_none());
         self.runtime.spawn(async move {
-            let resized = match (file, size) {
-                (Some(file), _) => inner.resize(&file, size).await,
+            let resized = match (written.or(by_name.clone()), size) {
+                (Some(file), _) => {
+                    // What was closed already nobody completes any more.
+                    let is_done = by_name.is_some() && !file.is_under_way();
+                    match inner.resize(&file, size).await {
+                        Ok(()) if is_done => writing.complete(&file, true).await,
+                        resized => resized,
+                    }
+                }
                 (None, 0) => inner.empty(ino.0, pid).await,
                 (None, _) => {
                     crate::log::line(format_args!("an object can be cut to nothing, and to no other size"));
                     Err(Errno::EOPNOTSUPP)
                 }
             };
+            inner.has_let_go().await;
             match resized {
                 Ok(()) => inner.attribute_at_hand(ino.0, reply),
                 Err(error) => reply.error(error),
             }
         });
-        self.tell_unwanted();
+        self.inner.tell_unwanted();
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -304,7 +299,7 @@ impl Filesystem for View {
             }
             _ => inner.open_file(ino.0, reply),
         }
-        self.tell_unwanted();
+        self.inner.tell_unwanted();
     }
 
     fn read(
@@ -390,7 +385,11 @@ impl Filesystem for View {
             .clone()
             .filter(|writing| writing.of(handle.0).is_some())
         {
-            self.runtime.spawn(async move { writing.release(handle.0).await });
+            let inner = Arc::clone(&self.inner);
+            self.runtime.spawn(async move {
+                writing.release(handle.0).await;
+                inner.tell_unwanted();
+            });
             let file = locked(&self.inner.files).remove(&handle.0);
             reply.ok();
             return drop(file);
@@ -447,7 +446,7 @@ impl Filesystem for View {
     fn flush(&self, request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
         if let Some((writing, file)) = self.inner.written(handle) {
             let pid = request.pid();
-            let is_opener = file.is_opener(pid);
+            let (is_opener, inner) = (file.is_opener(pid), Arc::clone(&self.inner));
             self.runtime.spawn(async move {
                 // A child that has it open, too, ends without closing it for others.
                 if !is_opener {
@@ -455,7 +454,9 @@ impl Filesystem for View {
                 }
                 // A shell closes one of two descriptors before anything is written; what is empty then may become more.
                 let is_last = !file.has_content() && !file.is_open_elsewhere(pid);
-                answer(writing.complete(&file, is_last).await, reply);
+                let done = writing.complete(&file, is_last).await;
+                inner.has_let_go().await;
+                answer(done, reply);
             });
             return;
         }
@@ -492,8 +493,12 @@ impl Filesystem for View {
         let Some((writing, file)) = self.inner.written(handle) else {
             return reply.ok();
         };
-        self.runtime
-            .spawn(async move { answer(writing.complete(&file, true).await, reply) });
+        let inner = Arc::clone(&self.inner);
+        self.runtime.spawn(async move {
+            let done = writing.complete(&file, true).await;
+            inner.has_let_go().await;
+            answer(done, reply);
+        });
     }
 
     fn mkdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
@@ -560,7 +565,7 @@ impl Filesystem for View {
             let renamed = inner.rename((parent.0, &name), (new_parent.0, &new_name), is_exclusive);
             answer(renamed.await, reply);
         });
-        self.tell_unwanted();
+        self.inner.tell_unwanted();
     }
 
     fn link(&self, _request: &Request, _ino: INodeNo, _parent: INodeNo, _name: &OsStr, reply: ReplyEntry) {
@@ -594,7 +599,7 @@ impl Filesystem for View {
                 Err(error) => reply.error(error),
             }
         });
-        self.tell_unwanted();
+        self.inner.tell_unwanted();
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -606,7 +611,7 @@ impl Filesystem for View {
         let inner = Arc::clone(&self.inner);
         self.runtime
             .spawn(async move { inner.open_directory(ino.0, reply).await });
-        self.tell_unwanted();
+        self.inner.tell_unwanted();
     }
 
     fn readdir(&self, _request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {

@@ -6,6 +6,7 @@ use crate::names::Names;
 use crate::orders::Teller;
 use crate::resident::Resident;
 use crate::tree::{Ino, Kind, Listed, Look, Object, ROOT};
+use crate::unwanted::Unwanted;
 use crate::writing::{NewFile, Writing};
 use crate::{locked, process_of};
 use fuser::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEntry, ReplyOpen};
@@ -44,6 +45,8 @@ pub(crate) struct Inner {
     /// What was said of the mount to whoever has that open, and orders that are being written.
     pub(crate) said: Mutex<FxHashMap<u64, Arc<String>>>,
     pub(crate) told: Mutex<FxHashMap<u64, Vec<u8>>>,
+    /// Who tells the kernel what to let go of.
+    pub(crate) unwanted: Unwanted,
     pub(crate) next: AtomicU64,
     pub(crate) owner: (u32, u32),
     pub(crate) modes: (u16, u16),
@@ -121,6 +124,19 @@ impl Inner {
             return Some((attributes, Duration::ZERO));
         }
         Some((attributes, fresh))
+    }
+
+    /// The kernel is told what to let go of.
+    pub(crate) fn tell_unwanted(&self) {
+        self.unwanted.tell(self.names.tree().unwanted());
+    }
+
+    /// The same, and waits until the kernel has let go: whoever asks for a name next hears of what is there now. Not to be asked while it has a directory locked.
+    pub(crate) async fn has_let_go(&self) {
+        let names = self.names.tree().unwanted();
+        if !names.is_empty() {
+            self.unwanted.has_let_go(names).await;
+        }
     }
 
     pub(crate) fn number(&self) -> u64 {

@@ -23,30 +23,31 @@ pub mod settings;
 pub mod shelves;
 pub mod told;
 pub mod tree;
+pub mod unwanted;
 pub mod workers;
 pub mod writing;
 
 use crate::file::{Shared, Tally};
-use crate::fs::{Unwanted, View};
+use crate::fs::View;
 use crate::names::Names;
 use crate::resident::Resident;
 use crate::room::Room;
 use crate::settings::Settings;
 use crate::shelves::Shelves;
 use crate::tree::Tree;
+use crate::unwanted::Unwanted;
 use crate::writing::Writing;
 use foreload_engine::client::ClientError;
 use foreload_store::source::Retry;
 use foreload_store::{ErrorKind, Source, SourceOptions};
-use fuser::{Config, MountOption, Notifier, Session, SessionACL, SessionUnmounter};
+use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What the list of mounts has before the URL.
 const FS_NAME: &str = "foreload:";
@@ -223,7 +224,7 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         Ok::<_, foreload_store::Error>(Arc::new(writing))
     });
     let writing = writing.transpose()?;
-    let (unwanted, told) = channel();
+    let (unwanted, let_go) = Unwanted::new();
     let handle = runtime.handle().clone();
     let view = View::new(
         settings,
@@ -238,6 +239,11 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         target: target.to_owned(),
         why,
     };
+    // Before anything is mounted: from then on a signal ends it, and doesn't leave it behind.
+    let signals = {
+        let _within = runtime.enter();
+        Signals::new()?
+    };
     let given = descriptor(target);
     let session = match given {
         Some(descriptor) => Session::from_fd(view, descriptor?, acl(settings), config(settings)),
@@ -245,9 +251,10 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     };
     let mut session = session.map_err(refused)?;
     let unmounter = Arc::new(Mutex::new(session.unmount_callable()));
-    let forgetting = forget(session.notifier(), told, Arc::clone(&is_closing))?;
+    let_go.tell_to(session.notifier(), Arc::clone(&is_closing))?;
     let asking = ask(
         runtime,
+        signals,
         unmounter,
         target.to_owned(),
         writing.clone(),
@@ -268,7 +275,6 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     }
     shared.shelves.close();
     asking.ends();
-    drop(forgetting);
     Ok(ended?)
 }
 
@@ -332,25 +338,6 @@ fn descriptor(target: &Path) -> Option<io::Result<OwnedFd>> {
     })
 }
 
-/// A thread that tells the kernel to let go of names: not one that answers it, which it may be waiting for.
-fn forget(
-    notifier: Notifier,
-    told: Receiver<Unwanted>,
-    is_closing: Arc<AtomicBool>,
-) -> io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name("foreload-mount-forget".into())
-        .spawn(move || {
-            for (parent, name) in told {
-                // While it ends, the kernel would wait for ever.
-                if is_closing.load(Ordering::Relaxed) {
-                    return;
-                }
-                let _ = notifier.inval_entry(fuser::INodeNo(parent), std::ffi::OsStr::new(&*name));
-            }
-        })
-}
-
 /// The thread that asks for names, and listens to signals.
 struct Asking(tokio::sync::oneshot::Sender<()>);
 
@@ -360,8 +347,35 @@ impl Asking {
     }
 }
 
+/// What says that it is to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Of a terminal that is closed.
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
 fn ask(
     runtime: tokio::runtime::Runtime,
+    mut signals: Signals,
     unmounter: Arc<Mutex<SessionUnmounter>>,
     target: PathBuf,
     writing: Option<Arc<Writing>>,
@@ -371,32 +385,17 @@ fn ask(
     let thread = std::thread::Builder::new().name("foreload-mount-names".into());
     thread.spawn(move || {
         runtime.block_on(async {
-            let signals = async {
-                let mut terminate = signal(SignalKind::terminate())?;
-                let mut interrupt = signal(SignalKind::interrupt())?;
-                // Of a terminal that is closed.
-                let mut hangup = signal(SignalKind::hangup())?;
+            let unmounts = async {
                 loop {
-                    tokio::select! {
-                        _ = terminate.recv() => {}
-                        _ = interrupt.recv() => {}
-                        _ = hangup.recv() => {}
-                    }
+                    signals.next().await;
                     is_closing.store(true, Ordering::Relaxed);
                     let (unmounter, target, writing) = (Arc::clone(&unmounter), target.clone(), writing.clone());
                     tokio::task::spawn_blocking(move || unmount(&unmounter, &target, writing.as_deref()));
                 }
             };
-            let ended = async {
-                let _ = ended.await;
-                io::Result::<()>::Ok(())
-            };
-            let result: io::Result<()> = tokio::select! {
-                result = signals => result,
-                result = ended => result,
-            };
-            if let Err(error) = result {
-                log::line(format_args!("signals can't be listened to: {error}"));
+            tokio::select! {
+                () = unmounts => {}
+                _ = ended => {}
             }
         });
         // What is asked of a bucket that doesn't answer is left alone.

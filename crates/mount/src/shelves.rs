@@ -34,6 +34,8 @@ use std::time::{Duration, Instant};
 const MOST_FILES: usize = 200_000;
 /// Shelves beside each other, before the small ones become one.
 const MOST_SHELVES: usize = 8;
+/// How often it is begun anew when the agent has ended: another one is started.
+pub const AGENTS: u32 = 3;
 /// Longest chunks that a shelf has memory for, at least: those that wait and those that are read.
 const LEAST_CHUNKS: u64 = 4;
 /// Of a job's memory, what is for batches, which a mount makes none of.
@@ -283,13 +285,17 @@ impl Shelves {
     /// # Errors
     /// What the agent says.
     pub fn order(&self, (teller, number): (Teller, u64), files: Vec<(String, Object)>) -> Result<(), ClientError> {
-        let until = self.until();
-        let mut ordered = self.order_until(until, (teller, number), &files);
-        if let Err(ClientError::Closed(why)) = &ordered {
-            crate::log::line(format_args!("the agent has ended ({why}): starting another one"));
-            ordered = self.order_until(until, (teller, number), &files);
+        let (until, mut agents) = (self.until(), 0);
+        loop {
+            match self.order_until(until, (teller, number), &files) {
+                // One may end while it starts, too.
+                Err(ClientError::Closed(why) | ClientError::NoAgent(why)) if agents < AGENTS => {
+                    agents += 1;
+                    crate::log::line(format_args!("the agent has ended ({why}): starting another one"));
+                }
+                ordered => return self.told(ordered),
+            }
         }
-        self.told(ordered)
     }
 
     fn order_until(

@@ -111,6 +111,8 @@ struct Node {
     is_ours: bool,
     /// When it was made, changed or removed from here: what was asked before knows nothing of that.
     changed: Option<Instant>,
+    /// The entry whose place it took, which the kernel may still refer to by this name.
+    before: Option<Ino>,
 }
 
 /// All that is known.
@@ -138,6 +140,7 @@ impl Tree {
             is_linked: true,
             is_ours: false,
             changed: None,
+            before: None,
         };
         Tree {
             nodes: FxHashMap::from_iter([(ROOT, root)]),
@@ -290,6 +293,7 @@ impl Tree {
             }
         }
         // Another thing by the same name is another entry.
+        let before = known.and_then(|ino| self.referred_to(ino));
         known.into_iter().for_each(|ino| self.unlink(ino));
         let ino = self.next;
         self.next += 1;
@@ -304,10 +308,17 @@ impl Tree {
             is_linked: true,
             is_ours: false,
             changed: None,
+            before,
         };
         self.nodes.insert(ino, node);
         self.queue.push_back(ino);
         Some(ino)
+    }
+
+    /// An entry that the kernel refers to, or else the last one before it, by the same name, that it does.
+    fn referred_to(&self, ino: Ino) -> Option<Ino> {
+        let node = self.nodes.get(&ino)?;
+        if node.lookups > 0 { Some(ino) } else { node.before }
     }
 
     /// Whether an entry was made here, and the bucket doesn't have it.
@@ -349,6 +360,7 @@ impl Tree {
             is_linked: false,
             is_ours: false,
             changed: None,
+            before: None,
         };
         self.nodes.insert(aside, node);
         Some(aside)
@@ -392,12 +404,29 @@ impl Tree {
         }
     }
 
-    /// An entry was deleted; the directory that it lay in stays, until it is removed or the mount ends.
+    /// An entry was deleted; the directories that it lay in stay, until they are removed or the mount ends.
     pub fn deleted(&mut self, ino: Ino, now: Instant) {
         let Some((parent, name)) = self.name(ino) else { return };
         self.unlink(ino);
-        self.set_ours(parent);
         self.is_gone(parent, &name, now);
+        self.is_emptied(parent);
+    }
+
+    /// A directory may have lost the last that the bucket had in it, and so may those that it lies in: they stay until they are removed, or the mount ends.
+    fn is_emptied(&mut self, directory: Ino) {
+        let mut at = directory;
+        while at != ROOT {
+            self.set_ours(at);
+            at = self.nodes.get(&at).map_or(ROOT, |node| node.parent);
+            let is_of_bucket = |child: &Ino| {
+                let node = self.nodes.get(child);
+                node.is_some_and(|node| !node.is_ours && !matches!(node.is, Is::Missing))
+            };
+            let known = self.directory(at);
+            if known.is_none_or(|known| known.children.values().any(is_of_bucket)) {
+                return;
+            }
+        }
     }
 
     /// It is known from here that there is nothing by a name.
@@ -420,11 +449,20 @@ impl Tree {
         if let Some(directory) = self.directory_mut(old_parent) {
             directory.children.remove(&old_name);
         }
-        self.set_ours(old_parent);
         self.is_gone(old_parent, &old_name, now);
+        self.is_emptied(old_parent);
         let name: Arc<str> = name.into();
         if let Some(directory) = self.directory_mut(parent) {
             directory.children.insert(Arc::clone(&name), ino);
+        }
+        // What the kernel has by the old name it has by the new one then, also where that is an entry of which another one took the place.
+        let mut before = self.nodes.get(&ino).and_then(|node| node.before);
+        while let Some(node) = before.and_then(|before| self.nodes.get_mut(&before)) {
+            if node.is_linked || (node.parent, &node.name) != (old_parent, &old_name) {
+                break;
+            }
+            (node.parent, node.name) = (parent, Arc::clone(&name));
+            before = node.before;
         }
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         (node.parent, node.name, node.until, node.changed) = (parent, name, until, Some(now));

@@ -1,7 +1,8 @@
 //! Files that are written: each becomes one object, when it is closed.
 //!
 //! A file is written from its beginning on. What was written last, up to a part, is here and may be written over; when it is full it goes to the bucket beside other parts, and is the
-//! bucket's from then on. The object is there when all of it is: at `fsync`, or when the process that opened the file closes it, which hears what went wrong. Until then others
+//! bucket's from then on. The first part goes last, for many formats come back to their beginning: it may be written over until then, unless memory is short or the store takes parts in
+//! their order only. The object is there when all of it is: at `fsync`, or when the process that opened the file closes it, which hears what went wrong. Until then others
 //! see what was there before. A file that was small enough to stay here can be written on after that, and is put again.
 //!
 //! The mount's own process sends it, and not the agent: a plan has nothing to say about it.
@@ -91,8 +92,11 @@ struct Held {
 }
 
 impl Held {
-    fn is(&self, bytes: usize) {
-        let bytes = bytes as u64;
+    fn is(&self, state: &State) {
+        self.are(state.head.len() as u64 + state.tail.len() as u64);
+    }
+
+    fn are(&self, bytes: u64) {
         let before = self.own.swap(bytes, Ordering::Relaxed);
         // What becomes less wraps around, and is less in the sum.
         self.all.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
@@ -101,7 +105,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.is(0);
+        self.are(0);
     }
 }
 
@@ -117,7 +121,9 @@ pub struct Target {
 }
 
 struct State {
-    /// Bytes that are the bucket's.
+    /// The first part, as long as it is here.
+    head: Vec<u8>,
+    /// Bytes before the tail: the bucket's, but for the head.
     sent: u64,
     parts: u64,
     /// What comes behind them.
@@ -134,6 +140,17 @@ struct State {
     /// What it is then, or was before.
     object: Option<Object>,
     failed: Option<Errno>,
+}
+
+impl State {
+    /// The first part is the last one again, if nothing was sent.
+    fn takes_back(&mut self) {
+        if self.parts == 1 && !self.head.is_empty() {
+            self.head.append(&mut self.tail);
+            self.tail = std::mem::take(&mut self.head);
+            (self.sent, self.parts) = (0, 0);
+        }
+    }
 }
 
 impl Writing {
@@ -170,6 +187,7 @@ impl Writing {
     /// Opens a file to write it from its beginning; `handle` is what the kernel has for it.
     pub fn open(&self, handle: u64, new: New, pid: u32) -> Arc<NewFile> {
         let state = State {
+            head: Vec::new(),
             sent: 0,
             parts: 0,
             tail: Vec::new(),
@@ -241,6 +259,12 @@ impl Writing {
         own.map(|(handle, _)| *handle).collect()
     }
 
+    /// Bytes of files that are being written, as far as they are here and not on their way.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
     /// Files that are being written, or completed.
     #[must_use]
     pub fn left(&self) -> usize {
@@ -250,7 +274,11 @@ impl Writing {
     /// Writes at once, if nothing has to be waited for. `None`: it does.
     pub fn write_at_hand(&self, file: &NewFile, at: u64, data: &[u8]) -> Option<Result<(), Errno>> {
         let mut state = file.state.try_lock().ok()?;
-        let end = at + data.len() as u64 - state.sent.min(at);
+        if at < state.sent {
+            let is_in_head = at + data.len() as u64 <= state.head.len() as u64;
+            return is_in_head.then(|| file.put_into(&mut state, at, data));
+        }
+        let end = at + data.len() as u64 - state.sent;
         if end >= self.part_bytes_of(state.parts) || (end >= LEAST_PART && self.is_full(&state)) {
             return None;
         }
@@ -269,8 +297,14 @@ impl Writing {
             file.may_change(&state, at)?;
             self.fill(file, &mut state, at).await?;
         }
+        // Not a part of it: whoever hears that it failed would think that nothing was written.
+        let (head, end) = (state.head.len() as u64, at + data.len() as u64);
+        if at < head && end > head && state.sent > head {
+            return Err(file.out_of_place(head));
+        }
         while !data.is_empty() {
-            let end = state.sent + self.part_bytes_of(state.parts);
+            let (head, full) = (state.head.len() as u64, state.sent + self.part_bytes_of(state.parts));
+            let end = if at < head { head } else { full };
             let now = usize::try_from(end.saturating_sub(at))
                 .unwrap_or(usize::MAX)
                 .min(data.len());
@@ -285,7 +319,7 @@ impl Writing {
             file.put_into(&mut state, at, &data[..now])?;
             (at, data) = (at + now as u64, &data[now..]);
             let len = state.tail.len() as u64;
-            if state.sent + len >= end || (len >= LEAST_PART && self.is_full(&state)) {
+            if state.sent + len >= full || (len >= LEAST_PART && self.is_full(&state)) {
                 self.send(file, &mut state).await?;
             }
         }
@@ -297,9 +331,36 @@ impl Writing {
         state.parts < EVEN_PARTS && self.held.load(Ordering::Relaxed) > self.most_held
     }
 
-    /// Sends what is here as a part.
+    /// What is here is a part: it is sent, or stays as the first one.
     async fn send(&self, file: &NewFile, state: &mut State) -> Result<(), Errno> {
-        let Err(error) = self.send_or_say(file, state).await else {
+        let is_full = self.is_full(state);
+        if state.parts == 0 && !is_full && self.writer.takes_any_order() {
+            state.head = std::mem::take(&mut state.tail);
+            (state.sent, state.parts) = (state.head.len() as u64, 1);
+            return Ok(());
+        }
+        if is_full {
+            self.send_head(file, state).await?;
+        }
+        let part = std::mem::take(&mut state.tail);
+        let nth = state.parts;
+        state.sent += part.len() as u64;
+        state.parts += 1;
+        self.send_part(file, state, nth, part).await
+    }
+
+    /// The first part is sent, if it is here.
+    async fn send_head(&self, file: &NewFile, state: &mut State) -> Result<(), Errno> {
+        let head = std::mem::take(&mut state.head);
+        if head.is_empty() {
+            return Ok(());
+        }
+        self.send_part(file, state, 0, head).await
+    }
+
+    async fn send_part(&self, file: &NewFile, state: &mut State, nth: u64, part: Vec<u8>) -> Result<(), Errno> {
+        file.held.is(state);
+        let Err(error) = self.send_or_say(file, state, nth, part).await else {
             return Ok(());
         };
         if let Some(upload) = state.upload.take() {
@@ -314,9 +375,13 @@ impl Writing {
         *state.failed.insert(failure::of_writing(error))
     }
 
-    async fn send_or_say(&self, file: &NewFile, state: &mut State) -> foreload_store::Result<()> {
-        let part = Bytes::from(std::mem::take(&mut state.tail));
-        file.held.is(0);
+    async fn send_or_say(
+        &self,
+        file: &NewFile,
+        state: &mut State,
+        nth: u64,
+        part: Vec<u8>,
+    ) -> foreload_store::Result<()> {
         let units = u32::try_from((part.len() as u64).div_ceil(UNIT)).unwrap_or(u32::MAX);
         let room = Arc::clone(&self.room)
             .acquire_many_owned(units.min(self.room_units))
@@ -327,9 +392,7 @@ impl Writing {
         };
         // Those that have ended say now whether they failed.
         upload.arrived()?;
-        state.sent += part.len() as u64;
-        state.parts += 1;
-        upload.part(part, room.ok());
+        upload.part(usize::try_from(nth).unwrap_or(usize::MAX), part.into(), room.ok());
         Ok(())
     }
 
@@ -339,7 +402,7 @@ impl Writing {
             let (len, most) = (bytes.saturating_sub(state.sent), self.part_bytes_of(state.parts));
             if len > state.tail.len() as u64 {
                 state.tail.resize(len.min(most) as usize, 0);
-                file.held.is(state.tail.len());
+                file.held.is(state);
             }
             if len <= most {
                 return Ok(());
@@ -370,9 +433,13 @@ impl Writing {
         }
         let bytes = file.size.load(Ordering::Relaxed);
         self.fill(file, &mut state, bytes).await?;
-        if state.upload.is_some() && !state.tail.is_empty() {
+        if state.tail.is_empty() {
+            state.takes_back();
+        }
+        if state.parts > 0 && !state.tail.is_empty() {
             self.send(file, &mut state).await?;
         }
+        self.send_head(file, &mut state).await?;
         let put = match state.upload.take() {
             None => {
                 let whole = Bytes::from(std::mem::take(&mut state.tail));
@@ -532,6 +599,14 @@ impl NewFile {
 
     fn put_into(&self, state: &mut State, at: u64, data: &[u8]) -> Result<(), Errno> {
         self.may_change(state, at)?;
+        if at < state.sent {
+            let (from, to) = (at as usize, at as usize + data.len());
+            let part = state.head.get_mut(from..to).ok_or_else(|| self.out_of_place(at))?;
+            part.copy_from_slice(data);
+            state.is_new = true;
+            self.note(state);
+            return Ok(());
+        }
         let Ok(from) = usize::try_from(at - state.sent) else {
             return Err(Errno::EFBIG);
         };
@@ -544,7 +619,7 @@ impl NewFile {
         }
         let end = state.sent + tail.len() as u64;
         self.size.fetch_max(end, Ordering::Relaxed);
-        self.held.is(tail.len());
+        self.held.is(state);
         state.is_new = true;
         self.note(state);
         Ok(())
@@ -568,7 +643,7 @@ impl NewFile {
             ));
             return Err(Errno::EIO);
         }
-        if at < state.sent {
+        if at < state.sent && at >= state.head.len() as u64 {
             return Err(self.out_of_place(at));
         }
         Ok(())
@@ -596,12 +671,19 @@ impl NewFile {
             (state.is_kept, state.is_complete, state.is_due) = (false, false, true);
             (state.sent, state.parts) = (0, 0);
             state.tail.clear();
+            state.head.clear();
+        }
+        if bytes < state.sent {
+            state.takes_back();
         }
         self.may_change(&state, bytes)?;
+        if bytes < state.sent {
+            return Err(self.out_of_place(bytes));
+        }
         let len = usize::try_from(bytes - state.sent).unwrap_or(usize::MAX);
         // Zeros that follow are sent with what is written before them.
         state.tail.truncate(len);
-        self.held.is(state.tail.len());
+        self.held.is(&state);
         state.is_new = bytes > 0;
         state.is_due = true;
         self.size.store(bytes, Ordering::Relaxed);
@@ -618,6 +700,11 @@ impl NewFile {
         if state.is_kept || state.is_complete {
             let object = state.object.clone().ok_or(Errno::EIO)?;
             return Ok(Read::Of(self.key(), object));
+        }
+        if let Some(head) = state.head.get(usize::try_from(at).unwrap_or(usize::MAX)..)
+            && !head.is_empty()
+        {
+            return Ok(Read::Here(head[..len.min(head.len())].to_vec()));
         }
         if at < state.sent && len > 0 {
             let key = self.key();

@@ -47,7 +47,7 @@ def command(target: str, settings: Mapping[str, Any]) -> list[str]:
 def serve(
     target: str, settings: Mapping[str, Any], given: Sequence[int] = (), say: Callable[[str], object] | None = None
 ) -> int:
-    """Serves until it is unmounted, or Ctrl-C: the program's exit status.
+    """Serves until it is unmounted, or a signal says so (SIGTERM, SIGINT as of Ctrl-C, SIGHUP): the program's exit status. Called by the main thread.
 
     Args:
         target: The directory, or an address.
@@ -55,20 +55,36 @@ def serve(
         given: Descriptors that it gets.
         say: Is told what it says when it serves.
     """
-    running = subprocess.Popen(command(target, settings), stdout=subprocess.PIPE, text=True, pass_fds=given)
-    assert running.stdout is not None
-    while True:
-        try:
-            if (line := running.stdout.readline().strip()) and say is not None:
-                say(line)
-            return running.wait()
-        except KeyboardInterrupt:
-            # It hears of it, too, and ends when it is done.
-            continue
-        except Exception:
+    running: subprocess.Popen[str] | None = None
+    is_over = False
+
+    def ends(_number: int, _frame: object) -> None:
+        nonlocal is_over
+        is_over = True
+        if running is not None:
+            running.terminate()
+
+    # Whoever ends this process means the program: of a terminal's Ctrl-C it hears itself, too, and a second time is no harm.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, ends)
+    try:
+        running = subprocess.Popen(command(target, settings), stdout=subprocess.PIPE, text=True, pass_fds=given)
+        if is_over:
+            running.terminate()
+        assert running.stdout is not None
+        if (line := running.stdout.readline().strip()) and say is not None:
+            say(line)
+        return running.wait()
+    except BaseException:
+        if running is not None:
             running.terminate()
             running.wait()
-            raise
+        raise
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def start(target: str, settings: Mapping[str, Any], log: Path, given: Sequence[int] = ()) -> int:

@@ -10,6 +10,8 @@ pub(crate) mod listing;
 mod site;
 mod writing;
 
+pub use writing::AnyOrder;
+
 use super::address::Address;
 use super::http::adapter::{Adapter, RequestWriter};
 use super::http::{Client, Connector, Limits, Origin, Request, Response};

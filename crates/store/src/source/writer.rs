@@ -3,13 +3,15 @@
 //! object_store does it, over the connections and with the credentials that a [`Source`] has. An object is there when all of it is: before that nobody sees any of it, and what was
 //! there stays. Nothing is written over a part of an object, for stores can't.
 
+use super::cloud::AnyOrder;
 use super::foreign;
 use super::retry::retrying;
 use super::{ObjectMeta, Source, Store};
 use crate::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use object_store::multipart::PartId;
 use object_store::path::Path;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, PutResult};
+use object_store::{MultipartId, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, PutResult};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::task::{JoinError, JoinSet};
@@ -25,6 +27,8 @@ const MOST_COPIED: u64 = 5 << 30;
 pub struct Writer {
     source: Source,
     store: Arc<dyn ObjectStore>,
+    /// The same, if it takes parts in any order.
+    any_order: Option<Arc<dyn AnyOrder>>,
     /// What keys begin with in that store: empty, or ending in a slash.
     prefix: Arc<str>,
     timeout: Duration,
@@ -35,9 +39,17 @@ pub struct Writer {
 pub struct Upload {
     writer: Writer,
     key: String,
-    upload: Box<dyn MultipartUpload>,
-    parts: JoinSet<object_store::Result<()>>,
+    to: To,
+    parts: JoinSet<object_store::Result<Option<(usize, PartId)>>>,
+    /// What the store calls those that have arrived, where it says so.
+    arrived: Vec<(usize, PartId)>,
     bytes: u64,
+}
+
+#[derive(Debug)]
+enum To {
+    InOrder(Box<dyn MultipartUpload>),
+    AnyOrder(Arc<dyn AnyOrder>, Path, MultipartId),
 }
 
 impl Source {
@@ -46,13 +58,17 @@ impl Source {
     /// # Errors
     /// `Invalid`: it can't be written to.
     pub fn writer(&self, timeout: Duration) -> Result<Writer> {
-        let (store, prefix) = match &self.store {
-            Store::Bucket(bucket) => bucket.clone().writing_store(timeout)?,
-            Store::Directory(directory) => (directory.writing_store()?, String::new()),
+        let (store, any_order, prefix): (Arc<dyn ObjectStore>, _, _) = match &self.store {
+            Store::Bucket(bucket) => {
+                let (store, prefix) = bucket.clone().writing_store(timeout)?;
+                (Arc::clone(&store) as _, Some(store), prefix)
+            }
+            Store::Directory(directory) => (directory.writing_store()?, None, String::new()),
         };
         Ok(Writer {
             source: self.clone(),
             store,
+            any_order,
             prefix: prefix.into(),
             timeout,
         })
@@ -105,15 +121,28 @@ impl Writer {
         self.written(key, len, put.map_err(self.failed("writing", key))?).await
     }
 
+    /// Whether parts may be sent in any order.
+    #[must_use]
+    pub fn takes_any_order(&self) -> bool {
+        self.any_order.is_some()
+    }
+
     /// Begins an object that goes up in parts.
     ///
     /// # Errors
     /// As [`Writer::put`].
     pub async fn begin(&self, key: &str) -> Result<Upload> {
-        let path = self.path(key)?;
-        let upload = self.store.put_multipart(&path).await;
+        let (path, failed) = (self.path(key)?, self.failed("beginning to write", key));
+        let to = match &self.any_order {
+            Some(store) => {
+                let id = store.create_multipart(&path).await.map_err(failed)?;
+                To::AnyOrder(Arc::clone(store), path, id)
+            }
+            None => To::InOrder(self.store.put_multipart(&path).await.map_err(failed)?),
+        };
         Ok(Upload {
-            upload: upload.map_err(self.failed("beginning to write", key))?,
+            to,
+            arrived: Vec::new(),
             writer: self.clone(),
             key: key.to_owned(),
             parts: JoinSet::new(),
@@ -179,15 +208,29 @@ impl Writer {
 }
 
 impl Upload {
-    /// Sends the next part, beside those that are under way; `room` is dropped when it has arrived. All but the last have 5 MiB at least.
-    pub fn part(&mut self, bytes: Bytes, room: impl Send + 'static) {
+    /// Sends this part, the first one of number 0, beside those that are under way; `room` is dropped when it has arrived. All but the last have 5 MiB at least. Where the store takes
+    /// no other order ([`Writer::takes_any_order`]) the next part is sent.
+    pub fn part(&mut self, nth: usize, bytes: Bytes, room: impl Send + 'static) {
         self.bytes += bytes.len() as u64;
-        let sent = self.upload.put_part(PutPayload::from_bytes(bytes));
-        self.parts.spawn(async move {
-            let sent = sent.await;
-            drop(room);
-            sent
-        });
+        let bytes = PutPayload::from_bytes(bytes);
+        match &mut self.to {
+            To::InOrder(upload) => {
+                let sent = upload.put_part(bytes);
+                self.parts.spawn(async move {
+                    let sent = sent.await;
+                    drop(room);
+                    sent.map(|()| None)
+                });
+            }
+            To::AnyOrder(store, path, id) => {
+                let (store, path, id) = (Arc::clone(store), path.clone(), id.clone());
+                self.parts.spawn(async move {
+                    let sent = store.put_part(&path, &id, nth, bytes).await;
+                    drop(room);
+                    sent.map(|part| Some((nth, part)))
+                });
+            }
+        }
     }
 
     /// Whether the parts that have arrived so far did.
@@ -201,10 +244,12 @@ impl Upload {
         Ok(())
     }
 
-    fn well(&self, ended: Result<object_store::Result<()>, JoinError>) -> Result<()> {
+    fn well(&mut self, ended: Result<object_store::Result<Option<(usize, PartId)>>, JoinError>) -> Result<()> {
         let bug = |why| Error::new(ErrorKind::Bug, format!("a part was given up: {why}"));
         let failed = self.writer.failed("writing a part", &self.key);
-        ended.map_err(bug)?.map_err(failed)
+        let arrived = ended.map_err(bug)?.map_err(failed)?;
+        self.arrived.extend(arrived);
+        Ok(())
     }
 
     async fn all(&mut self) -> Result<()> {
@@ -223,7 +268,7 @@ impl Upload {
             self.abort().await;
             return Err(error);
         }
-        match self.upload.complete().await {
+        match self.made().await {
             Ok(result) => self.writer.written(&self.key, self.bytes, result).await,
             Err(error) => {
                 let error = self.writer.failed("completing what was written", &self.key)(error);
@@ -233,10 +278,25 @@ impl Upload {
         }
     }
 
+    async fn made(&mut self) -> object_store::Result<PutResult> {
+        match &mut self.to {
+            To::InOrder(upload) => upload.complete().await,
+            To::AnyOrder(store, path, id) => {
+                self.arrived.sort_unstable_by_key(|(nth, _)| *nth);
+                debug_assert!(self.arrived.iter().map(|(nth, _)| *nth).eq(0..self.arrived.len()));
+                let parts = std::mem::take(&mut self.arrived).into_iter().map(|(_, part)| part);
+                store.complete_multipart(path, id, parts.collect()).await
+            }
+        }
+    }
+
     /// Nothing becomes of it: its parts are removed, as far as the store answers.
     pub async fn abort(mut self) {
         self.parts.shutdown().await;
         // A store that doesn't answer keeps them; its rules for incomplete uploads remove them.
-        let _ = self.upload.abort().await;
+        let _ = match &mut self.to {
+            To::InOrder(upload) => upload.abort().await,
+            To::AnyOrder(store, path, id) => store.abort_multipart(path, id).await,
+        };
     }
 }

@@ -5,9 +5,17 @@ use super::{Adapter, Bucket, Cloud};
 use crate::{Error, ErrorKind, Result};
 use object_store::aws::{AmazonS3Builder, AwsCredential};
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::{BackoffConfig, ClientOptions, CredentialProvider, ObjectStore, RetryConfig};
+use object_store::multipart::MultipartStore;
+use object_store::{
+    BackoffConfig, ClientOptions, CredentialProvider, ObjectStore, RetryConfig, StaticCredentialProvider,
+};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A store that takes objects whole, and in parts that come in any order.
+pub trait AnyOrder: ObjectStore + MultipartStore {}
+
+impl<S: ObjectStore + MultipartStore> AnyOrder for S {}
 
 /// A bucket's credentials, as object_store asks for them.
 #[derive(Debug)]
@@ -78,7 +86,7 @@ impl Bucket {
     ///
     /// # Errors
     /// `Invalid`: it can't be written to.
-    pub fn writing_store(self: Arc<Self>, timeout: Duration) -> Result<(Arc<dyn ObjectStore>, String)> {
+    pub fn writing_store(self: Arc<Self>, timeout: Duration) -> Result<(Arc<dyn AnyOrder>, String)> {
         let failed = |e: object_store::Error| Error::invalid(format!("writing cannot be set up: {e}")).with_source(e);
         let retry = RetryConfig {
             max_retries: usize::MAX,
@@ -95,42 +103,47 @@ impl Bucket {
         let whole = format!("{}{}", site.origin, site.path);
         let by_path = whole.strip_suffix(&format!("/{}", self.name));
         let anonymous = self.identity.is_anonymous();
-        let store: Arc<dyn ObjectStore> = match self.cloud {
-            Cloud::S3 => {
-                let mut builder = AmazonS3Builder::new()
-                    .with_bucket_name(&self.name)
-                    .with_region(&site.region)
-                    .with_endpoint(by_path.unwrap_or(&whole))
-                    .with_virtual_hosted_style_request(by_path.is_none())
-                    .with_request_payer(self.settings.options.request_payer)
-                    .with_client_options(client)
-                    .with_http_connector(adapter)
-                    .with_retry(retry);
-                builder = match anonymous {
-                    true => builder.with_skip_signature(true),
-                    false => builder.with_credentials(Arc::new(Amazon(Current(Arc::clone(&self))))),
-                };
-                Arc::new(builder.build().map_err(failed)?)
-            }
-            Cloud::Gs => {
-                let mut builder = GoogleCloudStorageBuilder::new()
-                    .with_bucket_name(&self.name)
-                    .with_config(GoogleConfigKey::BaseUrl, by_path.unwrap_or(&whole))
-                    .with_client_options(client)
-                    .with_http_connector(adapter)
-                    .with_retry(retry);
-                builder = match anonymous {
-                    true => builder.with_skip_signature(true),
-                    false => builder.with_credentials(Arc::new(Google(Current(Arc::clone(&self))))),
-                };
-                Arc::new(builder.build().map_err(failed)?)
-            }
-            Cloud::Azure => Arc::new(self.azure_builder()?.with_retry(retry).build().map_err(failed)?),
-            Cloud::Http => {
-                return Err(Error::invalid("a web server can't be written to")
-                    .with_remedy("name the bucket itself: s3://, gs:// or az://"));
-            }
-        };
+        let store: Arc<dyn AnyOrder> =
+            match self.cloud {
+                Cloud::S3 => {
+                    let mut builder = AmazonS3Builder::new()
+                        .with_bucket_name(&self.name)
+                        .with_region(&site.region)
+                        .with_endpoint(by_path.unwrap_or(&whole))
+                        .with_virtual_hosted_style_request(by_path.is_none())
+                        .with_request_payer(self.settings.options.request_payer)
+                        .with_client_options(client)
+                        .with_http_connector(adapter)
+                        .with_retry(retry);
+                    builder = match anonymous {
+                        true => builder.with_skip_signature(true),
+                        false => builder.with_credentials(Arc::new(Amazon(Current(Arc::clone(&self))))),
+                    };
+                    Arc::new(builder.build().map_err(failed)?)
+                }
+                Cloud::Gs => {
+                    let mut builder = GoogleCloudStorageBuilder::new()
+                        .with_bucket_name(&self.name)
+                        .with_config(GoogleConfigKey::BaseUrl, by_path.unwrap_or(&whole))
+                        .with_client_options(client)
+                        .with_http_connector(adapter)
+                        .with_retry(retry);
+                    builder =
+                        match anonymous {
+                            // It asks for credentials all the same where it writes: these are nobody's.
+                            true => builder.with_skip_signature(true).with_credentials(Arc::new(
+                                StaticCredentialProvider::new(GcpCredential { bearer: String::new() }),
+                            )),
+                            false => builder.with_credentials(Arc::new(Google(Current(Arc::clone(&self))))),
+                        };
+                    Arc::new(builder.build().map_err(failed)?)
+                }
+                Cloud::Azure => Arc::new(self.azure_builder()?.with_retry(retry).build().map_err(failed)?),
+                Cloud::Http => {
+                    return Err(Error::invalid("a web server can't be written to")
+                        .with_remedy("name the bucket itself: s3://, gs:// or az://"));
+                }
+            };
         Ok((store, self.prefix.clone()))
     }
 }
