@@ -80,17 +80,19 @@ def _server(name: str) -> Callable[[], str | None]:
     return lambda: None if servers.program(servers.KINDS[name].binary) else f"not installed (tools/servers.sh {name})"
 
 
-def _pjdfstest() -> str | None:
-    return None if servers.program("pjdfstest") else "not installed (tools/servers.sh pjdfstest)"
+def _program(name: str, installed_by: str) -> Callable[[], str | None]:
+    return lambda: None if servers.program(name) else f"not installed ({installed_by})"
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {
     "cgroup": _cgroup,
     "cuda": _cuda,
+    "dlio": _program("dlio_benchmark", "tools/servers.sh dlio"),
+    "fio": _program("fio", "apt install fio"),
     "fuse": _fuse,
     "netns": _netns,
     "odirect": _odirect,
-    "pjdfstest": _pjdfstest,
+    "pjdfstest": _program("pjdfstest", "tools/servers.sh pjdfstest"),
     "root": _root,
     "userns": _userns,
     **{name: _server(name) for name in servers.KINDS},

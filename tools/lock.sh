@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations and docs on top of dev,
-# and servers and release by themselves.
+# Resolves requirements/*.in into requirements/*.lock: dev and bench together, then integrations, docs and dlio on top of
+# dev, and servers and release by themselves.
 #
 # Called by `make lock`, by hand, when a requirement changes or is to be refreshed; the locks are committed. It needs uv
 # (`pip install uv`), which is used for nothing else: pip installs, so that a user's pip configuration is honoured.
@@ -26,6 +26,7 @@ lock dev "$whole"
 lock bench "$whole"
 lock integrations dev.lock
 lock docs dev.lock
+lock dlio dev.lock
 lock servers /dev/null
 lock release /dev/null
 wc -l ./*.lock
