@@ -1,4 +1,4 @@
-"""A bucket as a directory: large objects and small ones, cold and warm, beside the yardstick, s3fs as paper 004 tuned it, and rclone.
+"""A bucket as a directory: large objects and small ones, cold and warm, beside the yardstick, s3fs as paper 004 tuned it, and other mounts as they are.
 
 Mount, agent and reader share the client's CPU, as the yardstick does. Each cold run has a mount and caches of its own.
 
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 PIECE = 1 << 20
 #: Paper 004's chunk.
 PAPER_CHUNK = 52_000_000
+#: The profile `cloud`, and what a node gets of a bucket at least where its CPU has something else to do.
+CLOUD = {
+    "first_byte_ms": 30.0,
+    "first_byte_sigma": 0.3,
+    "connection_bytes_per_s": 35_000_000,
+    "connect_ms": 30.0,
+}
+LINK = 300_000_000
 #: Readers of small files at once: a loader's workers.
 WORKERS = 4
 #: Names of the bound on memory, and what they may take.
@@ -133,48 +141,18 @@ class _Rig:
                 subprocess.run(ended, env=environment, check=False, capture_output=True)
 
     @contextmanager
-    def by_s3fs(self, prefix: str) -> Iterator[Path]:
-        """s3fs with paper 004's chunk and connections."""
-        target, keys = self.stage.directory(), self.stage.directory() / "keys"
-        keys.write_text(f"{self.bucket.access_key}:{self.bucket.secret_key}\n")
-        keys.chmod(0o600)
-        options = [
-            f"passwd_file={keys}",
-            f"url={self.bucket.endpoint}",
-            "use_path_request_style",
-            f"endpoint={self.bucket.region}",
-            "parallel_count=20",
-            "multipart_size=52",
-            "max_stat_cache_size=100000",
-            "stat_cache_expire=900",
-        ]
-        command = ["s3fs", f"bench:/{prefix}", str(target), *(word for each in options for word in ("-o", each))]
-        subprocess.run(self.stage.pinned(*command), check=True, capture_output=True)
-        self.environment = self.stage.environment(self.stage.directory())
-        try:
-            yield target
-        finally:
-            subprocess.run(["umount", str(target)], check=False, capture_output=True)
-
-    @contextmanager
-    def by_rclone(self, prefix: str) -> Iterator[Path]:
-        """Rclone as it is, but for checksums."""
+    def by(self, name: str, prefix: str) -> Iterator[Path]:
+        """Somebody else's."""
         target = self.stage.directory()
-        given = {
-            "RCLONE_CONFIG_B_TYPE": "s3",
-            "RCLONE_CONFIG_B_PROVIDER": "Other",
-            "RCLONE_CONFIG_B_ENDPOINT": self.bucket.endpoint,
-            "RCLONE_CONFIG_B_ACCESS_KEY_ID": self.bucket.access_key,
-            "RCLONE_CONFIG_B_SECRET_ACCESS_KEY": self.bucket.secret_key,
-            "RCLONE_CONFIG_B_REGION": self.bucket.region,
-        }
-        # The ETags of synthetic objects look like an MD5 and are none; times are asked for one by one otherwise.
-        given_too = ["--daemon", "--read-only", "--no-checksum", "--use-server-modtime"]
-        command = ["rclone", "mount", f"b:bench/{prefix}", str(target), *given_too]
+        command, given = OTHERS[name](self, prefix, str(target))
         self.environment = {**self.stage.environment(self.stage.directory()), **given}
-        # It refuses all requests where that is set, also those without TLS.
+        # rclone refuses all requests where that is set, also those without TLS.
         self.environment.pop("AWS_CA_BUNDLE", None)
-        subprocess.run(self.stage.pinned(*command), env=self.environment, check=True, capture_output=True)
+        said = subprocess.run(
+            self.stage.pinned(*command), env=self.environment, check=False, capture_output=True, text=True
+        )
+        if said.returncode != 0:
+            raise RuntimeError(f"{name}: {(said.stderr + said.stdout).strip()[:500]}")
         try:
             yield target
         finally:
@@ -193,10 +171,13 @@ class _Rig:
         found = json.loads(said.stdout)
         return float(found["bytes"] / found["seconds"])
 
-    def tried(self, name: str, reader: str, paths: Callable[[], list[Path]]) -> float | None:
-        """The same of somebody else's mount; None where it fails, which is said."""
+    def tried(self, name: str, prefix: str, reader: str, files: Callable[[Path], list[Path]]) -> float | None:
+        """The rate by somebody else's mount; None where it fails, which is said, and where it isn't here."""
+        if shutil.which(PROGRAMS[name]) is None:
+            return None
         try:
-            return self.read(reader, paths())
+            with self.by(name, prefix) as target:
+                return self.read(reader, files(target))
         except (RuntimeError, OSError) as error:
             self.failures[name] = str(error).strip().splitlines()[-1]
             return None
@@ -208,6 +189,63 @@ class _Rig:
     def requests(self) -> int:
         """Requests so far."""
         return int(sum(self.bucket.counters()["requests"].values()))
+
+
+def _s3fs(rig: _Rig, prefix: str, target: str) -> tuple[list[str], dict[str, str]]:
+    """With paper 004's chunk and connections."""
+    bucket, keys = rig.bucket, rig.stage.directory() / "keys"
+    keys.write_text(f"{bucket.access_key}:{bucket.secret_key}\n")
+    keys.chmod(0o600)
+    options = [
+        f"passwd_file={keys}",
+        f"url={bucket.endpoint}",
+        "use_path_request_style",
+        f"endpoint={bucket.region}",
+        "parallel_count=20",
+        "multipart_size=52",
+        "max_stat_cache_size=100000",
+        "stat_cache_expire=900",
+    ]
+    return ["s3fs", f"bench:/{prefix}", target, *(word for each in options for word in ("-o", each))], {}
+
+
+def _rclone(rig: _Rig, prefix: str, target: str) -> tuple[list[str], dict[str, str]]:
+    """As it is, but for checksums."""
+    given = {
+        "RCLONE_CONFIG_B_TYPE": "s3",
+        "RCLONE_CONFIG_B_PROVIDER": "Other",
+        "RCLONE_CONFIG_B_ENDPOINT": rig.bucket.endpoint,
+        "RCLONE_CONFIG_B_ACCESS_KEY_ID": rig.bucket.access_key,
+        "RCLONE_CONFIG_B_SECRET_ACCESS_KEY": rig.bucket.secret_key,
+        "RCLONE_CONFIG_B_REGION": rig.bucket.region,
+    }
+    # The ETags of synthetic objects look like an MD5 and are none; times are asked for one by one otherwise.
+    given_too = ["--daemon", "--read-only", "--no-checksum", "--use-server-modtime"]
+    return ["rclone", "mount", f"b:bench/{prefix}", target, *given_too], given
+
+
+def _mountpoint(rig: _Rig, prefix: str, target: str) -> tuple[list[str], dict[str, str]]:
+    place = ["--endpoint-url", rig.bucket.endpoint, "--force-path-style", "--region", rig.bucket.region]
+    return ["mount-s3", "bench", target, "--prefix", f"{prefix}/", *place], _keys(rig)
+
+
+def _geesefs(rig: _Rig, prefix: str, target: str) -> tuple[list[str], dict[str, str]]:
+    place = ["--endpoint", rig.bucket.endpoint, "--region", rig.bucket.region]
+    return ["geesefs", *place, f"bench:{prefix}", target], _keys(rig)
+
+
+def _keys(rig: _Rig) -> dict[str, str]:
+    return {"AWS_ACCESS_KEY_ID": rig.bucket.access_key, "AWS_SECRET_ACCESS_KEY": rig.bucket.secret_key}
+
+
+#: Mounts of others: a command, and its environment.
+OTHERS: dict[str, Callable[[_Rig, str, str], tuple[list[str], dict[str, str]]]] = {
+    "s3fs": _s3fs,
+    "rclone": _rclone,
+    "Mountpoint": _mountpoint,
+    "geesefs": _geesefs,
+}
+PROGRAMS = {"s3fs": "s3fs", "rclone": "rclone", "Mountpoint": "mount-s3", "geesefs": "geesefs"}
 
 
 def _files(target: Path) -> list[Path]:
@@ -258,7 +296,7 @@ def mount(stage: Stage) -> Result:
         yardstick="parts of 8 MiB over 64 connections into memory that was written before; one connection the same",
         reader=f"{PIECE >> 20} MiB at a time into one buffer; several files at once by a thread each; small files by {WORKERS} threads",
         s3fs="parallel_count=20, multipart_size=52, max_stat_cache_size=100000, as in paper 004",
-        versions={name: _version(name) for name in ("s3fs", "rclone")},
+        versions={name: _version(program) for name, program in PROGRAMS.items()},
     )
     return result
 
@@ -266,7 +304,8 @@ def mount(stage: Stage) -> Result:
 def _version(name: str) -> str:
     if shutil.which(name) is None:
         return "not here"
-    return subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()[0]
+    said = subprocess.run([name, "--version"], capture_output=True, text=True, check=False)
+    return (said.stdout + said.stderr).strip().splitlines()[0]
 
 
 def _large(
@@ -299,6 +338,15 @@ def _large(
     yard = bare(rules[1], 64)
     with rig.mounted("five") as target:
         add("five of 200 MB, cold: mount / yardstick", rig.read("several", _files(target)) / yard)
+    # What a node gets of a bucket is less than its CPU could take, often.
+    rig.bucket.set_profile(CLOUD | {"total_bytes_per_s": LINK})
+    yard = bare(rules[1], 64)
+    with rig.mounted("five") as target:
+        add(
+            f"five of 200 MB, cold, {LINK / 1e6:.0f} MB/s in all: mount / yardstick",
+            rig.read("several", _files(target)) / yard,
+        )
+    rig.bucket.set_profile("cloud")
     with rig.mounted("five") as target:
         adaptive = rig.read("one", _files(target)[:1])
     with rig.mounted("five", chunk=PAPER_CHUNK) as target:
@@ -306,15 +354,11 @@ def _large(
     add("200 MB, cold: chunks by size / chunks of 52 MB", adaptive / fixed)
     with rig.mounted("one", preset="paper", ram="1300MB") as target:
         add("rate of the mount with the paper's chunks, 1 GB", rig.read("one", _files(target)) / 1e6)
-    for name, by in (("s3fs", rig.by_s3fs), ("rclone", rig.by_rclone)):
-        if shutil.which(name) is None:
-            continue
-        with by("one") as target:
-            theirs = rig.tried(name, "one", lambda target=target: _files(target))
-        if theirs is None:
-            continue
-        add(f"1 GB, cold: mount / {name}", ours / theirs)
-        add(f"rate of {name}, 1 GB", theirs / 1e6)
+    for name in OTHERS:
+        theirs = rig.tried(name, "one", "one", _files)
+        if theirs is not None:
+            add(f"1 GB, cold: mount / {name}", ours / theirs)
+            add(f"rate of {name}, 1 GB", theirs / 1e6)
 
 
 def _requests(stage: Stage, rig: _Rig, middle: int, add: Callable[[str, float], None]) -> None:
@@ -350,13 +394,11 @@ def _small(stage: Stage, rig: _Rig, prefix: str, what: str, add: Callable[[str, 
         add(f"{what}, {name}: mount / loader", ours / loader)
     if prefix != "w1":
         return
-    for other, by in (("s3fs", rig.by_s3fs), ("rclone", rig.by_rclone)):
-        if shutil.which(other) is None:
-            continue
-        with by(prefix) as target:
-            theirs = rig.tried(other, "small", lambda target=target: _some(target))
+    for other in OTHERS:
+        theirs = rig.tried(other, prefix, "small", _some)
         if theirs is not None:
             add(f"{what}, order not told: mount / {other}", ours / theirs)
+            add(f"rate of {other}, {what}, order not told", theirs / 1e6)
 
 
 def _some(target: Path) -> list[Path]:

@@ -177,19 +177,15 @@ def test_the_first_part_and_the_last_may_be_written_over_until_it_is_closed(
                     )
                     at = min(at, size)
                     data = content(dice.choice([1, 100, 4096, PART // 3, PART]), step)
-                    # Where it ends in what is here, or goes on from there.
-                    is_here = at >= last or at + len(data) <= PART or (at < PART and last == PART)
+                    reads = dice.random() < 0.3
+                    # All of it, and where it goes on from the first part, that must be followed by the last one.
+                    is_here = at >= last or at + (50 if reads else len(data)) <= PART or (at < PART and last == PART)
                     file.seek(at)
-                    if dice.random() < 0.3:
-                        found = fails_with(lambda file=file: file.read(50)) if at >= PART and at < last else None
-                        if found is None:
-                            file.seek(at)
-                            # What begins in the first part may end there.
-                            some = file.read(50)
-                            assert some == model[at : at + len(some)], (nth, step)
-                            assert some or at == size
+                    if reads:
+                        if is_here:
+                            assert file.read(50) == model[at : at + 50], (nth, step)
                         else:
-                            assert found == errno.EOPNOTSUPP
+                            assert fails_with(lambda file=file: file.read(50)) == errno.EOPNOTSUPP
                         continue
                     written = 0
                     while written < len(data):
@@ -245,7 +241,9 @@ def test_who_may_write_may_read(home: Any, store: Bucket) -> None:
             file.seek(PART)
             assert fails_with(lambda: file.read(5)) == errno.EOPNOTSUPP
             file.seek(PART - 5)
-            assert file.read(10) == data[PART - 5 : PART]
+            # A part of it would look like the end.
+            assert fails_with(lambda: file.read(10)) == errno.EOPNOTSUPP
+            assert file.read(5) == data[PART - 5 : PART]
             os.fsync(file.fileno())
             file.seek(7)
             assert file.read(5) == data[7:12]
@@ -381,6 +379,16 @@ def test_what_is_cut_by_its_name_is_what_has_that_name_now(home: Any, store: Buc
                     assert len(file.read()) >= len(data)
                     file.seek(0, os.SEEK_END)
             assert one.stat().st_size == len(data) * (1 + nth % 4)
+        for before in (b"", data):
+            # Of what is written to take its place, too.
+            one.write_bytes(before)
+            with one.open("w+b", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+                os.truncate(one, 0)
+                assert one.stat().st_size == 0
+                file.write(b"more")
+            assert objects(store)["one"] == bytes(len(data)) + b"more"
         for _ in range(20):
             # Of what was closed just now, too.
             with one.open("w+b", buffering=0) as file:
@@ -595,6 +603,36 @@ def locks(path: str) -> int:
         except OSError:
             failures += 1
     return failures
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["while it is closed", "while it is open"])
+def test_it_ends_soon_after_the_last_file_is_closed(home: Any, store: Bucket, opens: bool) -> None:
+    code = """
+        import sys, time
+        file = open(sys.argv[1], "wb", buffering=0)
+        file.write(b"x" * 3_000_000)
+        print("open", flush=True)
+        time.sleep(float(sys.argv[2]))
+        file.close()
+        print("closed", flush=True)
+    """
+    with writable(home, store) as target:
+        store.set_profile({"first_byte_ms": 1500})
+        pid = json.loads((target / ".foreload/stats").read_text())["pid"]
+        words = [sys.executable, "-c", textwrap.dedent(code), str(target / "file"), "4" if opens else "0"]
+        writer = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGTERM)
+        assert writer.stdout.readline() == "closed\n"
+        writer.wait()
+        begun = time.monotonic()
+        assert program.ended(pid, 20)
+        # It looks for a while whether anything else comes.
+        assert time.monotonic() - begun < 8
+        store.set_profile({})
+        assert objects(store)["file"] == b"x" * 3_000_000
 
 
 def test_a_lock_file_is_one_for_all_processes(home: Any, store: Bucket) -> None:

@@ -252,6 +252,10 @@ impl Inner {
         let (Some((parent, name)), Some(key), Some(aside)) = (named, key, aside) else {
             return Err(Errno::ESTALE);
         };
+        // Whoever writes it anew has the same file open.
+        if let Some(file) = writing.by_name(parent, &name) {
+            self.resize(&file, 0).await?;
+        }
         let Some((Kind::File(object), _)) = self.names.tree().kind(aside, Instant::now()) else {
             return Err(Errno::ESTALE);
         };

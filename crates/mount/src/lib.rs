@@ -269,24 +269,32 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
     }
     ready();
     let ended = session.run();
-    is_closing.store(true, Ordering::Relaxed);
+    let is_told = is_closing.swap(true, Ordering::Relaxed);
     if let Some(writing) = writing {
-        handle.block_on(finish(&writing));
+        handle.block_on(finish(&writing, true));
     }
     shared.shelves.close();
     asking.ends();
-    Ok(ended?)
+    match ended {
+        // The kernel may have been quicker than whoever was told.
+        Err(error) if is_told => log::line(format_args!("ending: {error}")),
+        ended => ended?,
+    }
+    Ok(())
 }
 
 fn end(writing: Option<&Writing>) -> ! {
     if let Some(writing) = writing {
-        tokio::runtime::Handle::current().block_on(finish(writing));
+        tokio::runtime::Handle::current().block_on(finish(writing, false));
     }
     std::process::exit(0);
 }
 
-/// What is being written, or was closed just now, has so long to become objects; of the rest nothing is left.
-async fn finish(writing: &Writing) {
+/// What is being written, or was closed just now, has so long to become objects; of the rest nothing is left. Where the kernel has gone nobody writes any more.
+async fn finish(writing: &Writing, has_kernel_gone: bool) {
+    if has_kernel_gone && !writing.done(GRACE).await {
+        writing.forget_unwritten();
+    }
     if !writing.done(WRITTEN).await {
         let _ = tokio::time::timeout(GRACE, writing.give_up()).await;
     }
@@ -386,12 +394,12 @@ fn ask(
     thread.spawn(move || {
         runtime.block_on(async {
             let unmounts = async {
-                loop {
-                    signals.next().await;
-                    is_closing.store(true, Ordering::Relaxed);
-                    let (unmounter, target, writing) = (Arc::clone(&unmounter), target.clone(), writing.clone());
-                    tokio::task::spawn_blocking(move || unmount(&unmounter, &target, writing.as_deref()));
-                }
+                signals.next().await;
+                is_closing.store(true, Ordering::Relaxed);
+                let (unmounter, target, writing) = (Arc::clone(&unmounter), target.clone(), writing.clone());
+                tokio::task::spawn_blocking(move || unmount(&unmounter, &target, writing.as_deref()));
+                // It ends by itself then, however often it is told to.
+                std::future::pending::<()>().await;
             };
             tokio::select! {
                 () = unmounts => {}

@@ -56,6 +56,9 @@ pub struct Settings {
     /// How files are written; `None`: nothing can be.
     #[serde(default)]
     pub write: Option<Writes>,
+    /// The process that has started it, if it is to end with that.
+    #[serde(default)]
+    pub parent: Option<i32>,
 }
 
 /// How files are written.

@@ -14,7 +14,7 @@ use crate::{locked, process_of};
 use bytes::Bytes;
 use foreload_store::source::{Upload, Writer};
 use fuser::Errno;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -336,6 +336,7 @@ impl Writing {
         let is_full = self.is_full(state);
         if state.parts == 0 && !is_full && self.writer.takes_any_order() {
             state.head = std::mem::take(&mut state.tail);
+            state.head.shrink_to_fit();
             (state.sent, state.parts) = (state.head.len() as u64, 1);
             return Ok(());
         }
@@ -492,6 +493,27 @@ impl Writing {
         }
     }
 
+    /// Files that nobody completes, nor has open, are forgotten: the kernel has gone.
+    pub fn forget_unwritten(&self) {
+        let mut open = locked(&self.open);
+        let resting = resting(&open);
+        for (_, file) in open.extract_if(|_, file| resting.contains(&Arc::as_ptr(file))) {
+            if file.is_under_way() && file.has_content() && Arc::strong_count(&file) == 1 {
+                let key = file.key();
+                crate::log::line(format_args!("{key}: nothing became of it, for the mount has ended"));
+            }
+        }
+    }
+
+    /// Whether nothing is to be waited for: of what is open still all is in the bucket, and nobody is at work on it.
+    fn is_done(&self) -> bool {
+        let open = locked(&self.open);
+        let resting = resting(&open);
+        let is_whole = |file: &&Arc<NewFile>| resting.contains(&Arc::as_ptr(file)) && !file.is_under_way();
+        let whole: FxHashSet<_> = open.values().filter(is_whole).map(Arc::as_ptr).collect();
+        self.left() <= whole.len()
+    }
+
     /// Nothing becomes of what is being written still.
     pub async fn give_up(&self) {
         let files: Vec<Arc<NewFile>> = locked(&self.open).drain().map(|(_, file)| file).collect();
@@ -510,7 +532,7 @@ impl Writing {
     /// Waits until all that was closed is done; false: it isn't, within so long.
     pub async fn done(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
-        while self.left() > 0 {
+        while !self.is_done() {
             if Instant::now() >= until {
                 return false;
             }
@@ -518,6 +540,16 @@ impl Writing {
         }
         true
     }
+}
+
+/// Files that are open, and that nobody is at work on.
+fn resting(open: &FxHashMap<u64, Arc<NewFile>>) -> FxHashSet<*const NewFile> {
+    let mut handles: FxHashMap<*const NewFile, usize> = FxHashMap::default();
+    for file in open.values() {
+        *handles.entry(Arc::as_ptr(file)).or_default() += 1;
+    }
+    let is_resting = |file: &&Arc<NewFile>| handles.get(&Arc::as_ptr(file)) == Some(&Arc::strong_count(file));
+    open.values().filter(is_resting).map(Arc::as_ptr).collect()
 }
 
 impl NewFile {
@@ -701,11 +733,16 @@ impl NewFile {
             let object = state.object.clone().ok_or(Errno::EIO)?;
             return Ok(Read::Of(self.key(), object));
         }
-        if let Some(head) = state.head.get(usize::try_from(at).unwrap_or(usize::MAX)..)
-            && !head.is_empty()
-        {
-            return Ok(Read::Here(head[..len.min(head.len())].to_vec()));
+        let head = state.head.get(usize::try_from(at).unwrap_or(usize::MAX)..);
+        let head = head.unwrap_or_default();
+        let is_next = at + head.len() as u64 == state.sent;
+        if !head.is_empty() && (len <= head.len() || is_next) {
+            let mut bytes = head[..len.min(head.len())].to_vec();
+            let more = state.tail.len().min(len - bytes.len());
+            bytes.extend_from_slice(&state.tail[..more]);
+            return Ok(Read::Here(self.with_zeros(bytes, at, len)));
         }
+        // A part of it would look like the end.
         if at < state.sent && len > 0 {
             let key = self.key();
             crate::log::line(format_args!(
@@ -716,13 +753,15 @@ impl NewFile {
         let from = usize::try_from(at.saturating_sub(state.sent))
             .unwrap_or(usize::MAX)
             .min(state.tail.len());
-        // Up to its size there are zeros.
-        let (all, end) = (
-            self.size().saturating_sub(at),
-            state.tail.len().min(from.saturating_add(len)),
-        );
-        let mut bytes = state.tail[from..end].to_vec();
-        bytes.resize(bytes.len().max(len.min(usize::try_from(all).unwrap_or(usize::MAX))), 0);
-        Ok(Read::Here(bytes))
+        let end = state.tail.len().min(from.saturating_add(len));
+        let bytes = state.tail[from..end].to_vec();
+        Ok(Read::Here(self.with_zeros(bytes, at, len)))
+    }
+
+    /// What is read there, with the zeros that there are up to its size.
+    fn with_zeros(&self, mut bytes: Vec<u8>, at: u64, len: usize) -> Vec<u8> {
+        let all = usize::try_from(self.size().saturating_sub(at)).unwrap_or(usize::MAX);
+        bytes.resize(bytes.len().max(len.min(all)), 0);
+        bytes
     }
 }

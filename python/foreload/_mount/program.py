@@ -47,7 +47,7 @@ def command(target: str, settings: Mapping[str, Any]) -> list[str]:
 def serve(
     target: str, settings: Mapping[str, Any], given: Sequence[int] = (), say: Callable[[str], object] | None = None
 ) -> int:
-    """Serves until it is unmounted, or a signal says so (SIGTERM, SIGINT as of Ctrl-C, SIGHUP): the program's exit status. Called by the main thread.
+    """Serves until it is unmounted, or a signal says so (SIGTERM, SIGINT as of Ctrl-C, SIGHUP): the program's exit status. Called by the main thread. If this process is killed, the program ends, too.
 
     Args:
         target: The directory, or an address.
@@ -70,7 +70,8 @@ def serve(
         if handler is not signal.SIG_IGN:
             signal.signal(number, ends)
     try:
-        running = subprocess.Popen(command(target, settings), stdout=subprocess.PIPE, text=True, pass_fds=given)
+        words = command(target, {**settings, "parent": os.getpid()})
+        running = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, pass_fds=given)
         if is_over:
             running.terminate()
         assert running.stdout is not None

@@ -8,6 +8,13 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+/// This process is told to end when the one that has started it ends, however that ends; false: it has ended already.
+fn ends_with(parent: i32) -> bool {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    let is_set = set_parent_process_death_signal(Some(Signal::TERM)).is_ok();
+    is_set && getppid().is_some_and(|now| now.as_raw_nonzero().get() == parent)
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, target, settings] = arguments.as_slice() else {
@@ -16,13 +23,16 @@ fn main() -> ExitCode {
         ));
         return ExitCode::from(2);
     };
-    let settings = match serde_json::from_str(settings) {
+    let settings: foreload_mount::settings::Settings = match serde_json::from_str(settings) {
         Ok(settings) => settings,
         Err(error) => {
             log::line(format_args!("the settings can't be read: {error}"));
             return ExitCode::from(2);
         }
     };
+    if settings.parent.is_some_and(|parent| !ends_with(parent)) {
+        return ExitCode::FAILURE;
+    }
     // Whoever has started it may have gone.
     let say = |line: &str| drop(writeln!(io::stdout(), "{line}"));
     let served = match target.strip_prefix("http://").map(str::parse) {

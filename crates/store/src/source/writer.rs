@@ -283,7 +283,13 @@ impl Upload {
             To::InOrder(upload) => upload.complete().await,
             To::AnyOrder(store, path, id) => {
                 self.arrived.sort_unstable_by_key(|(nth, _)| *nth);
-                debug_assert!(self.arrived.iter().map(|(nth, _)| *nth).eq(0..self.arrived.len()));
+                if !self.arrived.iter().map(|(nth, _)| *nth).eq(0..self.arrived.len()) {
+                    // Never without one of them.
+                    return Err(object_store::Error::Generic {
+                        store: "parts",
+                        source: "a part is missing, or there are two of it".into(),
+                    });
+                }
                 let parts = std::mem::take(&mut self.arrived).into_iter().map(|(_, part)| part);
                 store.complete_multipart(path, id, parts.collect()).await
             }
