@@ -56,6 +56,12 @@ def put(store: Bucket, key: str, body: bytes) -> None:
     boto3.client("s3", **store.boto3()).put_object(Bucket="bench", Key=key, Body=body)
 
 
+def drop(store: Bucket, key: str) -> None:
+    import boto3
+
+    boto3.client("s3", **store.boto3()).delete_object(Bucket="bench", Key=key)
+
+
 def fails_with(attempt: Callable[[], Any]) -> int | None:
     """The number of the error that it ends with."""
     try:

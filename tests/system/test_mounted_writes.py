@@ -28,7 +28,7 @@ from bucket import Bucket
 from foreload._mount import program
 from foreload._mount.options import Options
 from foreload.errors import ForeloadError, InvalidError
-from mounting import digest, fails_with, mounted, objects, put
+from mounting import digest, drop, fails_with, mounted, objects, put
 
 pytestmark = pytest.mark.needs("fuse")
 
@@ -309,6 +309,19 @@ def test_directories_that_were_emptied_stay_until_they_are_removed(home: Any, st
         assert sorted(path.name for path in (target / "other").iterdir()) == ["in", "in2"]
         shutil.rmtree(target / "other")
         assert not (target / "other").exists()
+        # Also where others have deleted what was beside them.
+        (target / "d/e").mkdir(parents=True)
+        (target / "d/e/file").write_bytes(b"abc")
+        put(store, "d/file", b"abc")
+        time.sleep(0.5)
+        assert sorted(path.name for path in (target / "d").iterdir()) == ["e", "file"]
+        drop(store, "d/file")
+        (target / "d/e/file").unlink()
+        for pause in (0, 0.5):
+            time.sleep(pause)
+            assert (target / "d/e").is_dir()
+            assert [path.name for path in target.iterdir() if path.name == "d"] == ["d"]
+            assert [path.name for path in (target / "d").iterdir()] == ["e"] or pause == 0
 
 
 def test_a_name_is_changed_to_a_free_one_and_to_one_that_is_taken(home: Any, store: Bucket) -> None:

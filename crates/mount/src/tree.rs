@@ -242,7 +242,7 @@ impl Tree {
             self.add(directory, &name, kind, asked, now);
         }
         for (_, ino) in before {
-            if !self.is_ours(ino) && !self.is_newer(ino, asked) {
+            if !self.has_ours(ino) && !self.is_newer(ino, asked) {
                 self.unlink(ino);
             }
         }
@@ -291,6 +291,11 @@ impl Tree {
                 node.is_ours = false;
                 return Some(ino);
             }
+            // What is here alone isn't gone with what the bucket had around it.
+            if kind == Kind::Missing && matches!(node.is, Is::Directory(_)) && self.has_ours(ino) {
+                self.set_ours(ino);
+                return Some(ino);
+            }
         }
         // Another thing by the same name is another entry.
         let before = known.and_then(|ino| self.referred_to(ino));
@@ -325,6 +330,15 @@ impl Tree {
     #[must_use]
     pub fn is_ours(&self, ino: Ino) -> bool {
         self.nodes.get(&ino).is_some_and(|node| node.is_ours)
+    }
+
+    /// The same, or whether there is such an entry somewhere in it.
+    fn has_ours(&self, ino: Ino) -> bool {
+        let within = self
+            .directory(ino)
+            .into_iter()
+            .flat_map(|directory| directory.children.values());
+        self.is_ours(ino) || within.copied().any(|child| self.has_ours(child))
     }
 
     /// An entry is made here; its number, unless there is no such directory.
@@ -404,29 +418,12 @@ impl Tree {
         }
     }
 
-    /// An entry was deleted; the directories that it lay in stay, until they are removed or the mount ends.
+    /// An entry was deleted; the directory that it lay in stays, until it is removed or the mount ends.
     pub fn deleted(&mut self, ino: Ino, now: Instant) {
         let Some((parent, name)) = self.name(ino) else { return };
         self.unlink(ino);
+        self.set_ours(parent);
         self.is_gone(parent, &name, now);
-        self.is_emptied(parent);
-    }
-
-    /// A directory may have lost the last that the bucket had in it, and so may those that it lies in: they stay until they are removed, or the mount ends.
-    fn is_emptied(&mut self, directory: Ino) {
-        let mut at = directory;
-        while at != ROOT {
-            self.set_ours(at);
-            at = self.nodes.get(&at).map_or(ROOT, |node| node.parent);
-            let is_of_bucket = |child: &Ino| {
-                let node = self.nodes.get(child);
-                node.is_some_and(|node| !node.is_ours && !matches!(node.is, Is::Missing))
-            };
-            let known = self.directory(at);
-            if known.is_none_or(|known| known.children.values().any(is_of_bucket)) {
-                return;
-            }
-        }
     }
 
     /// It is known from here that there is nothing by a name.
@@ -449,8 +446,8 @@ impl Tree {
         if let Some(directory) = self.directory_mut(old_parent) {
             directory.children.remove(&old_name);
         }
+        self.set_ours(old_parent);
         self.is_gone(old_parent, &old_name, now);
-        self.is_emptied(old_parent);
         let name: Arc<str> = name.into();
         if let Some(directory) = self.directory_mut(parent) {
             directory.children.insert(Arc::clone(&name), ino);
