@@ -417,6 +417,21 @@ def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:
         assert said["directory_questions"] == 2
 
 
+def test_names_that_have_aged_together_are_listed_again(home: Any) -> None:
+    with Bucket(profile="fast", synthetic=["many:3000x100"]) as store, mounted(home, store, ttl_s=1.5) as target:
+        names = [entry.path for entry in os.scandir(target / "many")]
+        assert len(names) == 3000
+        for _ in range(2):
+            time.sleep(2)
+            before = requests(store)
+            sizes = [os.stat(name).st_size for name in names]
+            after = requests(store)
+            assert sizes == [100] * 3000
+            # As quick as that is the listing isn't there yet for some of them.
+            assert after.get("head", 0) - before.get("head", 0) < 500
+            assert 3 <= after["list"] - before["list"] <= 12
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["the loader first", "the mount first"])
 def test_what_loader_and_mount_have_read_is_on_the_disk_for_both(home: Any, tmp_path: Path, is_first: bool) -> None:
     import foreload as fl

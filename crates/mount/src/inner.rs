@@ -158,6 +158,7 @@ impl Inner {
     }
 
     pub(crate) async fn look_up(&self, parent: Ino, name: &str, reply: ReplyEntry) {
+        self.names.asks_in(parent);
         match self.names.look_up(parent, name).await {
             Ok(ino) => self.entry(ino, reply),
             Err(error) => reply.error(error),

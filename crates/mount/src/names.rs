@@ -34,6 +34,8 @@ pub struct Names {
 /// So many names of one directory are several, and of so many directories they are counted.
 pub(crate) const SEVERAL: u32 = 4;
 const MOST_ASKED_IN: usize = 10_000;
+/// Names that a page of a listing has.
+const PAGE: usize = 1000;
 
 /// What was asked of the bucket so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,7 +132,7 @@ impl Names {
             "" if key.is_empty() => Ok(at),
             rest if is_name(rest) => {
                 if self.tree().look(at, rest, Instant::now()) == Look::Unknown {
-                    self.asked_in(at);
+                    self.asked_in(at, SEVERAL);
                 }
                 self.look_up(at, rest).await
             }
@@ -156,15 +158,23 @@ impl Names {
         Ok(at)
     }
 
+    /// A name of a directory is about to be asked for. One that was listed before is listed again when as many were asked for as that takes requests: what was known of them has aged together.
+    pub fn asks_in(self: &Arc<Self>, directory: Ino) {
+        if let Some(count) = self.tree().was_listed(directory) {
+            self.asked_in(directory, SEVERAL.max((count / PAGE) as u32));
+        }
+    }
+
     /// Who has asked for several names of a directory asks for more of them: it is listed meanwhile.
-    fn asked_in(self: &Arc<Self>, directory: Ino) {
+    fn asked_in(self: &Arc<Self>, directory: Ino, several: u32) {
         let mut asked = locked(&self.asked_in);
         if asked.len() > MOST_ASKED_IN {
             asked.clear();
         }
         let count = asked.entry(directory).or_default();
         *count += 1;
-        if *count == SEVERAL {
+        if *count >= several {
+            *count = 0;
             let names = Arc::clone(self);
             // Whoever asks for one of them hears himself what is wrong.
             tokio::spawn(async move { drop(names.list(directory).await) });

@@ -189,6 +189,13 @@ impl Tree {
         Some(self.children(directory))
     }
 
+    /// How many names a directory has of which all were known once; they may have aged since.
+    #[must_use]
+    pub fn was_listed(&self, directory: Ino) -> Option<usize> {
+        let known = self.directory(directory)?;
+        known.listed_until.map(|_| known.children.len())
+    }
+
     fn children(&self, directory: Ino) -> Vec<Listed> {
         let Some(directory) = self.directory(directory) else {
             return Vec::new();
