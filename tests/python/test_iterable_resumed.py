@@ -96,7 +96,7 @@ class Packing(torchs.IterableDataset[Any]):
         self.document, self.rest = state["document"], state["rest"]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [None, 1, 3, 4, 5])

@@ -87,7 +87,7 @@ KINDS = [(kind, workers) for kind in (Eager, Lazy, Example, Reading) for workers
 KINDS += [(kind, workers) for kind in (Beginning, Own, Walking) for workers in range(1, 4)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("left_after", [1, 2, 5])
 @pytest.mark.parametrize(("kind", "workers"), KINDS)
 def test_a_state_of_a_pass_that_follows_one_that_was_left(kind: Any, workers: int, left_after: int) -> None:
@@ -110,7 +110,7 @@ def test_a_state_of_a_pass_that_follows_one_that_was_left(kind: Any, workers: in
         assert ids(resumed) == second[had:], had
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("each", [1, 2, 3, 100])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", [Eager, Lazy, Example, Counting])
@@ -401,7 +401,7 @@ def caught(batches: Iterator[Any], most: int = 1000) -> list[Any]:
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("each", [1, 4, 1000])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("bad", [{7}, {0}, {7, 8, 20}, {28}])
@@ -434,7 +434,7 @@ def test_a_state_of_a_loop_that_went_on_after_errors(bad: set[int], workers: int
     assert caught(iter(resumed)) == second
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("is_stated", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("size", [None, 2])

@@ -229,7 +229,7 @@ def gone_through(loader: Any, passes: int) -> tuple[list[list[list[int]]], list[
     return whole, saved
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("workers", "lives_on"), [(0, False), (1, True), (2, False), (2, True)])
 @pytest.mark.parametrize("count", [24, 27])
@@ -249,7 +249,7 @@ def test_workers_that_live_on_say_where_they_stand_at_the_end_of_an_epoch(
         assert [ids(resumed) for _ in left] == left, (epoch, had)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", [Beginning, Walking, Own])
 @pytest.mark.parametrize(("count", "workers"), [(24, 2), (29, 2), (29, 3), (13, 2), (7, 2), (3, 1)])
@@ -271,7 +271,7 @@ def test_what_a_data_set_says_at_its_end_is_not_what_is_gone_on_from(
         assert [ids(resumed) for _ in left] == left, (epoch, had)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("lives_on", [False, True])
 @pytest.mark.parametrize("kind", [Windowed, Dealt])
