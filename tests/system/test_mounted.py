@@ -424,7 +424,7 @@ def test_names_that_have_aged_together_are_listed_again(home: Any) -> None:
         for _ in range(2):
             time.sleep(2)
             before = requests(store)
-            sizes = [os.stat(name).st_size for name in names]
+            sizes = [Path(name).stat().st_size for name in names]
             after = requests(store)
             assert sizes == [100] * 3000
             # As quick as that is the listing isn't there yet for some of them.
