@@ -111,14 +111,14 @@ struct Node {
     is_ours: bool,
     /// When it was made, changed or removed from here: what was asked before knows nothing of that.
     changed: Option<Instant>,
-    /// The entry whose place it took, which the kernel may still refer to by this name.
-    before: Option<Ino>,
 }
 
 /// All that is known.
 pub struct Tree {
     nodes: FxHashMap<Ino, Node>,
     next: Ino,
+    /// Entries whose places others took, by those: the kernel may still refer to them by that name.
+    before: FxHashMap<Ino, Ino>,
     /// Entries in the order that they came in.
     queue: VecDeque<Ino>,
     most: usize,
@@ -140,11 +140,11 @@ impl Tree {
             is_linked: true,
             is_ours: false,
             changed: None,
-            before: None,
         };
         Tree {
             nodes: FxHashMap::from_iter([(ROOT, root)]),
             next: ROOT + 1,
+            before: FxHashMap::default(),
             queue: VecDeque::new(),
             most: most.max(1),
             ttl,
@@ -308,6 +308,7 @@ impl Tree {
         let before = known.and_then(|ino| self.referred_to(ino));
         known.into_iter().for_each(|ino| self.unlink(ino));
         let ino = self.next;
+        self.before.extend(before.map(|before| (ino, before)));
         self.next += 1;
         let name: Arc<str> = name.into();
         self.directory_mut(parent)?.children.insert(Arc::clone(&name), ino);
@@ -320,7 +321,6 @@ impl Tree {
             is_linked: true,
             is_ours: false,
             changed: None,
-            before,
         };
         self.nodes.insert(ino, node);
         self.queue.push_back(ino);
@@ -330,7 +330,11 @@ impl Tree {
     /// An entry that the kernel refers to, or else the last one before it, by the same name, that it does.
     fn referred_to(&self, ino: Ino) -> Option<Ino> {
         let node = self.nodes.get(&ino)?;
-        if node.lookups > 0 { Some(ino) } else { node.before }
+        if node.lookups > 0 {
+            Some(ino)
+        } else {
+            self.before.get(&ino).copied()
+        }
     }
 
     /// Whether an entry was made here, and the bucket doesn't have it.
@@ -381,7 +385,6 @@ impl Tree {
             is_linked: false,
             is_ours: false,
             changed: None,
-            before: None,
         };
         self.nodes.insert(aside, node);
         Some(aside)
@@ -460,13 +463,14 @@ impl Tree {
             directory.children.insert(Arc::clone(&name), ino);
         }
         // What the kernel has by the old name it has by the new one then, also where that is an entry of which another one took the place.
-        let mut before = self.nodes.get(&ino).and_then(|node| node.before);
-        while let Some(node) = before.and_then(|before| self.nodes.get_mut(&before)) {
-            if node.is_linked || (node.parent, &node.name) != (old_parent, &old_name) {
-                break;
-            }
+        let mut at = ino;
+        while let Some(&before) = self.before.get(&at)
+            && let Some(node) = self.nodes.get_mut(&before)
+            && !node.is_linked
+            && (node.parent, &node.name) == (old_parent, &old_name)
+        {
             (node.parent, node.name) = (parent, Arc::clone(&name));
-            before = node.before;
+            at = before;
         }
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         (node.parent, node.name, node.until, node.changed) = (parent, name, until, Some(now));
@@ -499,8 +503,13 @@ impl Tree {
             .unwrap_or_default();
         children.into_iter().for_each(|child| self.unlink(child));
         if lookups == 0 {
-            self.nodes.remove(&ino);
+            self.leave(ino);
         }
+    }
+
+    fn leave(&mut self, ino: Ino) {
+        self.nodes.remove(&ino);
+        self.before.remove(&ino);
     }
 
     /// What is known of an entry is believed no longer.
@@ -657,7 +666,7 @@ impl Tree {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         node.lookups = node.lookups.saturating_sub(times);
         if node.lookups == 0 && !node.is_linked && ino != ROOT {
-            self.nodes.remove(&ino);
+            self.leave(ino);
         }
     }
 
