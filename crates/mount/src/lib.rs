@@ -293,7 +293,7 @@ fn end(writing: Option<&Writing>) -> ! {
 /// What is being written, or was closed just now, has so long to become objects; of the rest nothing is left. Where the kernel has gone nobody writes any more.
 async fn finish(writing: &Writing, has_kernel_gone: bool) {
     if has_kernel_gone && !writing.done(GRACE).await {
-        writing.forget_unwritten();
+        let _ = tokio::time::timeout(GRACE, writing.forget_unwritten()).await;
     }
     if !writing.done(WRITTEN).await {
         let _ = tokio::time::timeout(GRACE, writing.give_up()).await;

@@ -493,14 +493,22 @@ impl Writing {
         }
     }
 
-    /// Files that nobody completes, nor has open, are forgotten: the kernel has gone.
-    pub fn forget_unwritten(&self) {
-        let mut open = locked(&self.open);
-        let resting = resting(&open);
-        for (_, file) in open.extract_if(|_, file| resting.contains(&Arc::as_ptr(file))) {
+    /// Nothing becomes of files that are open, and that nobody is at work on: the kernel has gone, and says no more of them.
+    pub async fn forget_unwritten(&self) {
+        let forgotten: Vec<Arc<NewFile>> = {
+            let mut open = locked(&self.open);
+            let resting = resting(&open);
+            let unwritten = open.extract_if(|_, file| resting.contains(&Arc::as_ptr(file)));
+            unwritten.map(|(_, file)| file).collect()
+        };
+        for file in forgotten {
+            let upload = file.state.lock().await.upload.take();
             if file.is_under_way() && file.has_content() && Arc::strong_count(&file) == 1 {
                 let key = file.key();
                 crate::log::line(format_args!("{key}: nothing became of it, for the mount has ended"));
+            }
+            if let Some(upload) = upload {
+                upload.abort().await;
             }
         }
     }
