@@ -1,4 +1,4 @@
-"""The small data set of the Python tests, and waiting."""
+"""The small data set of the Python tests, waiting, and whether a process lives."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def tar_shard(path: Path, members: Mapping[str, bytes]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(body)
             archive.addfile(member, io.BytesIO(body))
+
+
+def lives(process: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
 
 
 def until(true: Callable[[], Any], timeout_s: float = 10.0) -> Any:

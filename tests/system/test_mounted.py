@@ -24,6 +24,7 @@ from foreload._mount.options import Options
 from foreload.cli.doctor import machine
 from foreload.errors import InvalidError
 from mounting import agent_of, digest, fails_with, mounted, objects, put, requests
+from small import lives
 
 pytestmark = pytest.mark.needs("fuse")
 
@@ -361,14 +362,6 @@ def test_why_nothing_is_mounted_is_an_exit_code(
     environment = dict(os.environ) | store.environment() | variables
     said = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert said.returncode == code, said.stderr
-
-
-def lives(pid: int) -> bool:
-    """Whether it runs: one that nobody waits for is a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])

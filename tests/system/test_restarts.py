@@ -23,7 +23,7 @@ import pytest
 import foreload as fl
 from foreload._node import agent as _agent
 from foreload.torch import DataLoader
-from small import number_of, until
+from small import lives, number_of, until
 
 BATCH = 5
 
@@ -93,14 +93,6 @@ def workers(rank: int, dice: random.Random) -> list[int]:
     except OSError:
         return []
     return [int(dice.choice(children))] if children else []
-
-
-def lives(process: int) -> bool:
-    """Whether a process is there and has not ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
 
 
 def kill_again(rank: int, dice: random.Random) -> bool:

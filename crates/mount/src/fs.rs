@@ -444,7 +444,7 @@ impl Filesystem for View {
 
     /// An order that was written is read when it is closed, and whoever closes it hears what is wrong with it.
     fn flush(&self, request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        if let Some((writing, file)) = self.inner.written(handle) {
+        if let Some((_, file)) = self.inner.written(handle) {
             let pid = request.pid();
             let (is_opener, inner) = (file.is_opener(pid), Arc::clone(&self.inner));
             self.runtime.spawn(async move {
@@ -454,9 +454,7 @@ impl Filesystem for View {
                 }
                 // A shell closes one of two descriptors before anything is written; what is empty then may become more.
                 let is_last = !file.has_content() && !file.is_open_elsewhere(pid);
-                let done = writing.complete(&file, is_last).await;
-                inner.has_let_go().await;
-                answer(done, reply);
+                answer(inner.complete(&file, is_last).await, reply);
             });
             return;
         }
@@ -490,15 +488,12 @@ impl Filesystem for View {
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        let Some((writing, file)) = self.inner.written(handle) else {
+        let Some((_, file)) = self.inner.written(handle) else {
             return reply.ok();
         };
         let inner = Arc::clone(&self.inner);
-        self.runtime.spawn(async move {
-            let done = writing.complete(&file, true).await;
-            inner.has_let_go().await;
-            answer(done, reply);
-        });
+        self.runtime
+            .spawn(async move { answer(inner.complete(&file, true).await, reply) });
     }
 
     fn mkdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {

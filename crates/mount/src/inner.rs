@@ -139,6 +139,13 @@ impl Inner {
         }
     }
 
+    /// Makes an object of what was written, and waits until the kernel has let go of what was there; as [`Writing::complete`].
+    pub(crate) async fn complete(&self, file: &NewFile, is_last: bool) -> Result<(), Errno> {
+        let done = self.writing()?.complete(file, is_last).await;
+        self.has_let_go().await;
+        done
+    }
+
     pub(crate) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
