@@ -417,6 +417,19 @@ def test_an_interrupted_simulation_ends_at_once_with_130(scenario: Path) -> None
     assert (running.returncode, out) == (130, "")
 
 
+def test_a_command_that_is_interrupted_while_it_is_loaded_ends_with_130_and_no_traceback() -> None:
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'foreload.cli.app': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "from foreload.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_a_scenario_that_no_policy_can_run_is_a_failure(run: Command, scenario: Path) -> None:
     scenario.write_text(SCENARIO.replace("capacity_mb = 120", "capacity_mb = 20"))
     for verb in ("simulate", "cost"):

@@ -177,6 +177,8 @@ def test_what_is_not_there_or_may_not_be_done_is_said_as_s3_does(home: Any, stor
             (lambda: client.delete_object(Bucket="bench", Key=key), "MethodNotAllowed"),
             (lambda: client.create_multipart_upload(Bucket="bench", Key="new"), "MethodNotAllowed"),
             (lambda: client.list_object_versions(Bucket="bench"), "NotImplemented"),
+            (lambda: client.list_objects_v2(Bucket="bench", ContinuationToken="small/"), "InvalidArgument"),
+            (lambda: client.list_objects_v2(Bucket="bench", ContinuationToken="behind:%ff"), "InvalidArgument"),
             (lambda: client.get_object_tagging(Bucket="bench", Key=key), "NotImplemented"),
             (lambda: client.get_object(Bucket="bench", Key=key, VersionId="other"), "NotImplemented"),
         ):

@@ -5,6 +5,7 @@ torch. `options` holds the options that verbs share, `output` how results look, 
 """
 
 import importlib.util
+import signal
 import sys
 
 __all__ = ["main"]
@@ -15,9 +16,13 @@ _NEEDS = ("typer", "rich")
 
 def main() -> None:
     """Runs the command; the process' entry point."""
-    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.exit(f"foreload: the command needs {' and '.join(missing)}: pip install 'foreload[cli]'")
-    from foreload.cli.app import main as run
+    try:
+        missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+        if missing:
+            sys.exit(f"foreload: the command needs {' and '.join(missing)}: pip install 'foreload[cli]'")
+        from foreload.cli.app import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        # It was still being loaded: what a verb has to say about it, it has said.
+        sys.exit(128 + signal.SIGINT)

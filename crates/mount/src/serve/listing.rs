@@ -9,7 +9,7 @@ use crate::names::{Names, object_of};
 use crate::tree::{Kind, Listed, Object, is_name};
 use fuser::Errno;
 use futures::StreamExt;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use quick_xml::escape::escape;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
@@ -26,6 +26,9 @@ const KEY: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'~')
     .remove(b'/');
+
+/// What tokens begin with.
+const TOKEN: &str = "behind:";
 
 /// An object, or what lies below a slash.
 #[derive(Clone, Debug)]
@@ -46,6 +49,20 @@ pub(super) struct Listings {
     bucket: String,
     root: String,
     kept: Mutex<Vec<Kept>>,
+}
+
+/// What the next page is asked for with, behind a key: text that any document can hold.
+fn token(key: &str) -> String {
+    format!("{TOKEN}{}", utf8_percent_encode(key, KEY))
+}
+
+/// The key that a token names.
+fn behind(token: &str) -> Result<String, Refusal> {
+    let key = token.strip_prefix(TOKEN).and_then(|key| {
+        let key = percent_decode_str(key).decode_utf8().ok()?.into_owned();
+        (self::token(&key) == token).then_some(key)
+    });
+    key.ok_or_else(|| Refusal::invalid("The continuation token is none that was given here."))
 }
 
 pub(super) fn buckets(bucket: &str) -> String {
@@ -86,10 +103,11 @@ impl Listings {
         };
         let is_second = asked.word("list-type") == "2";
         let after = match (is_second, asked.word("continuation-token")) {
-            (true, "") => asked.word("start-after"),
-            (true, token) => token,
-            (false, _) => asked.word("marker"),
+            (true, "") => asked.word("start-after").to_owned(),
+            (true, token) => behind(token)?,
+            (false, _) => asked.word("marker").to_owned(),
         };
+        let after = after.as_str();
         // Where a list begins among what one entry stands for, that comes too.
         let is_before = |entry: &Entry| {
             let key = entry.key.as_str();
@@ -232,7 +250,7 @@ impl Listings {
         }
         if let Some(last) = page.last().filter(|_| is_cut) {
             match is_second {
-                true => tag("NextContinuationToken", &escape(&last.key)),
+                true => tag("NextContinuationToken", &token(&last.key)),
                 false => tag("NextMarker", &shown(&last.key)),
             }
         }
