@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import gzip
 import os
 import shutil
 import signal
@@ -68,6 +69,19 @@ def _root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
 
 
+def _passthrough() -> str | None:
+    """What `foreload mount --copies` wants of the kernel, and of the place where tests write."""
+    if os.geteuid() != 0:
+        return "not root"
+    major, minor = (int(word) for word in os.uname().release.split(".")[:2])
+    config = Path("/proc/config.gz")
+    has_it = not config.exists() or b"CONFIG_FUSE_PASSTHROUGH=y" in gzip.decompress(config.read_bytes())
+    if (major, minor) < (6, 9) or not has_it:
+        return "no FUSE passthrough (Linux 6.9)"
+    of = subprocess.run(["stat", "-f", "-c", "%T", tempfile.gettempdir()], capture_output=True, text=True, check=False)
+    return f"{tempfile.gettempdir()} is an overlay" if of.stdout.strip() == "overlayfs" else None
+
+
 def _cuda() -> str | None:
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -92,6 +106,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "fuse": _fuse,
     "netns": _netns,
     "odirect": _odirect,
+    "passthrough": _passthrough,
     "pjdfstest": _program("pjdfstest", "tools/servers.sh pjdfstest"),
     "root": _root,
     "userns": _userns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +70,12 @@ def fails_with(attempt: Callable[[], Any]) -> int | None:
     except OSError as error:
         return error.errno
     return None
+
+
+def stats(target: Path) -> dict[str, int]:
+    """What the mount says of itself."""
+    found: dict[str, int] = json.loads((target / ".foreload" / "stats").read_text())
+    return found
 
 
 def requests(store: Bucket) -> dict[str, int]:

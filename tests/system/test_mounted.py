@@ -410,6 +410,63 @@ def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:
         assert said["directory_questions"] == 2
 
 
+@pytest.mark.parametrize("is_looked_for", [True, False], ids=["by name", "listed"])
+def test_a_directory_that_another_client_has_marked_is_there(home: Any, store: Bucket, is_looked_for: bool) -> None:
+    put(store, "small/marked/", b"")
+    put(store, "alone/", b"")
+    with mounted(home, store) as target:
+        if not is_looked_for:
+            assert [each.name for each in (target / "small").iterdir() if each.is_dir()] == ["marked"]
+        for path in (target / "small" / "marked", target / "alone"):
+            assert path.is_dir()
+            assert list(path.iterdir()) == []
+        assert not (target / "small" / "mark").exists()
+
+
+def test_an_empty_directory_of_a_disk_is_there(home: Any, store: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "data" / "empty" / "below").mkdir(parents=True)
+    with mounted(home, store, (tmp_path / "data").as_uri()) as target:
+        assert (target / "empty" / "below").is_dir()
+        assert [each.name for each in (target / "empty").iterdir()] == ["below"]
+        assert not (target / "empty" / "other").exists()
+
+
+def test_it_is_unmounted_by_any_path_that_leads_there(home: Any, store: Bucket) -> None:
+    place = home.cache_dir / "real" / "place"
+    place.mkdir(parents=True)
+    link = home.cache_dir / "link"
+    link.symlink_to(place)
+    given = {"endpoint_url": store.environment()["AWS_ENDPOINT_URL"]}
+    keys = store.boto3()
+    given.update(access_key_id=keys["aws_access_key_id"], secret_access_key=keys["aws_secret_access_key"])
+    settings = Options(ram="64MB").settings("s3://bench", given, str(home.cache_dir))
+    for path in (link, home.cache_dir / "real" / ".." / "link", place / ".." / "place"):
+        pid = program.start(options.directory(path), settings, home.cache_dir / "mount.log")
+        assert len(list(place.iterdir())) == 3
+        with pytest.raises(InvalidError, match="mounted there already"):
+            options.directory(place)
+        program.unmount(str(path))
+        assert not lives(pid)
+        assert list(place.iterdir()) == []
+
+
+def test_options_are_taken_as_s3fs_takes_them() -> None:
+    words = options.words(["allow_other,umask=0022", "rw", "use_path_request_style,url=http://host:9000", "region=a,b"])
+    assert words == [
+        "allow_other=1",
+        "umask=0022",
+        "rw=1",
+        "use_path_request_style=1",
+        "url=http://host:9000",
+        "region=a,b",
+    ]
+    found = options.given(dict(word.split("=", 1) for word in words))
+    assert found.fields == {"allow_other": True, "umask": 0o022, "allow_write": True}
+    assert found.store == {"endpoint_url": "http://host:9000", "region": "a,b"}
+    with pytest.raises(InvalidError, match="--disk"):
+        options.given({"use_cache": "/tmp"})
+
+
 def test_names_that_have_aged_together_are_listed_again(home: Any) -> None:
     with Bucket(profile="fast", synthetic=["many:3000x100"]) as store, mounted(home, store, ttl_s=1.5) as target:
         names = [entry.path for entry in os.scandir(target / "many")]

@@ -28,7 +28,7 @@ from bucket import Bucket
 from foreload._mount import program
 from foreload._mount.options import Options
 from foreload.errors import ForeloadError, InvalidError
-from mounting import digest, drop, fails_with, mounted, objects, put
+from mounting import digest, drop, fails_with, mounted, objects, put, stats
 
 pytestmark = pytest.mark.needs("fuse")
 
@@ -437,6 +437,157 @@ def test_what_is_deleted_while_it_is_written_is_nothing(home: Any, store: Bucket
             assert within(2, lambda: json.loads((target / ".foreload/stats").read_text())["writes_under_way"] == 0)
             assert "gone" not in objects(store)
             assert not (target / "gone").exists()
+
+
+@pytest.mark.parametrize("what", ["delete", "rename", "write and rename"])
+def test_an_empty_object_that_is_opened_anew_is_an_object_still(home: Any, store: Bucket, what: str) -> None:
+    put(store, "small/empty", b"")
+    with writable(home, store) as target:
+        path = target / "small" / "empty"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        if what == "write and rename":
+            os.write(descriptor, b"something")
+        if what == "delete":
+            path.unlink()
+        else:
+            path.rename(target / "small" / "renamed")
+        os.close(descriptor)
+        left = [key for key in objects(store) if "e" in Path(key).name]
+        assert left == ([] if what == "delete" else ["small/renamed"])
+        assert not path.exists()
+
+
+def test_a_file_has_its_size_by_each_name_that_it_gets(home: Any, store: Bucket) -> None:
+    def cut(path: Path, file: int) -> Path:
+        os.write(file, b"a" * 100)
+        os.fsync(file)
+        os.truncate(path, 0)
+        os.write(file, b"b" * 50_000)
+        return path.rename(path.with_name("cut"))
+
+    def twice(path: Path, file: int) -> Path:
+        os.write(file, b"a" * 100)
+        os.fsync(file)
+        os.write(file, b"b" * 100)
+        between = path.rename(path.with_name("between"))
+        os.write(file, b"c" * 50_000)
+        return between.rename(path.with_name("twice"))
+
+    def looked_at(path: Path, file: int) -> Path:
+        os.write(file, b"a" * 100)
+        between = path.rename(path.with_name("between"))
+        assert between.stat().st_size == 100
+        os.write(file, b"c" * 50_000)
+        return between.rename(path.with_name("looked"))
+
+    def anew(path: Path, file: int) -> Path:
+        return path.rename(path.with_name("anew"))
+
+    with writable(home, store) as target:
+        for how in (cut, twice, looked_at, anew):
+            for was in (None, b"q" * 777):
+                path = target / f"{how.__name__}-{was is None}"
+                if was is not None:
+                    path.write_bytes(was)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                renamed = how(path, descriptor)
+                os.close(descriptor)
+                size = len(objects(store)[renamed.name])
+                assert renamed.stat().st_size == size, how
+                assert len(renamed.read_bytes()) == size
+                assert not path.exists()
+
+
+def test_who_cuts_a_name_and_who_replaces_it_keep_nobody_waiting(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        path, longest, is_over = target / "small" / "0", [0.0], threading.Event()
+
+        def again(nth: int) -> None:
+            until = time.monotonic() + 3
+            while time.monotonic() < until and not is_over.is_set():
+                began = time.monotonic()
+                # Either may find that there is nothing by that name, or another thing than a moment ago.
+                with contextlib.suppress(OSError):
+                    if nth % 2:
+                        os.truncate(path, 0)
+                    else:
+                        new = path.with_name(f"new-{nth}")
+                        new.write_bytes(b"a" * 1000)
+                        new.rename(path)
+                longest[0] = max(longest[0], time.monotonic() - began)
+
+        threads = [threading.Thread(target=again, args=(nth,)) for nth in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # It was a second, each time that they met.
+        assert longest[0] < 0.9
+        assert within(5, lambda: stats(target)["writes_under_way"] == 0)
+
+
+@pytest.mark.parametrize("was", [b"", b"old"])
+def test_what_is_cut_to_nothing_begins_anew_however_much_was_sent(home: Any, store: Bucket, was: bytes) -> None:
+    with writable(home, store) as target:
+        for nth, by_name in enumerate((False, True)):
+            path = target / f"cut-{nth}"
+            if was:
+                path.write_bytes(was)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            os.write(descriptor, content(3 * PART, nth))
+            os.truncate(path if by_name else descriptor, 0)
+            assert os.fstat(descriptor).st_size == 0
+            new = content(2 * PART + nth, 7)
+            assert os.pwrite(descriptor, new, 0) == len(new)
+            os.close(descriptor)
+            assert digest(objects(store)[path.name]) == digest(new)
+            assert path.stat().st_size == len(new)
+
+
+def test_who_opens_what_is_open_still_after_fsync_writes_the_same_file(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        path = target / "shared"
+        first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.write(first, b"1" * 10)
+        os.fsync(first)
+        second = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        assert os.fstat(first).st_size == 0
+        os.write(second, b"2" * 7)
+        os.close(second)
+        assert objects(store)["shared"] == b"2" * 7
+        os.pwrite(first, b"3" * 5, 2)
+        os.close(first)
+        assert objects(store)["shared"] == b"2233333"
+        # What another client has put since isn't this file.
+        first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.write(first, b"1" * 10)
+        os.fsync(first)
+    with writable(home, store, ttl_s=0.1) as target:
+        path = target / "shared"
+        with path.open("wb", buffering=0) as first:
+            first.write(b"1" * 10)
+            os.fsync(first.fileno())
+            put(store, "shared", b"other")
+            assert within(5, lambda: path.stat().st_size == 5)
+            with path.open("r+b") as second:
+                assert second.read() == b"other"
+                second.seek(0)
+                assert fails_with(lambda: (second.write(b"x"), second.flush())) == errno.EOPNOTSUPP
+                with contextlib.suppress(OSError):
+                    second.close()
+        assert objects(store)["shared"] == b"other"
+
+
+def test_a_file_that_is_opened_to_be_written_has_its_number(home: Any, store: Bucket) -> None:
+    """Editors look whether they have opened what they meant to."""
+    with writable(home, store) as target:
+        path = target / "small" / "1"
+        before = path.stat().st_ino
+        for flags in (os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_TRUNC, os.O_RDWR):
+            descriptor = os.open(path, flags)
+            assert os.fstat(descriptor).st_ino == before == path.stat().st_ino
+            os.close(descriptor)
+            before = path.stat().st_ino
 
 
 def test_programs_that_write_do(home: Any, store: Bucket, tmp_path: Path) -> None:

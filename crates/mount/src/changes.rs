@@ -113,8 +113,10 @@ impl Inner {
     pub(crate) async fn open_to_write(self: &Arc<Self>, ino: Ino, handle: u64, how: How) -> Result<(), Errno> {
         let writing = self.writing()?;
         let (is_linked, came) = (self.names.tree().is_linked(ino), self.takes_aside(ino));
-        let is_shared = |file: &Arc<NewFile>| came.is_some() || !is_linked || file.is_under_way();
-        if let Some(file) = writing.by_ino(ino).filter(is_shared) {
+        let is_meant = came.is_some() || !is_linked;
+        if let Some(file) = writing.by_ino(ino)
+            && (is_meant || self.is_written(&file, ino).await)
+        {
             writing.share(handle, &file, how.pid);
             if let Some(hold) = came {
                 self.lets_go(ino, hold).await;
@@ -137,7 +139,7 @@ impl Inner {
         } else if came.is_none() {
             // What the kernel knows may have been replaced: it asks for the name once more, and no more.
             if let Some((now, Kind::File(_))) = self.there(parent, &name).await? {
-                self.set_aside(now, parent, name, how)?;
+                self.set_aside(now, parent, name, how).await?;
             }
             return Err(Errno::ESTALE);
         }
@@ -151,6 +153,12 @@ impl Inner {
             self.lets_go(ino, hold).await;
         }
         self.cut(&file, how).await
+    }
+
+    /// Whether whoever writes an entry writes this file.
+    async fn is_written(&self, file: &NewFile, ino: Ino) -> bool {
+        let kind = self.names.tree().kind(ino, Instant::now());
+        file.is_under_way() || matches!(kind, Some((Kind::File(object), _)) if file.is_still(&object).await)
     }
 
     async fn cut(&self, file: &Arc<NewFile>, how: How) -> Result<(), Errno> {
@@ -173,13 +181,16 @@ impl Inner {
     }
 
     /// Who asks for this name next hears of an entry for whoever writes it.
-    fn set_aside(self: &Arc<Self>, there: Ino, parent: Ino, name: Arc<str>, how: How) -> Result<(), Errno> {
+    async fn set_aside(self: &Arc<Self>, there: Ino, parent: Ino, name: Arc<str>, how: How) -> Result<(), Errno> {
         let writing = self.writing()?;
+        let found = match writing.by_name(parent, &name) {
+            Some(file) if self.is_written(&file, there).await => Some(file),
+            _ => None,
+        };
         if self.aside_of(parent, &name).is_some() {
             // Of two that come at once both write one file.
             return Ok(());
         }
-        let found = writing.by_name(parent, &name).filter(|file| file.is_under_way());
         let (ino, hold) = match found.filter(|file| self.names.tree().refer(file.ino)) {
             Some(file) => {
                 // It isn't done with before the kernel has come again.
@@ -283,10 +294,12 @@ impl Inner {
         if kind == Kind::Directory {
             return Err(Errno::EISDIR);
         }
+        let mut is_there = !self.names.tree().is_ours(ino);
         if let Some(file) = writing.by_name(parent, name) {
             file.is_deleted();
+            is_there |= file.has_object().await;
         }
-        if !self.names.tree().is_ours(ino) {
+        if is_there {
             let key = self.key_of(parent, name)?;
             let deleted = writing.writer().delete(&key).await;
             deleted.map_err(|error| failure::of_writing(&error))?;

@@ -4,6 +4,7 @@
 //! agent when it was read to its end, and with the file.
 
 use crate::ahead::Ahead;
+use crate::copies::{Closed, Copies};
 use crate::failure;
 use crate::layout::Layout;
 use crate::locked;
@@ -99,7 +100,8 @@ impl Shared {
     }
 
     /// What was done so far, as JSON.
-    pub fn report(&self, names: &Names, writing: Option<&Writing>) -> String {
+    pub fn report(&self, names: &Names, writing: Option<&Writing>, copies: Option<&Copies>) -> String {
+        let (copied, copied_bytes, opened) = copies.map_or((0, 0, 0), Copies::counts);
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (tally, questions) = (&self.tally, names.questions());
         serde_json::json!({
@@ -112,6 +114,9 @@ impl Shared {
             "cached_chunks": of(&tally.cached_chunks),
             "held_bytes": of(&self.held_bytes),
             "ahead_bytes": self.room.taken(),
+            "copies": copied,
+            "copied_bytes": copied_bytes,
+            "copies_opened": opened,
             "names": names.tree().len(),
             "name_questions": questions.names,
             "directory_questions": questions.directories,
@@ -264,6 +269,16 @@ impl OpenFile {
     #[must_use]
     pub fn ino(&self) -> Ino {
         self.ino
+    }
+
+    /// What was read, when it is closed.
+    #[must_use]
+    pub fn closed(&self) -> Closed {
+        Closed {
+            ino: self.ino,
+            key: self.key.clone(),
+            object: self.object.clone(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

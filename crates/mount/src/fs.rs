@@ -4,8 +4,9 @@
 //! the [workers](crate::workers), so no thread of the kernel's waits for a bucket.
 
 use crate::changes::How;
+use crate::copies::Copies;
 use crate::file::{OpenFile, Shared};
-use crate::inner::{BLOCK, CONTROL_INO, DOTS, Inner, ORDER_INO, STATS_INO};
+use crate::inner::{BLOCK, CONTROL_INO, DOTS, Inner, LOCKED_PATIENCE, ORDER_INO, PATIENCE, STATS_INO};
 use crate::locked;
 use crate::names::Names;
 use crate::resident::Resident;
@@ -41,6 +42,17 @@ const FREE: u64 = (1 << 50) / BLOCK as u64;
 /// An order's text at most: ten million files by names of a hundred bytes.
 const MOST_ORDER: usize = 1 << 30;
 
+/// What not every mount has.
+#[derive(Default)]
+pub struct Beside {
+    /// Who writes.
+    pub writing: Option<Arc<Writing>>,
+    /// What the kernel reads by itself.
+    pub copies: Option<Arc<Copies>>,
+    /// Where it is seen.
+    pub resident: Option<Resident>,
+}
+
 /// The file system.
 pub struct View {
     inner: Arc<Inner>,
@@ -55,8 +67,7 @@ impl View {
         settings: &Settings,
         names: Arc<Names>,
         shared: Arc<Shared>,
-        writing: Option<Arc<Writing>>,
-        resident: Option<Resident>,
+        beside: Beside,
         runtime: Handle,
         unwanted: Unwanted,
     ) -> Self {
@@ -66,8 +77,9 @@ impl View {
         );
         let inner = Inner {
             names,
-            writing,
-            resident: resident.map(Arc::new),
+            writing: beside.writing,
+            resident: beside.resident.map(Arc::new),
+            copies: beside.copies,
             asides: Mutex::default(),
             shared,
             files: Mutex::default(),
@@ -89,7 +101,12 @@ impl View {
 
     fn open_stats(&self, reply: ReplyOpen) {
         let (inner, handle) = (&self.inner, self.inner.number());
-        let said = format!("{}\n", inner.shared.report(&inner.names, inner.writing.as_deref()));
+        let said = format!(
+            "{}\n",
+            inner
+                .shared
+                .report(&inner.names, inner.writing.as_deref(), inner.copies.as_deref())
+        );
         locked(&inner.said).insert(handle, Arc::new(said));
         // Its size isn't known before it is read.
         reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
@@ -115,7 +132,10 @@ impl View {
             let handle = inner.number();
             match inner.open_to_write(ino, handle, how).await {
                 Ok(()) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO),
-                Err(error) => reply.error(error),
+                Err(error) => {
+                    inner.close_unopened(handle).await;
+                    reply.error(error);
+                }
             }
         });
         self.inner.tell_unwanted();
@@ -162,6 +182,15 @@ impl Filesystem for View {
             InitFlags::FUSE_ATOMIC_O_TRUNC,
         ] {
             let _ = config.add_capabilities(wanted);
+        }
+        if self.inner.copies.is_some() {
+            let is_able = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
+            if !is_able || config.set_max_stack_depth(1).is_err() {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "--copies: this kernel doesn't read files of another file system by itself (Linux 6.9 does, with CONFIG_FUSE_PASSTHROUGH)",
+                ));
+            }
         }
         Ok(())
     }
@@ -257,7 +286,7 @@ impl Filesystem for View {
                     Err(Errno::EOPNOTSUPP)
                 }
             };
-            inner.has_let_go().await;
+            inner.has_let_go(LOCKED_PATIENCE, false).await;
             match resized {
                 Ok(()) => inner.attribute_at_hand(ino.0, reply),
                 Err(error) => reply.error(error),
@@ -279,7 +308,7 @@ impl Filesystem for View {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return self.open_to_write(ino.0, how(flags.0, request), reply);
         }
-        let inner = Arc::clone(&self.inner);
+        let (inner, thread) = (Arc::clone(&self.inner), request.pid());
         if inner.writing.is_some() && !inner.names.tree().is_linked(ino.0) {
             self.runtime.spawn(async move {
                 inner.stands_aside(ino.0).await;
@@ -292,12 +321,12 @@ impl Filesystem for View {
             Some(fresh) if fresh.is_zero() => {
                 self.runtime.spawn(async move {
                     match inner.renew(ino.0).await {
-                        Ok(()) => inner.open_file(ino.0, reply),
+                        Ok(()) => inner.open_file(ino.0, thread, reply),
                         Err(error) => reply.error(error),
                     }
                 });
             }
-            _ => inner.open_file(ino.0, reply),
+            _ => inner.open_file(ino.0, thread, reply),
         }
         self.inner.tell_unwanted();
     }
@@ -394,11 +423,10 @@ impl Filesystem for View {
             reply.ok();
             return drop(file);
         }
-        let file = locked(&self.inner.files).remove(&handle.0);
         locked(&self.inner.said).remove(&handle.0);
         locked(&self.inner.told).remove(&handle.0);
         reply.ok();
-        drop(file);
+        self.inner.close_file(handle.0);
     }
 
     fn write(
@@ -454,7 +482,7 @@ impl Filesystem for View {
                 }
                 // A shell closes one of two descriptors before anything is written; what is empty then may become more.
                 let is_last = !file.has_content() && !file.is_open_elsewhere(pid);
-                answer(inner.complete(&file, is_last).await, reply);
+                answer(inner.complete(&file, is_last, PATIENCE).await, reply);
             });
             return;
         }
@@ -493,7 +521,7 @@ impl Filesystem for View {
         };
         let inner = Arc::clone(&self.inner);
         self.runtime
-            .spawn(async move { answer(inner.complete(&file, true).await, reply) });
+            .spawn(async move { answer(inner.complete(&file, true, LOCKED_PATIENCE).await, reply) });
     }
 
     fn mkdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
@@ -558,7 +586,9 @@ impl Filesystem for View {
         self.runtime.spawn(async move {
             let is_exclusive = flags.contains(RenameFlags::RENAME_NOREPLACE);
             let renamed = inner.rename((parent.0, &name), (new_parent.0, &new_name), is_exclusive);
-            answer(renamed.await, reply);
+            let renamed = renamed.await;
+            inner.tell_unwanted();
+            answer(renamed, reply);
         });
         self.inner.tell_unwanted();
     }
@@ -591,7 +621,10 @@ impl Filesystem for View {
                     let (handle, flags) = (FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
                     reply.created(&fresh, &attributes, Generation(0), handle, flags);
                 }
-                Err(error) => reply.error(error),
+                Err(error) => {
+                    inner.close_unopened(handle).await;
+                    reply.error(error);
+                }
             }
         });
         self.inner.tell_unwanted();

@@ -1,6 +1,7 @@
 //! What is known of entries, and how the kernel hears of it: attributes, directories, and what isn't of the bucket.
 
 use crate::changes::Aside;
+use crate::copies::{Copies, Way};
 use crate::file::{OpenFile, Shared};
 use crate::names::Names;
 use crate::orders::Teller;
@@ -30,6 +31,11 @@ pub(crate) const STATS_INO: Ino = u64::MAX - 2;
 pub(crate) const ORDER: &str = "order";
 pub(crate) const ORDER_INO: Ino = u64::MAX - 3;
 
+/// Whoever waits until the kernel has let go waits so long: it may have the directory locked for somebody who waits for the bucket, or, while it has a file locked, for somebody who
+/// waits for that.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const LOCKED_PATIENCE: Duration = Duration::from_millis(50);
+
 /// What answers.
 pub(crate) struct Inner {
     pub(crate) names: Arc<Names>,
@@ -37,6 +43,8 @@ pub(crate) struct Inner {
     pub(crate) writing: Option<Arc<Writing>>,
     /// What the kernel has; none where the mount is seen by others alone.
     pub(crate) resident: Option<Arc<Resident>>,
+    /// What the kernel reads by itself.
+    pub(crate) copies: Option<Arc<Copies>>,
     /// Entries for those that open files to write them.
     pub(crate) asides: Mutex<Vec<Aside>>,
     pub(crate) shared: Arc<Shared>,
@@ -131,19 +139,28 @@ impl Inner {
         self.unwanted.tell(self.names.tree().unwanted());
     }
 
-    /// The same, and waits until the kernel has let go: whoever asks for a name next hears of what is there now. Not to be asked while it has a directory locked.
-    pub(crate) async fn has_let_go(&self) {
+    /// The same, and waits until the kernel has let go, if there is anything: whoever asks for a name next hears of what is there now. Not to be asked while it has a directory locked.
+    pub(crate) async fn has_let_go(&self, patience: Duration, is_told: bool) {
         let names = self.names.tree().unwanted();
-        if !names.is_empty() {
-            self.unwanted.has_let_go(names).await;
+        if !names.is_empty() || is_told {
+            self.unwanted.tell(names);
+            self.unwanted.has_let_go(patience).await;
         }
     }
 
     /// Makes an object of what was written, and waits until the kernel has let go of what was there; as [`Writing::complete`].
-    pub(crate) async fn complete(&self, file: &NewFile, is_last: bool) -> Result<(), Errno> {
+    pub(crate) async fn complete(&self, file: &NewFile, is_last: bool, patience: Duration) -> Result<(), Errno> {
         let done = self.writing()?.complete(file, is_last).await;
-        self.has_let_go().await;
+        // A rename has told the kernel, and can't wait for it.
+        self.has_let_go(patience, file.was_renamed()).await;
         done
+    }
+
+    /// What was opened for the kernel under this handle, and which it doesn't get.
+    pub(crate) async fn close_unopened(&self, handle: u64) {
+        if let Some(writing) = &self.writing {
+            writing.release(handle).await;
+        }
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -200,15 +217,14 @@ impl Inner {
         }
     }
 
-    pub(crate) fn open_file(&self, ino: Ino, reply: ReplyOpen) {
-        let (kind, key, is_kept, is_ours) = {
-            let mut tree = self.names.tree();
+    pub(crate) fn open_file(&self, ino: Ino, thread: u32, reply: ReplyOpen) {
+        let (kind, key, is_ours) = {
+            let tree = self.names.tree();
             // The kernel asks for the name again then.
             if !tree.is_linked(ino) {
                 return reply.error(Errno::ESTALE);
             }
-            let (kind, key, is_ours) = (tree.kind(ino, Instant::now()), tree.key(ino), tree.is_ours(ino));
-            (kind, key, tree.keep(ino), is_ours)
+            (tree.kind(ino, Instant::now()), tree.key(ino), tree.is_ours(ino))
         };
         if is_ours {
             let key = key.unwrap_or_default();
@@ -220,23 +236,60 @@ impl Inner {
         let (Some((Kind::File(object), _)), Some(key)) = (kind, key) else {
             return reply.error(Errno::ESTALE);
         };
-        // Pages of another object are no use; those of this one stay.
-        let mut flags = FopenFlags::empty();
-        if is_kept {
-            flags |= FopenFlags::FOPEN_KEEP_CACHE;
-        }
-        // Who only reads has nothing to be said of when it is closed.
-        flags |= FopenFlags::FOPEN_NOFLUSH;
-        let file = OpenFile::new(&self.shared, ino, key, object);
+        let file = OpenFile::new(&self.shared, ino, key.clone(), object.clone());
         let handle = self.number();
         locked(&self.files).insert(handle, file);
-        reply.opened(FileHandle(handle), flags);
+        // Who only reads has nothing to be said of when it is closed.
+        let flags = FopenFlags::FOPEN_NOFLUSH;
+        let way = self.copies.as_ref().map_or(Way::Cache, |copies| {
+            let is_other = |(other, file): (&u64, &Arc<OpenFile>)| *other != handle && file.ino() == ino;
+            let is_cached = || locked(&self.files).iter().any(is_other);
+            copies.open((handle, thread), ino, (&key, &object), is_cached, |copy| {
+                reply.open_backing(copy)
+            })
+        });
+        match way {
+            Way::Copy(backing) => {
+                locked(&self.files).remove(&handle);
+                reply.opened_passthrough(FileHandle(handle), flags, &backing);
+            }
+            Way::Direct => reply.opened(FileHandle(handle), flags | FopenFlags::FOPEN_DIRECT_IO),
+            // Pages of another object are no use; those of this one stay.
+            Way::Cache if self.names.tree().keep(ino) => {
+                reply.opened(FileHandle(handle), flags | FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            Way::Cache => reply.opened(FileHandle(handle), flags),
+        }
+    }
+
+    /// Whoever has read a file is done with it.
+    pub(crate) fn close_file(&self, handle: u64) {
+        let file = locked(&self.files).remove(&handle);
+        if let Some(copies) = &self.copies
+            && !copies.close(handle)
+            && let Some(file) = file
+        {
+            copies.want(file.closed());
+        }
     }
 
     pub(crate) fn attribute_at_hand(&self, ino: Ino, reply: ReplyAttr) {
-        match self.known(ino) {
-            Some((attributes, fresh)) => reply.attr(&fresh, &attributes),
-            None => reply.error(Errno::ESTALE),
+        let Some((mut attributes, fresh)) = self.known(ino) else {
+            return reply.error(Errno::ESTALE);
+        };
+        if let Some(shown) = self.shown(ino) {
+            attributes.ino = INodeNo(shown);
+        }
+        reply.attr(&fresh, &attributes);
+    }
+
+    /// What the number of a file that is being written is said to be: the one that it has by its name, for programs look whether they have opened what they meant.
+    fn shown(&self, ino: Ino) -> Option<Ino> {
+        let file = self.writing.as_ref()?.by_ino(ino)?;
+        let target = file.target();
+        match self.names.tree().look(target.parent, &target.name, Instant::now()) {
+            Look::Found(shown) => Some(shown),
+            Look::Missing | Look::Unknown => None,
         }
     }
 
@@ -295,7 +348,10 @@ impl Inner {
         let process = process_of(thread);
         let (teller, number) = (Teller { process, which }, self.number());
         self.shared.shelves.tells(teller, number);
-        let files = crate::told::files(&self.names, text).await?;
+        let mut files = crate::told::files(&self.names, text).await?;
+        if let Some(copies) = &self.copies {
+            files.retain(|(key, object)| !copies.has(key, object));
+        }
         let (shared, names, resident) = (Arc::clone(&self.shared), Arc::clone(&self.names), self.resident.clone());
         let ordered = tokio::task::spawn_blocking(move || {
             let files = match resident {

@@ -8,6 +8,7 @@
 
 pub mod ahead;
 pub mod changes;
+pub mod copies;
 pub mod failure;
 pub mod file;
 pub mod fs;
@@ -27,8 +28,9 @@ pub mod unwanted;
 pub mod workers;
 pub mod writing;
 
+use crate::copies::{Copies, Work};
 use crate::file::{Shared, Tally};
-use crate::fs::View;
+use crate::fs::{Beside, View};
 use crate::names::Names;
 use crate::resident::Resident;
 use crate::room::Room;
@@ -37,6 +39,7 @@ use crate::shelves::Shelves;
 use crate::tree::Tree;
 use crate::unwanted::Unwanted;
 use crate::writing::Writing;
+use foreload_engine::calls::DiskShare;
 use foreload_engine::client::ClientError;
 use foreload_store::source::Retry;
 use foreload_store::{ErrorKind, Source, SourceOptions};
@@ -114,7 +117,7 @@ pub enum MountError {
     #[error("{0}")]
     Agent(#[from] ClientError),
     /// The kernel doesn't mount it.
-    #[error("mounting at {}: {why}", .target.display())]
+    #[error("mounting at {}: {why}{}", .target.display(), remedy(why))]
     Kernel {
         /// Where.
         target: PathBuf,
@@ -124,6 +127,16 @@ pub enum MountError {
     /// The system refuses something else.
     #[error("{0}")]
     System(#[from] io::Error),
+}
+
+/// What to look at where something is denied.
+fn remedy(why: &io::Error) -> &'static str {
+    match why.kind() {
+        io::ErrorKind::PermissionDenied => {
+            " (it needs /dev/fuse, and root or fusermount3: `foreload doctor` says what is missing)"
+        }
+        _ => "",
+    }
 }
 
 impl MountError {
@@ -224,14 +237,22 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         Ok::<_, foreload_store::Error>(Arc::new(writing))
     });
     let writing = writing.transpose()?;
+    let copies = settings
+        .copies
+        .as_ref()
+        .map(|share| copies_at(share, settings, target, &names));
+    let copies = copies.transpose()?;
     let (unwanted, let_go) = Unwanted::new();
     let handle = runtime.handle().clone();
     let view = View::new(
         settings,
-        names,
+        Arc::clone(&names),
         Arc::clone(&shared),
-        writing.clone(),
-        (!is_descriptor(target)).then(|| Resident::new(target.to_owned())),
+        Beside {
+            writing: writing.clone(),
+            copies: copies.as_ref().map(|(copies, _)| Arc::clone(copies)),
+            resident: (!is_descriptor(target)).then(|| Resident::new(target.to_owned())),
+        },
         handle.clone(),
         unwanted,
     );
@@ -260,6 +281,10 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         writing.clone(),
         Arc::clone(&is_closing),
     )?;
+    if let Some((copies, work)) = copies {
+        let seen = Resident::new(target.to_owned());
+        work.begin(copies, names, seen, Arc::clone(&is_closing))?;
+    }
     if !is_descriptor(target) {
         // Looking at it asks for an answer, so it is done aside.
         let place = target.to_owned();
@@ -281,6 +306,24 @@ pub fn run(settings: &Settings, target: &Path, ready: impl FnOnce()) -> Result<(
         ended => ended?,
     }
     Ok(())
+}
+
+/// Where copies are kept, if they can be.
+fn copies_at(share: &DiskShare, settings: &Settings, target: &Path, names: &Names) -> io::Result<(Arc<Copies>, Work)> {
+    let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("--copies: {why}"));
+    if is_descriptor(target) {
+        return Err(refused(
+            "they are made where the directory is seen, so it has to be mounted by name",
+        ));
+    }
+    let may = rustix::thread::capabilities(None)?.effective;
+    if !may.contains(rustix::thread::CapabilitySet::SYS_ADMIN) {
+        return Err(refused(
+            "only root (CAP_SYS_ADMIN) may give the kernel files to read by itself",
+        ));
+    }
+    let endpoint = settings.storage_options.get("endpoint_url").map_or("", String::as_str);
+    Copies::open_place(share, format!("{endpoint} {}", names.source().root()))
 }
 
 fn end(writing: Option<&Writing>) -> ! {
@@ -406,8 +449,8 @@ fn ask(
                 _ = ended => {}
             }
         });
-        // What is asked of a bucket that doesn't answer is left alone.
-        runtime.shutdown_background();
+        // The program ends, and what is under way still with it: it is no error of anybody's.
+        std::mem::forget(runtime);
     })?;
     Ok(Asking(end))
 }

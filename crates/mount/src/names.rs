@@ -9,7 +9,6 @@ use crate::tree::{Ino, Kind, Listed, Look, Object, Tree, is_name};
 use foreload_store::source::{Entries, ObjectMeta};
 use foreload_store::{ErrorKind, Source};
 use fuser::Errno;
-use futures::StreamExt;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -192,16 +191,12 @@ impl Names {
             Err(error) => return Err(failure::of_store(&error)),
         }
         let prefix = format!("{key}/");
-        let mut pages = self.source.list(&prefix);
-        loop {
-            let page = tokio::time::timeout(self.timeout, pages.next()).await;
-            match page.map_err(|_| self.timed_out(key))? {
-                Some(Ok(page)) if page.is_empty() => {}
-                Some(Ok(_)) => return Ok(Kind::Directory),
-                Some(Err(error)) if error.kind() == ErrorKind::NotFound => return Ok(Kind::Missing),
-                Some(Err(error)) => return Err(failure::of_store(&error)),
-                None => return Ok(Kind::Missing),
-            }
+        let is_any = tokio::time::timeout(self.timeout, self.source.is_any(&prefix)).await;
+        match is_any.map_err(|_| self.timed_out(key))? {
+            Ok(true) => Ok(Kind::Directory),
+            Ok(false) => Ok(Kind::Missing),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Kind::Missing),
+            Err(error) => Err(failure::of_store(&error)),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ const SAMPLE: usize = 128;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the mount is seen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Resident {
     root: PathBuf,
 }
@@ -25,6 +26,14 @@ impl Resident {
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Resident { root }
+    }
+
+    /// A file, open, if the kernel has all of its bytes and there are so many. Asks the mount, as [`Resident::lacking`] does.
+    #[must_use]
+    pub fn open_whole(&self, key: &str, bytes: u64) -> Option<OwnedFd> {
+        let device = std::fs::metadata(&self.root).ok()?.dev();
+        let (file, size) = opened(&self.root.join(key), device)?;
+        (size as u64 == bytes && is_resident(&file, size)).then_some(file)
     }
 
     /// Those of these files that the kernel lacks bytes of, in their order; it may have some of those that it refers to. Asks the mount: never to be called by who answers for it.
@@ -52,17 +61,21 @@ impl Resident {
     }
 }
 
-/// Whether all of a file's pages are in memory.
-fn is_there(path: &Path, device: u64) -> bool {
+/// A file of the mount's, and its size.
+fn opened(path: &Path, device: u64) -> Option<(OwnedFd, usize)> {
     // Nobody is waited for who would write it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
-    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else {
-        return false;
-    };
-    let found = rustix::fs::fstat(&file).ok().filter(|found| found.st_dev == device);
-    let Some(size) = found.and_then(|found| usize::try_from(found.st_size).ok()) else {
-        return false;
-    };
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let found = rustix::fs::fstat(&file).ok().filter(|found| found.st_dev == device)?;
+    Some((file, usize::try_from(found.st_size).ok()?))
+}
+
+/// Whether all of a file's pages are in memory.
+fn is_there(path: &Path, device: u64) -> bool {
+    opened(path, device).is_some_and(|(file, size)| is_resident(&file, size))
+}
+
+fn is_resident(file: &OwnedFd, size: usize) -> bool {
     if size == 0 {
         return true;
     }
@@ -70,7 +83,7 @@ fn is_there(path: &Path, device: u64) -> bool {
     // SAFETY: the kernel chooses where, nothing reads there, and it is given back below; `pages` has a byte for each page of it.
     #[allow(unsafe_code)]
     let is_known = unsafe {
-        let Ok(at) = rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ, MapFlags::SHARED, &file, 0) else {
+        let Ok(at) = rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ, MapFlags::SHARED, file, 0) else {
             return false;
         };
         let is_known = libc::mincore(at, size, pages.as_mut_ptr()) == 0;

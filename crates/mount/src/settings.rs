@@ -31,6 +31,9 @@ pub struct Settings {
     /// Disk tiers, fastest first.
     #[serde(default)]
     pub disks: Vec<DiskShare>,
+    /// Where copies of whole files are, which the kernel reads by itself, and their bytes; `None`: there are none.
+    #[serde(default)]
+    pub copies: Option<DiskShare>,
     /// What may be asked for ahead of an open file, in bytes; `None`: half of the memory.
     #[serde(default)]
     pub ahead_bytes: Option<u64>,

@@ -472,6 +472,8 @@ impl Tree {
             (node.parent, node.name) = (parent, Arc::clone(&name));
             at = before;
         }
+        // And may know of another size.
+        self.unwanted.push((parent, Arc::clone(&name)));
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         (node.parent, node.name, node.until, node.changed) = (parent, name, until, Some(now));
         if let (Is::File(file), Some(object)) = (&mut node.is, object) {

@@ -12,9 +12,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Whoever waits until the kernel has let go waits so long: it may have the directory locked for somebody who waits for the bucket.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 enum Tell {
     /// A directory, and a name in it.
     LetGo(Ino, Arc<str>),
@@ -44,12 +41,11 @@ impl Unwanted {
         }
     }
 
-    /// These are told; it is waited for that the kernel has let go of them, for a second at most.
-    pub async fn has_let_go(&self, names: Vec<(Ino, Arc<str>)>) {
-        self.tell(names);
+    /// It is waited for that the kernel has let go of what was told, for so long at most.
+    pub async fn has_let_go(&self, patience: Duration) {
         let (told, is_told) = oneshot::channel();
         if self.0.send(Tell::Told(told)).is_ok() {
-            let _ = tokio::time::timeout(PATIENCE, is_told).await;
+            let _ = tokio::time::timeout(patience, is_told).await;
         }
     }
 }

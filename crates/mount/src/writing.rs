@@ -78,6 +78,7 @@ pub struct NewFile {
     openers: Mutex<Vec<u32>>,
     /// Somebody has deleted it meanwhile.
     is_gone: AtomicBool,
+    is_renamed: AtomicBool,
     is_pending: AtomicBool,
     size: AtomicU64,
     held: Held,
@@ -209,6 +210,7 @@ impl Writing {
             target: Mutex::new(new.target),
             openers: Mutex::new(vec![process_of(pid)]),
             is_gone: AtomicBool::new(false),
+            is_renamed: AtomicBool::new(false),
             is_pending: AtomicBool::new(true),
             size: AtomicU64::new(size),
             held: Held {
@@ -571,10 +573,23 @@ impl NewFile {
         locked(&self.target).key.clone()
     }
 
+    /// Whether this is what it became, so that whoever writes that writes it.
+    pub async fn is_still(&self, object: &Object) -> bool {
+        let state = self.state.lock().await;
+        let own = state.object.as_ref().filter(|_| state.failed.is_none());
+        own.is_some_and(|own| own.etag.is_some() && own.etag == object.etag)
+    }
+
+    /// Whether the bucket has an object of it, or one that it takes the place of.
+    pub async fn has_object(&self) -> bool {
+        self.state.lock().await.object.is_some()
+    }
+
     /// It is an object by this name when it is completed; false: it is one already, or begun as one, by its first name.
     pub async fn is_to_be(&self, target: &Target) -> bool {
         let state = self.state.lock().await;
-        let is_free = state.upload.is_none() && (state.is_new || state.is_due) && !state.is_complete;
+        let is_free =
+            state.upload.is_none() && state.object.is_none() && (state.is_new || state.is_due) && !state.is_complete;
         if is_free {
             self.has_become(target.clone());
         }
@@ -584,6 +599,12 @@ impl NewFile {
     /// It has another name from now on.
     pub fn has_become(&self, target: Target) {
         *locked(&self.target) = target;
+        self.is_renamed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it got another name since that was asked last.
+    pub fn was_renamed(&self) -> bool {
+        self.is_renamed.swap(false, Ordering::Relaxed)
     }
 
     /// Whether there is something to be done for it still: a change that isn't in the bucket.
@@ -706,10 +727,12 @@ impl NewFile {
         if bytes == self.size() {
             return Ok(());
         }
-        if bytes == 0 && (state.is_kept || state.is_complete) {
-            // Another object begins.
-            (state.is_kept, state.is_complete, state.is_due) = (false, false, true);
-            (state.sent, state.parts) = (0, 0);
+        if bytes == 0 && state.failed.is_none() {
+            // Another object begins, whatever was sent of this one.
+            if let Some(upload) = state.upload.take() {
+                upload.abort().await;
+            }
+            (state.is_kept, state.is_complete, state.sent, state.parts) = (false, false, 0, 0);
             state.tail.clear();
             state.head.clear();
         }

@@ -299,6 +299,16 @@ impl Source {
             .map_err(|e| e.with_object(self.url_of(prefix)))
     }
 
+    /// Whether there is anything below `prefix`, which ends in a slash: an object, a mark that stands for the directory, or an empty directory of a disk.
+    ///
+    /// # Errors
+    /// As [`Source::head`].
+    pub async fn is_any(&self, prefix: &str) -> Result<bool> {
+        listing::is_any(&self.store, prefix, self.retry)
+            .await
+            .map_err(|e| e.with_object(self.url_of(prefix)))
+    }
+
     /// Asks for an object's metadata.
     ///
     /// # Errors

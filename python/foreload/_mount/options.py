@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ from foreload._data import address as _address
 from foreload._mount import program
 from foreload._node import agent as _agent
 from foreload._settings import environment as _environment
-from foreload._settings.cache import Cache
-from foreload._settings.sizes import parse_bytes
+from foreload._settings.cache import Cache, directory_and_size
+from foreload._settings.sizes import format_bytes, parse_bytes
 from foreload.errors import InvalidError
 
 #: Paper 004: chunks of 52 MB, and twenty connections. Each has a chunk on its way, and a few are read.
@@ -44,6 +45,7 @@ class Options:
         connections: Requests in flight; None: as many as the store is worth.
         ram: Memory for chunks: those that are read, and those that are asked for ahead.
         disk: Directories to keep chunks in, and the size of each, as in [`Cache`][foreload.Cache].
+        copies: A directory for copies of whole files, which the kernel reads by itself, and its size, written as in `disk`. None: there are none.
         ahead: What may be asked for ahead of all open files together. Default: half of `ram`; 0: nothing.
         entries: Names that are kept in mind.
         ttl_s: How long what is known of a name is believed, in seconds.
@@ -62,6 +64,7 @@ class Options:
     connections: int | None = None
     ram: int | str = "256MB"
     disk: str | Sequence[str] | None = ()
+    copies: str | None = None
     ahead: int | str | None = None
     entries: int = 100_000
     ttl_s: float = 60.0
@@ -116,9 +119,11 @@ class Options:
         ram = parse_bytes(self.ram, "ram")
         least = _CHUNKS * (chunk or 8 * _MIB)
         if ram < least:
-            raise InvalidError(f"ram={self.ram}: chunks of {chunk or 8 * _MIB} bytes need {least} at least")
+            raise InvalidError(
+                f"ram={self.ram}: chunks of up to {format_bytes(chunk or 8 * _MIB)} need {-(-least // 10**6)}MB at least"
+            )
         address = _address.absolute(url)
-        disks = Cache(disk=self.disk).disks()
+        copies = None if self.copies is None else _share(*directory_and_size(self.copies, "copies"))
         return {
             "url": address,
             "storage_options": _environment.storage_options(address, _environment.as_text(storage_options)),
@@ -127,7 +132,8 @@ class Options:
             "chunking": "adaptive" if chunk is None else {"fixed": chunk},
             "connections": self.connections,
             "ram_bytes": ram,
-            "disks": [{"directory": directory, "capacity_bytes": size} for directory, size in disks],
+            "disks": [_share(*each) for each in Cache(disk=self.disk).disks()],
+            "copies": copies,
             "ahead_bytes": None if self.ahead is None else parse_bytes(self.ahead, "ahead"),
             "most_entries": self.entries,
             "ttl_s": self.ttl_s,
@@ -139,6 +145,10 @@ class Options:
             "allow_other": self.allow_other,
             "write": {"part_bytes": self.part_bytes(), "most_parts": _PARTS} if self.allow_write else None,
         }
+
+
+def _share(directory: str, size: int) -> dict[str, Any]:
+    return {"directory": directory, "capacity_bytes": size}
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -191,6 +201,8 @@ _SWITCHES = {"allow_other": "allow_other", "rw": "allow_write"}
 _STORE_OF_S3FS = {"url": "endpoint_url", "endpoint": "region", "profile": "profile"}
 #: Those that say what is so anyway.
 _IDLE = {"use_path_request_style", "ro", "nonempty", "kernel_cache", "compat_dir", "complement_stat", "sigv4"}
+#: What options are called.
+_NAME = re.compile("[a-z][a-z0-9_]*")
 #: What there is instead of others.
 _INSTEAD = {
     "use_cache": "--disk DIRECTORY:SIZE keeps what was read, in a bounded size",
@@ -198,6 +210,29 @@ _INSTEAD = {
     "passwd_file": "credentials come from the environment, the AWS profile, or -o access_key_id=... -o secret_access_key=...",
     "ahbe_conf": "there are no headers of one's own",
 }
+
+
+def words(options: Sequence[str] | None) -> list[str]:
+    """Words of `-o` as `mount` and s3fs take them, one by one and each with a value: several are separated by commas, and one that is there or not needs none.
+
+    Example:
+        >>> words(["allow_other,umask=022", "region=eu-west-1"])
+        ['allow_other=1', 'umask=022', 'region=eu-west-1']
+    """
+    bare = {*_SWITCHES, *_IDLE, *_INSTEAD, "public_bucket"}
+    found: list[str] = []
+    for text in options or ():
+        first = len(found)
+        for word in text.split(","):
+            name, equals, _ = word.partition("=")
+            if word in bare:
+                found.append(f"{word}=1")
+            elif len(found) > first and not (equals and _NAME.fullmatch(name)):
+                # A comma of a value's.
+                found[-1] += f",{word}"
+            else:
+                found.append(word)
+    return found
 
 
 def given(words: Mapping[str, str]) -> Given:
@@ -283,7 +318,7 @@ def directory(target: str | os.PathLike[str]) -> str:
     """
     if descriptor(target) is not None:
         return os.fspath(target)
-    place = Path(target).expanduser().absolute()
+    place = Path(os.path.realpath(Path(target).expanduser()))
     try:
         place.stat()
     except OSError as error:

@@ -77,7 +77,9 @@ def serve(
         assert running.stdout is not None
         if (line := running.stdout.readline().strip()) and say is not None:
             say(line)
-        return running.wait()
+        status = running.wait()
+        # As a shell says it of what a signal has ended.
+        return status if status >= 0 else 128 - status
     except BaseException:
         if running is not None:
             running.terminate()
@@ -165,7 +167,8 @@ def unmount(target: str, patience_s: float = 40.0) -> None:
         InvalidError: Nothing of ours is mounted there.
         ForeloadError: It could not be unmounted, or its program has not ended within so many seconds.
     """
-    place = str(Path(target).expanduser().absolute())
+    # As the list of mounts has it.
+    place = os.path.realpath(Path(target).expanduser())
     if not is_mounted(place):
         raise InvalidError(f"{place}: nothing of foreload is mounted there")
     pid = _program_of(place)

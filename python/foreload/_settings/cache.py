@@ -77,7 +77,7 @@ class Cache:
         given = [disk] if isinstance(disk, str) else list(disk)
         if not given and (named := _environment.get("FORELOAD_DISK")):
             given, what = named.split(","), "the variable FORELOAD_DISK"
-        disks = [_disk(text, what) for text in given if text]
+        disks = [directory_and_size(text, what) for text in given if text]
         places = [os.path.realpath(place) for place, _ in disks]
         twice = [place for at, place in enumerate(places) if place in places[:at]]
         if twice:
@@ -186,7 +186,16 @@ def _is_size(text: str) -> bool:
         return False
 
 
-def _disk(text: str, what: str) -> tuple[str, int]:
+def directory_and_size(text: str, what: str) -> tuple[str, int]:
+    """A place on a disk, and the bytes that it may use there.
+
+    Args:
+        text: `DIRECTORY:SIZE`.
+        what: How an error names it.
+
+    Raises:
+        InvalidError: It names no directory or no size.
+    """
     directory, colon, size = text.rpartition(":")
     if not colon and _is_size(text):
         raise InvalidError(f"{what}: {text!r} names no directory; write DIRECTORY:SIZE, such as /nvme/foreload:{text}")

@@ -53,6 +53,14 @@ Disk = Annotated[
         rich_help_panel="Reading",
     ),
 ]
+Copies = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIRECTORY:SIZE",
+        help="Copies of whole files on a local disk, which the kernel reads by itself (root, Linux 6.9).",
+        rich_help_panel="Reading",
+    ),
+]
 Ahead = Annotated[
     str | None,
     typer.Option(
@@ -141,6 +149,7 @@ def mount(
     preset: Preset = None,
     ram: Ram = None,
     disk: Disk = None,
+    copies: Copies = None,
     ahead: Ahead = None,
     plan: Plan = None,
     timeout: Timeout = None,
@@ -168,12 +177,13 @@ def mount(
     from foreload._node import agent as _agent
     from foreload.mount import hint
 
-    store = options.storage_options(endpoint_url, profile, anonymous, option)
+    store = options.storage_options(endpoint_url, profile, anonymous, _options.words(option))
     named = {
         "chunk": chunk,
         "connections": connections,
         "ram": ram,
         "disk": disk or None,
+        "copies": copies,
         "ahead": ahead,
         "timeout_s": timeout,
         "ttl_s": ttl,
@@ -249,7 +259,7 @@ def serve(
     from foreload._mount import program
     from foreload._node import agent as _agent
 
-    store = options.storage_options(endpoint_url, profile, anonymous, option)
+    store = options.storage_options(endpoint_url, profile, anonymous, _options.words(option))
     named = {
         "chunk": chunk,
         "connections": connections,

@@ -81,6 +81,32 @@ pub(crate) async fn level(store: &Store, prefix: &str, retry: Retry) -> Result<E
     }
 }
 
+/// Whether there is anything below `prefix`, which ends in a slash: an object, a mark that stands for the directory, or the directory itself.
+pub(crate) async fn is_any(store: &Store, prefix: &str, retry: Retry) -> Result<bool> {
+    let (mut token, mut course) = (None, Course::default());
+    while let Store::Bucket(bucket) = store
+        && bucket.lists_pages()
+    {
+        let page = page(bucket, prefix, false, token.as_deref(), retry).await?;
+        course.goes_on(&page)?;
+        if page.has_mark || !page.objects.is_empty() || page.next.is_none() {
+            return Ok(page.has_mark || !page.objects.is_empty());
+        }
+        token = page.next;
+    }
+    let mut pages = all(store, Wanted::all(prefix.to_owned()), retry, 1);
+    while let Some(page) = pages.next().await {
+        if !page?.is_empty() {
+            return Ok(true);
+        }
+    }
+    match store {
+        Store::Bucket(_) => Ok(false),
+        // One without anything in it is there, too.
+        Store::Directory(_) => level(store, prefix, retry).await.map(|_| true),
+    }
+}
+
 /// Notices a listing that goes round, which would never end.
 #[derive(Default)]
 struct Course {

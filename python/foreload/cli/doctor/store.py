@@ -179,7 +179,10 @@ def data_set(url: str, options: Mapping[str, str]) -> Iterator[Finding]:
         read = len(dataset[first])
     except (ForeloadError, OSError, ValueError) as error:
         yield Finding(
-            "first sample", "fail", message_of(error), "listing is allowed but reading isn't, or the object is gone"
+            "first sample",
+            "fail",
+            message_of(error),
+            "its name is known, from a listing or a saved index: reading it is denied, or the object is gone",
         )
         return
     yield Finding("first sample", "ok", f"{human_bytes(read)} in {human_seconds(time.perf_counter() - begun)}")

@@ -22,6 +22,8 @@ pub(crate) struct Page {
     pub objects: Vec<ObjectMeta>,
     pub prefixes: Vec<String>,
     pub next: Option<String>,
+    /// Whether it had a mark of a directory, which is none of the objects.
+    pub has_mark: bool,
 }
 
 impl Bucket {
@@ -88,10 +90,13 @@ impl Bucket {
             inside.ok_or_else(|| Error::corrupt(format!("the listing names {key:?}, outside what was asked for")))
         };
         let mut objects = Vec::with_capacity(page.objects.len());
+        let mut has_mark = false;
         for object in page.objects {
             let key = relative(&object.key)?;
             // "dir/" is how consoles mark an empty directory.
-            if !key.is_empty() && !key.ends_with('/') {
+            if key.is_empty() || key.ends_with('/') {
+                has_mark = true;
+            } else {
                 objects.push(ObjectMeta { key, ..object });
             }
         }
@@ -100,6 +105,7 @@ impl Bucket {
             objects,
             prefixes,
             next: page.next,
+            has_mark,
         })
     }
 
