@@ -259,6 +259,11 @@ FIGURES = [
             **{
                 f"1 GB, warm, {who}: mount / local page cache": Bar(least=0.8) for who in ("one reader", "four readers")
             },
+            **{
+                f"1 GB, warm, a copy, {who}: mount / local page cache": Bar(least=0.8)
+                for who in ("one reader", "four readers")
+            },
+            "1 GB, warm, a copy: reads that came to the mount": Bar(most=0),
             "a fixed chunk: GETs more than chunks": Bar(most=0),
             "the second read: requests": Bar(most=0),
             "the second `ls -l` of 10,000 objects: requests": Bar(most=0),

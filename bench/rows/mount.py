@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +182,11 @@ class _Rig:
             self.failures[name] = str(error).strip().splitlines()[-1]
             return None
 
+    def stats(self, target: Path) -> dict[str, int]:
+        """What the mount says of itself."""
+        found: dict[str, int] = json.loads((target / ".foreload" / "stats").read_text())
+        return found
+
     def gets(self) -> int:
         """GETs of objects so far."""
         return int(self.bucket.counters()["requests"].get("get", 0))
@@ -327,14 +332,8 @@ def _large(
             ours / min(15 * single, 0.85 * yard),
         )
         add("1 GB, cold: mount / yardstick", ours / yard)
-        for readers, name in ((1, "one reader"), (4, "four readers")):
-            # What isn't in the page cache by now is there the second time.
-            rig.read("one", files)
-            warm = rig.read("several" if readers > 1 else "one", files * readers)
-            environment = rig.environment
-            local = _local(stage, rig, large, readers)
-            rig.environment = environment
-            add(f"1 GB, warm, {name}: mount / local page cache", warm / local)
+        _warm(stage, rig, files, "warm", add)
+    _copied(stage, rig, large, add)
     yard = bare(rules[1], 64)
     with rig.mounted("five") as target:
         add("five of 200 MB, cold: mount / yardstick", rig.read("several", _files(target)) / yard)
@@ -359,6 +358,40 @@ def _large(
         if theirs is not None:
             add(f"1 GB, cold: mount / {name}", ours / theirs)
             add(f"rate of {name}, 1 GB", theirs / 1e6)
+
+
+def _copied(stage: Stage, rig: _Rig, size: int, add: Callable[[str, float], None]) -> None:
+    """The same of a copy."""
+    with ExitStack() as stack:
+        try:
+            target = stack.enter_context(rig.mounted("one", copies=f"{stage.directory()}:{2 * size}"))
+        except RuntimeError as error:
+            # The kernel, the directory's file system and who runs this have to allow it.
+            rig.failures["a mount with copies"] = str(error)
+            return
+        files = _files(target)
+        rig.read("one", files)
+        until = time.monotonic() + 120
+        while rig.stats(target)["copies"] == 0:
+            if time.monotonic() > until:
+                raise RuntimeError("1 GB isn't copied within two minutes")
+            time.sleep(0.1)
+        reads = rig.stats(target)["reads"]
+        _warm(stage, rig, files, "warm, a copy", add)
+        add("1 GB, warm, a copy: reads that came to the mount", rig.stats(target)["reads"] - reads)
+
+
+def _warm(stage: Stage, rig: _Rig, files: list[Path], how: str, add: Callable[[str, float], None]) -> None:
+    """What is in the page cache, beside a local file that is."""
+    size = files[0].stat().st_size
+    for readers, name in ((1, "one reader"), (4, "four readers")):
+        # What isn't in the page cache by now is there the second time.
+        rig.read("one", files)
+        warm = rig.read("several" if readers > 1 else "one", files * readers)
+        environment = rig.environment
+        local = _local(stage, rig, size, readers)
+        rig.environment = environment
+        add(f"1 GB, {how}, {name}: mount / local page cache", warm / local)
 
 
 def _requests(stage: Stage, rig: _Rig, middle: int, add: Callable[[str, float], None]) -> None:

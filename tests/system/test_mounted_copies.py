@@ -19,7 +19,7 @@ from bucket import Bucket
 
 from foreload._mount import program
 from foreload._mount.options import Options
-from foreload.errors import ForeloadError
+from foreload.errors import ForeloadError, InvalidError
 from mounting import digest, mounted, objects, put, requests, stats
 from small import until
 
@@ -119,14 +119,48 @@ def test_an_object_that_is_replaced_is_read_anew_and_who_has_the_old_one_keeps_i
         assert len(names_of(home)) == 1
 
 
+def test_who_has_a_file_open_that_gets_another_name_reads_on_and_so_does_who_comes(home: Any, store: Bucket) -> None:
+    expected = objects(store)
+    with mounted(home, store, copies=copies_at(home), allow_write=True) as target:
+        path = min((target / "large").iterdir())
+        body = expected[f"large/{path.name}"]
+        path.read_bytes()
+        copied(target, 1)
+        with path.open("rb") as reading, mmap.mmap(reading.fileno(), 0, prot=mmap.PROT_READ) as pages:
+            renamed = path.rename(target / "renamed")
+            for _ in range(3):
+                assert digest(renamed.read_bytes()) == digest(body)
+            with renamed.open("rb") as other, mmap.mmap(other.fileno(), 0, prot=mmap.PROT_READ) as others:
+                assert digest(others) == digest(pages) == digest(body)
+            renamed.write_bytes(b"written anew")
+            assert renamed.read_bytes() == b"written anew"
+            assert digest(pages) == digest(reading.read()) == digest(body)
+        assert renamed.read_bytes() == b"written anew"
+        # Who writes on in a file that was copied meanwhile.
+        with (target / "kept open").open("wb", buffering=0) as writing:
+            new = random.Random(3).randbytes(6 * MIB)
+            writing.write(new)
+            os.fsync(writing.fileno())
+            for _ in range(10):
+                assert digest((target / "kept open").read_bytes()) == digest(new)
+            with (target / "kept open").open("wb", buffering=0) as second:
+                second.write(new[:1000])
+            assert (target / "kept open").read_bytes() == new[:1000]
+
+
 def test_copies_take_no_more_than_they_may_and_those_that_are_there_stay(home: Any, store: Bucket) -> None:
     expected = objects(store)
     with mounted(home, store, copies=copies_at(home, "60MB")) as target:
-        for _ in range(3):
-            for path in sorted((target / "large").iterdir()):
+        paths, kept = sorted((target / "large").iterdir()), list[str]()
+        for epoch in range(6):
+            random.Random(epoch).shuffle(paths)
+            for path in paths:
                 assert digest(path.read_bytes()) == digest(expected[f"large/{path.name}"])
-            until(lambda: stats(target)["copies"] == 2, 30)
-            kept = names_of(home)
+                # As who looks at the head first.
+                path.open("rb").close()
+            if epoch == 0:
+                copied(target, 2)
+                kept = names_of(home)
         assert names_of(home) == kept
         assert stats(target)["copied_bytes"] == 50_000_000
     # What is there already counts.
@@ -177,9 +211,13 @@ def test_what_is_no_whole_copy_is_not_read(home: Any, store: Bucket) -> None:
     (place / names[2]).write_bytes(b"short")
     (place / f"{names[0].split('-')[0]}.new").write_bytes(b"unfinished")
     (place / "mine").write_bytes(b"somebody else's")
+    digits = "0" * 32
+    others = [f"{digits}-{digits}-5000000", f"{digits[1:]}1-{digits}-5000000"]
+    (place / others[0]).mkdir()
+    os.mkfifo(place / others[1])
     with mounted(home, store, copies=copies_at(home)) as target:
         assert stats(target)["copies"] == 2
-        assert names_of(home) == sorted([names[0], names[1], "mine"])
+        assert names_of(home) == sorted([names[0], names[1], "mine", *others])
         for path in (target / "large").iterdir():
             assert digest(path.read_bytes()) == digest(expected[f"large/{path.name}"])
 
@@ -299,6 +337,9 @@ def test_only_root_may_and_only_where_the_directory_is_seen(home: Any, store: Bu
     )
     assert asked.returncode == 2
     assert "only root" in asked.stderr
+    inside = f"{target / 'below'}:1GB"
+    with pytest.raises(InvalidError, match="where the bucket is to be seen"), mounted(home, store, copies=inside):
+        pass
     for text in ("copies", "12MB", ":12MB"):
         with pytest.raises(ForeloadError, match="copies"):
             Options(copies=text).settings("s3://bench", {}, str(home.cache_dir))

@@ -578,6 +578,58 @@ def test_who_opens_what_is_open_still_after_fsync_writes_the_same_file(home: Any
         assert objects(store)["shared"] == b"other"
 
 
+@pytest.mark.parametrize("how", ["cut by its name", "complete while it was empty"])
+@pytest.mark.parametrize("was", [None, b"before"])
+def test_what_is_empty_for_a_moment_is_the_same_file_for_who_opens_it_next(
+    home: Any, store: Bucket, how: str, was: bytes | None
+) -> None:
+    with writable(home, store) as target:
+        for nth, anew in enumerate((os.O_TRUNC, 0)):
+            path = target / f"empty-{nth}"
+            if was is not None:
+                path.write_bytes(was)
+            first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            if how == "cut by its name":
+                os.write(first, b"1" * 10)
+                os.truncate(path, 0)
+            else:
+                os.fsync(first)
+            os.pwrite(first, b"2" * 7, 0)
+            second = os.open(path, os.O_RDWR | os.O_CREAT | anew)
+            assert os.fstat(second).st_size == os.fstat(first).st_size == (0 if anew else 7)
+            os.pwrite(second, b"3" * 3, 0)
+            os.close(second)
+            expected = b"333" if anew else b"3332222"
+            assert objects(store)[path.name] == path.read_bytes() == expected
+            os.pwrite(first, b"4", 1)
+            os.close(first)
+            assert objects(store)[path.name] == path.read_bytes() == b"343" + expected[3:]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_what_has_lost_its_name_has_another_number_than_what_has_it_now(home: Any, store: Bucket, how: str) -> None:
+    """Who waits for a lock looks whether what it has locked is there still."""
+    with writable(home, store) as target:
+        path = target / "lock"
+        for content_ in (b"", b"held"):
+            waits = os.open(path, os.O_RDWR | os.O_CREAT)
+            os.write(waits, content_)
+            number = os.fstat(waits).st_ino
+            assert number == path.stat().st_ino
+            if how == "deleted":
+                path.unlink()
+                path.write_bytes(b"another")
+            else:
+                path.with_name("new").write_bytes(b"another")
+                path.with_name("new").rename(path)
+            assert path.stat().st_ino not in (number, os.fstat(waits).st_ino)
+            assert os.fstat(waits).st_ino == number
+            with contextlib.suppress(OSError):
+                os.close(waits)
+            assert path.read_bytes() == b"another"
+            path.unlink()
+
+
 def test_a_file_that_is_opened_to_be_written_has_its_number(home: Any, store: Bucket) -> None:
     """Editors look whether they have opened what they meant to."""
     with writable(home, store) as target:
@@ -654,6 +706,35 @@ def test_a_part_that_is_refused_is_said_and_what_was_there_stays(home: Any, stor
         (target / "kept").write_bytes(b"after")
         assert objects(store)["kept"] == b"after"
     assert "kept" in (home.cache_dir / "mount.log").read_text()
+
+
+@pytest.mark.parametrize("size", [10, 3 * PART])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_begins_anew_after_a_failure_does_whoever_has_the_file_open_still(
+    home: Any, store: Bucket, is_there: bool, size: int
+) -> None:
+    with writable(home, store, timeout_s=1.0) as target:
+        for nth, anew in enumerate(("open", "another program", "name", "descriptor")):
+            path = target / f"retried-{nth}"
+            if is_there:
+                path.write_bytes(b"before")
+            failed = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            store.add_fault("status", status=403, on=["put", "multipart"])
+            fails_with(lambda failed=failed: os.write(failed, content(size)))
+            assert fails_with(lambda failed=failed: os.fsync(failed)) == errno.EACCES
+            store.clear_faults()
+            new = content(size + 1, nth)
+            if anew == "open":
+                path.write_bytes(new)
+            elif anew == "another program":
+                subprocess.run(["dd", "status=none", f"of={path}", "bs=1M"], input=new, check=True)
+            else:
+                os.truncate(path if anew == "name" else failed, 0)
+                os.pwrite(failed, new, 0)
+            os.close(failed)
+            assert digest(objects(store)[path.name]) == digest(new), anew
+            assert digest(path.read_bytes()) == digest(new)
+        assert within(5, lambda: stats(target)["writes_under_way"] == 0)
 
 
 @pytest.mark.parametrize("part", ["16MiB", "5MiB"])

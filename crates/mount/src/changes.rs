@@ -115,7 +115,7 @@ impl Inner {
         let (is_linked, came) = (self.names.tree().is_linked(ino), self.takes_aside(ino));
         let is_meant = came.is_some() || !is_linked;
         if let Some(file) = writing.by_ino(ino)
-            && (is_meant || self.is_written(&file, ino).await)
+            && (is_meant || self.is_written(&file, ino, how).await)
         {
             writing.share(handle, &file, how.pid);
             if let Some(hold) = came {
@@ -133,7 +133,11 @@ impl Inner {
         let Some((Kind::File(object), _)) = self.names.tree().kind(ino, Instant::now()) else {
             return Err(Errno::ESTALE);
         };
-        if came.is_none() && is_linked && object.size == 0 {
+        let is_written = match writing.by_name(parent, &name) {
+            Some(file) => self.is_written(&file, ino, how).await,
+            None => false,
+        };
+        if came.is_none() && is_linked && object.size == 0 && !is_written {
             // Nobody can read anything of it, so that it can be what is written.
             self.names.tree().set_ours(ino);
         } else if came.is_none() {
@@ -156,9 +160,10 @@ impl Inner {
     }
 
     /// Whether whoever writes an entry writes this file.
-    async fn is_written(&self, file: &NewFile, ino: Ino) -> bool {
+    async fn is_written(&self, file: &NewFile, ino: Ino, how: How) -> bool {
         let kind = self.names.tree().kind(ino, Instant::now());
-        file.is_under_way() || matches!(kind, Some((Kind::File(object), _)) if file.is_still(&object).await)
+        file.is_under_way()
+            || matches!(kind, Some((Kind::File(object), _)) if file.is_still(&object, how.truncates).await)
     }
 
     async fn cut(&self, file: &Arc<NewFile>, how: How) -> Result<(), Errno> {
@@ -184,7 +189,7 @@ impl Inner {
     async fn set_aside(self: &Arc<Self>, there: Ino, parent: Ino, name: Arc<str>, how: How) -> Result<(), Errno> {
         let writing = self.writing()?;
         let found = match writing.by_name(parent, &name) {
-            Some(file) if self.is_written(&file, there).await => Some(file),
+            Some(file) if self.is_written(&file, there, how).await => Some(file),
             _ => None,
         };
         if self.aside_of(parent, &name).is_some() {

@@ -4,9 +4,10 @@
 //! file: nothing is asked of this program any more. The bytes are those of the page cache, so that nothing is fetched for a copy.
 //!
 //! A copy is of one version of an object, by which it is named. All of them take no more than so many bytes. What is here stays while it is read: where files are read in turn, one that
-//! would take the place of another is no likelier to be read next. What nobody has opened while several times as much as there is room for was turned away leaves.
+//! would take the place of another is no likelier to be read next. A file takes it that was read three times, with others in between, while the copy was read not once: in epochs, whatever
+//! their order, that never is so, for between the first time and the third lies a whole one.
 //!
-//! For all who have a file open at once, the kernel reads it either by way of the copy or through its page cache; [`Copies::open`] says how.
+//! For all who have an entry open at once, the kernel reads it either by way of one copy or through its page cache, and takes nothing else; [`Copies::open`] says how.
 
 use crate::locked;
 use crate::names::Names;
@@ -33,11 +34,13 @@ const LEAST: u64 = 4 << 20;
 const WAITING: usize = 256;
 /// Bytes that are copied at a time.
 const PIECE: usize = 16 << 20;
-/// A copy leaves when nobody has opened it while so many times as much as there is room for was turned away.
-const PATIENCE: u64 = 8;
+/// Files that had no room, and are remembered.
+const REFUSED: usize = 100_000;
 /// What the name of a copy that isn't whole ends with.
 const UNFINISHED: &str = ".new";
 const LOCK: &str = "lock";
+/// Nobody is waited for who would open the other end of what is no file.
+const UNWAITING: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
 /// What file systems of containers are.
 const OVERLAY: rustix::fs::FsWord = 0x794c_7630;
 
@@ -51,8 +54,14 @@ struct Version {
 /// A copy that is here.
 struct Copy {
     version: Version,
-    /// What had been turned away when it was opened last.
+    /// When it was opened last, in bytes.
     opened_at: u64,
+}
+
+/// When a file had no room: the last time, and the one before, with as many bytes between them as copies may take.
+struct Refused {
+    before: Option<u64>,
+    last: u64,
 }
 
 /// What the kernel reads by way of a copy.
@@ -67,7 +76,9 @@ struct Passing {
 struct Known {
     copies: FxHashMap<Digest, Copy>,
     bytes: u64,
-    turned_away: u64,
+    /// Bytes of all files that were opened or had no room: the time.
+    now: u64,
+    refused: FxHashMap<Digest, Refused>,
     passing: FxHashMap<Ino, Passing>,
     handles: FxHashMap<u64, Ino>,
     /// What is open to be copied.
@@ -80,8 +91,6 @@ pub enum Way {
     Copy(Arc<BackingId>),
     /// The kernel asks for what its page cache lacks.
     Cache,
-    /// It asks for all: others read a copy of what the file was before.
-    Direct,
 }
 
 /// A file that is closed, and may be copied.
@@ -135,7 +144,10 @@ impl Copies {
         }
         let mut options = File::options();
         let lock = options.create(true).truncate(false).write(true).mode(0o600);
-        let lock = lock.open(place.join(LOCK)).map_err(named)?;
+        let lock = lock.custom_flags(UNWAITING.bits().cast_signed());
+        let at_lock =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", place.join(LOCK).display()));
+        let lock = lock.open(place.join(LOCK)).map_err(at_lock)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -188,23 +200,26 @@ impl Copies {
         is_cached: impl FnOnce() -> bool,
         back: impl FnOnce(&File) -> io::Result<BackingId>,
     ) -> Way {
-        let names = self.names(key, object);
         let mut known = locked(&self.known);
         let known = &mut *known;
         if self.copier.load(Ordering::Relaxed) == thread {
             known.own.insert(handle);
             return Way::Cache;
         }
+        // An entry has the same bytes for as long as it is, also by another name.
         if let Some(passing) = known.passing.get_mut(&ino) {
-            if names != Some((passing.key, passing.version)) {
-                return Way::Direct;
-            }
             passing.handles += 1;
             known.handles.insert(handle, ino);
+            known.now += passing.version.bytes;
+            if let Some(copy) = known.copies.get_mut(&passing.key) {
+                copy.opened_at = known.now;
+            }
             self.opened.fetch_add(1, Ordering::Relaxed);
             return Way::Copy(Arc::clone(&passing.backing));
         }
-        let Some((key, version)) = names else { return Way::Cache };
+        let Some((key, version)) = self.names(key, object) else {
+            return Way::Cache;
+        };
         let Some(copy) = known.copies.get_mut(&key) else {
             return Way::Cache;
         };
@@ -221,7 +236,8 @@ impl Copies {
         };
         match back(&file) {
             Ok(backing) => {
-                copy.opened_at = known.turned_away;
+                known.now += version.bytes;
+                copy.opened_at = known.now;
                 let backing = Arc::new(backing);
                 let passing = Passing {
                     key,
@@ -233,6 +249,10 @@ impl Copies {
                 known.handles.insert(handle, ino);
                 self.opened.fetch_add(1, Ordering::Relaxed);
                 Way::Copy(backing)
+            }
+            // For a moment.
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory || error.raw_os_error().is_some_and(is_short) => {
+                Way::Cache
             }
             Err(error) => {
                 self.is_refused.store(true, Ordering::Relaxed);
@@ -299,30 +319,15 @@ impl Copies {
         }
     }
 
-    /// Whether there is room for so many bytes, made by letting go of what nobody reads any more.
-    fn has_room(&self, bytes: u64) -> bool {
+    /// Whether there is room for this, made by letting go of what nobody reads any more.
+    fn has_room(&self, key: Digest, bytes: u64) -> bool {
         let mut known = locked(&self.known);
         let free = foreload_engine::disk::free_bytes(&self.place).unwrap_or(0);
-        if free < bytes.saturating_add(DiskSettings::KEEP_FREE_BYTES) {
-            known.turned_away += bytes;
+        let is_full = free < bytes.saturating_add(DiskSettings::KEEP_FREE_BYTES);
+        let Some(leaving) = known.leaving_for(key, bytes, self.most).filter(|_| !is_full) else {
             return false;
-        }
-        let unread = known.turned_away.saturating_sub(PATIENCE.saturating_mul(self.most));
-        let is_open = |key: &Digest| known.passing.values().any(|passing| passing.key == *key);
-        let resting = known.copies.iter().filter(|(key, _)| !is_open(key));
-        let mut leaving: Vec<(u64, Digest)> = resting
-            .filter(|(_, copy)| copy.opened_at < unread)
-            .map(|(key, copy)| (copy.opened_at, *key))
-            .collect();
-        leaving.sort_unstable_by_key(|(opened_at, _)| *opened_at);
-        let mut leaving = leaving.into_iter();
-        while known.bytes + bytes > self.most {
-            let Some((_, key)) = leaving.next() else {
-                known.turned_away += bytes;
-                return false;
-            };
-            self.remove(&mut known, key);
-        }
+        };
+        leaving.into_iter().for_each(|key| self.remove(&mut known, key));
         true
     }
 
@@ -330,7 +335,10 @@ impl Copies {
         let Some((key, version)) = self.names(&closed.key, &closed.object) else {
             return Ok(());
         };
-        let is_it = || matches!(names.tree().kind(closed.ino, Instant::now()), Some((Kind::File(object), _)) if object == closed.object);
+        let is_it = || match names.tree().kind(closed.ino, Instant::now()) {
+            Some((Kind::File(object), _)) => self.names(&closed.key, &object) == Some((key, version)),
+            _ => false,
+        };
         if !self.is_wanted(closed) || !is_it() {
             return Ok(());
         }
@@ -338,7 +346,7 @@ impl Copies {
         let Some(source) = seen.open_whole(&closed.key, closed.object.size) else {
             return Ok(());
         };
-        if !self.has_room(version.bytes) {
+        if !self.has_room(key, version.bytes) {
             return Ok(());
         }
         let unfinished = Unfinished(self.place.join(format!("{key}{UNFINISHED}")));
@@ -375,11 +383,64 @@ impl Copies {
         if known.copies.get(&key).is_some_and(|copy| copy.version != version) {
             self.remove(&mut known, key);
         }
-        let opened_at = known.turned_away;
+        known.refused.remove(&key);
+        let opened_at = known.now;
         if known.copies.insert(key, Copy { version, opened_at }).is_none() {
             known.bytes += version.bytes;
         }
         Ok(())
+    }
+}
+
+impl Known {
+    /// Copies that leave for a file that has none and is read, of which there may be so many bytes; none if it has to do without.
+    fn leaving_for(&mut self, key: Digest, bytes: u64, most: u64) -> Option<Vec<Digest>> {
+        let since = self.first_of_three(key, bytes, most);
+        match (self.bytes + bytes).saturating_sub(most) {
+            0 => Some(Vec::new()),
+            lacking => self.unread(since?, lacking),
+        }
+    }
+
+    /// A file is read that has no copy. When that was so for the last time but two, if it was.
+    fn first_of_three(&mut self, key: Digest, bytes: u64, apart: u64) -> Option<u64> {
+        self.now += bytes;
+        let now = self.now;
+        if self.refused.len() >= REFUSED {
+            self.refused.clear();
+        }
+        let Some(refused) = self.refused.get_mut(&key) else {
+            let first = Refused {
+                before: None,
+                last: now,
+            };
+            self.refused.insert(key, first);
+            return None;
+        };
+        // Again and again at once is one time.
+        if now - refused.last < apart {
+            return None;
+        }
+        let first = refused.before.replace(refused.last);
+        refused.last = now;
+        first
+    }
+
+    /// Copies of so many bytes that nobody has opened since, those first that nobody has for longest; none if there are fewer.
+    fn unread(&self, since: u64, bytes: u64) -> Option<Vec<Digest>> {
+        let is_open = |key: &Digest| self.passing.values().any(|passing| passing.key == *key);
+        let unread = self.copies.iter().filter(|(_, copy)| copy.opened_at < since);
+        let mut unread: Vec<_> = unread.filter(|(key, _)| !is_open(key)).collect();
+        unread.sort_unstable_by_key(|(_, copy)| copy.opened_at);
+        let (mut leaving, mut found) = (Vec::new(), 0);
+        for (key, copy) in unread {
+            if found >= bytes {
+                break;
+            }
+            leaving.push(*key);
+            found += copy.version.bytes;
+        }
+        (found >= bytes).then_some(leaving)
     }
 }
 
@@ -425,9 +486,15 @@ impl Drop for Unfinished {
     }
 }
 
+/// Whether a system call failed for want of descriptors.
+fn is_short(number: i32) -> bool {
+    let error = rustix::io::Errno::from_raw_os_error(number);
+    error == rustix::io::Errno::MFILE || error == rustix::io::Errno::NFILE
+}
+
 /// A copy, if it is as large as it was.
 fn opened(path: &Path, bytes: u64) -> io::Result<File> {
-    let flags = (OFlags::NOATIME | OFlags::NOFOLLOW).bits().cast_signed();
+    let flags = (OFlags::NOATIME | UNWAITING).bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     let found = file.metadata()?;
     match found.is_file() && found.len() == bytes {
@@ -452,6 +519,10 @@ fn found(place: &Path, most: u64) -> io::Result<Known> {
             }
             continue;
         };
+        // Somebody else's, whatever its name.
+        if !entry.file_type()?.is_file() {
+            continue;
+        }
         let is_it = opened(&entry.path(), version.bytes).is_ok();
         let has_room = known.bytes.saturating_add(version.bytes) <= most;
         if !is_it || !has_room || known.copies.contains_key(&key) {
@@ -480,6 +551,80 @@ fn parsed(name: &str) -> Option<(Digest, Version)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::Strategy;
+
+    const MOST: u64 = 100;
+
+    /// Copies of which only the names are.
+    #[derive(Default)]
+    struct Epochs {
+        known: Known,
+        hits: u64,
+        left: u64,
+    }
+
+    impl Epochs {
+        /// A file of ten bytes is read.
+        fn read(&mut self, file: u64) {
+            let (key, bytes) = (Digest::of("test", &file.to_le_bytes()), 10);
+            let version = Version { digest: key, bytes };
+            if let Some(copy) = self.known.copies.get_mut(&key) {
+                self.known.now += bytes;
+                copy.opened_at = self.known.now;
+                self.hits += 1;
+                return;
+            }
+            let Some(leaving) = self.known.leaving_for(key, bytes, MOST) else {
+                return;
+            };
+            self.left += leaving.len() as u64;
+            for key in leaving {
+                self.known.bytes -= self.known.copies.remove(&key).map_or(0, |copy| copy.version.bytes);
+            }
+            let opened_at = self.known.now;
+            self.known.copies.insert(key, Copy { version, opened_at });
+            self.known.bytes += bytes;
+            assert!(self.known.bytes <= MOST);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn proptest_in_epochs_nothing_leaves_whatever_their_order(
+            orders in proptest::collection::vec(proptest::prelude::Just((0..60_u64).collect::<Vec<_>>()).prop_shuffle(), 8),
+            times in 1..4,
+        ) {
+            let mut epochs = Epochs::default();
+            for order in &orders {
+                for file in order {
+                    (0..times).for_each(|_| epochs.read(*file));
+                }
+            }
+            // What was read first is here, and read again each time.
+            proptest::prop_assert_eq!((epochs.left, epochs.known.copies.len()), (0, 10));
+            proptest::prop_assert!(epochs.hits >= 10 * 7);
+        }
+    }
+
+    #[test]
+    fn another_data_set_takes_the_place_of_one_that_nobody_reads_any_more() {
+        for files in [8_u64, 10, 12, 100] {
+            let mut epochs = Epochs::default();
+            (0..3 * 10).for_each(|nth| epochs.read(nth % 10));
+            assert_eq!((epochs.known.copies.len(), epochs.left), (10, 0));
+            let before = epochs.hits;
+            for _ in 0..6 {
+                (0..files).for_each(|nth| epochs.read(1000 + nth));
+            }
+            assert_eq!(epochs.left, files.min(10), "{files}");
+            assert!(epochs.hits > before);
+            // And stays.
+            for _ in 0..6 {
+                (0..files).for_each(|nth| epochs.read(1000 + nth));
+            }
+            assert_eq!(epochs.left, files.min(10), "{files}");
+        }
+    }
 
     #[test]
     fn a_name_says_what_a_copy_is_of_and_has_one_spelling() {

@@ -131,7 +131,16 @@ impl Inner {
             attributes.blocks = attributes.size.div_ceil(512);
             return Some((attributes, Duration::ZERO));
         }
-        Some((attributes, fresh))
+        Some((attributes, if self.is_replaced(ino) { Duration::ZERO } else { fresh }))
+    }
+
+    /// Whether somebody writes a file to take an entry's place, or may give it the name of another one: the kernel believes nothing of it.
+    fn is_replaced(&self, ino: Ino) -> bool {
+        let Some(writing) = self.writing.as_ref().filter(|writing| writing.left() > 0) else {
+            return false;
+        };
+        let named = self.names.tree().name(ino);
+        named.is_some_and(|(parent, name)| writing.by_name(parent, &name).is_some())
     }
 
     /// The kernel is told what to let go of.
@@ -241,19 +250,27 @@ impl Inner {
         locked(&self.files).insert(handle, file);
         // Who only reads has nothing to be said of when it is closed.
         let flags = FopenFlags::FOPEN_NOFLUSH;
-        let way = self.copies.as_ref().map_or(Way::Cache, |copies| {
-            let is_other = |(other, file): (&u64, &Arc<OpenFile>)| *other != handle && file.ino() == ino;
-            let is_cached = || locked(&self.files).iter().any(is_other);
-            copies.open((handle, thread), ino, (&key, &object), is_cached, |copy| {
-                reply.open_backing(copy)
-            })
-        });
+        // Who writes an entry reads it by way of this program.
+        let is_written = self
+            .writing
+            .as_ref()
+            .is_some_and(|writing| writing.by_ino(ino).is_some());
+        let way = self
+            .copies
+            .as_ref()
+            .filter(|_| !is_written)
+            .map_or(Way::Cache, |copies| {
+                let is_other = |(other, file): (&u64, &Arc<OpenFile>)| *other != handle && file.ino() == ino;
+                let is_cached = || locked(&self.files).iter().any(is_other);
+                copies.open((handle, thread), ino, (&key, &object), is_cached, |copy| {
+                    reply.open_backing(copy)
+                })
+            });
         match way {
             Way::Copy(backing) => {
                 locked(&self.files).remove(&handle);
                 reply.opened_passthrough(FileHandle(handle), flags, &backing);
             }
-            Way::Direct => reply.opened(FileHandle(handle), flags | FopenFlags::FOPEN_DIRECT_IO),
             // Pages of another object are no use; those of this one stay.
             Way::Cache if self.names.tree().keep(ino) => {
                 reply.opened(FileHandle(handle), flags | FopenFlags::FOPEN_KEEP_CACHE);
@@ -277,20 +294,23 @@ impl Inner {
         let Some((mut attributes, fresh)) = self.known(ino) else {
             return reply.error(Errno::ESTALE);
         };
-        if let Some(shown) = self.shown(ino) {
-            attributes.ino = INodeNo(shown);
+        if let Some(file) = self.writing.as_ref().and_then(|writing| writing.by_ino(ino)) {
+            attributes.ino = INodeNo(self.shown(&file));
         }
         reply.attr(&fresh, &attributes);
     }
 
-    /// What the number of a file that is being written is said to be: the one that it has by its name, for programs look whether they have opened what they meant.
-    fn shown(&self, ino: Ino) -> Option<Ino> {
-        let file = self.writing.as_ref()?.by_ino(ino)?;
+    /// What the number of a file that is being written is said to be: the one that it has by its name, for programs look whether they have opened what they meant. What has lost its name keeps the number.
+    fn shown(&self, file: &NewFile) -> Ino {
         let target = file.target();
-        match self.names.tree().look(target.parent, &target.name, Instant::now()) {
-            Look::Found(shown) => Some(shown),
-            Look::Missing | Look::Unknown => None,
+        let (tree, now) = (self.names.tree(), Instant::now());
+        if let Look::Found(found) = tree.look(target.parent, &target.name, now)
+            && let Some((Kind::File(object), _)) = tree.kind(found, now)
+            && file.is_by_its_name(&object)
+        {
+            file.is_shown_as(found);
         }
+        file.shown()
     }
 
     pub(crate) async fn open_directory(&self, ino: Ino, reply: ReplyOpen) {

@@ -323,7 +323,11 @@ fn copies_at(share: &DiskShare, settings: &Settings, target: &Path, names: &Name
         ));
     }
     let endpoint = settings.storage_options.get("endpoint_url").map_or("", String::as_str);
-    Copies::open_place(share, format!("{endpoint} {}", names.source().root()))
+    let opened = Copies::open_place(share, format!("{endpoint} {}", names.source().root()))?;
+    if share.directory.canonicalize()?.starts_with(target.canonicalize()?) {
+        return Err(refused("the directory lies where the bucket is to be seen"));
+    }
+    Ok(opened)
 }
 
 fn end(writing: Option<&Writing>) -> ! {

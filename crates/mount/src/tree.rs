@@ -406,10 +406,14 @@ impl Tree {
             }
             self.unwanted.push((parent, Arc::clone(name)));
         }
-        // What it lies in is the bucket's, too.
-        let mut at = parent;
+        self.is_the_bucket_s(parent, now);
+    }
+
+    /// What lies in a directory is the bucket's, and so is that. Who asked before may not have seen it.
+    fn is_the_bucket_s(&mut self, directory: Ino, now: Instant) {
+        let mut at = directory;
         while let Some(node) = self.nodes.get_mut(&at).filter(|_| at != ROOT) {
-            node.is_ours = false;
+            (node.is_ours, node.changed) = (false, Some(now));
             at = node.parent;
         }
     }
@@ -479,11 +483,7 @@ impl Tree {
         if let (Is::File(file), Some(object)) = (&mut node.is, object) {
             // It has the same bytes, by another key.
             (file.object, file.spot) = (object, None);
-            let mut at = parent;
-            while let Some(node) = self.nodes.get_mut(&at).filter(|_| at != ROOT) {
-                node.is_ours = false;
-                at = node.parent;
-            }
+            self.is_the_bucket_s(parent, now);
         }
     }
 

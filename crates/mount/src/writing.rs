@@ -78,6 +78,8 @@ pub struct NewFile {
     openers: Mutex<Vec<u32>>,
     /// Somebody has deleted it meanwhile.
     is_gone: AtomicBool,
+    /// The number that programs see.
+    shown: AtomicU64,
     is_renamed: AtomicBool,
     is_pending: AtomicBool,
     size: AtomicU64,
@@ -210,6 +212,7 @@ impl Writing {
             target: Mutex::new(new.target),
             openers: Mutex::new(vec![process_of(pid)]),
             is_gone: AtomicBool::new(false),
+            shown: AtomicU64::new(new.ino),
             is_renamed: AtomicBool::new(false),
             is_pending: AtomicBool::new(true),
             size: AtomicU64::new(size),
@@ -573,11 +576,31 @@ impl NewFile {
         locked(&self.target).key.clone()
     }
 
-    /// Whether this is what it became, so that whoever writes that writes it.
-    pub async fn is_still(&self, object: &Object) -> bool {
+    /// Whether this is what it became, so that whoever writes that writes it; one that failed is none, unless it begins anew.
+    pub async fn is_still(&self, object: &Object, begins_anew: bool) -> bool {
         let state = self.state.lock().await;
-        let own = state.object.as_ref().filter(|_| state.failed.is_none());
+        if state.failed.is_some() {
+            return begins_anew;
+        }
+        let own = state.object.as_ref();
         own.is_some_and(|own| own.etag.is_some() && own.etag == object.etag)
+    }
+
+    /// Whether an object that is there by its name is what it takes the place of, or has become; it isn't when somebody else has put that, or this has lost its name.
+    pub fn is_by_its_name(&self, object: &Object) -> bool {
+        let is_other = |state: &State| state.object.as_ref().is_some_and(|own| own.etag != object.etag);
+        // Who writes it right now is no other.
+        !self.is_gone.load(Ordering::Relaxed) && !self.state.try_lock().is_ok_and(|state| is_other(&state))
+    }
+
+    /// The number that programs see.
+    pub fn shown(&self) -> Ino {
+        self.shown.load(Ordering::Relaxed)
+    }
+
+    /// They see this one from now on.
+    pub fn is_shown_as(&self, ino: Ino) {
+        self.shown.store(ino, Ordering::Relaxed);
     }
 
     /// Whether the bucket has an object of it, or one that it takes the place of.
@@ -724,15 +747,16 @@ impl NewFile {
     /// As [`Writing::write`].
     pub async fn resize(&self, bytes: u64) -> Result<(), Errno> {
         let mut state = self.state.lock().await;
-        if bytes == self.size() {
+        if bytes == self.size() && state.failed.is_none() {
             return Ok(());
         }
-        if bytes == 0 && state.failed.is_none() {
-            // Another object begins, whatever was sent of this one.
+        if bytes == 0 {
+            // Another object begins, whatever was sent of this one, and whatever somebody has heard of it.
             if let Some(upload) = state.upload.take() {
                 upload.abort().await;
             }
             (state.is_kept, state.is_complete, state.sent, state.parts) = (false, false, 0, 0);
+            state.failed = None;
             state.tail.clear();
             state.head.clear();
         }

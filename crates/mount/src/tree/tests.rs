@@ -143,6 +143,28 @@ fn what_was_asked_before_a_change_from_here_knows_nothing_of_it() {
 }
 
 #[test]
+fn who_asked_before_the_first_file_of_a_directory_landed_knows_nothing_of_the_directory() {
+    for is_listing in [true, false] {
+        let (mut tree, now) = tree(100);
+        let (asked, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
+        let directory = tree.make(ROOT, "made", Kind::Directory, now).expect("there is a root");
+        let ino = tree.make(directory, "file", file(0, "new"), now).expect("it is there");
+        let Kind::File(object) = file(7, "landed") else {
+            unreachable!()
+        };
+        tree.landed(directory, &"file".into(), ino, object, later);
+        // The bucket had nothing then.
+        if is_listing {
+            tree.list(ROOT, Vec::new(), asked, later);
+        } else {
+            tree.put_asked(ROOT, "made", Kind::Missing, asked, later);
+        }
+        assert_eq!(tree.look(ROOT, "made", later), Look::Found(directory));
+        assert_eq!(tree.look(directory, "file", later), Look::Found(ino));
+    }
+}
+
+#[test]
 fn what_the_kernel_refers_to_stays_when_it_is_unlinked() {
     let (mut tree, now) = tree(100);
     let directory = tree.put(ROOT, "d", Kind::Directory, now).expect("there is a root");
