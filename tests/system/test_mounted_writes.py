@@ -544,6 +544,19 @@ def test_what_is_cut_to_nothing_begins_anew_however_much_was_sent(home: Any, sto
             assert path.stat().st_size == len(new)
 
 
+def test_who_opens_a_file_to_read_may_cut_it_to_nothing(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        path = target / "small" / "0"
+        descriptor = os.open(path, os.O_RDONLY | os.O_TRUNC)
+        assert os.read(descriptor, 10) == b""
+        os.close(descriptor)
+        assert objects(store)["small/0"] == b""
+        assert path.stat().st_size == 0
+    with mounted(home, store) as target:
+        path = target / "small" / "1"
+        assert fails_with(lambda: os.open(path, os.O_RDONLY | os.O_TRUNC)) == errno.EROFS
+
+
 def test_who_opens_what_is_open_still_after_fsync_writes_the_same_file(home: Any, store: Bucket) -> None:
     with writable(home, store) as target:
         path = target / "shared"

@@ -299,10 +299,8 @@ impl Copies {
         let etag = object.etag.as_deref()?;
         let of_key = DigestBuilder::new("mount-copy/1");
         let of_key = of_key.bytes(self.root.as_bytes()).bytes(key.as_bytes());
-        let of_version = DigestBuilder::new("mount-copy-version/1").bytes(etag.as_bytes());
-        let of_version = of_version.bytes(object.version.as_deref().unwrap_or("").as_bytes());
         let version = Version {
-            digest: of_version.finish(),
+            digest: Digest::of("mount-copy-version/1", etag.as_bytes()),
             bytes: object.size,
         };
         Some((of_key.finish(), version))
@@ -319,14 +317,15 @@ impl Copies {
         }
     }
 
-    /// Whether there is room for this, made by letting go of what nobody reads any more.
-    fn has_room(&self, key: Digest, bytes: u64) -> bool {
+    /// Lets go of copies, for so many bytes; false: there is no room all the same.
+    fn makes_room(&self, leaving: Vec<Digest>, bytes: u64) -> bool {
         let mut known = locked(&self.known);
         let free = foreload_engine::disk::free_bytes(&self.place).unwrap_or(0);
         let is_full = free < bytes.saturating_add(DiskSettings::KEEP_FREE_BYTES);
-        let Some(leaving) = known.leaving_for(key, bytes, self.most).filter(|_| !is_full) else {
+        // Somebody may have opened one meanwhile.
+        if is_full || leaving.iter().any(|key| known.is_open(key)) {
             return false;
-        };
+        }
         leaving.into_iter().for_each(|key| self.remove(&mut known, key));
         true
     }
@@ -342,11 +341,14 @@ impl Copies {
         if !self.is_wanted(closed) || !is_it() {
             return Ok(());
         }
+        let Some(leaving) = locked(&self.known).leaving_for(key, version.bytes, self.most) else {
+            return Ok(());
+        };
         // What the kernel has a part of would have to be fetched.
         let Some(source) = seen.open_whole(&closed.key, closed.object.size) else {
             return Ok(());
         };
-        if !self.has_room(key, version.bytes) {
+        if !self.makes_room(leaving, version.bytes) {
             return Ok(());
         }
         let unfinished = Unfinished(self.place.join(format!("{key}{UNFINISHED}")));
@@ -426,11 +428,14 @@ impl Known {
         first
     }
 
+    fn is_open(&self, key: &Digest) -> bool {
+        self.passing.values().any(|passing| passing.key == *key)
+    }
+
     /// Copies of so many bytes that nobody has opened since, those first that nobody has for longest; none if there are fewer.
     fn unread(&self, since: u64, bytes: u64) -> Option<Vec<Digest>> {
-        let is_open = |key: &Digest| self.passing.values().any(|passing| passing.key == *key);
         let unread = self.copies.iter().filter(|(_, copy)| copy.opened_at < since);
-        let mut unread: Vec<_> = unread.filter(|(key, _)| !is_open(key)).collect();
+        let mut unread: Vec<_> = unread.filter(|(key, _)| !self.is_open(key)).collect();
         unread.sort_unstable_by_key(|(_, copy)| copy.opened_at);
         let (mut leaving, mut found) = (Vec::new(), 0);
         for (key, copy) in unread {

@@ -309,6 +309,17 @@ impl Filesystem for View {
             return self.open_to_write(ino.0, how(flags.0, request), reply);
         }
         let (inner, thread) = (Arc::clone(&self.inner), request.pid());
+        if how(flags.0, request).truncates && inner.has_bytes(ino.0) {
+            if inner.writing.is_none() {
+                return reply.error(Errno::EROFS);
+            }
+            self.runtime.spawn(async move {
+                // The kernel asks for the name again, and opens what is there then.
+                let emptied = inner.empty(ino.0, thread).await;
+                reply.error(emptied.err().unwrap_or(Errno::ESTALE));
+            });
+            return self.inner.tell_unwanted();
+        }
         if inner.writing.is_some() && !inner.names.tree().is_linked(ino.0) {
             self.runtime.spawn(async move {
                 inner.stands_aside(ino.0).await;

@@ -219,6 +219,11 @@ impl Inner {
         }
     }
 
+    /// Whether an entry is a file that isn't empty.
+    pub(crate) fn has_bytes(&self, ino: Ino) -> bool {
+        matches!(self.names.tree().kind(ino, Instant::now()), Some((Kind::File(object), _)) if object.size > 0)
+    }
+
     pub(crate) async fn attribute(&self, ino: Ino, reply: ReplyAttr) {
         match self.renew(ino).await {
             Ok(()) | Err(Errno::ESTALE) => self.attribute_at_hand(ino, reply),
