@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -222,23 +223,57 @@ def test_what_is_no_whole_copy_is_not_read(home: Any, store: Bucket) -> None:
             assert digest(path.read_bytes()) == digest(expected[f"large/{path.name}"])
 
 
+@contextlib.contextmanager
+def in_memory(place: Path, size: str) -> Iterator[None]:
+    """A file system of a size."""
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "copies", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_copies_of_what_was_replaced_take_their_room_until_they_are_closed(home: Any, store: Bucket) -> None:
+    place = home.cache_dir / "copies"
+
+    def used() -> int:
+        found = os.statvfs(place)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+    with in_memory(place, "1200m"), mounted(home, store, copies=f"{place}:20MB", ttl_s=0.1) as target:
+        path = target / "replaced"
+        with contextlib.ExitStack() as held:
+            bodies = [random.Random(nth).randbytes(8 * MIB - nth) for nth in range(6)]
+            readers = []
+            for body in bodies:
+                put(store, "replaced", body)
+                until(lambda body=body: digest(path.read_bytes()) == digest(body))
+                # There is room for two.
+                with contextlib.suppress(AssertionError):
+                    until(lambda body=body: stats(target)["copied_bytes"] % len(body) == 0 and names_of(home), 2)
+                readers.append(held.enter_context(path.open("rb")))
+                assert used() <= 20_000_000
+            # Those of before are read from a copy, or are gone.
+            for reader, body in zip(readers, bodies, strict=True):
+                with contextlib.suppress(OSError):
+                    assert digest(reader.read()) == digest(body)
+        until(lambda: path.read_bytes() == bodies[-1] and stats(target)["copied_bytes"] == len(bodies[-1]), 20)
+        assert used() <= 10_000_000
+
+
 def test_a_disk_that_is_full_costs_copies_and_nothing_else(home: Any, store: Bucket) -> None:
     expected = objects(store)
     place = home.cache_dir / "copies"
-    place.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1081m", "copies", str(place)], check=True)
-    try:
-        with mounted(home, store, copies=f"{place}:10GB") as target:
-            for _ in range(3):
-                for path in (target / "large").iterdir():
-                    assert digest(path.read_bytes()) == digest(expected[f"large/{path.name}"])
-            until(lambda: stats(target)["copies"] >= 1, 30)
-            # A gigabyte stays free.
-            assert stats(target)["copies"] < 3
-            free = os.statvfs(place)
-            assert free.f_bavail * free.f_frsize >= 1 << 30
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+    with in_memory(place, "1081m"), mounted(home, store, copies=f"{place}:10GB") as target:
+        for _ in range(3):
+            for path in (target / "large").iterdir():
+                assert digest(path.read_bytes()) == digest(expected[f"large/{path.name}"])
+        until(lambda: stats(target)["copies"] >= 1, 30)
+        # A gigabyte stays free.
+        assert stats(target)["copies"] < 3
+        free = os.statvfs(place)
+        assert free.f_bavail * free.f_frsize >= 1 << 30
 
 
 def at_once(file: Any, _chance: random.Random) -> bytes:

@@ -544,6 +544,28 @@ def test_what_is_cut_to_nothing_begins_anew_however_much_was_sent(home: Any, sto
             assert path.stat().st_size == len(new)
 
 
+def test_what_another_client_has_put_is_not_lost_to_who_adds_to_what_was_empty(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        for mode in ("ab", "r+b"):
+            path = target / "small" / mode
+            path.touch()
+            assert path.stat().st_size == 0
+            put(store, f"small/{mode}", b"another's")
+
+            def add(path: Path = path, mode: str = mode) -> None:
+                with path.open(mode, buffering=0) as file:
+                    file.write(b"added")
+
+            assert fails_with(add) == errno.EOPNOTSUPP
+            assert objects(store)[f"small/{mode}"] == path.read_bytes() == b"another's"
+        # Nobody has: it is as it was.
+        path = target / "small" / "lock"
+        path.touch()
+        with path.open("ab") as file:
+            file.write(b"added")
+        assert objects(store)["small/lock"] == b"added"
+
+
 def test_who_opens_a_file_to_read_may_cut_it_to_nothing(home: Any, store: Bucket) -> None:
     with writable(home, store) as target:
         path = target / "small" / "0"

@@ -137,7 +137,9 @@ impl Inner {
             Some(file) => self.is_written(&file, ino, how).await,
             None => false,
         };
-        if came.is_none() && is_linked && object.size == 0 && !is_written {
+        let is_empty = came.is_none() && is_linked && object.size == 0 && !is_written;
+        // Who adds to it would lose what somebody else has put there meanwhile.
+        if is_empty && (how.truncates || self.names.look_again(parent, &name).await == Ok(ino)) {
             // Nobody can read anything of it, so that it can be what is written.
             self.names.tree().set_ours(ino);
         } else if came.is_none() {

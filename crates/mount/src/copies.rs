@@ -70,6 +70,8 @@ struct Passing {
     version: Version,
     backing: Arc<BackingId>,
     handles: usize,
+    /// It is removed, and takes its room until nobody has it open.
+    is_removed: bool,
 }
 
 #[derive(Default)]
@@ -244,6 +246,7 @@ impl Copies {
                     version,
                     backing: Arc::clone(&backing),
                     handles: 1,
+                    is_removed: false,
                 };
                 known.passing.insert(ino, passing);
                 known.handles.insert(handle, ino);
@@ -274,7 +277,9 @@ impl Copies {
         if let Some(passing) = known.passing.get_mut(&ino) {
             passing.handles -= 1;
             if passing.handles == 0 {
+                let bytes = if passing.is_removed { passing.version.bytes } else { 0 };
                 known.passing.remove(&ino);
+                known.bytes -= bytes;
             }
         }
         true
@@ -311,9 +316,12 @@ impl Copies {
     }
 
     fn remove(&self, known: &mut Known, key: Digest) {
-        if let Some(copy) = known.copies.remove(&key) {
-            known.bytes -= copy.version.bytes;
-            let _ = std::fs::remove_file(self.path(key, copy.version));
+        let Some(copy) = known.copies.remove(&key) else { return };
+        let _ = std::fs::remove_file(self.path(key, copy.version));
+        let is_it = |passing: &&mut Passing| (passing.key, passing.version) == (key, copy.version);
+        match known.passing.values_mut().find(is_it) {
+            Some(passing) => passing.is_removed = true,
+            None => known.bytes -= copy.version.bytes,
         }
     }
 

@@ -34,7 +34,7 @@ pub(crate) const ORDER_INO: Ino = u64::MAX - 3;
 /// Whoever waits until the kernel has let go waits so long: it may have the directory locked for somebody who waits for the bucket, or, while it has a file locked, for somebody who
 /// waits for that.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-pub(crate) const LOCKED_PATIENCE: Duration = Duration::from_millis(50);
+pub(crate) const LOCKED_PATIENCE: Duration = Duration::from_millis(20);
 
 /// What answers.
 pub(crate) struct Inner {

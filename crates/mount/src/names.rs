@@ -102,16 +102,22 @@ impl Names {
     /// # Errors
     /// `ENOENT`: there is none. Else what the bucket says.
     pub async fn look_up(&self, parent: Ino, name: &str) -> Result<Ino, Errno> {
+        let known = self.tree().look(parent, name, Instant::now());
+        match known {
+            Look::Found(ino) => Ok(ino),
+            Look::Missing => Err(Errno::ENOENT),
+            Look::Unknown => self.look_again(parent, name).await,
+        }
+    }
+
+    /// The same, whatever is known.
+    ///
+    /// # Errors
+    /// As [`Names::look_up`].
+    pub async fn look_again(&self, parent: Ino, name: &str) -> Result<Ino, Errno> {
         let now = Instant::now();
-        let key = {
-            let tree = self.tree();
-            match tree.look(parent, name, now) {
-                Look::Found(ino) => return Ok(ino),
-                Look::Missing => return Err(Errno::ENOENT),
-                Look::Unknown => {}
-            }
-            joined(&tree.key(parent).ok_or(Errno::ENOENT)?, name)
-        };
+        let directory = self.tree().key(parent).ok_or(Errno::ENOENT)?;
+        let key = joined(&directory, name);
         let kind = self.ask(&key).await?;
         let mut tree = self.tree();
         let found = tree.put_asked(parent, name, kind, now, Instant::now());
