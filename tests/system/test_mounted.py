@@ -23,7 +23,7 @@ from foreload._mount import options, program
 from foreload._mount.options import Options
 from foreload.cli.doctor import machine
 from foreload.errors import InvalidError
-from mounting import agent_of, digest, fails_with, mounted, objects, put, requests
+from mounting import agent_of, digest, drop, fails_with, mounted, objects, put, requests
 from small import lives
 
 pytestmark = pytest.mark.needs("fuse")
@@ -410,6 +410,18 @@ def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:
         assert said["directory_questions"] == 2
 
 
+def test_what_a_listing_says_is_as_old_as_the_listing(home: Any) -> None:
+    with Bucket(profile="fast", synthetic=["n:50x100"]) as store, mounted(home, store, ttl_s=1.0) as target:
+        path = target / "n" / "deleted"
+        put(store, "n/deleted", b"x")
+        with os.scandir(target / "n") as entries:
+            drop(store, "n/deleted")
+            time.sleep(1.2)
+            # What was asked for before is handed on now.
+            assert "deleted" in [each.name for each in entries]
+        assert not path.exists()
+
+
 @pytest.mark.parametrize("is_looked_for", [True, False], ids=["by name", "listed"])
 def test_a_directory_that_another_client_has_marked_is_there(home: Any, store: Bucket, is_looked_for: bool) -> None:
     put(store, "small/marked/", b"")
@@ -451,7 +463,9 @@ def test_it_is_unmounted_by_any_path_that_leads_there(home: Any, store: Bucket) 
 
 
 def test_options_are_taken_as_s3fs_takes_them() -> None:
-    words = options.words(["allow_other,umask=0022", "rw", "use_path_request_style,url=http://host:9000", "region=a,b"])
+    words = options.words(
+        ["allow_other,umask=0022,", "rw", "use_path_request_style,url=http://host:9000", "region=a,b"]
+    )
     assert words == [
         "allow_other=1",
         "umask=0022",

@@ -566,6 +566,28 @@ def test_what_another_client_has_put_is_not_lost_to_who_adds_to_what_was_empty(h
         assert objects(store)["small/lock"] == b"added"
 
 
+@pytest.mark.parametrize("size", [100_000, 3 * PART])
+def test_who_has_a_file_open_that_gets_another_name_reads_on(home: Any, store: Bucket, size: int) -> None:
+    with writable(home, store, ahead=0) as target:
+        path, body = target / "latest", content(size)
+        for nth in range(3):
+            path.write_bytes(body)
+            with path.open("rb", buffering=0) as reading:
+                # It is known where it is by now.
+                assert reading.read(10) == body[:10]
+                reading.seek(0)
+                renamed = path.rename(target / f"before-{nth}")
+                path.write_bytes(content(size, 1))
+                again = renamed.rename(target / f"again-{nth}")
+                assert digest(b"".join(iter(lambda reading=reading: reading.read(MIB), b""))) == digest(body)
+                # And not what somebody else puts there.
+                os.posix_fadvise(reading.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                put(store, again.name, content(size, 2))
+                reading.seek(0)
+                assert fails_with(lambda reading=reading: reading.read(MIB)) in (None, errno.ESTALE)
+            path.unlink()
+
+
 def test_who_opens_a_file_to_read_may_cut_it_to_nothing(home: Any, store: Bucket) -> None:
     with writable(home, store) as target:
         path = target / "small" / "0"
@@ -741,6 +763,39 @@ def test_a_part_that_is_refused_is_said_and_what_was_there_stays(home: Any, stor
         (target / "kept").write_bytes(b"after")
         assert objects(store)["kept"] == b"after"
     assert "kept" in (home.cache_dir / "mount.log").read_text()
+
+
+@pytest.mark.parametrize("how", ["delete", "replace", "replace by what has gone", "replace by what is written"])
+@pytest.mark.parametrize("was", [None, b"before"])
+def test_a_file_that_could_not_be_deleted_or_replaced_is_written_on(
+    home: Any, store: Bucket, how: str, was: bytes | None
+) -> None:
+    with writable(home, store, timeout_s=1.0) as target:
+        for nth, size in enumerate((100, 2 * PART)):
+            path, other, body = target / f"written-{nth}", target / f"other-{nth}", content(size, nth)
+            if was is not None:
+                path.write_bytes(was)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            os.write(file, body[:50])
+            if was is None:
+                # Else there is nothing in the bucket to be deleted.
+                os.fsync(file)
+            writing = other.open("wb", buffering=0)
+            writing.write(b"other")
+            if how != "replace by what is written":
+                writing.close()
+            if how == "replace by what has gone":
+                drop(store, other.name)
+            else:
+                store.add_fault("status", status=403, on=["delete", "copy", "put"])
+            failed = fails_with(path.unlink if how == "delete" else lambda other=other, path=path: other.rename(path))
+            assert failed in (errno.EACCES, errno.ENOENT)
+            store.clear_faults()
+            assert os.pwrite(file, body[50:], 50) == size - 50
+            os.close(file)
+            fails_with(writing.close)
+            assert digest(objects(store)[path.name]) == digest(body)
+            assert digest(path.read_bytes()) == digest(body)
 
 
 @pytest.mark.parametrize("size", [10, 3 * PART])

@@ -6,7 +6,7 @@ use crate::failure;
 use crate::inner::Inner;
 use crate::locked;
 use crate::tree::{Ino, Kind, Object, ROOT, is_name};
-use crate::writing::{New, NewFile, Target, Writing};
+use crate::writing::{Hold, New, NewFile, Target, Writing};
 use fuser::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -271,15 +271,20 @@ impl Inner {
             return Err(Errno::ESTALE);
         };
         // Whoever writes it anew has the same file open.
-        if let Some(file) = writing.by_name(parent, &name) {
-            self.resize(&file, 0).await?;
+        let writes = writing.by_name(parent, &name);
+        if let Some(file) = &writes {
+            self.resize(file, 0).await?;
         }
         let Some((Kind::File(object), _)) = self.names.tree().kind(aside, Instant::now()) else {
             return Err(Errno::ESTALE);
         };
         let new = New {
             ino: aside,
-            target: Target { parent, name, key },
+            target: Target {
+                parent,
+                name: Arc::clone(&name),
+                key,
+            },
             was: Some(object),
         };
         let file = writing.open(handle, new, pid);
@@ -288,6 +293,11 @@ impl Inner {
             Err(error) => Err(error),
         };
         drop(file);
+        if let (Ok(()), Some(writes)) = (done, writes)
+            && let Ok(Some((_, Kind::File(object)))) = self.there(parent, &name).await
+        {
+            writes.takes_the_place_of(object).await;
+        }
         writing.release(handle).await;
         self.names.tree().forget(aside, 1);
         done
@@ -301,15 +311,19 @@ impl Inner {
         if kind == Kind::Directory {
             return Err(Errno::EISDIR);
         }
-        let mut is_there = !self.names.tree().is_ours(ino);
-        if let Some(file) = writing.by_name(parent, name) {
-            file.is_deleted();
-            is_there |= file.has_object().await;
-        }
-        if is_there {
+        let file = writing.by_name(parent, name);
+        // Nobody completes it meanwhile; and it goes on if it isn't deleted.
+        let held = match &file {
+            Some(file) => Some(file.hold().await),
+            None => None,
+        };
+        if !self.names.tree().is_ours(ino) || held.as_ref().is_some_and(Hold::has_object) {
             let key = self.key_of(parent, name)?;
             let deleted = writing.writer().delete(&key).await;
             deleted.map_err(|error| failure::of_writing(&error))?;
+        }
+        if let Some(file) = &file {
+            file.is_deleted();
         }
         self.names.tree().deleted(ino, Instant::now());
         Ok(())
@@ -388,16 +402,31 @@ impl Inner {
             name: to.1.into(),
             key: new.clone(),
         };
-        if let Some(file) = writing.by_name(to.0, to.1) {
-            // What is written there is replaced before it was anything.
-            file.is_deleted();
-        }
+        let replaced = writing.by_name(to.0, to.1);
+        // What is written there isn't completed meanwhile; and it goes on if it isn't replaced.
+        let held = match &replaced {
+            Some(file) => Some(file.hold().await),
+            None => None,
+        };
+        let is_replaced = || {
+            if let Some(file) = &replaced {
+                file.is_deleted();
+            }
+        };
         let open = writing.by_name(from.0, from.1);
         if let Some(file) = &open {
+            let before = file.target();
             if self.names.tree().is_ours(ino) && file.is_to_be(&target).await {
                 // Nothing of it is in the bucket, so that it needs no other name there.
-                self.names.tree().renamed(ino, to.0, to.1, None, Instant::now());
-                return writing.complete(file, true).await;
+                let done = writing.complete(file, true).await;
+                match done {
+                    Ok(()) => {
+                        is_replaced();
+                        self.names.tree().renamed(ino, to.0, to.1, None, Instant::now());
+                    }
+                    Err(_) => file.has_become(before),
+                }
+                return done;
             }
             writing.complete(file, true).await?;
             ino = self.there(from.0, from.1).await?.ok_or(Errno::ENOENT)?.0;
@@ -411,9 +440,13 @@ impl Inner {
         let renamed = writing.writer().rename(&old, &new).await;
         let meta = renamed.map_err(|error| {
             // It may be there by both names now.
-            self.names.tree().doubt(ino, Instant::now());
+            let mut tree = self.names.tree();
+            tree.doubt_name(to.0, to.1, Instant::now());
+            tree.doubt(ino, Instant::now());
             failure::of_writing(&error)
         })?;
+        is_replaced();
+        drop(held);
         if let Some(file) = open {
             file.has_become(target);
         }

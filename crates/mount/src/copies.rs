@@ -9,6 +9,7 @@
 //!
 //! For all who have an entry open at once, the kernel reads it either by way of one copy or through its page cache, and takes nothing else; [`Copies::open`] says how.
 
+use crate::file::Of;
 use crate::locked;
 use crate::names::Names;
 use crate::resident::Resident;
@@ -95,16 +96,6 @@ pub enum Way {
     Cache,
 }
 
-/// A file that is closed, and may be copied.
-pub struct Closed {
-    /// Its entry.
-    pub ino: Ino,
-    /// Its key.
-    pub key: String,
-    /// What was open.
-    pub object: Object,
-}
-
 /// All of them.
 pub struct Copies {
     place: PathBuf,
@@ -112,7 +103,7 @@ pub struct Copies {
     /// What all digests begin with.
     root: String,
     known: Mutex<Known>,
-    wanted: SyncSender<Closed>,
+    wanted: SyncSender<(Ino, Of)>,
     /// The thread that copies, by its number: what it has open nobody wants.
     copier: AtomicU32,
     /// It was said that the kernel doesn't take them.
@@ -123,7 +114,7 @@ pub struct Copies {
 }
 
 /// Files that are to be copied.
-pub struct Work(Receiver<Closed>);
+pub struct Work(Receiver<(Ino, Of)>);
 
 impl Copies {
     /// Keeps copies there, and finds those that are there already. `root` names the bucket.
@@ -285,18 +276,18 @@ impl Copies {
         true
     }
 
-    /// This may be copied, when there is time.
-    pub fn want(&self, closed: Closed) {
-        if self.is_wanted(&closed) {
+    /// This was closed, and may be copied, when there is time.
+    pub fn want(&self, ino: Ino, of: Of) {
+        if self.is_wanted(&of) {
             // Where many wait, it is closed again some time.
-            let _ = self.wanted.try_send(closed);
+            let _ = self.wanted.try_send((ino, of));
         }
     }
 
-    fn is_wanted(&self, closed: &Closed) -> bool {
-        let bytes = closed.object.size;
-        let is_worth_it = bytes > LEAST && bytes <= self.most && closed.object.etag.is_some();
-        is_worth_it && !self.is_refused.load(Ordering::Relaxed) && !self.has(&closed.key, &closed.object)
+    fn is_wanted(&self, of: &Of) -> bool {
+        let bytes = of.object.size;
+        let is_worth_it = bytes > LEAST && bytes <= self.most && of.object.etag.is_some();
+        is_worth_it && !self.is_refused.load(Ordering::Relaxed) && !self.has(&of.key, &of.object)
     }
 
     /// What a copy is named by; none of what has no version.
@@ -338,22 +329,22 @@ impl Copies {
         true
     }
 
-    fn copy(&self, closed: &Closed, names: &Names, seen: &Resident, is_closing: &AtomicBool) -> io::Result<()> {
-        let Some((key, version)) = self.names(&closed.key, &closed.object) else {
+    fn copy(&self, (ino, of): (Ino, &Of), names: &Names, seen: &Resident, is_closing: &AtomicBool) -> io::Result<()> {
+        let Some((key, version)) = self.names(&of.key, &of.object) else {
             return Ok(());
         };
-        let is_it = || match names.tree().kind(closed.ino, Instant::now()) {
-            Some((Kind::File(object), _)) => self.names(&closed.key, &object) == Some((key, version)),
+        let is_it = || match names.tree().kind(ino, Instant::now()) {
+            Some((Kind::File(object), _)) => self.names(&of.key, &object) == Some((key, version)),
             _ => false,
         };
-        if !self.is_wanted(closed) || !is_it() {
+        if !self.is_wanted(of) || !is_it() {
             return Ok(());
         }
         let Some(leaving) = locked(&self.known).leaving_for(key, version.bytes, self.most) else {
             return Ok(());
         };
         // What the kernel has a part of would have to be fetched.
-        let Some(source) = seen.open_whole(&closed.key, closed.object.size) else {
+        let Some(source) = seen.open_whole(&of.key, of.object.size) else {
             return Ok(());
         };
         if !self.makes_room(leaving, version.bytes) {
@@ -477,12 +468,12 @@ impl Work {
                 .store(own.as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
             // Whoever trains comes first.
             let _ = rustix::process::setpriority_process(Some(own), 19);
-            for closed in self.0 {
+            for (ino, of) in self.0 {
                 if is_closing.load(Ordering::Relaxed) {
                     return;
                 }
-                if let Err(error) = copies.copy(&closed, &names, &seen, &is_closing) {
-                    crate::log::line(format_args!("{}: it can't be copied: {error}", closed.key));
+                if let Err(error) = copies.copy((ino, &of), &names, &seen, &is_closing) {
+                    crate::log::line(format_args!("{}: it can't be copied: {error}", of.key));
                 }
             }
         })?;

@@ -4,14 +4,14 @@
 //! agent when it was read to its end, and with the file.
 
 use crate::ahead::Ahead;
-use crate::copies::{Closed, Copies};
+use crate::copies::Copies;
 use crate::failure;
 use crate::layout::Layout;
 use crate::locked;
 use crate::names::Names;
 use crate::room::Room;
 use crate::shelves::{AGENTS, Shelf, Shelves};
-use crate::tree::{Ino, Object};
+use crate::tree::{Ino, Kind, Object};
 use crate::writing::Writing;
 use foreload_engine::client::ClientError;
 use foreload_engine::protocol::Sent;
@@ -214,11 +214,19 @@ struct Place {
 pub struct OpenFile {
     shared: Arc<Shared>,
     ino: Ino,
-    key: String,
-    object: Object,
+    of: Mutex<Of>,
     layout: Layout,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+/// What a file is of.
+#[derive(Clone)]
+pub struct Of {
+    /// Its key.
+    pub key: String,
+    /// What is there by that.
+    pub object: Object,
 }
 
 impl OpenFile {
@@ -238,8 +246,7 @@ impl OpenFile {
         let file = Arc::new(OpenFile {
             shared: Arc::clone(shared),
             ino,
-            key,
-            object,
+            of: Mutex::new(Of { key, object }),
             layout,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -271,14 +278,10 @@ impl OpenFile {
         self.ino
     }
 
-    /// What was read, when it is closed.
+    /// What it is of, by its name now.
     #[must_use]
-    pub fn closed(&self) -> Closed {
-        Closed {
-            ino: self.ino,
-            key: self.key.clone(),
-            object: self.object.clone(),
-        }
+    pub fn of(&self) -> Of {
+        locked(&self.of).clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -358,13 +361,13 @@ impl OpenFile {
                     self.let_go(&mut state, |chunk| matches!(chunk.is, Is::Wanted(_)));
                 }
                 Err(ClientError::Trouble(_)) if self.leaves_its_turn() => {}
+                Err(error) if is_gone(&error) && self.follows() => {}
                 Err(error) => {
                     self.shared.tally.failures.fetch_add(1, Ordering::Relaxed);
-                    if matches!(&error, ClientError::Trouble(trouble) if ["changed", "not-found"].contains(&trouble.kind.as_str()))
-                    {
+                    if is_gone(&error) {
                         self.shared.names.tree().doubt(self.ino, Instant::now());
                     }
-                    let error = failure::of_client(&error, &self.key);
+                    let error = failure::of_client(&error, &locked(&self.of).key);
                     self.state().failed = Some((first, Instant::now(), error));
                     return Err(error);
                 }
@@ -445,8 +448,8 @@ impl OpenFile {
         let place = match self.turn(state) {
             Some(place) => place,
             None => {
-                let (shared, object) = (&self.shared, &self.object);
-                let (shelf, first) = shared.shelves.find(&shared.names, self.ino, &self.key, object)?;
+                let (shared, of) = (&self.shared, self.of());
+                let (shelf, first) = shared.shelves.find(&shared.names, self.ino, &of.key, &of.object)?;
                 let place = Place {
                     shelf,
                     first,
@@ -487,6 +490,29 @@ impl OpenFile {
         true
     }
 
+    /// What has got another name from here meanwhile has the same bytes, and is read by that one from now on; false: it hasn't.
+    fn follows(&self) -> bool {
+        let (key, kind) = {
+            let tree = self.shared.names.tree();
+            let is_linked = tree.is_linked(self.ino);
+            let kind = tree.kind(self.ino, Instant::now()).filter(|_| is_linked);
+            (tree.key(self.ino), kind)
+        };
+        let (Some(key), Some((Kind::File(object), _))) = (key, kind) else {
+            return false;
+        };
+        let mut state = self.state();
+        let mut of = locked(&self.of);
+        if key == of.key || object.size != of.object.size {
+            return false;
+        }
+        *of = Of { key, object };
+        drop(of);
+        state.place = None;
+        self.let_go(&mut state, |chunk| matches!(chunk.is, Is::Wanted(_)));
+        true
+    }
+
     /// When it was read last.
     pub fn read_at(&self) -> Instant {
         self.state().read_at
@@ -507,7 +533,9 @@ impl OpenFile {
     /// Where it is asked for, if that is known: now, where it comes in an order that was told.
     fn turn(&self, state: &mut State) -> Option<Place> {
         if state.place.is_none() && !state.is_out_of_turn {
-            let (shelf, first) = self.shared.shelves.turn_of(&self.key, &self.object)?;
+            let of = locked(&self.of);
+            let (shelf, first) = self.shared.shelves.turn_of(&of.key, &of.object)?;
+            drop(of);
             // What is read in an order that is known is fetched ahead by it.
             state.ahead.is_left_alone(true);
             state.place = Some(Place {
@@ -599,7 +627,7 @@ impl OpenFile {
     }
 
     fn take<T>(&self, found: &[Arc<Bytes>], span: &Range<u64>, take: impl FnOnce(&[u8]) -> T) -> Result<T, Errno> {
-        let failed = |error| failure::of_client(&error, &self.key);
+        let failed = |error| failure::of_client(&error, &locked(&self.of).key);
         let cut = |nth: u64, bytes: &Arc<Bytes>| -> Result<Range<usize>, ClientError> {
             let chunk = self.layout.span(nth);
             let cut = span.start.max(chunk.start) - chunk.start..span.end.min(chunk.end) - chunk.start;
@@ -645,6 +673,11 @@ impl OpenFile {
             let _ = attached.client.withdraw(attached.job, want);
         }
     }
+}
+
+/// Whether an object isn't there any more, or is another one.
+fn is_gone(error: &ClientError) -> bool {
+    matches!(error, ClientError::Trouble(trouble) if ["changed", "not-found"].contains(&trouble.kind.as_str()))
 }
 
 /// Whether it was here already.

@@ -644,7 +644,7 @@ impl Filesystem for View {
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         if ino.0 == CONTROL_INO {
             let handle = self.inner.number();
-            locked(&self.inner.directories).insert(handle, Arc::default());
+            locked(&self.inner.directories).insert(handle, (Arc::default(), Instant::now()));
             return reply.opened(FileHandle(handle), FopenFlags::empty());
         }
         let inner = Arc::clone(&self.inner);
@@ -699,7 +699,7 @@ impl Filesystem for View {
     fn releasedir(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
         let listing = locked(&self.inner.directories).remove(&handle.0);
         reply.ok();
-        if listing.is_some_and(|listing| listing.len() >= MANY) {
+        if listing.is_some_and(|(listing, _)| listing.len() >= MANY) {
             self.runtime.spawn_blocking(crate::trim);
         }
     }

@@ -36,6 +36,9 @@ pub(crate) const ORDER_INO: Ino = u64::MAX - 3;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) const LOCKED_PATIENCE: Duration = Duration::from_millis(20);
 
+/// What an open directory has, and when that was known.
+type Known = (Arc<Vec<Listed>>, Instant);
+
 /// What answers.
 pub(crate) struct Inner {
     pub(crate) names: Arc<Names>,
@@ -49,7 +52,7 @@ pub(crate) struct Inner {
     pub(crate) asides: Mutex<Vec<Aside>>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) files: Mutex<FxHashMap<u64, Arc<OpenFile>>>,
-    pub(crate) directories: Mutex<FxHashMap<u64, Arc<Vec<Listed>>>>,
+    pub(crate) directories: Mutex<FxHashMap<u64, Known>>,
     /// What was said of the mount to whoever has that open, and orders that are being written.
     pub(crate) said: Mutex<FxHashMap<u64, Arc<String>>>,
     pub(crate) told: Mutex<FxHashMap<u64, Vec<u8>>>,
@@ -291,7 +294,7 @@ impl Inner {
             && !copies.close(handle)
             && let Some(file) = file
         {
-            copies.want(file.closed());
+            copies.want(file.ino(), file.of());
         }
     }
 
@@ -301,6 +304,7 @@ impl Inner {
         };
         if let Some(file) = self.writing.as_ref().and_then(|writing| writing.by_ino(ino)) {
             attributes.ino = INodeNo(self.shown(&file));
+            attributes.nlink = u32::from(!file.is_gone());
         }
         reply.attr(&fresh, &attributes);
     }
@@ -322,7 +326,9 @@ impl Inner {
         match self.names.list(ino).await {
             Ok(listing) => {
                 let handle = self.number();
-                locked(&self.directories).insert(handle, Arc::new(listing));
+                // However long it takes to hand it on, it is no newer than that.
+                let at = self.names.tree().listed_at(ino).unwrap_or_else(Instant::now);
+                locked(&self.directories).insert(handle, (Arc::new(listing), at));
                 reply.opened(FileHandle(handle), FopenFlags::empty());
             }
             Err(error) => reply.error(error),
@@ -336,7 +342,8 @@ impl Inner {
         handle: FileHandle,
         offset: u64,
     ) -> Option<impl Iterator<Item = Entry> + '_> {
-        let listing = Arc::clone(locked(&self.directories).get(&handle.0)?);
+        let (listing, at) = locked(&self.directories).get(&handle.0)?.clone();
+        let count = DOTS + listing.len() as u64;
         let above = self.names.tree().name(ino).map_or(ROOT, |(parent, _)| parent);
         let entry = move |nth: u64| match nth {
             0 => self.dot(ino, "."),
@@ -349,7 +356,7 @@ impl Inner {
                 let ino = match tree.look(ino, name, now) {
                     Look::Found(found) => found,
                     Look::Missing => return None,
-                    Look::Unknown => tree.put(ino, name, kind.clone(), now)?,
+                    Look::Unknown => tree.put_asked(ino, name, kind.clone(), at, at)?,
                 };
                 drop(tree);
                 let (attributes, fresh) = self.known(ino)?;
@@ -363,7 +370,6 @@ impl Inner {
                 })
             }
         };
-        let count = DOTS + locked(&self.directories).get(&handle.0)?.len() as u64;
         Some((offset..count).filter_map(entry))
     }
 

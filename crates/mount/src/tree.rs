@@ -189,6 +189,12 @@ impl Tree {
         Some(self.children(directory))
     }
 
+    /// When a directory was listed last, if it was; what is known of it is as old as that.
+    #[must_use]
+    pub fn listed_at(&self, directory: Ino) -> Option<Instant> {
+        self.directory(directory)?.listed_until?.checked_sub(self.ttl)
+    }
+
     /// How many names a directory has of which all were known once; they may have aged since.
     #[must_use]
     pub fn was_listed(&self, directory: Ino) -> Option<usize> {
@@ -525,6 +531,17 @@ impl Tree {
             if let Some(directory) = self.directory_mut(ino) {
                 directory.listed_until = None;
             }
+        }
+    }
+
+    /// The same of a name, whatever is known of it.
+    pub fn doubt_name(&mut self, parent: Ino, name: &str, now: Instant) {
+        match self
+            .directory(parent)
+            .and_then(|directory| directory.children.get(name).copied())
+        {
+            Some(ino) => self.doubt(ino, now),
+            None => self.doubt_missing(parent, name),
         }
     }
 

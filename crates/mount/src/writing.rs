@@ -112,6 +112,17 @@ impl Drop for Held {
     }
 }
 
+/// A file that stays as it is.
+pub struct Hold<'a>(tokio::sync::MutexGuard<'a, State>);
+
+impl Hold<'_> {
+    /// Whether the bucket has an object of it, or one that it takes the place of.
+    #[must_use]
+    pub fn has_object(&self) -> bool {
+        self.0.object.is_some()
+    }
+}
+
 /// What becomes of a file.
 #[derive(Clone)]
 pub struct Target {
@@ -603,9 +614,9 @@ impl NewFile {
         self.shown.store(ino, Ordering::Relaxed);
     }
 
-    /// Whether the bucket has an object of it, or one that it takes the place of.
-    pub async fn has_object(&self) -> bool {
-        self.state.lock().await.object.is_some()
+    /// Nobody writes or completes it until this is dropped.
+    pub async fn hold(&self) -> Hold<'_> {
+        Hold(self.state.lock().await)
     }
 
     /// It is an object by this name when it is completed; false: it is one already, or begun as one, by its first name.
@@ -674,6 +685,19 @@ impl NewFile {
             link.strip_suffix(" (deleted)").unwrap_or(&link).ends_with(&end)
         });
         named.next().is_some()
+    }
+
+    /// Whether it has lost its name.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// What is there by its name now is this: it takes the place of that.
+    pub async fn takes_the_place_of(&self, object: Object) {
+        let mut state = self.state.lock().await;
+        if state.object.is_some() {
+            state.object = Some(object);
+        }
     }
 
     /// Somebody has deleted it: nothing becomes of it.

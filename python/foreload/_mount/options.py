@@ -223,7 +223,7 @@ def words(options: Sequence[str] | None) -> list[str]:
     found: list[str] = []
     for text in options or ():
         first = len(found)
-        for word in text.split(","):
+        for word in filter(None, text.split(",")):
             name, equals, _ = word.partition("=")
             if word in bare:
                 found.append(f"{word}=1")

@@ -1,5 +1,6 @@
 """`foreload mount` and `foreload unmount`: a bucket as a directory; `foreload serve`: the same for S3 clients."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -291,7 +292,10 @@ def unmount(directory: Directory, as_json: options.AsJson = False) -> None:
     """Ends a mount, also one whose program has ended."""
     from foreload._mount import program
 
-    program.unmount(directory)
+    place = os.path.realpath(Path(directory).expanduser())
+    # Who stands in it would keep it busy.
+    os.chdir("/")
+    program.unmount(place)
     output.emit({"directory": directory}, lambda console: console.print(f"{directory} is unmounted"), as_json=as_json)
 
 
