@@ -566,6 +566,29 @@ def test_what_another_client_has_put_is_not_lost_to_who_adds_to_what_was_empty(h
         assert objects(store)["small/lock"] == b"added"
 
 
+@pytest.mark.parametrize("how", ["descriptor", "name", "open"])
+@pytest.mark.parametrize(("size", "then"), [(3 * PART, 2 * PART), (2 * PART, 3 * PART), (3 * PART, 100), (100, 3 * PART)])
+def test_who_writes_a_file_anew_reads_what_was_written(
+    home: Any, store: Bucket, how: str, size: int, then: int
+) -> None:
+    with writable(home, store) as target:
+        path = target / "again"
+        file, others = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), []
+        for nth, bytes_ in enumerate((size, then, size + 1)):
+            body = content(bytes_, nth)
+            assert os.pwrite(file, body, 0) == bytes_
+            os.fsync(file)
+            assert os.pread(file, bytes_ + 1, 0) == path.read_bytes() == body
+            for other in others:
+                assert os.pread(other, bytes_ + 1, 0) == body
+            if how == "open":
+                others.append(os.open(path, os.O_RDWR | os.O_TRUNC))
+            else:
+                os.truncate(file if how == "descriptor" else path, 0)
+        for each in (file, *others):
+            os.close(each)
+
+
 @pytest.mark.parametrize("size", [100_000, 3 * PART])
 def test_who_has_a_file_open_that_gets_another_name_reads_on(home: Any, store: Bucket, size: int) -> None:
     with writable(home, store, ahead=0) as target:

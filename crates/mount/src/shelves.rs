@@ -170,7 +170,7 @@ impl Shelves {
             return Err(ClientError::Interrupted);
         }
         let client = self.client(&mut known, until)?;
-        let spot = names.tree().spot(ino);
+        let spot = names.tree().spot(ino, object);
         if let Some((shelf, spot)) = spot.and_then(|spot| Some((known.shelves.get(&spot.shelf)?, spot))) {
             return Ok((Arc::clone(shelf), spot.first));
         }
@@ -182,9 +182,9 @@ impl Shelves {
         let mut files = names
             .tree()
             .unplaced(MOST_FILES, |spot| known.shelves.contains_key(&spot.shelf));
-        if files.iter().all(|(other, ..)| *other != ino) {
-            files.push((ino, key.to_owned(), object.clone()));
-        }
+        // Of its name there may be another object by now.
+        files.retain(|(other, other_key, _)| *other != ino && other_key != key);
+        files.push((ino, key.to_owned(), object.clone()));
         // Neighbours in the index are neighbours in the bucket.
         files.sort_unstable_by(|a, b| a.1.cmp(&b.1));
         let new = New {

@@ -602,11 +602,11 @@ impl Tree {
         Some((kind, until.saturating_duration_since(now)))
     }
 
-    /// Where a file's bytes are asked for, if that is known.
+    /// Where an object's bytes are asked for, if that is known: of a file that is written, an entry may have another one by now.
     #[must_use]
-    pub fn spot(&self, ino: Ino) -> Option<Spot> {
+    pub fn spot(&self, ino: Ino, object: &Object) -> Option<Spot> {
         match &self.nodes.get(&ino)?.is {
-            Is::File(file) => file.spot,
+            Is::File(file) if is_same(&file.object, object) => file.spot,
             _ => None,
         }
     }

@@ -69,20 +69,25 @@ fn another_object_by_the_same_name_is_another_entry_and_who_has_the_first_one_ke
     tree.refer(first);
     assert!(!tree.keep(first) && tree.keep(first));
     assert_eq!(tree.put(ROOT, "a", file(3, "x"), now), Some(first));
-    assert_eq!((tree.spot(first), tree.keep(first)), (Some(spot), true));
+    assert_eq!((tree.spot(first, &object), tree.keep(first)), (Some(spot), true));
     let mut before = first;
     for (size, etag) in [(3, "y"), (4, "y")] {
         let next = tree.put(ROOT, "a", file(size, etag), now).expect("there is a root");
         assert_ne!(next, before);
         assert_eq!(tree.look(ROOT, "a", now), Look::Found(next));
-        assert_eq!((tree.spot(next), tree.keep(next)), (None, false));
+        let Some((Kind::File(other), _)) = tree.kind(next, now) else {
+            panic!("a file")
+        };
+        assert_eq!((tree.spot(next, &other), tree.keep(next)), (None, false));
+        // Nor is it where the first one is, whoever asks.
+        assert_eq!(tree.spot(first, &other), None);
         before = next;
     }
     assert!(tree.is_linked(before) && !tree.is_linked(first));
     let Some((Kind::File(kept), _)) = tree.kind(first, now) else {
         panic!("it is open")
     };
-    assert_eq!((kept, tree.spot(first)), (object, Some(spot)));
+    assert_eq!((kept, tree.spot(first, &object)), (object.clone(), Some(spot)));
     tree.forget(first, 1);
     assert!(tree.kind(first, now).is_none());
 }
