@@ -479,6 +479,9 @@ def test_options_are_taken_as_s3fs_takes_them() -> None:
     assert found.store == {"endpoint_url": "http://host:9000", "region": "a,b"}
     with pytest.raises(InvalidError, match="--disk"):
         options.given({"use_cache": "/tmp"})
+    for name in ("uid", "gid"):
+        with pytest.raises(InvalidError, match=f"{name}=-1: give 0 to"):
+            Options(**options.given({name: "-1"}).fields).settings("s3://bench", {}, None)
 
 
 def test_names_that_have_aged_together_are_listed_again(home: Any) -> None:

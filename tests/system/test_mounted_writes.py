@@ -567,7 +567,9 @@ def test_what_another_client_has_put_is_not_lost_to_who_adds_to_what_was_empty(h
 
 
 @pytest.mark.parametrize("how", ["descriptor", "name", "open"])
-@pytest.mark.parametrize(("size", "then"), [(3 * PART, 2 * PART), (2 * PART, 3 * PART), (3 * PART, 100), (100, 3 * PART)])
+@pytest.mark.parametrize(
+    ("size", "then"), [(3 * PART, 2 * PART), (2 * PART, 3 * PART), (3 * PART, 100), (100, 3 * PART)]
+)
 def test_who_writes_a_file_anew_reads_what_was_written(
     home: Any, store: Bucket, how: str, size: int, then: int
 ) -> None:

@@ -30,6 +30,8 @@ _MOST_PORT = 65_535
 #: Room for a chunk that is read, one that comes, and two more.
 _CHUNKS = 4
 _MIB = 1 << 20
+#: The largest number that somebody can have.
+_MOST_ID = 2**32 - 2
 #: Parts that go up at once, and what stores take as one.
 _PARTS = 8
 _LEAST_PART = 5 * _MIB
@@ -115,6 +117,9 @@ class Options:
             raise InvalidError(f"connections={self.connections}: give 1 to {_MOST_CONNECTIONS}")
         if self.entries < 1:
             raise InvalidError(f"entries={self.entries}: give 1 or more")
+        for name, number in (("uid", self.uid), ("gid", self.gid)):
+            if number is not None and not 0 <= number <= _MOST_ID:
+                raise InvalidError(f"{name}={number}: give 0 to {_MOST_ID}")
         chunk = self.chunk_bytes()
         ram = parse_bytes(self.ram, "ram")
         least = _CHUNKS * (chunk or 8 * _MIB)

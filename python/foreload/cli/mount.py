@@ -9,9 +9,6 @@ import typer
 
 from foreload.cli import options, output
 
-#: The largest number that somebody can have.
-_MOST_ID = 2**32 - 2
-
 Directory = Annotated[
     str,
     typer.Argument(
@@ -104,11 +101,9 @@ Entries = Annotated[
 ]
 Uid = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, max=_MOST_ID, help="Whom files belong to. Default: you.", rich_help_panel="Names"),
+    typer.Option(metavar="N", help="Whom files belong to. Default: you.", rich_help_panel="Names"),
 ]
-Gid = Annotated[
-    int | None, typer.Option(metavar="N", min=0, max=_MOST_ID, help="The same for the group.", rich_help_panel="Names")
-]
+Gid = Annotated[int | None, typer.Option(metavar="N", help="The same for the group.", rich_help_panel="Names")]
 FileMode = Annotated[
     str | None,
     typer.Option(metavar="OCTAL", help="Permission bits of files. Default: 444, or 644.", rich_help_panel="Names"),
