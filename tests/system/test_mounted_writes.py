@@ -566,6 +566,57 @@ def test_what_another_client_has_put_is_not_lost_to_who_adds_to_what_was_empty(h
         assert objects(store)["small/lock"] == b"added"
 
 
+@pytest.mark.parametrize("was", [None, b"before"])
+def test_who_writes_a_file_that_gets_another_name_writes_that(home: Any, store: Bucket, was: bytes | None) -> None:
+    body = content(4_000_000)
+    with writable(home, store) as target:
+        for nth in range(20):
+            path, names = target / f"moved-{nth}", [target / f"moved-{nth}", target / f"there-{nth}"]
+            if was is not None:
+                path.write_bytes(was)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+            def write(file: int = file, nth: int = nth) -> None:
+                for at in range(0, len(body), 100_000):
+                    os.pwrite(file, body[at : at + 100_000], at)
+                    time.sleep(0.0002 * (nth % 4))
+                os.close(file)
+
+            writing = threading.Thread(target=write)
+            writing.start()
+            while writing.is_alive():
+                names[0].rename(names[1])
+                names.reverse()
+            writing.join()
+            found = objects(store)
+            assert digest(found[names[0].name]) == digest(body)
+            assert names[1].name not in found
+            assert digest(names[0].read_bytes()) == digest(body)
+            names[0].unlink()
+
+
+def test_who_reads_what_is_written_on_reads_what_was_there(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        for nth, (size, then) in enumerate(((100_000, 200_000), (3 * PART, 100), (0, 70_000), (PART, 3 * PART))):
+            path, old, new = target / f"read-{nth}", content(size, 1), content(then, 2)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            os.pwrite(file, old, 0)
+            os.fsync(file)
+            early = os.open(path, os.O_RDONLY)
+            os.ftruncate(file, 0)
+            os.pwrite(file, new, 0)
+            late = os.open(path, os.O_RDONLY)
+            # What is there stays until the other one is.
+            sizes = {path.stat().st_size, os.fstat(early).st_size, os.fstat(late).st_size}
+            assert (sizes, os.fstat(file).st_size) == ({size}, then)
+            for reader in (early, late):
+                assert os.pread(reader, size + then, 0) == old
+            os.close(file)
+            assert path.read_bytes() == objects(store)[path.name] == new
+            for reader in (early, late):
+                os.close(reader)
+
+
 @pytest.mark.parametrize("how", ["descriptor", "name", "open"])
 @pytest.mark.parametrize(
     ("size", "then"), [(3 * PART, 2 * PART), (2 * PART, 3 * PART), (3 * PART, 100), (100, 3 * PART)]

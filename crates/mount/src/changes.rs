@@ -137,7 +137,7 @@ impl Inner {
             Some(file) => self.is_written(&file, ino, how).await,
             None => false,
         };
-        let is_empty = came.is_none() && is_linked && object.size == 0 && !is_written;
+        let is_empty = came.is_none() && is_linked && object.size == 0 && !is_written && !self.is_read(ino);
         // Who adds to it would lose what somebody else has put there meanwhile.
         if is_empty && (how.truncates || self.names.look_again(parent, &name).await == Ok(ino)) {
             // Nobody can read anything of it, so that it can be what is written.
@@ -177,6 +177,7 @@ impl Inner {
 
     /// Makes a file that is being written as long as this.
     pub(crate) async fn resize(&self, file: &Arc<NewFile>, bytes: u64) -> Result<(), Errno> {
+        self.writing()?.goes_on(file);
         file.resize(bytes).await?;
         // What was read of the object that it was is of no use.
         let handles = self.writing()?.handles(file);
@@ -413,12 +414,18 @@ impl Inner {
                 file.is_deleted();
             }
         };
+        // Nor is anything written to this one, before it has its new name or keeps the old one.
         let open = writing.by_name(from.0, from.1);
-        if let Some(file) = &open {
-            let before = file.target();
-            if self.names.tree().is_ours(ino) && file.is_to_be(&target).await {
+        let mut held_open = match &open {
+            Some(file) => Some(file.hold().await),
+            None => None,
+        };
+        if let (Some(file), Some(held)) = (&open, &mut held_open) {
+            if self.names.tree().is_ours(ino) && held.is_free() {
                 // Nothing of it is in the bucket, so that it needs no other name there.
-                let done = writing.complete(file, true).await;
+                let before = file.target();
+                file.has_become(target);
+                let done = writing.complete_held(file, held, true).await;
                 match done {
                     Ok(()) => {
                         is_replaced();
@@ -428,7 +435,7 @@ impl Inner {
                 }
                 return done;
             }
-            writing.complete(file, true).await?;
+            writing.complete_held(file, held, true).await?;
             ino = self.there(from.0, from.1).await?.ok_or(Errno::ENOENT)?.0;
         }
         let Some((Kind::File(object), _)) = self.names.tree().kind(ino, Instant::now()) else {
@@ -446,12 +453,13 @@ impl Inner {
             failure::of_writing(&error)
         })?;
         is_replaced();
-        drop(held);
-        if let Some(file) = open {
-            file.has_become(target);
-        }
         let object = crate::names::object_of(&meta);
+        if let (Some(file), Some(held)) = (&open, &mut held_open) {
+            file.has_become(target);
+            held.is_by_another_name(object.clone());
+        }
         self.names.tree().renamed(ino, to.0, to.1, Some(object), Instant::now());
+        drop((held, held_open));
         Ok(())
     }
 }

@@ -222,6 +222,11 @@ impl Inner {
         }
     }
 
+    /// Whether somebody has an entry open to read it.
+    pub(crate) fn is_read(&self, ino: Ino) -> bool {
+        locked(&self.files).values().any(|file| file.ino() == ino)
+    }
+
     /// Whether an entry is a file that isn't empty.
     pub(crate) fn has_bytes(&self, ino: Ino) -> bool {
         matches!(self.names.tree().kind(ino, Instant::now()), Some((Kind::File(object), _)) if object.size > 0)
@@ -243,6 +248,16 @@ impl Inner {
             }
             (tree.kind(ino, Instant::now()), tree.key(ino), tree.is_ours(ino))
         };
+        // Who writes on in an entry has it alone: the kernel has one size of it, and one set of pages.
+        if !is_ours
+            && self
+                .writing
+                .as_ref()
+                .is_some_and(|writing| writing.by_ino(ino).is_some())
+        {
+            self.names.tree().is_written_on(ino, Instant::now());
+            return reply.error(Errno::ESTALE);
+        }
         if is_ours {
             let key = key.unwrap_or_default();
             crate::log::line(format_args!(
@@ -258,22 +273,13 @@ impl Inner {
         locked(&self.files).insert(handle, file);
         // Who only reads has nothing to be said of when it is closed.
         let flags = FopenFlags::FOPEN_NOFLUSH;
-        // Who writes an entry reads it by way of this program.
-        let is_written = self
-            .writing
-            .as_ref()
-            .is_some_and(|writing| writing.by_ino(ino).is_some());
-        let way = self
-            .copies
-            .as_ref()
-            .filter(|_| !is_written)
-            .map_or(Way::Cache, |copies| {
-                let is_other = |(other, file): (&u64, &Arc<OpenFile>)| *other != handle && file.ino() == ino;
-                let is_cached = || locked(&self.files).iter().any(is_other);
-                copies.open((handle, thread), ino, (&key, &object), is_cached, |copy| {
-                    reply.open_backing(copy)
-                })
-            });
+        let way = self.copies.as_ref().map_or(Way::Cache, |copies| {
+            let is_other = |(other, file): (&u64, &Arc<OpenFile>)| *other != handle && file.ino() == ino;
+            let is_cached = || locked(&self.files).iter().any(is_other);
+            copies.open((handle, thread), ino, (&key, &object), is_cached, |copy| {
+                reply.open_backing(copy)
+            })
+        });
         match way {
             Way::Copy(backing) => {
                 locked(&self.files).remove(&handle);

@@ -396,6 +396,41 @@ impl Tree {
         Some(aside)
     }
 
+    /// What is there by an entry's name has another entry from now on: this one is of whoever writes it, and of nobody else.
+    pub fn is_written_on(&mut self, ino: Ino, now: Instant) {
+        let Some(node) = self.nodes.get(&ino).filter(|node| node.is_linked && !node.is_ours) else {
+            return;
+        };
+        let Is::File(file) = &node.is else { return };
+        let (parent, name, kind, until) = (
+            node.parent,
+            Arc::clone(&node.name),
+            Kind::File(file.object.clone()),
+            node.until,
+        );
+        let (other, before) = (self.next, self.referred_to(ino));
+        self.next += 1;
+        self.unlink(ino);
+        let Some(directory) = self.directory_mut(parent) else {
+            return;
+        };
+        directory.children.insert(Arc::clone(&name), other);
+        self.before.extend(before.map(|before| (other, before)));
+        let node = Node {
+            parent,
+            name: Arc::clone(&name),
+            is: kind.into(),
+            lookups: 0,
+            until,
+            is_linked: true,
+            is_ours: false,
+            changed: Some(now),
+        };
+        self.nodes.insert(other, node);
+        self.queue.push_back(other);
+        self.unwanted.push((parent, name));
+    }
+
     /// What was written by an entry is this object now, by that name.
     pub fn landed(&mut self, parent: Ino, name: &Arc<str>, ino: Ino, object: Object, now: Instant) {
         let until = now + self.ttl;

@@ -78,6 +78,8 @@ pub struct NewFile {
     openers: Mutex<Vec<u32>>,
     /// Somebody has deleted it meanwhile.
     is_gone: AtomicBool,
+    /// It is an object, and nothing was written since.
+    has_landed: AtomicBool,
     /// The number that programs see.
     shown: AtomicU64,
     is_renamed: AtomicBool,
@@ -120,6 +122,19 @@ impl Hold<'_> {
     #[must_use]
     pub fn has_object(&self) -> bool {
         self.0.object.is_some()
+    }
+
+    /// The object that it has become was given another name, and is this one by that.
+    pub fn is_by_another_name(&mut self, object: Object) {
+        self.0.object = Some(object);
+    }
+
+    /// Whether it is no object yet, nor begun as one, by the name that it has.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        let state = &self.0;
+        let is_pending = (state.is_new || state.is_due) && !state.is_complete;
+        state.upload.is_none() && state.object.is_none() && is_pending
     }
 }
 
@@ -223,6 +238,7 @@ impl Writing {
             target: Mutex::new(new.target),
             openers: Mutex::new(vec![process_of(pid)]),
             is_gone: AtomicBool::new(false),
+            has_landed: AtomicBool::new(false),
             shown: AtomicU64::new(new.ino),
             is_renamed: AtomicBool::new(false),
             is_pending: AtomicBool::new(true),
@@ -287,8 +303,16 @@ impl Writing {
         Arc::strong_count(&self.left) - 1
     }
 
+    /// A file is written on that was an object already: others see that, and not what becomes of it.
+    pub fn goes_on(&self, file: &NewFile) {
+        if file.has_landed.swap(false, Ordering::Relaxed) {
+            self.names.tree().is_written_on(file.ino, Instant::now());
+        }
+    }
+
     /// Writes at once, if nothing has to be waited for. `None`: it does.
     pub fn write_at_hand(&self, file: &NewFile, at: u64, data: &[u8]) -> Option<Result<(), Errno>> {
+        self.goes_on(file);
         let mut state = file.state.try_lock().ok()?;
         if at < state.sent {
             let is_in_head = at + data.len() as u64 <= state.head.len() as u64;
@@ -307,6 +331,7 @@ impl Writing {
     /// # Errors
     /// `EOPNOTSUPP`: it isn't written from its beginning on. `EIO`: an earlier part failed.
     pub async fn write(&self, file: &NewFile, mut at: u64, mut data: &[u8]) -> Result<(), Errno> {
+        self.goes_on(file);
         let mut state = file.state.lock().await;
         let gap = at.saturating_sub(state.sent + state.tail.len() as u64);
         if gap > 0 && gap <= MOST_GAP_PARTS * self.part_bytes {
@@ -437,7 +462,15 @@ impl Writing {
     /// # Errors
     /// What the bucket says, or said of a part: there is what was there before.
     pub async fn complete(&self, file: &NewFile, is_last: bool) -> Result<(), Errno> {
-        let mut state = file.state.lock().await;
+        self.complete_held(file, &mut file.hold().await, is_last).await
+    }
+
+    /// The same of a file that is held.
+    ///
+    /// # Errors
+    /// As [`Writing::complete`].
+    pub async fn complete_held(&self, file: &NewFile, held: &mut Hold<'_>, is_last: bool) -> Result<(), Errno> {
+        let state = &mut *held.0;
         if let Some(error) = state.failed {
             return Err(error);
         }
@@ -449,14 +482,14 @@ impl Writing {
             return Ok(());
         }
         let bytes = file.size.load(Ordering::Relaxed);
-        self.fill(file, &mut state, bytes).await?;
+        self.fill(file, state, bytes).await?;
         if state.tail.is_empty() {
             state.takes_back();
         }
         if state.parts > 0 && !state.tail.is_empty() {
-            self.send(file, &mut state).await?;
+            self.send(file, state).await?;
         }
-        self.send_head(file, &mut state).await?;
+        self.send_head(file, state).await?;
         let put = match state.upload.take() {
             None => {
                 let whole = Bytes::from(std::mem::take(&mut state.tail));
@@ -472,7 +505,7 @@ impl Writing {
         match put {
             Ok(meta) => {
                 (state.is_new, state.is_due) = (false, false);
-                file.note(&state);
+                file.note(state);
                 self.objects.fetch_add(1, Ordering::Relaxed);
                 self.bytes.fetch_add(bytes, Ordering::Relaxed);
                 let (now, object) = (Instant::now(), object_of(&meta));
@@ -482,10 +515,11 @@ impl Writing {
                     self.names
                         .tree()
                         .landed(target.parent, &target.name, file.ino, object, now);
+                    file.has_landed.store(true, Ordering::Relaxed);
                 }
                 Ok(())
             }
-            Err(error) => Err(self.failed(&mut state, &error)),
+            Err(error) => Err(self.failed(state, &error)),
         }
     }
 
@@ -619,17 +653,6 @@ impl NewFile {
         Hold(self.state.lock().await)
     }
 
-    /// It is an object by this name when it is completed; false: it is one already, or begun as one, by its first name.
-    pub async fn is_to_be(&self, target: &Target) -> bool {
-        let state = self.state.lock().await;
-        let is_free =
-            state.upload.is_none() && state.object.is_none() && (state.is_new || state.is_due) && !state.is_complete;
-        if is_free {
-            self.has_become(target.clone());
-        }
-        is_free
-    }
-
     /// It has another name from now on.
     pub fn has_become(&self, target: Target) {
         *locked(&self.target) = target;
@@ -692,10 +715,10 @@ impl NewFile {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// What is there by its name now is this: it takes the place of that.
+    /// What is there by its name now is this: it takes the place of that, if it isn't an object itself by now.
     pub async fn takes_the_place_of(&self, object: Object) {
         let mut state = self.state.lock().await;
-        if state.object.is_some() {
+        if state.object.is_some() && (state.is_new || state.is_due) {
             state.object = Some(object);
         }
     }

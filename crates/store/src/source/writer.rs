@@ -197,13 +197,16 @@ impl Writer {
     /// As [`Writer::put`].
     pub async fn rename(&self, from: &str, to: &str) -> Result<ObjectMeta> {
         let (old, new, step) = (self.path(from)?, self.path(to)?, format!("renaming it to {to}"));
+        let head = || self.source.head(to, Instant::now() + self.timeout);
         if self.source.is_local() {
             self.store.rename(&old, &new).await.map_err(self.failed(&step, from))?;
-        } else {
-            self.store.copy(&old, &new).await.map_err(self.failed(&step, from))?;
-            self.delete(from).await?;
+            return head().await;
         }
-        self.source.head(to, Instant::now() + self.timeout).await
+        self.store.copy(&old, &new).await.map_err(self.failed(&step, from))?;
+        // What can't be looked at isn't deleted where it was.
+        let meta = head().await?;
+        self.delete(from).await?;
+        Ok(meta)
     }
 }
 
