@@ -55,6 +55,7 @@ def passes(loader: Any, sampler: Any, change: Any, *, before: bool) -> list[list
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("kind", CHANGES)
@@ -140,6 +141,7 @@ def read(loader: Any) -> list[list[int]]:
     return [[int(each) for each in batch[0]] for batch in loader]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("begun", ["", "read", "left"])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}], ids=str)
 @pytest.mark.parametrize("change", [of_four, without_rest, others, lists])

@@ -249,6 +249,7 @@ class Unsendable:
         return Stuck() if 5 in samples else samples
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("lives_on", [False, True])
 @pytest.mark.parametrize("kind", [Plain, Counting, range])

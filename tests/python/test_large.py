@@ -125,6 +125,7 @@ AMONG_SMALL = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("held", [1, 2, 99])
 @pytest.mark.parametrize(
     ("sizes", "batch"), [([5700], 1), ([1140], 5), ([2000, 230], 4), ([0, 5500, 1, 1600], 1), (AMONG_SMALL, 4)]

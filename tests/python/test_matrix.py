@@ -184,6 +184,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("loader", "sampler", "workers", "collate", "source"), cells())
 def test_a_loader_gives_what_torchs_gives_over_samples_in_memory(
     home: Any, images: Path, loader: str, sampler: str, workers: Any, collate: str, source: str

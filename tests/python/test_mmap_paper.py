@@ -95,6 +95,7 @@ _SPARED = {*_WRITERS, "safetensors, torch", "forked workers"}
 _FOUND: dict[str, str] = {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_program_finds_under_a_trap_what_it_finds_without_one(
     mounted: SlowFs, files: Path, tmp_path: Path, client: str, detector: str

@@ -190,6 +190,7 @@ CLIENTS = {
 _FOUND: dict[str, str] = {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("detector", ["poll", "off"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_program_finds_what_it_finds_without_the_library(

@@ -63,6 +63,7 @@ def number(_: memoryview, meta: fl.Meta) -> torch.Tensor:
     return torch.tensor(meta.sample)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("workers", "lives_on"), WORKERS)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("kind", SAMPLERS)

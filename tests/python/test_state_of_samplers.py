@@ -783,6 +783,7 @@ class FailingOnce(Drawing):
         return iter(drawn)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("fails", ["before", "after"])
 @pytest.mark.parametrize("batches", [False, True])

@@ -179,6 +179,7 @@ impl Shelves {
             let largest = largest.map(|shelf| shelf.number);
             known.shelves.retain(|number, _| Some(*number) == largest);
         }
+        let begun = Instant::now();
         let mut files = names
             .tree()
             .unplaced(MOST_FILES, |spot| known.shelves.contains_key(&spot.shelf));
@@ -206,7 +207,7 @@ impl Shelves {
                 shelf: new.number,
                 first,
             };
-            tree.set_spot(*other, object, spot);
+            tree.set_spot(*other, object, spot, begun);
             if *other == ino {
                 found = Some(first);
             }

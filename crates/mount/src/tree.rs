@@ -646,10 +646,15 @@ impl Tree {
         }
     }
 
-    /// A file's bytes are asked for there, as long as it has this object.
-    pub fn set_spot(&mut self, ino: Ino, object: &Object, spot: Spot) {
-        if let Some(Node { is: Is::File(file), .. }) = self.nodes.get_mut(&ino)
+    /// A file's bytes are asked for there, as long as it has this object. That was begun then: what has got another name since, from here, isn't there.
+    pub fn set_spot(&mut self, ino: Ino, object: &Object, spot: Spot, begun: Instant) {
+        if let Some(Node {
+            is: Is::File(file),
+            changed,
+            ..
+        }) = self.nodes.get_mut(&ino)
             && file.object == *object
+            && changed.is_none_or(|changed| changed < begun)
         {
             file.spot = Some(spot);
         }

@@ -65,7 +65,7 @@ fn another_object_by_the_same_name_is_another_entry_and_who_has_the_first_one_ke
         panic!("a file")
     };
     let spot = Spot { shelf: 7, first: 8 };
-    tree.set_spot(first, &object, spot);
+    tree.set_spot(first, &object, spot, now);
     tree.refer(first);
     assert!(!tree.keep(first) && tree.keep(first));
     assert_eq!(tree.put(ROOT, "a", file(3, "x"), now), Some(first));
@@ -90,6 +90,21 @@ fn another_object_by_the_same_name_is_another_entry_and_who_has_the_first_one_ke
     assert_eq!((kept, tree.spot(first, &object)), (object.clone(), Some(spot)));
     tree.forget(first, 1);
     assert!(tree.kind(first, now).is_none());
+}
+
+#[test]
+fn what_got_another_name_while_it_was_placed_has_no_place() {
+    let (mut tree, now) = tree(100);
+    let ino = tree.put(ROOT, "a", file(3, "x"), now).expect("there is a root");
+    let Some((Kind::File(object), _)) = tree.kind(ino, now) else {
+        panic!("a file")
+    };
+    let (begun, spot) = (now + Duration::from_secs(1), Spot { shelf: 7, first: 8 });
+    tree.renamed(ino, ROOT, "b", Some(object.clone()), now + Duration::from_secs(2));
+    tree.set_spot(ino, &object, spot, begun);
+    assert_eq!((tree.key(ino).as_deref(), tree.spot(ino, &object)), (Some("b"), None));
+    tree.set_spot(ino, &object, spot, now + Duration::from_secs(3));
+    assert_eq!(tree.spot(ino, &object), Some(spot));
 }
 
 #[test]
@@ -249,7 +264,7 @@ fn files_without_a_place_are_named_by_their_keys() {
     let Some((Kind::File(object), _)) = tree.kind(two, now) else {
         panic!("a file")
     };
-    tree.set_spot(two, &object, Spot { shelf: 3, first: 0 });
+    tree.set_spot(two, &object, Spot { shelf: 3, first: 0 }, now);
     assert_eq!(keys(&tree, 0), [(one, "d/e/one".into())]);
     assert_eq!(keys(&tree, 4).len(), 2);
 }
