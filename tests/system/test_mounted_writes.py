@@ -664,6 +664,15 @@ def test_who_has_a_file_open_that_gets_another_name_reads_on(home: Any, store: B
             path.unlink()
 
 
+def test_what_got_another_name_and_was_replaced_by_that_is_stale(home: Any, store: Bucket) -> None:
+    with writable(home, store) as target:
+        path = target / "first"
+        path.write_bytes(content(70_000))
+        with path.open("rb", buffering=0) as reading:
+            path.rename(target / "second").write_bytes(content(70_000, 1))
+            assert fails_with(lambda: reading.read(10)) == errno.ESTALE
+
+
 def test_who_opens_a_file_to_read_may_cut_it_to_nothing(home: Any, store: Bucket) -> None:
     with writable(home, store) as target:
         path = target / "small" / "0"

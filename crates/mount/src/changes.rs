@@ -177,8 +177,12 @@ impl Inner {
 
     /// Makes a file that is being written as long as this.
     pub(crate) async fn resize(&self, file: &Arc<NewFile>, bytes: u64) -> Result<(), Errno> {
+        self.resize_held(file, &mut file.hold().await, bytes).await
+    }
+
+    async fn resize_held(&self, file: &Arc<NewFile>, held: &mut Hold<'_>, bytes: u64) -> Result<(), Errno> {
         self.writing()?.goes_on(file);
-        file.resize(bytes).await?;
+        file.resize_held(held, bytes).await?;
         // What was read of the object that it was is of no use.
         let handles = self.writing()?.handles(file);
         let mut files = locked(&self.files);
@@ -273,8 +277,13 @@ impl Inner {
         };
         // Whoever writes it anew has the same file open.
         let writes = writing.by_name(parent, &name);
-        if let Some(file) = &writes {
-            self.resize(file, 0).await?;
+        // And completes it after this.
+        let mut held = match &writes {
+            Some(file) => Some(file.hold().await),
+            None => None,
+        };
+        if let (Some(file), Some(held)) = (&writes, &mut held) {
+            self.resize_held(file, held, 0).await?;
         }
         let Some((Kind::File(object), _)) = self.names.tree().kind(aside, Instant::now()) else {
             return Err(Errno::ESTALE);
@@ -294,11 +303,12 @@ impl Inner {
             Err(error) => Err(error),
         };
         drop(file);
-        if let (Ok(()), Some(writes)) = (done, writes)
+        if let (Ok(()), Some(held)) = (done, &mut held)
             && let Ok(Some((_, Kind::File(object)))) = self.there(parent, &name).await
         {
-            writes.takes_the_place_of(object).await;
+            held.takes_the_place_of(object);
         }
+        drop(held);
         writing.release(handle).await;
         self.names.tree().forget(aside, 1);
         done

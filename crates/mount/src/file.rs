@@ -364,10 +364,16 @@ impl OpenFile {
                 Err(error) if is_gone(&error) && self.follows() => {}
                 Err(error) => {
                     self.shared.tally.failures.fetch_add(1, Ordering::Relaxed);
+                    let mut said = failure::of_client(&error, &locked(&self.of).key);
                     if is_gone(&error) {
-                        self.shared.names.tree().doubt(self.ino, Instant::now());
+                        let mut tree = self.shared.names.tree();
+                        // What another one has taken the place of was replaced, whatever became of its name.
+                        if !tree.is_linked(self.ino) {
+                            said = Errno::ESTALE;
+                        }
+                        tree.doubt(self.ino, Instant::now());
                     }
-                    let error = failure::of_client(&error, &locked(&self.of).key);
+                    let error = said;
                     self.state().failed = Some((first, Instant::now(), error));
                     return Err(error);
                 }

@@ -124,6 +124,13 @@ impl Hold<'_> {
         self.0.object.is_some()
     }
 
+    /// What is there by its name now is this: it takes the place of that.
+    pub fn takes_the_place_of(&mut self, object: Object) {
+        if self.0.object.is_some() {
+            self.0.object = Some(object);
+        }
+    }
+
     /// The object that it has become was given another name, and is this one by that.
     pub fn is_by_another_name(&mut self, object: Object) {
         self.0.object = Some(object);
@@ -715,14 +722,6 @@ impl NewFile {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// What is there by its name now is this: it takes the place of that, if it isn't an object itself by now.
-    pub async fn takes_the_place_of(&self, object: Object) {
-        let mut state = self.state.lock().await;
-        if state.object.is_some() && (state.is_new || state.is_due) {
-            state.object = Some(object);
-        }
-    }
-
     /// Somebody has deleted it: nothing becomes of it.
     pub fn is_deleted(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
@@ -793,7 +792,15 @@ impl NewFile {
     /// # Errors
     /// As [`Writing::write`].
     pub async fn resize(&self, bytes: u64) -> Result<(), Errno> {
-        let mut state = self.state.lock().await;
+        self.resize_held(&mut self.hold().await, bytes).await
+    }
+
+    /// The same, held.
+    ///
+    /// # Errors
+    /// As [`NewFile::resize`].
+    pub async fn resize_held(&self, held: &mut Hold<'_>, bytes: u64) -> Result<(), Errno> {
+        let state = &mut *held.0;
         if bytes == self.size() && state.failed.is_none() {
             return Ok(());
         }
@@ -810,18 +817,18 @@ impl NewFile {
         if bytes < state.sent {
             state.takes_back();
         }
-        self.may_change(&state, bytes)?;
+        self.may_change(state, bytes)?;
         if bytes < state.sent {
             return Err(self.out_of_place(bytes));
         }
         let len = usize::try_from(bytes - state.sent).unwrap_or(usize::MAX);
         // Zeros that follow are sent with what is written before them.
         state.tail.truncate(len);
-        self.held.is(&state);
+        self.held.is(state);
         state.is_new = bytes > 0;
         state.is_due = true;
         self.size.store(bytes, Ordering::Relaxed);
-        self.note(&state);
+        self.note(state);
         Ok(())
     }
 
