@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,10 @@ from bucket import Bucket
 
 from foreload._mount import program
 from foreload._mount.options import Options
+
+MIB = 1 << 20
+#: The least that stores take.
+PART = 5 * MIB
 
 
 @contextmanager
@@ -33,6 +39,35 @@ def mounted(home: Any, store: Bucket, url: str = "s3://bench", **fields: Any) ->
         subprocess.run(["umount", "-l", str(target)], check=False, capture_output=True)
         assert ended, "it doesn't end"
         assert not program.is_mounted(str(target))
+
+
+def writable(home: Any, store: Bucket, **fields: Any) -> Any:
+    """The same, to be written to, in parts as small as stores take."""
+    return mounted(home, store, **{"allow_write": True, "part": "5MiB", **fields})
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    """Bytes that another seed doesn't give."""
+    return random.Random(seed).randbytes(size)
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether it does in time."""
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def small_objects() -> Iterator[Bucket]:
+    """A bucket with five objects in `bench/small`."""
+    with Bucket(profile="fast", synthetic=["unused:1x1"]) as running:
+        for nth in range(5):
+            put(running, f"small/{nth}", content(1100, nth))
+        yield running
 
 
 def digest(data: bytes) -> str:

@@ -23,7 +23,7 @@ from foreload._mount import options, program
 from foreload._mount.options import Options
 from foreload.cli.doctor import machine
 from foreload.errors import InvalidError
-from mounting import agent_of, digest, drop, fails_with, mounted, objects, put, requests
+from mounting import agent_of, digest, drop, fails_with, mounted, objects, put, requests, stats
 from small import lives
 
 pytestmark = pytest.mark.needs("fuse")
@@ -220,11 +220,10 @@ def test_many_open_files_hold_no_more_than_memory_is_for(home: Any) -> None:
         files = [path.open("rb", buffering=0) for path in (target / "middle").iterdir()]
         for file in files:
             assert len(file.read(70_000)) == 70_000
-        import json
 
-        stats = json.loads((target / ".foreload" / "stats").read_text())
-        assert stats["held_bytes"] <= 80_000_000
-        resident = Path(f"/proc/{stats['pid']}/status").read_text().split("RssAnon:")[1].split()[0]
+        said = stats(target)
+        assert said["held_bytes"] <= 80_000_000
+        resident = Path(f"/proc/{said['pid']}/status").read_text().split("RssAnon:")[1].split()[0]
         assert int(resident) * 1024 <= 150_000_000
         for file in files:
             assert len(file.read(70_000)) == 70_000
@@ -399,11 +398,10 @@ def test_whoever_ends_the_command_in_the_foreground_ends_all_of_it(
 
 
 def test_what_is_told_of_it_adds_up(home: Any, store: Bucket) -> None:
-    import json
 
     with mounted(home, store) as target:
         data = [path.read_bytes() for path in (target / "large").iterdir()]
-        said = json.loads((target / ".foreload" / "stats").read_text())
+        said = stats(target)
         assert said["read_bytes"] == sum(map(len, data))
         assert said["chunks"] == sum(-(-len(each) // (4 * MIB)) for each in data)
         assert said["reads_that_failed"] == 0

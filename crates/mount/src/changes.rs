@@ -34,6 +34,14 @@ pub struct How {
     pub pid: u32,
 }
 
+/// A file that somebody writes, if there is one: it stays as it is for as long as this is kept.
+async fn held_of(file: &Option<Arc<NewFile>>) -> Option<Hold<'_>> {
+    match file {
+        Some(file) => Some(file.hold().await),
+        None => None,
+    }
+}
+
 fn nothing() -> Kind {
     Kind::File(Object {
         size: 0,
@@ -278,10 +286,7 @@ impl Inner {
         // Whoever writes it anew has the same file open.
         let writes = writing.by_name(parent, &name);
         // And completes it after this.
-        let mut held = match &writes {
-            Some(file) => Some(file.hold().await),
-            None => None,
-        };
+        let mut held = held_of(&writes).await;
         if let (Some(file), Some(held)) = (&writes, &mut held) {
             self.resize_held(file, held, 0).await?;
         }
@@ -324,10 +329,7 @@ impl Inner {
         }
         let file = writing.by_name(parent, name);
         // Nobody completes it meanwhile; and it goes on if it isn't deleted.
-        let held = match &file {
-            Some(file) => Some(file.hold().await),
-            None => None,
-        };
+        let held = held_of(&file).await;
         if !self.names.tree().is_ours(ino) || held.as_ref().is_some_and(Hold::has_object) {
             let key = self.key_of(parent, name)?;
             let deleted = writing.writer().delete(&key).await;
@@ -415,10 +417,7 @@ impl Inner {
         };
         let replaced = writing.by_name(to.0, to.1);
         // What is written there isn't completed meanwhile; and it goes on if it isn't replaced.
-        let held = match &replaced {
-            Some(file) => Some(file.hold().await),
-            None => None,
-        };
+        let held = held_of(&replaced).await;
         let is_replaced = || {
             if let Some(file) = &replaced {
                 file.is_deleted();
@@ -426,10 +425,7 @@ impl Inner {
         };
         // Nor is anything written to this one, before it has its new name or keeps the old one.
         let open = writing.by_name(from.0, from.1);
-        let mut held_open = match &open {
-            Some(file) => Some(file.hold().await),
-            None => None,
-        };
+        let mut held_open = held_of(&open).await;
         if let (Some(file), Some(held)) = (&open, &mut held_open) {
             if self.names.tree().is_ours(ino) && held.is_free() {
                 // Nothing of it is in the bucket, so that it needs no other name there.
@@ -466,7 +462,7 @@ impl Inner {
         let object = crate::names::object_of(&meta);
         if let (Some(file), Some(held)) = (&open, &mut held_open) {
             file.has_become(target);
-            held.is_by_another_name(object.clone());
+            held.takes_the_place_of(object.clone());
         }
         self.names.tree().renamed(ino, to.0, to.1, Some(object), Instant::now());
         drop((held, held_open));

@@ -199,54 +199,56 @@ impl Copies {
             known.own.insert(handle);
             return Way::Cache;
         }
-        // An entry has the same bytes for as long as it is, also by another name.
-        if let Some(passing) = known.passing.get_mut(&ino) {
-            passing.handles += 1;
-            known.handles.insert(handle, ino);
-            known.now += passing.version.bytes;
-            if let Some(copy) = known.copies.get_mut(&passing.key) {
-                copy.opened_at = known.now;
-            }
-            self.opened.fetch_add(1, Ordering::Relaxed);
-            return Way::Copy(Arc::clone(&passing.backing));
+        // An entry has the same bytes for as long as it is, also by another name: who has it open already decides.
+        if !known.passing.contains_key(&ino) {
+            let Some(passing) = self.begin(known, (key, object), is_cached, back) else {
+                return Way::Cache;
+            };
+            known.passing.insert(ino, passing);
         }
-        let Some((key, version)) = self.names(key, object) else {
+        let Some(passing) = known.passing.get_mut(&ino) else {
             return Way::Cache;
         };
-        let Some(copy) = known.copies.get_mut(&key) else {
-            return Way::Cache;
+        passing.handles += 1;
+        known.handles.insert(handle, ino);
+        known.now += passing.version.bytes;
+        if let Some(copy) = known.copies.get_mut(&passing.key) {
+            copy.opened_at = known.now;
+        }
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Way::Copy(Arc::clone(&passing.backing))
+    }
+
+    /// A copy that the kernel may read from now on, if there is one and nobody reads the file through the page cache.
+    fn begin(
+        &self,
+        known: &mut Known,
+        (key, object): (&str, &Object),
+        is_cached: impl FnOnce() -> bool,
+        back: impl FnOnce(&File) -> io::Result<BackingId>,
+    ) -> Option<Passing> {
+        let (key, version) = self.names(key, object)?;
+        let file = match known.copies.get(&key)? {
+            copy if copy.version != version => None,
+            _ if self.is_refused.load(Ordering::Relaxed) || is_cached() => return None,
+            _ => opened(&self.path(key, version), version.bytes).ok(),
         };
-        if copy.version != version {
+        // Of another version, or damaged.
+        let Some(file) = file else {
             self.remove(known, key);
-            return Way::Cache;
-        }
-        if self.is_refused.load(Ordering::Relaxed) || is_cached() {
-            return Way::Cache;
-        }
-        let Ok(file) = opened(&self.path(key, version), version.bytes) else {
-            self.remove(known, key);
-            return Way::Cache;
+            return None;
         };
         match back(&file) {
-            Ok(backing) => {
-                known.now += version.bytes;
-                copy.opened_at = known.now;
-                let backing = Arc::new(backing);
-                let passing = Passing {
-                    key,
-                    version,
-                    backing: Arc::clone(&backing),
-                    handles: 1,
-                    is_removed: false,
-                };
-                known.passing.insert(ino, passing);
-                known.handles.insert(handle, ino);
-                self.opened.fetch_add(1, Ordering::Relaxed);
-                Way::Copy(backing)
-            }
+            Ok(backing) => Some(Passing {
+                key,
+                version,
+                backing: Arc::new(backing),
+                handles: 0,
+                is_removed: false,
+            }),
             // For a moment.
             Err(error) if error.kind() == io::ErrorKind::OutOfMemory || error.raw_os_error().is_some_and(is_short) => {
-                Way::Cache
+                None
             }
             Err(error) => {
                 self.is_refused.store(true, Ordering::Relaxed);
@@ -254,7 +256,7 @@ impl Copies {
                     "{}: the kernel doesn't read copies there by itself ({error}): files are read as without --copies",
                     self.place.display()
                 ));
-                Way::Cache
+                None
             }
         }
     }

@@ -310,13 +310,17 @@ impl Tree {
                 return Some(ino);
             }
         }
-        // Another thing by the same name is another entry.
+        self.enter(parent, name.into(), kind, until)
+    }
+
+    /// A directory has an entry anew; another one by that name is unlinked, for another thing is another entry.
+    fn enter(&mut self, parent: Ino, name: Arc<str>, kind: Kind, until: Instant) -> Option<Ino> {
+        let known = self.directory(parent)?.children.get(&name).copied();
         let before = known.and_then(|ino| self.referred_to(ino));
         known.into_iter().for_each(|ino| self.unlink(ino));
         let ino = self.next;
         self.before.extend(before.map(|before| (ino, before)));
         self.next += 1;
-        let name: Arc<str> = name.into();
         self.directory_mut(parent)?.children.insert(Arc::clone(&name), ino);
         let node = Node {
             parent,
@@ -402,32 +406,11 @@ impl Tree {
             return;
         };
         let Is::File(file) = &node.is else { return };
-        let (parent, name, kind, until) = (
-            node.parent,
-            Arc::clone(&node.name),
-            Kind::File(file.object.clone()),
-            node.until,
-        );
-        let (other, before) = (self.next, self.referred_to(ino));
-        self.next += 1;
-        self.unlink(ino);
-        let Some(directory) = self.directory_mut(parent) else {
-            return;
-        };
-        directory.children.insert(Arc::clone(&name), other);
-        self.before.extend(before.map(|before| (other, before)));
-        let node = Node {
-            parent,
-            name: Arc::clone(&name),
-            is: kind.into(),
-            lookups: 0,
-            until,
-            is_linked: true,
-            is_ours: false,
-            changed: Some(now),
-        };
-        self.nodes.insert(other, node);
-        self.queue.push_back(other);
+        let kind = Kind::File(file.object.clone());
+        let (parent, name, until) = (node.parent, Arc::clone(&node.name), node.until);
+        if let Some(other) = self.enter(parent, Arc::clone(&name), kind, until) {
+            self.change(other, now);
+        }
         self.unwanted.push((parent, name));
     }
 

@@ -124,16 +124,11 @@ impl Hold<'_> {
         self.0.object.is_some()
     }
 
-    /// What is there by its name now is this: it takes the place of that.
+    /// What is there by its name now is this: it takes the place of that, or is that.
     pub fn takes_the_place_of(&mut self, object: Object) {
         if self.0.object.is_some() {
             self.0.object = Some(object);
         }
-    }
-
-    /// The object that it has become was given another name, and is this one by that.
-    pub fn is_by_another_name(&mut self, object: Object) {
-        self.0.object = Some(object);
     }
 
     /// Whether it is no object yet, nor begun as one, by the name that it has.
